@@ -1,0 +1,112 @@
+"""The model card of a converted model: where it came from, what was done, how good it is, how to load it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import yaml
+from huggingface_hub import ModelCard, ModelCardData
+
+from .report import ConversionReport
+
+_TAGS = ("collab", "collaborative-attention", "low-rank")
+_INHERITED = ("language", "license", "license_name", "license_link", "pipeline_tag", "datasets")
+
+
+def source_metadata(folder: Path) -> dict[str, Any]:
+    """The metadata at the top of a source model's README.md, as far as it can be read."""
+    readme = folder / "README.md"
+    if not readme.is_file():
+        return {}
+    try:
+        return ModelCard.load(readme, ignore_metadata_errors=True).data.to_dict()
+    except (ValueError, yaml.YAMLError, UnicodeDecodeError):
+        return {}
+
+
+def write_card(
+    folder: Path, report: ConversionReport, *, base_model: str, source: Path | None, auto_class: str
+) -> None:
+    """Writes README.md.
+
+    Args:
+        folder: the exported model.
+        report: of its conversion.
+        base_model: name of the original.
+        source: folder of the original, whose license, pipeline tag and language are inherited.
+        auto_class: the Auto class that loads the model with its head.
+    """
+    original = source_metadata(source) if source is not None else {}
+    sentence_transformers = (folder / "modules.json").is_file()
+    data = ModelCardData(
+        base_model=base_model,
+        library_name="sentence-transformers" if sentence_transformers else "transformers",
+        tags=list(dict.fromkeys([*original.get("tags", []), *_TAGS])),
+        **{name: original[name] for name in _INHERITED if name in original},
+    )
+    text = f"---\n{data.to_yaml()}\n---\n\n{_body(folder, report, base_model, auto_class, sentence_transformers)}"
+    (folder / "README.md").write_text(text, encoding="utf-8")
+
+
+def _body(folder: Path, report: ConversionReport, base_model: str, auto_class: str, sentence_transformers: bool) -> str:
+    form = report.settings["form"]
+    parts = [
+        f"# {base_model.rpartition('/')[2]}, collaborative",
+        f"[`{base_model}`](https://huggingface.co/{base_model})" if "/" in base_model else f"`{base_model}`",
+    ]
+    parts[1] += (
+        f" with its attention layers rewritten as collaborative attention ({form} form) by collab "
+        f"{report.versions['collab']}: query and key projections shared by all heads (Cordonnier, Loukas, Jaggi 2020, "
+        "[arXiv 2006.16362](https://arxiv.org/abs/2006.16362)). No training was done."
+    )
+    loading = [f'{auto_class}.from_pretrained("FOLDER_OR_ID", trust_remote_code=True)']
+    code = f"from transformers import {auto_class}\n\nmodel = {loading[0]}"
+    if sentence_transformers:
+        code += (
+            "\n\n# or, as sentence embeddings\nfrom sentence_transformers import SentenceTransformer\n\n"
+            'model = SentenceTransformer("FOLDER_OR_ID", trust_remote_code=True)'
+        )
+    parts += [
+        "## Loading",
+        f"```python\n{code}\n```",
+        "The code is in this folder and needs only torch and transformers. Where collab is installed, `import collab` does "
+        "instead of `trust_remote_code=True`.",
+        "## What was done",
+        f"```\n{report.command}\n```" if report.command else "",
+        f"Settings: `{json.dumps(report.settings)}`",
+        "Versions: " + ", ".join(f"{name} {number}" for name, number in report.versions.items()) + ".",
+        _parameters(report),
+        "## Error by layer",
+        "Relative error of the heads' query-key products, ‖𝒯 - 𝒯̂‖/‖𝒯‖, and of per-head truncated SVD (`concat`) with as "
+        "many query/key dimensions.",
+        _layers(report),
+        "\n".join(f"- {note}" for note in report.notes),
+        "The same numbers, and more, are in `collab_report.json`.",
+    ]
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _parameters(report: ConversionReport) -> str:
+    rows = [
+        ("query and key projections, mixing and content bias included", report.query_key),
+        ("attention (the same with value and output projections)", report.attention),
+        ("model", report.model),
+    ]
+    lines = ["| parameters | before | after | after / before |", "|---|---:|---:|---:|"]
+    lines += [f"| {name} | {count.before:,} | {count.after:,} | {count.ratio:.3f} |" for name, count in rows]
+    return "\n".join(lines)
+
+
+def _layers(report: ConversionReport) -> str:
+    lines = [
+        "| layer | form | rank | of | error | concat | parameters before | after |",
+        "|---|---|---:|---:|---:|---:|---:|---:|",
+    ]
+    lines += [
+        f"| {one.name} | {one.form} | {one.rank} | {one.full_rank} | {one.error:.4f} | {one.concat_error:.4f} "
+        f"| {one.query_key.before:,} | {one.query_key.after:,} |"
+        for one in report.layers
+    ]
+    return "\n".join(lines)

@@ -1,0 +1,257 @@
+"""Reading the model to convert: from a folder or the Hub, completely or not at all, and never by running its code unasked."""
+
+from __future__ import annotations
+
+import json
+import logging
+import pickle
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from huggingface_hub import HfApi, snapshot_download
+from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+from huggingface_hub.utils import validate_repo_id
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from .errors import CheckpointError, UnsupportedArchitectureError, WeightsError
+from .families import Family, families, refuse_unsupported
+
+logger = logging.getLogger(__name__)
+
+_SAFETENSORS, _PICKLE = "model.safetensors", "pytorch_model.bin"
+# What transformers looks for, in its order.
+WEIGHT_FILES = (_SAFETENSORS, f"{_SAFETENSORS}.index.json", _PICKLE, f"{_PICKLE}.index.json")
+_FOREIGN_WEIGHTS = (
+    "*.h5",
+    "*.msgpack",
+    "*.ot",
+    "*.onnx",
+    "*.gguf",
+    "*.tflite",
+    "*.mlpackage/*",
+    "onnx/*",
+    "openvino/*",
+)
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where a model is.
+
+    Attributes:
+        name: what the user called it.
+        folder: a local folder that holds its files.
+        hub_id: its name on the Hub, if it came from there.
+        revision: the commit it was read at, if it came from the Hub.
+    """
+
+    name: str
+    folder: Path
+    hub_id: str | None = None
+    revision: str | None = None
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A model that was read.
+
+    Attributes:
+        source: where from.
+        model: the native model, in the dtype of the checkpoint.
+        unused: weights of the checkpoint that the model's class has no place for (a pooler beside a language-modelling
+            head, say), to be kept in the export.
+        notes: what a user should know.
+    """
+
+    source: Source
+    model: PreTrainedModel
+    unused: dict[str, Tensor] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+
+def resolve_source(model: str, revision: str | None = None) -> Source:
+    """Finds a model: a folder, or a Hub id that is downloaded or in the local cache.
+
+    Args:
+        model: the folder's path or the Hub id.
+        revision: branch, tag or commit on the Hub.
+
+    Raises:
+        CheckpointError: if it is neither.
+    """
+    folder = Path(model).expanduser()
+    if folder.is_dir():
+        return Source(model, folder.resolve())
+    if folder.exists():
+        raise CheckpointError(f"{model} is a file. Give the folder that holds config.json and the weights.")
+    try:
+        validate_repo_id(model)
+    except HFValidationError as error:
+        raise CheckpointError(f"There is no folder {model}, and it is not the form of a Hub id either.") from error
+    try:
+        return _download(model, revision)
+    except (OSError, ValueError, HfHubHTTPError) as error:
+        at = f" at revision {revision}" if revision else ""
+        raise CheckpointError(
+            f"There is no folder {model!r} here, and no model of that name{at} could be had from the Hugging Face Hub or "
+            f"its local cache: {_first_line(error)}"
+        ) from error
+
+
+def _download(model: str, revision: str | None) -> Source:
+    unwanted = list(_FOREIGN_WEIGHTS)
+    try:
+        files = HfApi().list_repo_files(model, revision=revision)
+        if any(file.endswith(".safetensors") for file in files if "/" not in file):
+            unwanted.append(f"{_PICKLE.removesuffix('.bin')}*.bin*")
+    except (OSError, HfHubHTTPError) as error:
+        logger.info("The Hub does not list %s (%s); looking in the local cache.", model, _first_line(error))
+    folder = Path(snapshot_download(model, revision=revision, ignore_patterns=unwanted))
+    return Source(model, folder, hub_id=model, revision=folder.name)
+
+
+def load_checkpoint(source: Source, *, trust_remote_code: bool = False, seed: int = 0) -> Checkpoint:
+    """Reads a native model with the head that its config names, in the dtype of the checkpoint.
+
+    Args:
+        source: where it is.
+        trust_remote_code: let transformers run code that comes with the checkpoint.
+        seed: of the weights that the checkpoint lacks, such as a pooler that was never trained.
+
+    Raises:
+        CheckpointError: if a file is missing or damaged, or the weights are a pickle of more than plain weights.
+        UnsupportedArchitectureError, AlreadyConvertedError: if it is not a model that collab converts.
+        WeightsError: if attention weights are missing.
+    """
+    config = _read_config(source.folder)
+    refuse_unsupported(config["model_type"])
+    family = families()[config["model_type"]]
+    notes = []
+    if config.get("auto_map") and not trust_remote_code:
+        notes.append(
+            "The checkpoint comes with code of its own, which was not run; it was read as a native "
+            f"{config['model_type']} model."
+        )
+    native_class = _native_class(config, family, trust_remote_code)
+    weights = check_weight_files(source.folder)
+    try:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            model, info = native_class.from_pretrained(
+                source.folder,
+                dtype="auto",
+                local_files_only=True,
+                trust_remote_code=trust_remote_code,
+                output_loading_info=True,
+            )
+    except pickle.UnpicklingError as error:
+        raise CheckpointError(
+            f"{weights[0].name} is a pickle of more than plain weights, and unpickling it could run any code. Save it as "
+            "safetensors where you trust it: model.save_pretrained(folder)."
+        ) from error
+    except (OSError, RuntimeError, ValueError, TypeError, KeyError, SafetensorError) as error:
+        raise CheckpointError(f"{source.name} could not be loaded: {_first_line(error)}") from error
+
+    missing = sorted(info["missing_keys"])
+    layers = family.attention_layers(model)
+    for name in missing:
+        if any(name.startswith(f"{layer}.") for layer in layers):
+            raise WeightsError(f"{name} is not in the checkpoint, so there is no attention to convert.")
+    if missing:
+        notes.append(f"Not in the checkpoint, so initialized at random (seed {seed}): {', '.join(missing)}.")
+    unused = _read_tensors(weights, info["unexpected_keys"])
+    for note in notes:
+        logger.warning(note)
+    return Checkpoint(source, model, unused, tuple(notes))
+
+
+def _read_config(folder: Path) -> dict[str, Any]:
+    path = folder / "config.json"
+    if not path.is_file():
+        modules = _json(folder / "modules.json") if (folder / "modules.json").is_file() else []
+        inside = next(
+            (one["path"] for one in modules if (folder / one.get("path", "") / "config.json").is_file()), None
+        )
+        hint = f" The transformer of this sentence-transformers model is in {folder / inside}." if inside else ""
+        raise CheckpointError(f"{folder} has no config.json, so it is not a transformers model.{hint}")
+    config = _json(path)
+    if not isinstance(config, dict) or not isinstance(config.get("model_type"), str):
+        raise CheckpointError(f"{path} does not name a model_type, so collab cannot tell what the model is.")
+    return config
+
+
+def _json(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise CheckpointError(f"{path} is not valid JSON: {error}") from error
+
+
+def _native_class(config: dict[str, Any], family: Family, trust_remote_code: bool) -> Any:
+    """The class to load with `from_pretrained`: the native one, or an Auto class where the user trusts remote code."""
+    natives = {model.native_class().__name__: model.native_class() for model in family.models}
+    architectures = config.get("architectures") or [family.base.native_class().__name__]
+    if trust_remote_code:
+        for auto_class, reference in (config.get("auto_map") or {}).items():
+            if isinstance(reference, str) and reference.rpartition(".")[2] in architectures:
+                return getattr(transformers, auto_class)
+    if architectures[0] not in natives:
+        raise UnsupportedArchitectureError(
+            f"The checkpoint is a {architectures[0]}, which cannot be converted. For {family.native_model_type} models, "
+            f"these can: {', '.join(natives)}."
+        )
+    return natives[architectures[0]]
+
+
+def check_weight_files(folder: Path) -> list[Path]:
+    """The files that hold a checkpoint's weights, each of them there and whole.
+
+    Raises:
+        CheckpointError: naming the file, if one is missing or cut short.
+    """
+    found = next((folder / name for name in WEIGHT_FILES if (folder / name).is_file()), None)
+    if found is None:
+        others = sorted(path.name for pattern in _FOREIGN_WEIGHTS for path in folder.glob(pattern))
+        only = f" It has {', '.join(others)}, which transformers 5 does not read." if others else ""
+        raise CheckpointError(f"{folder} has no weights: neither {_SAFETENSORS} nor {_PICKLE}.{only}")
+    files = [found]
+    if found.suffix == ".json":
+        index = _json(found)
+        if not isinstance(index, dict) or not isinstance(index.get("weight_map"), dict):
+            raise CheckpointError(f"{found} has no weight_map.")
+        files = [folder / name for name in sorted(set(index["weight_map"].values()))]
+    for file in files:
+        if not file.is_file():
+            raise CheckpointError(f"{file} is missing; {found.name} says that it holds weights.")
+        if file.suffix == ".safetensors":
+            try:
+                with safe_open(file, framework="pt"):
+                    pass
+            except (SafetensorError, OSError) as error:
+                raise CheckpointError(f"{file} is damaged or cut short ({error}). Download it again.") from error
+    return files
+
+
+def _read_tensors(files: list[Path], names: set[str]) -> dict[str, Tensor]:
+    """The named floating-point tensors, as far as the files have them under these names."""
+    found: dict[str, Tensor] = {}
+    if not names:
+        return found
+    for file in files:
+        if file.suffix == ".safetensors":
+            with safe_open(file, framework="pt") as tensors:
+                found |= {name: tensors.get_tensor(name) for name in names & set(tensors.keys())}
+        else:
+            tensors = torch.load(file, map_location="cpu", weights_only=True)
+            found |= {name: tensors[name].clone() for name in names & set(tensors)}
+    return {name: tensor for name, tensor in found.items() if tensor.is_floating_point()}
+
+
+def _first_line(error: BaseException) -> str:
+    """An exception's message without the advice that libraries add to it."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0]

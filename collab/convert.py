@@ -1,0 +1,231 @@
+"""A native model in, a collaborative model out."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from torch import Tensor, nn
+from transformers import PretrainedConfig, PreTrainedModel
+from transformers import initialization as init
+
+from .config import ConversionConfig
+from .errors import UnsupportedArchitectureError, WeightsError
+from .families import Family, require_family
+from .modeling.collab_config import AttentionSpec
+from .modeling.collab_model import optional_parts
+from .rank import resolve_ranks
+from .reparametrize import Reparametrization, reparametrize
+from .report import ConversionReport, Count, LayerReport
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Conversion:
+    """A converted model.
+
+    Attributes:
+        model: a `transformers.PreTrainedModel` of a class of its own, on the device and in the dtype of the original.
+        report: what was done.
+    """
+
+    model: PreTrainedModel
+    report: ConversionReport
+
+
+def convert(
+    model: PreTrainedModel,
+    config: ConversionConfig,
+    *,
+    inplace: bool = False,
+    on_layer: Callable[[LayerReport, int], None] | None = None,
+) -> Conversion:
+    """Converts a model to collaborative attention.
+
+    Args:
+        model: a native transformers model of a supported family, with any of its heads.
+        config: what to do.
+        inplace: turn `model` itself into the collaborative model, sharing the weights that stay, instead of leaving it
+            untouched and copying them. Nothing changes unless every layer was solved. References to its old submodules
+            and hooks on them are left behind.
+        on_layer: called as soon as a layer is solved, with its report and the number of layers in all.
+
+    Raises:
+        UnsupportedArchitectureError: if the model is not one that collab converts.
+        AlreadyConvertedError: if it is collaborative already.
+        RankError: if a rank is out of range or there is not one for each layer.
+        WeightsError: if a weight is NaN, infinite, quantized or not there.
+        DeviceError: if the device to solve on is not there.
+    """
+    start_time = time.perf_counter()
+    family = require_family(model.config)
+    model_class = family.collaborative_class(type(model))
+    if model_class is None:
+        supported = ", ".join(one.native_class().__name__ for one in family.models)
+        raise UnsupportedArchitectureError(
+            f"{type(model).__name__} cannot be converted. For {family.native_model_type} models, load one of: {supported}."
+        )
+    check_weights(model, family)
+    layers = family.attention_layers(model)
+    full_ranks = [getattr(layer, family.names(layer)["query"]).out_features for layer in layers.values()]
+    ranks = resolve_ranks(config.rank, full_ranks)
+    options = config.solver_options
+    options.resolve_device(model.device)
+
+    solved: dict[str, Reparametrization] = {}
+    reports: list[LayerReport] = []
+    for (name, layer), rank in zip(layers.items(), ranks, strict=True):
+        query, key = (getattr(layer, family.names(layer)[one]) for one in ("query", "key"))
+        solved[name] = reparametrize(
+            query.weight,
+            query.bias,
+            key.weight,
+            key.bias,
+            num_heads=model.config.num_attention_heads,
+            rank=rank,
+            form=config.form,
+            solver=options,
+            seed=config.seed,
+        )
+        reports.append(_report(name, solved[name], _count(query) + _count(key)))
+        logger.info("%s: rank %d, relative error %.4f", name, rank, reports[-1].error)
+        if on_layer is not None:
+            on_layer(reports[-1], len(layers))
+
+    converted = _build(model, model_class, family, solved, share=inplace)
+    query_key = Count(sum(one.query_key.before for one in reports), sum(one.query_key.after for one in reports))
+    attention_before = query_key.before + sum(_value_output(model, name, family) for name in layers)
+    report = ConversionReport(
+        layers=tuple(reports),
+        query_key=query_key,
+        attention=Count(attention_before, attention_before - query_key.before + query_key.after),
+        model=Count(_count(model), _count(converted)),
+        settings=config.to_dict(),
+        seconds=time.perf_counter() - start_time,
+    )
+    if inplace:
+        # The caller's object becomes the new model, whole: class, config and modules.
+        model.__class__, model.__dict__ = converted.__class__, converted.__dict__
+        converted = model
+    return Conversion(converted, report)
+
+
+def check_weights(model: PreTrainedModel, family: Family) -> None:
+    """Makes sure that a model's weights can be converted.
+
+    Raises:
+        WeightsError: naming the tensor, if one is NaN, infinite or not there, or a projection is not a plain linear
+            layer.
+    """
+    for name, layer in family.attention_layers(model).items():
+        for native_name in list(family.names(layer).values())[:3]:
+            projection = getattr(layer, native_name)
+            if type(projection) is not nn.Linear or type(projection.weight) is not nn.Parameter:
+                raise WeightsError(
+                    f"{name}.{native_name} is a {type(projection).__name__}, not a plain linear layer. Load the model "
+                    "without quantization, and merge adapters (merge_and_unload) before converting."
+                )
+    for name, tensor in model.state_dict().items():
+        if tensor.device.type == "meta":
+            raise WeightsError(
+                f"{name} is not in memory (offloaded or never loaded). Load the model without device_map."
+            )
+        if tensor.is_floating_point() and not tensor.isfinite().all():
+            raise WeightsError(f"{name} has NaN or infinite entries, so the model cannot be converted.")
+
+
+def _build(
+    native: PreTrainedModel,
+    model_class: type[PreTrainedModel],
+    family: Family,
+    solved: dict[str, Reparametrization],
+    share: bool,
+) -> PreTrainedModel:
+    """The collaborative model: the class as its config says, filled with the solved and the remaining native weights."""
+    config = _collaborative_config(native.config, family, list(solved.values()))
+    with init.no_init_weights():
+        model = model_class(config, **optional_parts(native))
+    layers = family.attention_layers(native)
+    state: dict[str, Tensor] = {}
+    trainable: dict[str, bool] = {}
+    for name, tensor in native.state_dict(keep_vars=True).items():
+        owner = _owner(name, layers)
+        renamed = name if owner is None else _renamed(name, owner, family.names(layers[owner]))
+        if renamed is not None:
+            state[renamed] = tensor.detach() if share else tensor.detach().clone()
+            trainable[renamed] = tensor.requires_grad
+    for name, layer in solved.items():
+        state[f"{name}.query.weight"] = layer.factors.query.T.contiguous()  # (R, D_q)
+        state[f"{name}.key.weight"] = layer.factors.key.T.contiguous()  # (R, D_k)
+        if layer.factors.form != "concat":
+            state[f"{name}.mixing"] = layer.factors.mixing.contiguous()
+        if layer.content_bias is not None:
+            state[f"{name}.content_bias.weight"] = layer.content_bias.contiguous()  # (H, D_k)
+    model.load_state_dict(state, strict=True, assign=True)
+    # Ties what the config ties where it is equal, as from_pretrained does.
+    model.tie_weights(missing_keys=set(), recompute_mapping=False)
+    model.to(native.device)  # buffers that are not saved
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(trainable.get(name, True))
+    model.train(native.training)
+    if getattr(native, "generation_config", None) is not None:
+        model.generation_config = native.generation_config
+    return model
+
+
+def _collaborative_config(
+    native: PretrainedConfig, family: Family, solved: list[Reparametrization]
+) -> PretrainedConfig:
+    values = native.to_dict()
+    for name in ("model_type", "auto_map", "architectures"):
+        values.pop(name, None)
+    specs = [AttentionSpec(one.factors.form, one.factors.rank, one.factors.head_ranks) for one in solved]
+    config = family.config_class(**values, collab_layers=[spec.to_dict() for spec in specs])
+    if native._attn_implementation in ("eager", "sdpa", "flex_attention"):
+        config._attn_implementation = native._attn_implementation
+    config._output_attentions = native.output_attentions
+    config.name_or_path = native.name_or_path
+    return config
+
+
+def _owner(name: str, layers: dict[str, nn.Module]) -> str | None:
+    """The attention layer that a parameter belongs to."""
+    return next((layer for layer in layers if name.startswith(f"{layer}.")), None)
+
+
+def _renamed(name: str, owner: str, native_names: dict[str, str]) -> str | None:
+    """What a native attention layer's parameter is called in the collaborative one; None for queries and keys."""
+    module, _, parameter = name.removeprefix(f"{owner}.").partition(".")
+    ours = next(ours for ours, native in native_names.items() if native == module)
+    return None if ours in ("query", "key") else f"{owner}.{ours}.{parameter}"
+
+
+def _report(name: str, solved: Reparametrization, parameters_before: int) -> LayerReport:
+    decomposition, factors = solved.decomposition, solved.factors
+    content = 0 if solved.content_bias is None else solved.content_bias.numel()
+    return LayerReport(
+        name=name,
+        form=factors.form,
+        rank=factors.rank,
+        full_rank=factors.num_heads * solved.head_dim,
+        error=decomposition.error,
+        concat_error=decomposition.concat_error,
+        sweeps=decomposition.sweeps,
+        converged=decomposition.converged,
+        degeneracy=decomposition.degeneracy,
+        seconds=decomposition.seconds,
+        query_key=Count(parameters_before, factors.num_parameters + content),
+    )
+
+
+def _value_output(native: PreTrainedModel, name: str, family: Family) -> int:
+    """Parameters of the value and output projections of a native attention layer."""
+    value = getattr(native.get_submodule(name), family.names(native.get_submodule(name))["value"])
+    return _count(value) + _count(family.output_projection(native, name))
+
+
+def _count(module: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in module.parameters())

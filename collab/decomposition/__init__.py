@@ -1,0 +1,31 @@
+"""The head tensor of an attention layer and its decompositions: linear algebra only, no transformers.
+
+Notation is that of the package docstring (`collab`). Data flows `HeadTensor` → `decompose` → `Factors`. The
+reference solvers are in `collab.decomposition.reference`, apart, because tensorly is slow to import.
+"""
+
+from .concat import decompose_concat, head_spectra
+from .cp import decompose_cp
+from .decompose import Decomposition, decompose, full_rank_factors
+from .factors import FORMS, Factors, Form
+from .fit import Fit
+from .head_tensor import HeadTensor
+from .options import METHODS, SolverOptions
+from .tucker import decompose_tucker
+
+__all__ = [
+    "FORMS",
+    "METHODS",
+    "Decomposition",
+    "Factors",
+    "Fit",
+    "Form",
+    "HeadTensor",
+    "SolverOptions",
+    "decompose",
+    "decompose_concat",
+    "decompose_cp",
+    "decompose_tucker",
+    "full_rank_factors",
+    "head_spectra",
+]

@@ -1,0 +1,131 @@
+"""One head tensor in, factors of the wanted form and rank out, with how good they are."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, replace
+
+import torch
+
+from ..errors import ConfigurationError, RankError
+from .concat import decompose_concat
+from .cp import decompose_cp
+from .factors import FORMS, Factors, Form
+from .fit import Fit
+from .head_tensor import HeadTensor
+from .options import SolverOptions
+from .tucker import decompose_tucker
+
+
+@dataclass(frozen=True)
+class Decomposition:
+    """Factors and their quality.
+
+    Attributes:
+        factors: the result, in `SolverOptions.precision`.
+        error: relative error ‖𝒯 - 𝒯̂‖/‖𝒯‖, measured head by head on the result.
+        concat_error: the same for the closed-form ``concat`` factors at the same rank.
+        sweeps: sweeps done; 0 where the form is closed or the rank is full.
+        converged: whether the solver stopped because nothing was left to gain.
+        degeneracy: Σ_r ‖a_r ∘ m_r ∘ b_r‖²/‖𝒯‖² (Phan et al. 2020); far above 1 means components that cancel.
+        seconds: wall-clock time of the solve.
+    """
+
+    factors: Factors
+    error: float
+    concat_error: float
+    sweeps: int
+    converged: bool
+    degeneracy: float
+    seconds: float
+
+
+def decompose(
+    tensor: HeadTensor, form: Form, rank: int, options: SolverOptions | None = None, seed: int = 0
+) -> Decomposition:
+    """Decomposes a head tensor.
+
+    At ``rank = K`` every form is the original weights rewritten, exact to rounding, and nothing is iterated.
+
+    Args:
+        tensor: 𝒯 in any floating dtype and on any device; solved in `SolverOptions.precision`.
+        form: ``concat``, ``cp`` or ``tucker``.
+        rank: R, the number of shared query/key dimensions, from 1 to K.
+        options: how to solve.
+        seed: of the random start of the ``tensorly`` method; the structured solvers are deterministic.
+
+    Returns:
+        Factors on the device that they were solved on.
+
+    Raises:
+        ConfigurationError: for an unknown form.
+        RankError: if the rank is not between 1 and K.
+        DeviceError: if the requested device is not there.
+    """
+    options = options or SolverOptions()
+    if form not in FORMS:
+        raise ConfigurationError(f"Unknown form {form!r}; choose one of {', '.join(FORMS)}.")
+    if not 1 <= rank <= tensor.full_rank:
+        raise RankError(
+            f"Rank {rank} is not between 1 and {tensor.full_rank}, the number of query/key dimensions of the original "
+            f"layer ({tensor.num_heads} heads of {tensor.head_dim}), at which every form is exact already."
+        )
+    tensor = tensor.to(options.resolve_device(tensor.query.device), options.dtype)
+    norm_squared = tensor.norm_squared()
+    start_time = time.perf_counter()
+    if rank == tensor.full_rank or norm_squared == 0:
+        fit = Fit(full_rank_factors(tensor, form, rank), errors=(), sweeps=0, converged=True)
+        seconds = time.perf_counter() - start_time
+        concat = full_rank_factors(tensor, "concat", rank)
+    else:
+        small, query_basis, key_basis = tensor.compress()
+        concat = decompose_concat(small, rank)
+        fit = _solve(small, form, rank, concat, options, seed)
+        concat = _expand(concat, query_basis, key_basis)
+        fit = replace(fit, factors=_expand(fit.factors, query_basis, key_basis))
+        seconds = time.perf_counter() - start_time
+    error = tensor.relative_error(fit.factors)
+    return Decomposition(
+        factors=fit.factors,
+        error=error,
+        concat_error=error if form == "concat" else tensor.relative_error(concat),
+        sweeps=fit.sweeps,
+        converged=fit.converged,
+        degeneracy=fit.factors.component_energy() / norm_squared if norm_squared > 0 else 0.0,
+        seconds=seconds,
+    )
+
+
+def full_rank_factors(tensor: HeadTensor, form: Form, rank: int) -> Factors:
+    """The original weights in any form: the member of every family with R = K.
+
+    `rank` is below K only for a tensor of zeros, of which any columns will do.
+    """
+    owner = torch.arange(rank, device=tensor.query.device) // tensor.head_dim  # (R,) the head of each dimension
+    mixing = torch.zeros(tensor.num_heads, rank, dtype=tensor.query.dtype, device=tensor.query.device)
+    mixing[owner, torch.arange(rank, device=owner.device)] = 1
+    if form == "tucker":
+        mixing = torch.diag_embed(mixing)  # (H, R, R)
+    return Factors(form, query=tensor.query[:, :rank].clone(), key=tensor.key[:, :rank].clone(), mixing=mixing)
+
+
+def _solve(tensor: HeadTensor, form: Form, rank: int, concat: Factors, options: SolverOptions, seed: int) -> Fit:
+    if form == "concat":
+        return Fit(concat, errors=(), sweeps=0, converged=True)
+    if options.method == "tensorly":
+        from .reference import reference_cp, reference_tucker  # tensorly is slow to import
+
+        reference = reference_cp if form == "cp" else reference_tucker
+        return reference(tensor, rank, options, seed)
+    if form == "cp":
+        return decompose_cp(tensor, concat, options)
+    return decompose_tucker(tensor, rank, concat, options)
+
+
+def _expand(factors: Factors, query_basis: torch.Tensor | None, key_basis: torch.Tensor | None) -> Factors:
+    """Factors of a compressed tensor (`HeadTensor.compress`) back at the widths of the original."""
+    return replace(
+        factors,
+        query=factors.query if query_basis is None else query_basis @ factors.query,
+        key=factors.key if key_basis is None else key_basis @ factors.key,
+    )

@@ -1,0 +1,139 @@
+"""What every decomposition returns: shared query and key projections, and how the heads mix them.
+
+All three forms write a head as Â_h = W̃_Q G_h W̃_Kᵀ and differ in G_h ∈ R^{R×R}:
+
+- ``concat``: a 0/1 diagonal; every shared dimension belongs to one head, which is ordinary multi-head attention with
+  narrower heads.
+- ``cp``: diag(m_h), with M ∈ R^{H×R} the mixing matrix (Cordonnier et al. 2020, equation 9).
+- ``tucker``: a full core for each head.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+Form = Literal["concat", "cp", "tucker"]
+FORMS: tuple[str, ...] = get_args(Form)
+
+
+@dataclass(frozen=True)
+class Factors:
+    """Â_h = W̃_Q G_h W̃_Kᵀ for every head h.
+
+    Attributes:
+        form: which G_h.
+        query: W̃_Q, shape (D_q, R).
+        key: W̃_K, shape (D_k, R).
+        mixing: M of shape (H, R) in the ``concat`` (one-hot columns, heads in order) and ``cp`` forms; the cores, of
+            shape (H, R, R), in the ``tucker`` form.
+    """
+
+    form: Form
+    query: Tensor
+    key: Tensor
+    mixing: Tensor
+
+    @property
+    def rank(self) -> int:
+        """R, the number of shared query/key dimensions."""
+        return self.query.shape[1]
+
+    @property
+    def num_heads(self) -> int:
+        """H."""
+        return self.mixing.shape[0]
+
+    @property
+    def head_ranks(self) -> tuple[int, ...] | None:
+        """How many shared dimensions each head owns, in the ``concat`` form; None in the others."""
+        if self.form != "concat":
+            return None
+        return tuple(int(owned) for owned in self.mixing.count_nonzero(dim=1))
+
+    @property
+    def num_parameters(self) -> int:
+        """Numbers that a layer stores for the factors, the content bias not counted (the one-hot M is not stored)."""
+        stored_mixing = 0 if self.form == "concat" else self.mixing.numel()
+        return self.query.numel() + self.key.numel() + stored_mixing
+
+    def head(self, h: int) -> Tensor:
+        """Â_h, shape (D_q, D_k)."""
+        if self.form == "tucker":
+            return self.query @ self.mixing[h] @ self.key.T
+        return (self.query * self.mixing[h]) @ self.key.T
+
+    def component_energy(self) -> float:
+        """Σ ‖a_r ∘ m_r ∘ b_r‖², the energy of the rank-one terms taken one by one.
+
+        Divided by ‖𝒯‖² this is the degeneracy of Phan et al. (ECCV 2020): far above 1, large terms cancel each other
+        and fine-tuning is unstable.
+        """
+        query, key = self.query.square().sum(dim=0), self.key.square().sum(dim=0)  # (R,)
+        if self.form == "tucker":
+            return float(torch.einsum("r,hrs,s->", query, self.mixing.square(), key))
+        return float((query * self.mixing.square().sum(dim=0) * key).sum())
+
+    def canonical(self) -> Factors:
+        """The same heads in a fixed gauge.
+
+        ``concat``: ‖a_r‖ = ‖b_r‖. ``cp``: ‖a_r‖ = ‖b_r‖ and ‖m_r‖ = 1, so that M says only how heads share and the
+        projections keep the scale of the original weights; the largest entry of m_r is positive; components by
+        falling energy. ``tucker`` is left as it is: its solver returns orthonormal projections, by falling energy.
+        """
+        if self.form == "tucker":
+            return self
+        query, mixing, key = self.query, self.mixing, self.key
+        if self.form == "cp":
+            largest = mixing.gather(0, mixing.abs().argmax(dim=0, keepdim=True))  # (1, R)
+            norm = _safe(mixing.norm(dim=0)) * torch.where(largest < 0, -1.0, 1.0).squeeze(0).to(mixing.dtype)
+            query, mixing = query * norm, mixing / norm
+        query_norm, key_norm = query.norm(dim=0), key.norm(dim=0)
+        energy = query_norm * key_norm  # (R,)
+        query = query * (energy.sqrt() / _safe(query_norm))
+        key = key * (energy.sqrt() / _safe(key_norm))
+        if self.form == "cp":
+            order = energy.argsort(descending=True, stable=True)
+            query, mixing, key = query[:, order], mixing[:, order], key[:, order]
+        return Factors(self.form, query=query.contiguous(), key=key.contiguous(), mixing=mixing.contiguous())
+
+    def to_tensorly(self) -> Any:
+        """The factors as a `tensorly.cp_tensor.CPTensor` or `tensorly.tucker_tensor.TuckerTensor` of modes (D_q, H, D_k).
+
+        Use it under ``tensorly.backend_context("pytorch")`` to reach tensorly's metrics and transformations.
+        """
+        from tensorly.cp_tensor import CPTensor
+        from tensorly.tucker_tensor import TuckerTensor
+
+        if self.form == "tucker":
+            heads = torch.eye(self.num_heads, dtype=self.mixing.dtype, device=self.mixing.device)
+            return TuckerTensor((self.mixing.transpose(0, 1).contiguous(), [self.query, heads, self.key]))
+        weights = torch.ones(self.rank, dtype=self.query.dtype, device=self.query.device)
+        return CPTensor((weights, [self.query, self.mixing, self.key]))
+
+
+def tucker_factors(query: Tensor, key: Tensor, cores: Tensor, rank: int) -> Factors:
+    """Tucker factors with `rank` shared dimensions, from bases of at most as many, padded with zeros.
+
+    Args:
+        query: (D_q, R_q).
+        key: (D_k, R_k).
+        cores: (H, R_q, R_k).
+        rank: R, at least R_q and R_k.
+    """
+    query_missing, key_missing = rank - query.shape[1], rank - key.shape[1]
+    return Factors(
+        form="tucker",
+        query=pad(query, (0, query_missing)).contiguous(),
+        key=pad(key, (0, key_missing)).contiguous(),
+        mixing=pad(cores, (0, key_missing, 0, query_missing)).contiguous(),
+    )
+
+
+def _safe(norm: Tensor) -> Tensor:
+    """Norms with zeros replaced by one, to divide by."""
+    return torch.where(norm > 0, norm, torch.ones_like(norm))

@@ -1,0 +1,75 @@
+"""How to solve a decomposition."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import torch
+
+from ..errors import ConfigurationError, DeviceError
+
+Method = Literal["structured", "tensorly"]
+METHODS: tuple[str, ...] = get_args(Method)
+Precision = Literal["float32", "float64"]
+
+
+@dataclass(frozen=True)
+class SolverOptions:
+    """Settings of the solvers.
+
+    Attributes:
+        method: ``structured``, collab's solvers on the factored tensor, or ``tensorly``, the reference: `parafac` from
+            a random start and `tucker`, on the dense tensor. The ``concat`` form is closed and takes no method.
+        max_sweeps: most sweeps over all factors.
+        tolerance: stop when a sweep lowers the relative error by less than this.
+        ridge: weight ρ of the degeneracy in the objective of structured CP (`collab.decomposition.cp`); 0 turns it off.
+        precision: dtype of the solve. The small linear systems of structured CP are always float64.
+        device: where to solve, for example ``"cuda"``; None for the device that the weights are on.
+
+    Raises:
+        ConfigurationError: if a value is out of range.
+    """
+
+    method: Method = "structured"
+    max_sweeps: int = 200
+    tolerance: float = 1e-5
+    ridge: float = 5e-3
+    precision: Precision = "float64"
+    device: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.method not in METHODS:
+            raise ConfigurationError(f"Unknown solver {self.method!r}; choose one of {', '.join(METHODS)}.")
+        if self.precision not in get_args(Precision):
+            raise ConfigurationError(f"Unknown precision {self.precision!r}; choose float32 or float64.")
+        if self.max_sweeps < 1:
+            raise ConfigurationError(f"max_sweeps must be at least 1, not {self.max_sweeps}.")
+        if not self.tolerance >= 0:
+            raise ConfigurationError(f"tolerance must not be negative, but is {self.tolerance}.")
+        if not self.ridge >= 0:
+            raise ConfigurationError(f"ridge must not be negative, but is {self.ridge}.")
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """`precision` as a torch dtype."""
+        return {"float32": torch.float32, "float64": torch.float64}[self.precision]
+
+    def resolve_device(self, default: torch.device) -> torch.device:
+        """The device to solve on.
+
+        Raises:
+            ConfigurationError: if `device` is not the name of a device.
+            DeviceError: if it is not there.
+        """
+        if self.device is None:
+            return default
+        try:
+            device = torch.device(self.device)
+        except RuntimeError as error:
+            raise ConfigurationError(f"Unknown device {self.device!r}; use for example cpu, cuda or cuda:1.") from error
+        try:
+            torch.empty(0, device=device)
+        except (RuntimeError, AssertionError, NotImplementedError) as error:
+            raise DeviceError(f"No device {self.device!r} here; leave the option out or use cpu.") from error
+        return device

@@ -1,0 +1,71 @@
+"""tensorly on the dense tensor: the reference that collab's own solvers are checked and measured against.
+
+`reference_cp` is what the reference implementation of the paper does (`parafac` from a random start). Both form 𝒯
+densely, which takes D_q·H·D_k numbers, and `parafac` a Khatri-Rao product of D_q·D_k·R on top.
+"""
+
+from __future__ import annotations
+
+import tensorly
+import torch
+from tensorly.decomposition import parafac, tucker
+
+from .factors import Factors, tucker_factors
+from .fit import Fit
+from .head_tensor import HeadTensor
+from .options import SolverOptions
+
+
+def reference_cp(tensor: HeadTensor, rank: int, options: SolverOptions, seed: int = 0) -> Fit:
+    """CP factors by `tensorly.decomposition.parafac` from a random start.
+
+    Args:
+        tensor: 𝒯; formed densely on its device and in its dtype.
+        rank: R.
+        options: `max_sweeps` and `tolerance` apply.
+        seed: of the random start.
+    """
+    with tensorly.backend_context("pytorch", local_threadsafe=True):
+        cp, errors = parafac(
+            tensor.dense(),
+            rank,
+            init="random",
+            n_iter_max=options.max_sweeps,
+            tol=options.tolerance,
+            random_state=seed,
+            return_errors=True,
+        )
+    weights, (query, mixing, key) = cp
+    factors = Factors("cp", query=query, key=key, mixing=mixing * weights).canonical()
+    return _fit(factors, errors, options)
+
+
+def reference_tucker(tensor: HeadTensor, rank: int, options: SolverOptions, seed: int = 0) -> Fit:
+    """Tucker factors by `tensorly.decomposition.tucker` (HOOI from the truncated higher-order SVD).
+
+    Args:
+        tensor: 𝒯; formed densely on its device and in its dtype.
+        rank: R, at most the width of the query and key inputs: tensorly cannot represent more.
+        options: `max_sweeps` and `tolerance` apply.
+        seed: of the randomized parts of its SVD.
+    """
+    query_width, num_heads, key_width = tensor.shape
+    query_rank, key_rank = min(rank, query_width), min(rank, key_width)
+    with tensorly.backend_context("pytorch", local_threadsafe=True):
+        (core, (query, heads, key)), errors = tucker(
+            tensor.dense(),
+            rank=[query_rank, num_heads, key_rank],
+            n_iter_max=options.max_sweeps,
+            tol=options.tolerance,
+            random_state=seed,
+            return_errors=True,
+        )
+    cores = torch.einsum("qgk,hg->hqk", core, heads)  # (H, R_q, R_k)
+    return _fit(tucker_factors(query, key, cores, rank), errors, options)
+
+
+def _fit(factors: Factors, errors: list[torch.Tensor], options: SolverOptions) -> Fit:
+    # tensorly says nothing when it stops at the limit, so the fall of its last sweep decides.
+    history = tuple(float(error) for error in errors)
+    converged = len(history) > 1 and abs(history[-2] - history[-1]) < options.tolerance
+    return Fit(factors, history, len(history), converged)

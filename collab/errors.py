@@ -1,0 +1,49 @@
+"""Every failure that collab expects, as a type whose message says what to do about it.
+
+All derive from `CollabError`, so ``except collab.CollabError`` catches them; each also derives from the built-in
+exception that a caller who does not know collab would expect.
+"""
+
+
+class CollabError(Exception):
+    """Base of every error that collab raises on purpose."""
+
+
+class ConfigurationError(CollabError, ValueError):
+    """An option has a value that cannot be used."""
+
+
+class RankError(ConfigurationError):
+    """A rank is out of range, or there is not one rank per attention layer."""
+
+
+class ShapeError(CollabError, ValueError):
+    """Weights do not have the shapes of one multi-head attention layer."""
+
+
+class CheckpointError(CollabError, OSError):
+    """A checkpoint is missing, incomplete or cannot be read."""
+
+
+class WeightsError(CollabError, ValueError):
+    """Weights were read, but cannot be converted (NaN, infinite, missing, quantized)."""
+
+
+class UnsupportedArchitectureError(CollabError, ValueError):
+    """The model's attention is of a kind that collab does not convert."""
+
+
+class AlreadyConvertedError(CollabError, ValueError):
+    """The model is a collaborative one already."""
+
+
+class DeviceError(CollabError, RuntimeError):
+    """The requested device is not there."""
+
+
+class OutputError(CollabError, OSError):
+    """The output folder cannot be written."""
+
+
+class VerificationError(CollabError, RuntimeError):
+    """A written model does not reload to the model that was written."""

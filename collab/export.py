@@ -1,0 +1,207 @@
+"""A converted model as a folder that reloads everywhere."""
+
+from __future__ import annotations
+
+import json
+import logging
+import shutil
+import sys
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from torch import Tensor
+from transformers import AutoImageProcessor, AutoTokenizer, PreTrainedModel
+
+from .card import write_card
+from .checkpoint import Checkpoint, Source
+from .convert import Conversion
+from .errors import VerificationError
+from .modeling.collab_model import auto_classes
+from .output import check_output, check_space, staged
+from .report import ConversionReport
+from .verify import verify
+
+logger = logging.getLogger(__name__)
+
+REPORT_FILE = "collab_report.json"
+
+# Files that travel with a model as they are. Weights and config are written anew, everything else is left behind.
+_CARRIED = (
+    # tokenizers
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.txt",
+    "vocab.json",
+    "merges.txt",
+    "*.model",
+    "bpe.codes",
+    "dict.txt",
+    "chat_template.*",
+    # image processors
+    "preprocessor_config.json",
+    "processor_config.json",
+    # sentence-transformers
+    "modules.json",
+    "sentence_*_config.json",
+    "config_sentence_transformers.json",
+    # the rest
+    "generation_config.json",
+    "LICENSE*",
+    "NOTICE*",
+)
+
+
+@dataclass(frozen=True)
+class ExportOptions:
+    """How to write a model.
+
+    Attributes:
+        overwrite: replace a model that is there.
+        max_shard_size: largest weights file, for example ``"5GB"``; a larger model is written in several.
+        base_model: name of the original for the model card; found from the source if None.
+    """
+
+    overwrite: bool = False
+    max_shard_size: str = "5GB"
+    base_model: str | None = None
+
+
+def export(
+    conversion: Conversion,
+    output: str | Path,
+    checkpoint: Checkpoint | None = None,
+    options: ExportOptions | None = None,
+    trust_remote_code: bool = False,
+) -> ConversionReport:
+    """Writes a converted model with all that it needs to be loaded, checks that it reloads, and only then puts it in place.
+
+    Args:
+        conversion: what `collab.convert` returned.
+        output: the folder to write.
+        checkpoint: the original, whose tokenizer, image processor, sentence-transformers files, license and unused
+            weights are carried over. Without it the folder holds the model, its code, the card and the report.
+        options: how to write.
+        trust_remote_code: let transformers run a tokenizer's code that comes with the original.
+
+    Returns:
+        The report that was written, with what the check found.
+
+    Raises:
+        OutputError: if the folder cannot be written; nothing is left behind.
+        VerificationError: if what was written does not reload to the model in memory; nothing is left behind.
+    """
+    options = options or ExportOptions()
+    output = Path(output).expanduser()
+    model = conversion.model
+    source = checkpoint.source if checkpoint is not None else None
+    unused = checkpoint.unused if checkpoint is not None else {}
+    check_output(output, source.folder if source else None, options.overwrite)
+    state = {**model.state_dict(), **unused}
+    check_space(output, _size(state))
+    with staged(output) as folder:
+        model.save_pretrained(folder, state_dict=state, max_shard_size=options.max_shard_size)
+        if source is not None:
+            carry_over(source.folder, folder, trust_remote_code)
+        report = replace(conversion.report, verification=verify(folder, model))
+        (folder / REPORT_FILE).write_text(report.to_json(), encoding="utf-8")
+        write_card(
+            folder,
+            report,
+            base_model=options.base_model or _base_model(source, model),
+            source=source.folder if source else None,
+            auto_class=_auto_class(model),
+        )
+    logger.info("Wrote %s.", output)
+    return report
+
+
+def carry_over(source: Path, folder: Path, trust_remote_code: bool = False) -> None:
+    """Copies what belongs to a model besides its weights, and makes sure that it still loads as it did.
+
+    Args:
+        source: folder of the original.
+        folder: folder of the converted model, with its config.
+        trust_remote_code: let transformers run a tokenizer's code that comes with the original, and copy it.
+
+    Raises:
+        VerificationError: if the tokenizer loads differently.
+    """
+    patterns = (*_CARRIED, "*.py") if trust_remote_code else _CARRIED
+    for path in sorted({path for pattern in patterns for path in source.glob(pattern) if path.is_file()}):
+        if not (folder / path.name).exists():  # generation_config.json is written with models that generate
+            shutil.copyfile(path, folder / path.name)
+    _copy_sentence_transformers_modules(source, folder)
+    _pin_tokenizer(source, folder, trust_remote_code)
+    _pin_image_processor(source, folder)
+
+
+def _copy_sentence_transformers_modules(source: Path, folder: Path) -> None:
+    """The folders that modules.json names: pooling, normalization, dense layers."""
+    modules = source / "modules.json"
+    if not modules.is_file():
+        return
+    for module in json.loads(modules.read_text(encoding="utf-8")):
+        path = (source / module.get("path", "")).resolve()
+        if path != source.resolve() and path.is_relative_to(source.resolve()) and path.is_dir():
+            shutil.copytree(path, folder / module["path"], dirs_exist_ok=True)
+
+
+def _pin_tokenizer(source: Path, folder: Path, trust_remote_code: bool) -> None:
+    """Names the tokenizer's class where the files leave it to the model type, which is another one now."""
+    if not any(
+        (folder / name).exists() for name in ("tokenizer.json", "tokenizer_config.json", "vocab.txt", "vocab.json")
+    ):
+        return
+    try:
+        original = AutoTokenizer.from_pretrained(source, trust_remote_code=trust_remote_code)
+    except (OSError, ValueError, ImportError, KeyError, TypeError) as error:
+        logger.warning("The original's tokenizer does not load, so its files are copied unchecked: %s", error)
+        return
+    path = folder / "tokenizer_config.json"
+    settings = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    if "tokenizer_class" not in settings:
+        settings["tokenizer_class"] = type(original).__name__
+        path.write_text(json.dumps(settings, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    copied = AutoTokenizer.from_pretrained(folder, trust_remote_code=trust_remote_code)
+    text = ["Heads collaborate: naïve façade, 東京 42%!", "CC(=O)Oc1ccccc1C(=O)O"]
+    if original.get_vocab() != copied.get_vocab() or original(text)["input_ids"] != copied(text)["input_ids"]:
+        raise VerificationError("The tokenizer does not work in the exported folder as it does in the original one.")
+
+
+def _pin_image_processor(source: Path, folder: Path) -> None:
+    """Names the image processor's class where the file leaves it to the model type."""
+    path = folder / "preprocessor_config.json"
+    if not path.is_file():
+        return
+    settings = json.loads(path.read_text(encoding="utf-8"))
+    if "image_processor_type" in settings:
+        return
+    try:
+        settings["image_processor_type"] = type(AutoImageProcessor.from_pretrained(source)).__name__
+    except (OSError, ValueError, ImportError, KeyError, TypeError) as error:
+        logger.warning("The original's image processor does not load, so its file is copied unchecked: %s", error)
+        return
+    path.write_text(json.dumps(settings, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def _base_model(source: Source | None, model: PreTrainedModel) -> str:
+    if source is not None:
+        return source.hub_id or source.folder.name
+    return Path(model.name_or_path).name or model.config.model_type
+
+
+def _auto_class(model: PreTrainedModel) -> str:
+    """The Auto class that loads a model with its head, the most telling one where several do."""
+    names = [
+        name for name, models in auto_classes(sys.modules[type(model).__module__]).items() if type(model) in models
+    ]
+    return next(
+        (name for name in names if name not in ("AutoModelForPreTraining", "AutoModelForTextEncoding")), "AutoModel"
+    )
+
+
+def _size(state: dict[str, Tensor]) -> int:
+    """Bytes that a state dict takes on disk."""
+    return sum(tensor.numel() * tensor.element_size() for tensor in state.values())

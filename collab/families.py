@@ -1,0 +1,178 @@
+"""Which models collab converts: one family for each ``collab_*`` file in `collab.modeling` that defines models."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from dataclasses import dataclass
+from functools import cache
+from types import ModuleType
+
+from torch import nn
+from transformers import AutoConfig, PretrainedConfig, PreTrainedModel
+from transformers.models.auto import modeling_auto
+
+from . import modeling
+from .errors import AlreadyConvertedError, UnsupportedArchitectureError
+from .modeling.collab_attention import CollaborativeAttention
+from .modeling.collab_config import CollaborativeConfig
+from .modeling.collab_model import CollaborativeMixin, auto_classes, family_models
+
+_ROPE = (
+    "its rotary position embeddings turn queries and keys differently at every position, so a head has no single A_h"
+)
+_DISENTANGLED = "its disentangled attention adds position terms that use the query and key projections a second time"
+_RELATIVE = "its relative position terms use the queries and keys of each head"
+_SPARSE = "its sparse attention patterns are built into the layer"
+_DECODER = (
+    "it is a decoder or an encoder-decoder with layers of its own, and only encoders of the BERT kind are covered"
+)
+
+UNSUPPORTED: dict[str, str] = {
+    "bart": _DECODER,
+    "big_bird": _SPARSE,
+    "deberta": _DISENTANGLED,
+    "deberta-v2": _DISENTANGLED,
+    "esm": _ROPE,
+    "eurobert": _ROPE,
+    "funnel": _RELATIVE,
+    "gpt2": _DECODER,
+    "jina_bert": _RELATIVE,
+    "llama": _ROPE,
+    "longformer": _SPARSE,
+    "mbart": _DECODER,
+    "modernbert": _ROPE,
+    "modernbert-decoder": _ROPE,
+    "neobert": _ROPE,
+    "nomic_bert": _ROPE,
+    "roformer": _ROPE,
+    "t5": _DECODER,
+    "xlnet": _RELATIVE,
+}
+"""Model types that are refused with the reason; any other that is not a family is refused as unknown to collab."""
+
+
+@dataclass(frozen=True)
+class Family:
+    """A kind of model that collab converts.
+
+    Attributes:
+        module: the file in `collab.modeling`.
+        models: its collaborative model classes, the base model first.
+    """
+
+    module: ModuleType
+    models: tuple[type[PreTrainedModel], ...]
+
+    @property
+    def base(self) -> type[PreTrainedModel]:
+        """The collaborative base model class, which knows the attention layers."""
+        return self.models[0]
+
+    @property
+    def config_class(self) -> type[PretrainedConfig]:
+        """The collaborative config class."""
+        return self.base.config_class
+
+    @property
+    def native_model_type(self) -> str:
+        """`model_type` of the models that it converts."""
+        return self.base.native_class().config_class.model_type
+
+    def collaborative_class(self, native: type[PreTrainedModel]) -> type[PreTrainedModel] | None:
+        """The collaborative version of a native model class, or None if there is none."""
+        return next((model for model in self.models if model.native_class() is native), None)
+
+    def attention_layers(self, model: PreTrainedModel) -> dict[str, nn.Module]:
+        """A native model's attention layers by module name, in the order that ranks are given in.
+
+        A layer whose weights serve several passes (ALBERT) is there once.
+        """
+        classes = self.base.attention_classes
+        return {name: layer for name, layer in model.named_modules() if type(layer) in classes}
+
+    def names(self, layer: nn.Module) -> dict[str, str]:
+        """What a native attention layer calls ``query``, ``key``, ``value`` and the rest."""
+        return self.base.attention_classes[type(layer)].native_names
+
+    def output_projection(self, model: PreTrainedModel, name: str) -> nn.Module:
+        """The linear layer behind the heads of a native attention layer, W_O, wherever the family keeps it."""
+        layer = model.get_submodule(name)
+        names = self.names(layer)
+        if "dense" in names:
+            return getattr(layer, names["dense"])
+        block = name.rpartition(".")[0]
+        return model.get_submodule(f"{block}.{self.base.attention_classes[type(layer)].sibling_output}")
+
+
+@cache
+def families() -> dict[str, Family]:
+    """Every family by the `model_type` of the native models."""
+    found = {}
+    for info in pkgutil.iter_modules(modeling.__path__):
+        module = importlib.import_module(f"{modeling.__name__}.{info.name}")
+        models = family_models(module)
+        if models:
+            family = Family(module, models)
+            found[family.native_model_type] = family
+    return dict(sorted(found.items()))
+
+
+def register() -> None:
+    """Makes transformers' Auto classes load converted models. Called when collab is imported; safe to call again."""
+    for family in families().values():
+        AutoConfig.register(family.config_class.model_type, family.config_class, exist_ok=True)
+        for name, classes in auto_classes(family.module).items():
+            # Several classes go in as transformers' own tables hold them; the config's architectures chooses.
+            mapping = getattr(modeling_auto, name)._model_mapping
+            mapping.register(family.config_class, classes if len(classes) > 1 else classes[0], exist_ok=True)
+
+
+def require_family(config: PretrainedConfig) -> Family:
+    """The family of a native model's config.
+
+    Raises:
+        AlreadyConvertedError: if it is the config of a collaborative model.
+        UnsupportedArchitectureError: if its attention is not one that collab converts.
+    """
+    if isinstance(config, CollaborativeConfig):
+        raise AlreadyConvertedError(
+            f"This model is collaborative already (model_type {config.model_type}). Convert the original model instead; "
+            "its name is in the converted model's README.md as base_model."
+        )
+    refuse_unsupported(config.model_type)
+    position = getattr(config, "position_embedding_type", None) or "absolute"
+    if position != "absolute":
+        raise UnsupportedArchitectureError(
+            f"position_embedding_type={position!r} is not supported: {_RELATIVE}. Only absolute positions convert."
+        )
+    return families()[config.model_type]
+
+
+def refuse_unsupported(model_type: str) -> None:
+    """Raises for a `model_type` that is not one of the native families'.
+
+    Raises:
+        AlreadyConvertedError: if it is that of a collaborative model.
+        UnsupportedArchitectureError: otherwise, with the reason where it is known.
+    """
+    supported = families()
+    if model_type in supported:
+        return
+    if model_type in {family.config_class.model_type for family in supported.values()}:
+        raise AlreadyConvertedError(
+            f"This model is collaborative already (model_type {model_type}). Convert the original model instead; its name "
+            "is in the converted model's README.md as base_model."
+        )
+    reason = UNSUPPORTED.get(model_type)
+    because = f": {reason}" if reason else ": collab does not know this architecture"
+    raise UnsupportedArchitectureError(
+        f"Models of type {model_type!r} cannot be converted{because}. Supported: {', '.join(supported)}."
+    )
+
+
+def is_collaborative(model: nn.Module) -> bool:
+    """Whether a model is a converted one."""
+    return isinstance(model, CollaborativeMixin) or any(
+        isinstance(module, CollaborativeAttention) for module in model.modules()
+    )

@@ -1,0 +1,50 @@
+"""Sending an exported model to the Hugging Face Hub."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from huggingface_hub import HfApi
+from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalTokenNotFoundError
+from huggingface_hub.utils import validate_repo_id
+
+from .errors import ConfigurationError, OutputError
+
+
+def check_repo_id(repo_id: str) -> None:
+    """Makes sure that a name can be one on the Hub.
+
+    Raises:
+        ConfigurationError: if it cannot.
+    """
+    try:
+        validate_repo_id(repo_id)
+    except HFValidationError as error:
+        raise ConfigurationError(f"{repo_id!r} is not the form of a Hub id, such as user/model: {error}") from error
+
+
+def push(folder: Path, repo_id: str, private: bool = False) -> str:
+    """Uploads an exported folder as it is, code, card and report included.
+
+    Args:
+        folder: what `collab.export` wrote.
+        repo_id: name on the Hub; created if it is not there.
+        private: whether a repository that is created is private.
+
+    Returns:
+        The address of the repository.
+
+    Raises:
+        OutputError: if the Hub cannot be reached or refuses; the folder stays.
+    """
+    api = HfApi()
+    try:
+        url = api.create_repo(repo_id, private=private, exist_ok=True)
+        api.upload_folder(repo_id=repo_id, folder_path=folder, commit_message="Upload collaborative model")
+    except (OSError, HfHubHTTPError, LocalTokenNotFoundError, ValueError) as error:
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise OutputError(
+            f"{folder} is complete, but could not be uploaded to {repo_id}: {reason} Upload it later with: "
+            f"hf upload {repo_id} {folder}"
+        ) from error
+    return str(url)

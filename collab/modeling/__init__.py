@@ -1,0 +1,5 @@
+"""The code that a converted model runs on, and that travels with every export.
+
+One file for each family of models, and three that they share. They import only torch, transformers and each other, by
+single-dot imports, because that is what ``trust_remote_code=True`` can load from an exported folder.
+"""

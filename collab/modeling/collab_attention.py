@@ -1,0 +1,343 @@
+"""Collaborative attention: the layer, in its three forms, for every family.
+
+Notation: B batch, T query tokens, S key tokens, D hidden size (D_q on the query side, D_k on the key side), H heads,
+d head dimension of the original layer, K = H·d, R rank, x (B, T, D_q) query input, y (B, S, D_k) key input.
+
+Head h scores  s_h(x, y) = (x W̃_Q G_h W̃_Kᵀ yᵀ + c_h·y) / √d  with G_h
+
+- ``concat``: 0/1 diagonal; head h owns some of the R dimensions,
+- ``cp``: diag(m_h), M ∈ R^{H×R} the mixing matrix (Cordonnier et al. 2020, equation 9),
+- ``tucker``: a core in R^{R×R},
+
+and c_h ∈ R^{D_k} the content bias, into which the original query bias went. Values and output are the original ones.
+
+This file travels with every exported model; it imports only torch and transformers.
+"""
+
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from transformers.cache_utils import EncoderDecoderCache
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from .collab_config import AttentionSpec
+
+
+class CollaborativeAttention(nn.Module):
+    """Multi-head attention with query and key projections shared by the heads; base of self- and cross-attention.
+
+    It is built from the native layer that it replaces: the value projection and everything behind the attention stay
+    the same modules, under one set of names in every family (``query``, ``key``, ``value``, ``dense``).
+
+    Args:
+        native: the family's own attention layer.
+        spec: form and rank.
+        config: the model's config; its ``_attn_implementation`` chooses the kernel at every call.
+
+    Class attributes:
+        native_names: what this family calls ``query``, ``key`` and ``value``, and whatever else of the native layer
+            is kept (``dense``, ``LayerNorm``), by the name that it has here.
+        sibling_output: where the block around the layer keeps the output projection, if the layer does not own it.
+    """
+
+    native_names: ClassVar[dict[str, str]] = {"query": "query", "key": "key", "value": "value"}
+    sibling_output: ClassVar[str] = "output.dense"
+
+    def __init__(self, native: nn.Module, spec: AttentionSpec, config: Any) -> None:
+        super().__init__()
+        native_query = getattr(native, self.native_names["query"])
+        native_key = getattr(native, self.native_names["key"])
+        self.config = config
+        self.spec = spec
+        self.num_attention_heads = config.num_attention_heads
+        self.attention_head_size = native_query.out_features // self.num_attention_heads  # d
+        self.scaling = self.attention_head_size**-0.5
+        self.is_causal = getattr(native, "is_causal", False)
+        self.layer_idx = getattr(native, "layer_idx", None)
+        self.attention_dropout = self.native_dropout(native)
+
+        self.query = nn.Linear(native_query.in_features, spec.rank, bias=False)
+        self.key = nn.Linear(native_key.in_features, spec.rank, bias=False)
+        self.head_ranks: tuple[int, ...] | None = None
+        if spec.form == "concat":
+            self.head_ranks = spec.head_ranks or _evenly(spec.rank, self.num_attention_heads)
+            if len(self.head_ranks) != self.num_attention_heads:
+                raise ValueError(f"head_ranks must name {self.num_attention_heads} heads, not {len(self.head_ranks)}.")
+        elif spec.form == "cp":
+            self.mixing = nn.Parameter(torch.empty(self.num_attention_heads, spec.rank))
+        else:
+            self.mixing = nn.Parameter(torch.empty(self.num_attention_heads, spec.rank, spec.rank))
+        self.content_bias = None
+        if native_query.bias is not None:
+            self.content_bias = nn.Linear(native_key.in_features, self.num_attention_heads, bias=False)
+        for name, native_name in self.native_names.items():
+            if name not in ("query", "key"):
+                setattr(self, name, getattr(native, native_name))
+
+    @staticmethod
+    def native_dropout(native: nn.Module) -> float:
+        """The native layer's dropout on attention weights."""
+        return native.dropout.p
+
+    @property
+    def initial_mixing_std(self) -> float:
+        """Spread of M or the cores that gives fresh scores the variance that d independent dimensions would."""
+        per_score = self.spec.rank**2 if self.spec.form == "tucker" else self.spec.rank
+        return (self.attention_head_size / per_score) ** 0.5
+
+    def queries(self, hidden_states: Tensor) -> Tensor:
+        """X W̃_Q G_h for every head, shape (B, H, T, R), or (B, H, T, max_h r_h) in the concat form."""
+        projected = self.query(hidden_states)  # (B, T, R)
+        if self.head_ranks is not None:
+            return self._split(projected, self.head_ranks)
+        mixing = self.mixing.to(projected.dtype)  # under autocast the projection is narrower than the parameter
+        if self.spec.form == "cp":
+            return projected.unsqueeze(1) * mixing.unsqueeze(1)  # (B, 1, T, R) * (H, 1, R)
+        return projected.unsqueeze(1) @ mixing  # (B, 1, T, R) @ (H, R, R)
+
+    def keys(self, hidden_states: Tensor) -> Tensor:
+        """Y W̃_K, shape (B, 1, S, R): one key for all heads; (B, H, S, max_h r_h) in the concat form."""
+        projected = self.key(hidden_states)  # (B, S, R)
+        return projected.unsqueeze(1) if self.head_ranks is None else self._split(projected, self.head_ranks)
+
+    def values(self, hidden_states: Tensor) -> Tensor:
+        """Y W_V + b_V by head, shape (B, H, S, d)."""
+        projected = self.value(hidden_states)  # (B, S, H·d)
+        return projected.view(*projected.shape[:-1], self.num_attention_heads, -1).transpose(1, 2)
+
+    def bias(self, hidden_states: Tensor) -> Tensor | None:
+        """The content term y·c_h before scaling, shape (B, H, S)."""
+        return None if self.content_bias is None else self.content_bias(hidden_states).transpose(1, 2)
+
+    def attend(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        content: Tensor | None,
+        attention_mask: Any,
+        position_bias: Tensor | None = None,
+        **kwargs: Any,
+    ) -> tuple[Tensor, Tensor | None]:
+        """Attention through the kernel that the config names.
+
+        Args:
+            query: (B, H, T, r).
+            key: (B, 1 or H, S, r).
+            value: (B, H, S, d).
+            content: (B, H, S) or None.
+            attention_mask: None; boolean, True where a key is seen; additive; or a flex attention block mask.
+            position_bias: additive and already scaled, (1 or B, H, T, S), or None.
+            **kwargs: for the kernel; ``output_attentions`` asks for weights and therefore for the eager one.
+
+        Returns:
+            The heads' outputs side by side, (B, T, H·d), and the attention weights (B, H, T, S) if the kernel gives them.
+        """
+        implementation = self.config._attn_implementation
+        if kwargs.get("output_attentions"):
+            implementation = "eager"
+        interface: Callable[..., tuple[Tensor, Tensor | None]] = ALL_ATTENTION_FUNCTIONS.get_interface(
+            implementation, eager_attention_forward
+        )
+        if implementation in ("eager", "sdpa"):
+            bias = None if content is None else content.unsqueeze(2) * self.scaling  # (B, H, 1, S)
+            if position_bias is not None:
+                bias = position_bias if bias is None else bias + position_bias
+            if bias is None and implementation == "eager":
+                bias = query.new_zeros(1, 1, 1, 1)  # so that a mask of any kind becomes additive
+            if bias is not None:
+                is_causal = kwargs.pop("is_causal", None)
+                causal = self.is_causal if is_causal is None else is_causal
+                attention_mask = _additive_mask(bias, attention_mask, causal, query, key)
+        else:
+            # Other kernels take no additive bias, so it becomes columns of the keys that each head's query reads.
+            if content is not None:
+                query, key = _content_as_columns(query, key, content)
+            if position_bias is not None:
+                kwargs["position_bias"] = position_bias.expand(query.shape[0], -1, -1, -1)
+        if implementation != "eager":
+            key = key.expand(-1, self.num_attention_heads, -1, -1)
+        output, weights = interface(
+            self,
+            query,
+            key,
+            value,
+            attention_mask,
+            dropout=self.attention_dropout if self.training else 0.0,
+            scaling=self.scaling,
+            **kwargs,
+        )  # (B, T, H, d)
+        return output.flatten(-2), weights
+
+    def output(self, context: Tensor, hidden_states: Tensor) -> Tensor:
+        """What the family's attention layer does behind the heads: its output projection, where it owns one."""
+        return self.dense(context) if "dense" in self.native_names else context
+
+    def _split(self, projected: Tensor, head_ranks: tuple[int, ...]) -> Tensor:
+        """Shared dimensions (B, T, R) dealt to the heads that own them, padded with zeros, (B, H, T, max_h r_h)."""
+        widest = max(head_ranks)
+        if min(head_ranks) == widest:
+            return projected.view(*projected.shape[:-1], len(head_ranks), widest).transpose(1, 2)
+        parts = projected.split(head_ranks, dim=-1)
+        return torch.stack([functional.pad(part, (0, widest - part.shape[-1])) for part in parts], dim=1)
+
+
+class CollaborativeSelfAttention(CollaborativeAttention):
+    """Attention of a sequence to itself, with an optional cache for decoders."""
+
+    def forward(
+        self,
+        hidden_states: Tensor,
+        attention_mask: Any = None,
+        past_key_values: Any = None,
+        encoder_hidden_states: Tensor | None = None,
+        **kwargs: Any,
+    ) -> tuple[Tensor, Tensor | None]:
+        """Attends and returns the layer's output (B, T, D) and the attention weights (B, H, T, S) if there are any.
+
+        Args:
+            hidden_states: x = y, (B, T, D).
+            attention_mask: as in `attend`.
+            past_key_values: a transformers cache. It holds one shared key of R dimensions for each token, and the
+                content biases beside it.
+            encoder_hidden_states: not used; blocks that can hold either kind of attention pass it to both.
+            **kwargs: for `attend`.
+        """
+        key, value, content = self.keys(hidden_states), self.values(hidden_states), self.bias(hidden_states)
+        if past_key_values is not None:
+            cache = past_key_values
+            if isinstance(cache, EncoderDecoderCache):
+                cache = cache.self_attention_cache
+            key, value = cache.update(_pack(key, content), value, self.layer_idx)
+            key, content = self._unpack(key)
+        context, weights = self.attend(self.queries(hidden_states), key, value, content, attention_mask, **kwargs)
+        return self.output(context, hidden_states), weights
+
+    def _unpack(self, packed: Tensor) -> tuple[Tensor, Tensor | None]:
+        return _unpack(packed, self.num_attention_heads, self.content_bias is not None)
+
+
+class CollaborativeCrossAttention(CollaborativeAttention):
+    """Attention of one sequence to another, whose keys and values are cached after the first step."""
+
+    def forward(
+        self,
+        hidden_states: Tensor,
+        encoder_hidden_states: Tensor | None = None,
+        attention_mask: Any = None,
+        past_key_values: EncoderDecoderCache | None = None,
+        **kwargs: Any,
+    ) -> tuple[Tensor, Tensor | None]:
+        """Attends and returns the layer's output (B, T, D_q) and the attention weights (B, H, T, S) if there are any.
+
+        Args:
+            hidden_states: x, (B, T, D_q).
+            encoder_hidden_states: y, (B, S, D_k); not needed once the cache holds its keys.
+            attention_mask: over y, as in `attend`.
+            past_key_values: a transformers encoder-decoder cache.
+            **kwargs: for `attend`.
+        """
+        if past_key_values is not None and past_key_values.is_updated.get(self.layer_idx):
+            layer = past_key_values.cross_attention_cache.layers[self.layer_idx]
+            packed, value = layer.keys, layer.values
+        else:
+            packed = _pack(self.keys(encoder_hidden_states), self.bias(encoder_hidden_states))
+            value = self.values(encoder_hidden_states)
+            if past_key_values is not None:
+                packed, value = past_key_values.cross_attention_cache.update(packed, value, self.layer_idx)
+                past_key_values.is_updated[self.layer_idx] = True
+        key, content = _unpack(packed, self.num_attention_heads, self.content_bias is not None)
+        context, weights = self.attend(self.queries(hidden_states), key, value, content, attention_mask, **kwargs)
+        return self.output(context, hidden_states), weights
+
+
+def eager_attention_forward(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float,
+    dropout: float = 0.0,
+    **kwargs: Any,
+) -> tuple[Tensor, Tensor]:
+    """Plain attention that also gives the weights. One key for all heads is used as it is, never copied H times.
+
+    Args:
+        module: the layer, for its training flag.
+        query: (B, H, T, r).
+        key: (B, 1 or H, S, r).
+        value: (B, H, S, d).
+        attention_mask: additive, broadcast to (B, H, T, S), or None.
+        scaling: 1/√d.
+        dropout: probability of dropping an attention weight.
+
+    Returns:
+        Outputs (B, T, H, d) and weights (B, H, T, S).
+    """
+    batch, heads, length, width = query.shape
+    if key.shape[1] == 1:
+        rows = query.reshape(batch, heads * length, width)
+        scores = (rows @ key.squeeze(1).mT).view(batch, heads, length, -1) * scaling  # (B, H, T, S)
+    else:
+        scores = query @ key.mT * scaling  # (B, H, T, S)
+    if attention_mask is not None:
+        scores = scores + attention_mask
+    weights = functional.softmax(scores, dim=-1)
+    weights = functional.dropout(weights, dropout, module.training)
+    return (weights @ value).transpose(1, 2).contiguous(), weights
+
+
+def _additive_mask(bias: Tensor, mask: Tensor | None, is_causal: bool, query: Tensor, key: Tensor) -> Tensor:
+    """One additive mask from a bias, broadcast to (B, H, T, S), and a mask that is None, boolean or additive.
+
+    With no mask a causal layer is on its own: kernels stop being causal by themselves once they are given a mask.
+    """
+    length = query.shape[2]
+    if mask is None:
+        if not is_causal or length == 1:
+            return bias.to(query.dtype)
+        rows = torch.arange(length, device=query.device).unsqueeze(1)
+        mask = rows >= torch.arange(key.shape[2], device=query.device)  # (T, S)
+    if mask.dtype == torch.bool:
+        return torch.where(mask, bias.to(query.dtype), torch.finfo(query.dtype).min)
+    return bias.to(query.dtype) + mask
+
+
+def _content_as_columns(query: Tensor, key: Tensor, content: Tensor) -> tuple[Tensor, Tensor]:
+    """Queries and keys whose product includes the content term, for kernels that take no additive bias.
+
+    A shared key (B, 1, S, r) gets H columns, of which head h's query reads the h-th; a key for each head gets one.
+    """
+    heads = query.shape[1]
+    if key.shape[1] == 1:
+        reading = torch.eye(heads, dtype=query.dtype, device=query.device).unsqueeze(1)  # (H, 1, H)
+    else:
+        reading = query.new_ones(heads, 1, 1)
+    reading = reading.expand(*query.shape[:-1], -1)
+    return torch.cat([query, reading], dim=-1), _pack(key, content)
+
+
+def _pack(key: Tensor, content: Tensor | None) -> Tensor:
+    """Keys with the content bias as further columns: (B, 1, S, r + H) where the key is shared, (B, H, S, r + 1) else."""
+    if content is None:
+        return key
+    columns = content.transpose(1, 2).unsqueeze(1) if key.shape[1] == 1 else content.unsqueeze(-1)
+    return torch.cat([key, columns], dim=-1)
+
+
+def _unpack(packed: Tensor, num_heads: int, has_content: bool) -> tuple[Tensor, Tensor | None]:
+    """Keys and content bias (B, H, S) of `_pack`."""
+    if not has_content:
+        return packed, None
+    if packed.shape[1] == 1:
+        return packed[..., :-num_heads], packed[:, 0, :, -num_heads:].transpose(1, 2)
+    return packed[..., :-1], packed[..., -1]
+
+
+def _evenly(rank: int, num_heads: int) -> tuple[int, ...]:
+    """`rank` dimensions divided among the heads, the first ones taking what is left over."""
+    return tuple(rank // num_heads + (h < rank % num_heads) for h in range(num_heads))

@@ -1,0 +1,126 @@
+"""What a conversion did, layer by layer, and what it cost: numbers only, for people and for programs."""
+
+from __future__ import annotations
+
+import json
+import platform
+from dataclasses import asdict, dataclass, field
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Count:
+    """Parameters of some part of the model, before and after."""
+
+    before: int
+    after: int
+
+    @property
+    def ratio(self) -> float:
+        """The part that is left: after / before."""
+        return self.after / self.before
+
+    def to_dict(self) -> dict[str, Any]:
+        """before, after and ratio."""
+        return {"before": self.before, "after": self.after, "ratio": round(self.ratio, 6)}
+
+
+@dataclass(frozen=True)
+class LayerReport:
+    """One attention layer.
+
+    Attributes:
+        name: module name in the original model.
+        form: ``concat``, ``cp`` or ``tucker``.
+        rank: R, the number of shared query/key dimensions.
+        full_rank: K, the number of query/key dimensions before.
+        error: relative error ‖𝒯 - 𝒯̂‖/‖𝒯‖ of the heads' query-key products.
+        concat_error: the same for per-head truncated SVD at the same R, in closed form.
+        sweeps: sweeps of the solver.
+        converged: whether the solver stopped because nothing was left to gain.
+        degeneracy: Σ_r ‖a_r ∘ m_r ∘ b_r‖²/‖𝒯‖²; far above 1 means components that cancel.
+        seconds: time of the solve.
+        query_key: parameters of query and key projections, with their biases before and M or cores and content bias
+            after.
+    """
+
+    name: str
+    form: str
+    rank: int
+    full_rank: int
+    error: float
+    concat_error: float
+    sweeps: int
+    converged: bool
+    degeneracy: float
+    seconds: float
+    query_key: Count
+
+    def to_dict(self) -> dict[str, Any]:
+        """The layer as JSON values."""
+        return asdict(self) | {"query_key": self.query_key.to_dict()}
+
+
+@dataclass(frozen=True)
+class ConversionReport:
+    """A conversion.
+
+    Attributes:
+        layers: one report for each attention layer, in the order of the model.
+        query_key: parameters of all query and key projections (see `LayerReport.query_key`).
+        attention: the same with value and output projections.
+        model: all parameters, tied ones once.
+        settings: the `ConversionConfig`.
+        seconds: time of the whole conversion.
+        versions: of collab, torch, transformers, tensorly, Python.
+        source: where the model came from, if it was loaded from somewhere.
+        command: the command line that did it, if one did.
+        verification: what reloading the export showed, once it was exported.
+        notes: what a user should know besides.
+    """
+
+    layers: tuple[LayerReport, ...]
+    query_key: Count
+    attention: Count
+    model: Count
+    settings: dict[str, Any]
+    seconds: float
+    versions: dict[str, str] = field(default_factory=lambda: installed_versions())
+    source: str | None = None
+    command: str | None = None
+    verification: dict[str, Any] | None = None
+    notes: tuple[str, ...] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """The report as JSON values."""
+        return {
+            "source": self.source,
+            "command": self.command,
+            "settings": self.settings,
+            "versions": self.versions,
+            "seconds": self.seconds,
+            "parameters": {
+                "query_key": self.query_key.to_dict(),
+                "attention": self.attention.to_dict(),
+                "model": self.model.to_dict(),
+            },
+            "layers": [layer.to_dict() for layer in self.layers],
+            "verification": self.verification,
+            "notes": list(self.notes),
+        }
+
+    def to_json(self) -> str:
+        """The report as JSON text."""
+        return json.dumps(self.to_dict(), indent=2) + "\n"
+
+
+def installed_versions() -> dict[str, str]:
+    """Versions of Python and of the packages that a result may depend on."""
+    versions = {"python": platform.python_version()}
+    for package in ("collab", "torch", "transformers", "tensorly", "safetensors"):
+        try:
+            versions[package] = version(package)
+        except PackageNotFoundError:
+            versions[package] = "unknown"
+    return versions

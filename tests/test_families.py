@@ -1,0 +1,310 @@
+"""Every family and every head: exact at full rank, and a transformers model like any other."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+from huggingface_hub.errors import StrictDataclassClassValidationError
+from tiny import (
+    BY_TYPE,
+    ROWS,
+    Row,
+    every_family,
+    every_form,
+    every_head,
+    full_rank,
+    largest_difference,
+    random_model,
+    tiny_model,
+)
+from transformers import AutoModel, PreTrainedModel
+
+import collab
+from collab.families import families
+from collab.modeling.collab_attention import CollaborativeAttention
+from collab.verify import probe_inputs
+
+
+def convert(model: PreTrainedModel, rank: int | float = 1.0, form: str = "cp") -> PreTrainedModel:
+    return collab.convert(model, collab.ConversionConfig(rank=rank, form=form)).model
+
+
+def is_text(row: Row) -> bool:
+    return row.model_type not in ("vit", "deit")
+
+
+text_families = pytest.mark.parametrize("row", [row for row in ROWS if is_text(row)], ids=lambda row: row.model_type)
+
+
+def test_a_row_for_every_family() -> None:
+    assert set(BY_TYPE) == set(families())
+
+
+@every_family
+def test_every_task_head_of_transformers(row: Row) -> None:
+    """Whatever an Auto class loads for the native config has a collaborative version."""
+    for name, auto_class in vars(transformers).items():
+        mapping = getattr(auto_class, "_model_mapping", None)
+        if name.startswith("AutoModel") and mapping is not None and row.config_class in mapping:
+            natives = mapping[row.config_class]
+            for native in natives if isinstance(natives, tuple | list) else (natives,):
+                assert row.family.collaborative_class(native) is not None, f"{name} loads {native.__name__}"
+
+
+@every_head
+@every_form
+def test_exact_at_full_rank(row: Row, native_class: type[PreTrainedModel], form: str) -> None:
+    native = random_model(native_class, row.config())
+    converted = convert(native, full_rank(native), form)
+    assert type(converted) is row.family.collaborative_class(native_class)
+    inputs = probe_inputs(native)
+    for implementation in ("eager", "sdpa"):
+        converted.set_attn_implementation(implementation)
+        with torch.no_grad():
+            assert largest_difference(native(**inputs), converted(**inputs)) < 1e-5
+
+
+@every_family
+@every_form
+def test_reduced_rank_runs_the_same_in_every_kernel(row: Row, form: str) -> None:
+    converted = convert(tiny_model(row), 13, form)
+    inputs = probe_inputs(converted)
+    outputs = []
+    for implementation in ("eager", "sdpa"):
+        converted.set_attn_implementation(implementation)
+        with torch.no_grad():
+            outputs.append(converted(**inputs))
+    assert largest_difference(*outputs) < 1e-5
+
+
+@text_families
+@every_form
+@pytest.mark.parametrize("implementation", ["eager", "sdpa"])
+def test_padding_does_not_leak(row: Row, form: str, implementation: str) -> None:
+    converted = convert(tiny_model(row), 13, form)
+    converted.set_attn_implementation(implementation)
+    tokens = torch.randint(2, 60, (1, 9))
+    padded = torch.cat([tokens, torch.full((1, 4), 1)], dim=1)
+    mask = torch.cat([torch.ones(1, 9, dtype=torch.long), torch.zeros(1, 4, dtype=torch.long)], dim=1)
+    with torch.no_grad():
+        alone = converted(input_ids=tokens, attention_mask=torch.ones_like(tokens)).last_hidden_state
+        beside = converted(input_ids=padded, attention_mask=mask).last_hidden_state[:, :9]
+    assert float((alone - beside).abs().max()) < 1e-5
+
+
+@every_family
+@every_form
+@pytest.mark.parametrize("implementation", ["eager", "sdpa"])
+def test_attentions_and_hidden_states_are_recorded(row: Row, form: str, implementation: str) -> None:
+    native = tiny_model(row)
+    native.set_attn_implementation("eager")
+    converted = convert(native, full_rank(native), form)
+    converted.set_attn_implementation(implementation)
+    inputs = probe_inputs(native)
+    with torch.no_grad():
+        expected = native(**inputs, output_attentions=True, output_hidden_states=True)
+        actual = converted(**inputs, output_attentions=True, output_hidden_states=True)
+    for name in ("attentions", "hidden_states"):
+        assert len(actual[name]) == len(expected[name]) > 0
+        for one, two in zip(actual[name], expected[name], strict=True):
+            torch.testing.assert_close(one, two, rtol=1e-4, atol=1e-5)
+
+
+@every_family
+def test_attentions_are_recorded_though_the_original_was_asked_before(row: Row) -> None:
+    """Transformers installs its recording hooks once, on the modules that are there at the time."""
+    native = tiny_model(row)
+    native.set_attn_implementation("eager")
+    inputs = probe_inputs(native)
+    native(**inputs, output_attentions=True)
+    for inplace in (False, True):
+        converted = collab.convert(native, collab.ConversionConfig(rank=8), inplace=inplace).model
+        assert len(converted(**inputs, output_attentions=True).attentions) > 0
+
+
+@every_family
+@every_form
+def test_trains(row: Row, form: str) -> None:
+    converted = convert(tiny_model(row), 13, form).train()
+    inputs = probe_inputs(converted)
+    converted(**inputs).last_hidden_state.square().mean().backward()
+    for name, parameter in converted.named_parameters():
+        layer = any(one in name for one in (".query.", ".key.", ".mixing", ".content_bias."))
+        if layer:
+            assert parameter.grad is not None, name
+            assert parameter.grad.abs().sum() > 0, name
+
+
+@every_family
+def test_gradient_checkpointing(row: Row) -> None:
+    converted = convert(tiny_model(row), 13).train()
+    if not converted.supports_gradient_checkpointing:
+        pytest.skip(f"transformers has no gradient checkpointing for {row.model_type}")
+    for module in converted.modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.p = 0.0
+        if isinstance(module, CollaborativeAttention):
+            module.attention_dropout = 0.0
+    inputs = probe_inputs(converted)
+    gradients = []
+    for enable in (False, True):
+        if enable:
+            converted.gradient_checkpointing_enable()
+        converted.zero_grad()
+        converted(**inputs).last_hidden_state.square().mean().backward()
+        gradients.append({name: one.grad.clone() for name, one in converted.named_parameters() if one.grad is not None})
+    for name, gradient in gradients[0].items():
+        torch.testing.assert_close(gradient, gradients[1][name])
+
+
+@every_family
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_narrow_checkpoints_stay_narrow(row: Row, dtype: torch.dtype) -> None:
+    native = tiny_model(row)
+    with torch.no_grad():
+        expected = native(**probe_inputs(native)).last_hidden_state
+        narrow = native.to(dtype)
+        rounding = float((narrow(**probe_inputs(narrow)).last_hidden_state.float() - expected).abs().max())
+        converted = convert(narrow, full_rank(native))
+        assert {parameter.dtype for parameter in converted.parameters()} == {dtype}
+        actual = converted(**probe_inputs(converted)).last_hidden_state.float()
+    assert float((actual - expected).abs().max()) < 3 * rounding + 1e-2
+
+
+@text_families
+def test_embeddings_resize(row: Row) -> None:
+    converted = convert(tiny_model(row), 8)
+    converted.resize_token_embeddings(70)
+    assert converted.get_input_embeddings().weight.shape[0] == converted.config.vocab_size == 70
+    with torch.no_grad():
+        converted(input_ids=torch.tensor([[65, 69, 3]]))
+
+
+@every_head
+def test_ties_stay_ties(row: Row, native_class: type[PreTrainedModel]) -> None:
+    native = random_model(native_class, row.config())
+    converted = convert(native, 8)
+    assert len(list(native.parameters())) - len(list(native.named_parameters(remove_duplicate=False))) == (
+        len(list(converted.parameters())) - len(list(converted.named_parameters(remove_duplicate=False)))
+    )
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_untied_embeddings_stay_untied(tied: bool, tmp_path: Path) -> None:
+    row = BY_TYPE["bert"]
+    native = random_model(transformers.BertForMaskedLM, row.config(tie_word_embeddings=tied))
+    converted = convert(native, 32)
+    converted.save_pretrained(tmp_path)
+    reloaded = type(converted).from_pretrained(tmp_path)
+    inputs = probe_inputs(native)
+    with torch.no_grad():
+        assert largest_difference(native(**inputs), reloaded(**inputs)) < 1e-5
+    same = reloaded.get_output_embeddings().weight is reloaded.get_input_embeddings().weight
+    assert same is tied
+
+
+class TestALBERT:
+    """One set of weights, used many times."""
+
+    def test_each_set_of_weights_is_solved_once(self) -> None:
+        row = BY_TYPE["albert"]
+        one_group = tiny_model(row, num_hidden_groups=1, inner_group_num=1)
+        report = collab.convert(one_group, collab.ConversionConfig(rank=8)).report
+        assert len(report.layers) == 1
+        several = collab.convert(tiny_model(row), collab.ConversionConfig(rank=[4, 8, 12, 16])).report
+        assert [layer.rank for layer in several.layers] == [4, 8, 12, 16]
+
+
+class TestDecoders:
+    """BERT-style decoders: causal, with caches, with cross-attention."""
+
+    @every_form
+    @pytest.mark.parametrize("model_type", ["bert", "roberta", "xlm-roberta", "camembert", "electra"])
+    def test_generation_with_a_cache(self, model_type: str, form: str) -> None:
+        row = BY_TYPE[model_type]
+        native_class = transformers.AutoModelForCausalLM._model_mapping[row.config_class]
+        native = random_model(native_class, row.config(is_decoder=True, eos_token_id=None))
+        prompt = torch.tensor([[5, 9, 11, 7]])
+        for rank in (32, 13):
+            converted = convert(native, rank, form)
+            for implementation in ("eager", "sdpa"):
+                converted.set_attn_implementation(implementation)
+                cached, plain = (
+                    converted.generate(prompt, max_new_tokens=8, do_sample=False, use_cache=use_cache)
+                    for use_cache in (True, False)
+                )
+                assert cached.tolist() == plain.tolist()
+                if rank == 32:
+                    expected = native.generate(prompt, max_new_tokens=8, do_sample=False)
+                    assert cached.tolist() == expected.tolist()
+
+    @every_form
+    def test_cross_attention(self, form: str) -> None:
+        config = BY_TYPE["bert"].config(is_decoder=True, add_cross_attention=True)
+        native = random_model(transformers.BertLMHeadModel, config)
+        native.set_attn_implementation("eager")
+        result = collab.convert(native, collab.ConversionConfig(rank=32, form=form))
+        assert len(result.report.layers) == 4
+        inputs = probe_inputs(native) | {"output_attentions": True}
+        with torch.no_grad():
+            expected, actual = native(**inputs), result.model(**inputs)
+        assert largest_difference({"logits": expected.logits}, {"logits": actual.logits}) < 1e-5
+        assert len(actual.cross_attentions) == len(expected.cross_attentions) == 2
+        torch.testing.assert_close(actual.cross_attentions[0], expected.cross_attentions[0], rtol=1e-4, atol=1e-5)
+
+    def test_cross_attention_is_cached(self) -> None:
+        config = BY_TYPE["bert"].config(is_decoder=True, add_cross_attention=True, eos_token_id=None)
+        native = random_model(transformers.BertLMHeadModel, config)
+        converted = convert(native, 13)
+        other = torch.randn(1, 6, 32)
+        tokens = torch.tensor([[5, 9, 11, 7, 3]])
+        with torch.no_grad():
+            whole = converted(tokens, encoder_hidden_states=other).logits
+            cache, steps = None, []
+            for token in tokens.split(1, dim=1):
+                out = converted(token, encoder_hidden_states=other, past_key_values=cache, use_cache=True)
+                cache = out.past_key_values
+                steps.append(out.logits)
+        torch.testing.assert_close(torch.cat(steps, dim=1), whole, rtol=1e-4, atol=1e-5)
+
+
+class TestFromScratch:
+    """Collaborative models can be built from a config alone, as the paper trains them."""
+
+    @every_family
+    def test_default_and_given_layers(self, row: Row) -> None:
+        config = row.family.config_class(**row.values)
+        full = AutoModel.from_config(config)
+        small = AutoModel.from_config(
+            row.family.config_class(**row.values, collab_layers=[{"form": "tucker", "rank": 6}])
+        )
+        assert type(full) is row.family.base
+        layers = [module for module in small.modules() if isinstance(module, CollaborativeAttention)]
+        assert {layer.mixing.shape for layer in layers} == {(4, 6, 6)}
+        assert all(parameter.isfinite().all() for parameter in full.parameters())
+        assert all((layer.mixing.abs().sum() > 0) for layer in layers)
+
+    def test_wrong_number_of_layers(self) -> None:
+        row = BY_TYPE["bert"]
+        entry = {"form": "cp", "rank": 6}
+        with pytest.raises(ValueError, match="3 collab_layers, but the model has 2"):
+            AutoModel.from_config(row.family.config_class(**row.values, collab_layers=[entry] * 3))
+        with pytest.raises(ValueError, match="above 32"):
+            AutoModel.from_config(row.family.config_class(**row.values, collab_layers=[entry | {"rank": 33}]))
+        with pytest.raises(StrictDataclassClassValidationError, match="Unknown form"):
+            row.family.config_class(**row.values, collab_layers=[{"form": "x", "rank": 1}])
+
+
+def test_peft_lora_matches_the_names() -> None:
+    peft = pytest.importorskip("peft", reason="peft is not installed")
+    for row in ROWS:
+        converted = convert(tiny_model(row), 8)
+        adapted = peft.get_peft_model(copy.deepcopy(converted), peft.LoraConfig(target_modules=["query", "value"], r=2))
+        inputs = probe_inputs(converted)
+        with torch.no_grad():
+            assert largest_difference(converted(**inputs), adapted(**inputs)) < 1e-6
+        assert any("lora" in name and "query" in name for name, _ in adapted.named_parameters())

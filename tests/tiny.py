@@ -1,0 +1,139 @@
+"""Tiny random models: one row for each family. A new family adds a row."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import (
+    AlbertConfig,
+    BertConfig,
+    CamembertConfig,
+    DeiTConfig,
+    DistilBertConfig,
+    ElectraConfig,
+    MPNetConfig,
+    PretrainedConfig,
+    PreTrainedModel,
+    RobertaConfig,
+    ViTConfig,
+    XLMRobertaConfig,
+)
+
+from collab.families import Family, families
+
+_TEXT = {
+    "vocab_size": 60,
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "intermediate_size": 48,
+    "max_position_embeddings": 40,
+    "type_vocab_size": 2,
+    "pad_token_id": 1,
+}
+_IMAGE = {
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "intermediate_size": 48,
+    "image_size": 16,
+    "patch_size": 8,
+    "encoder_stride": 8,
+}
+
+
+@dataclass(frozen=True)
+class Row:
+    """A family's tiny config."""
+
+    config_class: type[PretrainedConfig]
+    values: dict[str, Any]
+    variants: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+    @property
+    def model_type(self) -> str:
+        return self.config_class.model_type
+
+    @property
+    def family(self) -> Family:
+        return families()[self.model_type]
+
+    def config(self, **changes: Any) -> PretrainedConfig:
+        return self.config_class(**{**self.values, **changes})
+
+
+ROWS = [
+    Row(BertConfig, _TEXT),
+    Row(RobertaConfig, _TEXT),
+    Row(XLMRobertaConfig, _TEXT),
+    Row(CamembertConfig, _TEXT),
+    Row(ElectraConfig, _TEXT | {"embedding_size": 16}),
+    Row(
+        DistilBertConfig,
+        {
+            "vocab_size": 60,
+            "dim": 32,
+            "n_layers": 2,
+            "n_heads": 4,
+            "hidden_dim": 48,
+            "max_position_embeddings": 40,
+            "pad_token_id": 1,
+        },
+    ),
+    Row(
+        AlbertConfig,
+        _TEXT | {"embedding_size": 16, "num_hidden_layers": 4, "num_hidden_groups": 2, "inner_group_num": 2},
+    ),
+    Row(MPNetConfig, {name: value for name, value in _TEXT.items() if name != "type_vocab_size"}),
+    Row(ViTConfig, _IMAGE),
+    Row(DeiTConfig, _IMAGE),
+]
+BY_TYPE = {row.model_type: row for row in ROWS}
+
+every_family = pytest.mark.parametrize("row", ROWS, ids=[row.model_type for row in ROWS])
+every_head = pytest.mark.parametrize(
+    ("row", "native_class"),
+    [
+        pytest.param(row, model.native_class(), id=model.native_class().__name__)
+        for row in ROWS
+        for model in row.family.models
+    ],
+)
+every_form = pytest.mark.parametrize("form", ["concat", "cp", "tucker"])
+
+
+def random_model(native_class: type[PreTrainedModel], config: PretrainedConfig, seed: int = 0) -> PreTrainedModel:
+    """A model whose weights, biases included, are large enough for the attention to matter."""
+    torch.manual_seed(seed)
+    model = native_class(config)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "layernorm" not in name.lower() and "layer_norm" not in name.lower():
+                parameter.normal_(0, 0.25)
+    return model.eval()
+
+
+def tiny_model(row: Row, native_class: type[PreTrainedModel] | None = None, **changes: Any) -> PreTrainedModel:
+    """A row's model, its base model unless another class is given."""
+    return random_model(native_class or row.family.base.native_class(), row.config(**changes))
+
+
+def full_rank(model: PreTrainedModel) -> int:
+    """K of a tiny model: its hidden size."""
+    return model.config.hidden_size
+
+
+def tensors(output: Any) -> dict[str, Tensor]:
+    """The tensors of a model's output by name."""
+    return {name: value for name, value in output.items() if isinstance(value, Tensor)}
+
+
+def largest_difference(first: Any, second: Any) -> float:
+    """The largest absolute difference between two models' outputs."""
+    one, two = tensors(first), tensors(second)
+    assert one.keys() == two.keys()
+    return max(float((one[name] - two[name]).detach().abs().max()) for name in one)
