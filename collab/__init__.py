@@ -27,7 +27,7 @@ other Auto classes load them.
 """
 
 from .config import ConversionConfig
-from .convert import Conversion, convert
+from .conversion import Conversion, convert
 from .decomposition import SolverOptions
 from .errors import (
     AlreadyConvertedError,
@@ -42,8 +42,10 @@ from .errors import (
     VerificationError,
     WeightsError,
 )
+from .exporting import ExportOptions, export
 from .families import register
-from .reparametrize import Reparametrization, reparametrize
+from .pipeline import LoadOptions, convert_checkpoint
+from .reparametrization import Reparametrization, reparametrize
 from .report import ConversionReport, Count, LayerReport
 
 __all__ = [
@@ -56,7 +58,9 @@ __all__ = [
     "ConversionReport",
     "Count",
     "DeviceError",
+    "ExportOptions",
     "LayerReport",
+    "LoadOptions",
     "OutputError",
     "RankError",
     "Reparametrization",
@@ -66,6 +70,8 @@ __all__ = [
     "VerificationError",
     "WeightsError",
     "convert",
+    "convert_checkpoint",
+    "export",
     "reparametrize",
 ]
 

@@ -71,16 +71,16 @@ def _body(folder: Path, report: ConversionReport, base_model: str, auto_class: s
     parts += [
         "## Loading",
         f"```python\n{code}\n```",
-        "The code is in this folder and needs only torch and transformers. Where collab is installed, `import collab` does "
-        "instead of `trust_remote_code=True`.",
+        "The code is in this folder and needs only torch and transformers. Where collab is installed, `import collab` "
+        "does instead of `trust_remote_code=True`.",
         "## What was done",
         f"```\n{report.command}\n```" if report.command else "",
         f"Settings: `{json.dumps(report.settings)}`",
         "Versions: " + ", ".join(f"{name} {number}" for name, number in report.versions.items()) + ".",
         _parameters(report),
         "## Error by layer",
-        "Relative error of the heads' query-key products, ‖𝒯 - 𝒯̂‖/‖𝒯‖, and of per-head truncated SVD (`concat`) with as "
-        "many query/key dimensions.",
+        "Relative error of the heads' query-key products, ‖𝒯 - 𝒯̂‖/‖𝒯‖, and of per-head truncated SVD (`concat`) with "
+        "as many query/key dimensions.",
         _layers(report),
         "\n".join(f"- {note}" for note in report.notes),
         "The same numbers, and more, are in `collab_report.json`.",

@@ -1,4 +1,4 @@
-"""Reading the model to convert: from a folder or the Hub, completely or not at all, and never by running its code unasked."""
+"""Reading the model to convert: from a folder or the Hub, completely or not at all, never running its code unasked."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 import transformers
-from huggingface_hub import HfApi, snapshot_download
+from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 from huggingface_hub.utils import validate_repo_id
 from safetensors import SafetensorError, safe_open
@@ -98,20 +98,17 @@ def resolve_source(model: str, revision: str | None = None) -> Source:
     except (OSError, ValueError, HfHubHTTPError) as error:
         at = f" at revision {revision}" if revision else ""
         raise CheckpointError(
-            f"There is no folder {model!r} here, and no model of that name{at} could be had from the Hugging Face Hub or "
-            f"its local cache: {_first_line(error)}"
+            f"There is no folder {model!r} here, and no model of that name{at} could be had from the Hugging Face Hub "
+            f"or its local cache: {_first_line(error)}"
         ) from error
 
 
 def _download(model: str, revision: str | None) -> Source:
-    unwanted = list(_FOREIGN_WEIGHTS)
-    try:
-        files = HfApi().list_repo_files(model, revision=revision)
-        if any(file.endswith(".safetensors") for file in files if "/" not in file):
-            unwanted.append(f"{_PICKLE.removesuffix('.bin')}*.bin*")
-    except (OSError, HfHubHTTPError) as error:
-        logger.info("The Hub does not list %s (%s); looking in the local cache.", model, _first_line(error))
-    folder = Path(snapshot_download(model, revision=revision, ignore_patterns=unwanted))
+    """Fetches a model's files, pickled weights only where there are no others."""
+    pickles = f"{_PICKLE.removesuffix('.bin')}*"
+    folder = Path(snapshot_download(model, revision=revision, ignore_patterns=[*_FOREIGN_WEIGHTS, pickles]))
+    if not any((folder / name).is_file() for name in WEIGHT_FILES):
+        folder = Path(snapshot_download(model, revision=revision, ignore_patterns=list(_FOREIGN_WEIGHTS)))
     return Source(model, folder, hub_id=model, revision=folder.name)
 
 
@@ -151,10 +148,10 @@ def load_checkpoint(source: Source, *, trust_remote_code: bool = False, seed: in
             )
     except pickle.UnpicklingError as error:
         raise CheckpointError(
-            f"{weights[0].name} is a pickle of more than plain weights, and unpickling it could run any code. Save it as "
-            "safetensors where you trust it: model.save_pretrained(folder)."
+            f"{weights[0].name} is a pickle of more than plain weights, and unpickling it could run any code. Save it "
+            "as safetensors where you trust it: model.save_pretrained(folder)."
         ) from error
-    except (OSError, RuntimeError, ValueError, TypeError, KeyError, SafetensorError) as error:
+    except (OSError, EOFError, RuntimeError, ValueError, TypeError, KeyError, AttributeError, SafetensorError) as error:
         raise CheckpointError(f"{source.name} could not be loaded: {_first_line(error)}") from error
 
     missing = sorted(info["missing_keys"])
@@ -202,8 +199,8 @@ def _native_class(config: dict[str, Any], family: Family, trust_remote_code: boo
                 return getattr(transformers, auto_class)
     if architectures[0] not in natives:
         raise UnsupportedArchitectureError(
-            f"The checkpoint is a {architectures[0]}, which cannot be converted. For {family.native_model_type} models, "
-            f"these can: {', '.join(natives)}."
+            f"The checkpoint is a {architectures[0]}, which cannot be converted. For {family.native_model_type} "
+            f"models, these can: {', '.join(natives)}."
         )
     return natives[architectures[0]]
 

@@ -21,11 +21,11 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from .config import ConversionConfig
-from .convert_checkpoint import LoadOptions, convert_checkpoint
 from .decomposition import FORMS, METHODS, SolverOptions
 from .errors import CollabError, ConfigurationError
-from .export import ExportOptions
+from .exporting import ExportOptions
 from .hub import check_repo_id, push
+from .pipeline import LoadOptions, convert_checkpoint
 from .rank import Rank
 from .report import ConversionReport, LayerReport
 
@@ -115,16 +115,16 @@ Examples:
     "--rank",
     type=RankType(),
     required=True,
-    help="Shared query/key dimensions: a number up to the original's (its hidden size in most models, where the result is "
-    "exact), a fraction such as 0.5, or a list with one for each attention layer.",
+    help="Shared query/key dimensions: a number up to the original's (its hidden size in most models, where the result "
+    "is exact), a fraction such as 0.5, or a list with one for each attention layer.",
 )
 @click.option(
     "--form",
     type=click.Choice(FORMS),
     default="cp",
     show_default=True,
-    help="cp: dimensions shared by all heads, mixed by a matrix. tucker: shared, with a core for each head; more faithful "
-    "and larger at the same rank. concat: narrower heads; the cheapest to run.",
+    help="cp: dimensions shared by all heads, mixed by a matrix. tucker: shared, with a core for each head; more "
+    "faithful and larger at the same rank. concat: narrower heads; the cheapest to run.",
 )
 @click.option(
     "--solver",
@@ -207,7 +207,8 @@ def convert(model: str, output: Path, **given: Any) -> None:
 def _progress(shown: bool) -> Iterator[Any]:
     """A bar on standard error that a function taking a `LayerReport` moves on."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True), disable=not shown, transient=True) as progress:
+    console = Console(stderr=True)
+    with Progress(*columns, console=console, disable=not (shown and console.is_terminal), transient=True) as progress:
         task = progress.add_task("reading the model", total=None)
 
         def advance(layer: LayerReport, total: int) -> None:
@@ -218,16 +219,17 @@ def _progress(shown: bool) -> Iterator[Any]:
 
 def _show(report: ConversionReport, output: Path, url: str | None) -> None:
     console = Console()
+    pattern, names = _shortened([layer.name for layer in report.layers])
     layers = Table(
-        title=f"Attention layers of {output}",
-        caption="error: ‖𝒯 - 𝒯̂‖/‖𝒯‖ of the heads' query-key products; "
-        "concat: the same for per-head SVD at the same rank",
+        title=f"Attention layers: {pattern}",
+        caption="error: ‖𝒯 - 𝒯̂‖/‖𝒯‖ of the heads' query-key products. concat: the same for per-head SVD at the same "
+        "rank. Parameters: of query and key, with mixing and content bias.",
     )
-    for heading in ("layer", "form", "rank", "error", "concat", "sweeps", "parameters before", "after"):
-        layers.add_column(heading, justify="left" if heading in ("layer", "form") else "right")
-    for one in report.layers:
+    for heading in ("layer", "form", "rank", "error", "concat", "sweeps", "before", "after"):
+        layers.add_column(heading, justify="left" if heading in ("layer", "form") else "right", no_wrap=True)
+    for name, one in zip(names, report.layers, strict=True):
         layers.add_row(
-            one.name,
+            name,
             one.form,
             f"{one.rank}/{one.full_rank}",
             f"{one.error:.4f}",
@@ -251,10 +253,22 @@ def _show(report: ConversionReport, output: Path, url: str | None) -> None:
         console.print("+ the solver was still gaining when its sweeps ran out; --max-sweeps allows more.")
     if report.query_key.ratio > 1:
         console.print(
-            f"The {report.layers[0].form} form is larger than the original at this rank; a lower --rank makes it smaller."
+            f"The {report.layers[0].form} form is larger than the original at this rank; a lower --rank is smaller."
         )
     for note in report.notes:
         console.print(note)
-    console.print(f"Reloaded and compared. {output} is ready in {report.seconds:.1f} s of solving.", highlight=False)
+    console.print(f"Converted in {report.seconds:.1f} s. Reloaded, compared and written to {output}", highlight=False)
     if url:
         console.print(f"Uploaded to {url}")
+
+
+def _shortened(names: list[str]) -> tuple[str, list[str]]:
+    """What module names have in common, with a star for the rest, and the rest of each."""
+    parts = [name.split(".") for name in names]
+    shortest = min(map(len, parts))
+    start = next((i for i in range(shortest) if len({part[i] for part in parts}) > 1), shortest)
+    end = next((i for i in range(shortest - start) if len({part[-1 - i] for part in parts}) > 1), shortest - start)
+    rest = [".".join(part[start : len(part) - end]) for part in parts]
+    if not all(rest):
+        return names[0], [name.rpartition(".")[2] for name in names]
+    return ".".join([*parts[0][:start], "*", *parts[0][len(parts[0]) - end :]]), rest

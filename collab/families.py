@@ -137,8 +137,8 @@ def require_family(config: PretrainedConfig) -> Family:
     """
     if isinstance(config, CollaborativeConfig):
         raise AlreadyConvertedError(
-            f"This model is collaborative already (model_type {config.model_type}). Convert the original model instead; "
-            "its name is in the converted model's README.md as base_model."
+            f"This model is collaborative already (model_type {config.model_type}). Convert the original model "
+            "instead; its name is in the converted model's README.md as base_model."
         )
     refuse_unsupported(config.model_type)
     position = getattr(config, "position_embedding_type", None) or "absolute"
@@ -161,8 +161,8 @@ def refuse_unsupported(model_type: str) -> None:
         return
     if model_type in {family.config_class.model_type for family in supported.values()}:
         raise AlreadyConvertedError(
-            f"This model is collaborative already (model_type {model_type}). Convert the original model instead; its name "
-            "is in the converted model's README.md as base_model."
+            f"This model is collaborative already (model_type {model_type}). Convert the original model instead; its "
+            "name is in the converted model's README.md as base_model."
         )
     reason = UNSUPPORTED.get(model_type)
     because = f": {reason}" if reason else ": collab does not know this architecture"

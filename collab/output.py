@@ -43,9 +43,11 @@ def check_output(output: Path, source: Path | None = None, overwrite: bool = Fal
             raise OutputError(
                 f"{output} holds something other than a model, so it is not overwritten. Give another folder."
             )
-    existing = _nearest_existing(target.parent)
-    if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
-        raise OutputError(f"{output} cannot be created: {existing} is not a folder that you may write to.")
+    try:
+        # Trying is the only test that holds for every user and file system.
+        Path(tempfile.mkdtemp(prefix=".collab.", dir=_nearest_existing(target.parent))).rmdir()
+    except OSError as error:
+        raise OutputError(f"{output} cannot be created: {error}.") from error
 
 
 def check_space(output: Path, needed: int) -> None:
@@ -57,8 +59,8 @@ def check_space(output: Path, needed: int) -> None:
     free = shutil.disk_usage(_nearest_existing(output.resolve().parent)).free
     if free < needed:
         raise OutputError(
-            f"The model takes {needed / 1e6:.1f} MB, and {free / 1e6:.1f} MB are free where {output} would be. Nothing was "
-            "written."
+            f"The model takes {needed / 1e6:.1f} MB, and {free / 1e6:.1f} MB are free where {output} would be. Nothing "
+            "was written."
         )
 
 
@@ -76,8 +78,11 @@ def staged(output: Path) -> Iterator[Path]:
     created: list[Path] = []
     staging: Path | None = None
     try:
-        _create_parents(target.parent, created)
-        staging = Path(tempfile.mkdtemp(prefix=f".{target.name}.", suffix=".partial", dir=target.parent))
+        try:
+            _create_parents(target.parent, created)
+            staging = Path(tempfile.mkdtemp(prefix=f".{target.name}.", suffix=".partial", dir=target.parent))
+        except OSError as error:
+            raise OutputError(f"{output} cannot be created: {error}.") from error
         yield staging
         _open_up(staging)
         _swap(staging, target)
@@ -143,7 +148,7 @@ def _nearest_existing(folder: Path) -> Path:
 
 
 def _open_up(folder: Path) -> None:
-    """Gives a folder and its files the permissions of new ones: temporary folders and safetensors keep theirs private."""
+    """Gives a folder and its files the permissions of new ones: temporary folders and safetensors are private."""
     mask = os.umask(0)  # which can only be read by setting it
     os.umask(mask)
     folder.chmod(0o777 & ~mask)

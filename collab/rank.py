@@ -51,6 +51,6 @@ def resolve_ranks(rank: Rank | Sequence[Rank], full_ranks: Sequence[int]) -> lis
     ranks = list(rank) if isinstance(rank, Sequence) and not isinstance(rank, str) else [rank] * len(full_ranks)
     if len(ranks) != len(full_ranks):
         raise RankError(
-            f"{len(ranks)} ranks were given for {len(full_ranks)} attention layers; give one rank, or one for each layer."
+            f"{len(ranks)} ranks were given for {len(full_ranks)} attention layers; give one rank, or one for each."
         )
     return [resolve_rank(one, full) for one, full in zip(ranks, full_ranks, strict=True)]  # type: ignore[arg-type]

@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+os.environ["HF_HUB_OFFLINE"] = "1"  # before anything reads it
+
 import pytest
 import torch
 import transformers
 
-os.environ.setdefault("HF_HUB_OFFLINE", "1")
 transformers.logging.set_verbosity_error()
 transformers.logging.disable_progress_bar()
 

@@ -189,7 +189,7 @@ class TestBadInput:
         }
         rope = transformers.ModernBertModel(transformers.ModernBertConfig(**tiny, pad_token_id=0))
         with pytest.raises(
-            collab.UnsupportedArchitectureError, match="rotary position.*Supported: albert, bert, camembert"
+            collab.UnsupportedArchitectureError, match=r"rotary position.*Supported: albert, bert, camembert"
         ):
             collab.convert(rope, collab.ConversionConfig(rank=8))
         disentangled = transformers.DebertaV2Model(transformers.DebertaV2Config(**tiny))

@@ -6,11 +6,11 @@ reference solvers are in `collab.decomposition.reference`, apart, because tensor
 
 from .concat import decompose_concat, head_spectra
 from .cp import decompose_cp
-from .decompose import Decomposition, decompose, full_rank_factors
 from .factors import FORMS, Factors, Form
 from .fit import Fit
 from .head_tensor import HeadTensor
 from .options import METHODS, SolverOptions
+from .solve import Decomposition, decompose, full_rank_factors
 from .tucker import decompose_tucker
 
 __all__ = [

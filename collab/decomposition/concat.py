@@ -3,7 +3,7 @@
 With a one-hot M every shared dimension serves one head, so head h is approximated by a matrix of rank r_h and the ranks
 add up to R. By Eckart-Young the best choice keeps the R largest singular values over all A_h. The singular values need
 only d×d matrices: with QR factorizations W_Q^h = P L and W_K^h = Q N, A_h = P (L Nᵀ) Qᵀ. This is the per-head SVD of
-CLOVER (arXiv 2411.17426) and A³ (arXiv 2505.12942) with the dimensions divided among the heads by their singular values.
+CLOVER (arXiv 2411.17426) and A³ (arXiv 2505.12942), the dimensions divided among the heads by their singular values.
 """
 
 from __future__ import annotations

@@ -7,9 +7,9 @@ Each sweep solves in turn for W̃_Q, W̃_K and M with the other two fixed. Three
 - Sweeps start from an extrapolation of the last two (Nesterov momentum with restarts, as in Mitchell, Ye and De Sterck
   2020 for canonical tensor decompositions). An extrapolation that does not pay is dropped and momentum starts again.
 - The objective is ‖𝒯 - 𝒯̂‖²/‖𝒯‖² + ρ ε² Σ_r ‖a_r ∘ m_r ∘ b_r‖²/‖𝒯‖². The second term is the degeneracy (Phan et al.,
-  ECCV 2020): without it, accelerated ALS drifts into large components that cancel each other. In the normal equations it
-  is a ridge of ρ ε² times the diagonal of the Gram matrix, so it needs no scale of its own. ε is the error of the start;
-  when the sweeps have converged far below it, it is lowered to the error reached and they go on.
+  ECCV 2020): without it, accelerated ALS drifts into large components that cancel each other. In the normal equations
+  it is a ridge of ρ ε² times the diagonal of the Gram matrix, so it needs no scale of its own. ε is the error of the
+  start; when the sweeps have converged far below it, it is lowered to the error reached and they go on.
 """
 
 from __future__ import annotations

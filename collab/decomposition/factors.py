@@ -102,7 +102,7 @@ class Factors:
         return Factors(self.form, query=query.contiguous(), key=key.contiguous(), mixing=mixing.contiguous())
 
     def to_tensorly(self) -> Any:
-        """The factors as a `tensorly.cp_tensor.CPTensor` or `tensorly.tucker_tensor.TuckerTensor` of modes (D_q, H, D_k).
+        """The factors as a `tensorly.cp_tensor.CPTensor` or `tensorly.tucker_tensor.TuckerTensor`, modes (D_q, H, D_k).
 
         Use it under ``tensorly.backend_context("pytorch")`` to reach tensorly's metrics and transformations.
         """

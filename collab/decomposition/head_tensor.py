@@ -54,7 +54,8 @@ class HeadTensor:
             )
         if self.num_heads < 1 or self.query.shape[1] % self.num_heads:
             raise ShapeError(
-                f"{self.query.shape[1]} query dimensions cannot be divided among {self.num_heads} heads; check num_heads."
+                f"{self.query.shape[1]} query dimensions cannot be divided among {self.num_heads} heads; check "
+                "num_heads."
             )
         if self.query.dtype != self.key.dtype or self.query.device != self.key.device:
             raise ShapeError("Query and key weights must have the same dtype and be on the same device.")
@@ -71,7 +72,7 @@ class HeadTensor:
 
     @property
     def head_dim(self) -> int:
-        """D = K / H."""
+        """Head dimension d = K / H."""
         return self.full_rank // self.num_heads
 
     def by_head(self, projected: Tensor) -> Tensor:

@@ -134,7 +134,7 @@ class CollaborativeAttention(nn.Module):
             **kwargs: for the kernel; ``output_attentions`` asks for weights and therefore for the eager one.
 
         Returns:
-            The heads' outputs side by side, (B, T, H·d), and the attention weights (B, H, T, S) if the kernel gives them.
+            The heads' outputs side by side, (B, T, H·d), and attention weights (B, H, T, S) if the kernel gives any.
         """
         implementation = self.config._attn_implementation
         if kwargs.get("output_attentions"):
@@ -274,6 +274,7 @@ def eager_attention_forward(
         attention_mask: additive, broadcast to (B, H, T, S), or None.
         scaling: 1/√d.
         dropout: probability of dropping an attention weight.
+        **kwargs: not used; what other kernels take.
 
     Returns:
         Outputs (B, T, H, d) and weights (B, H, T, S).
@@ -322,7 +323,7 @@ def _content_as_columns(query: Tensor, key: Tensor, content: Tensor) -> tuple[Te
 
 
 def _pack(key: Tensor, content: Tensor | None) -> Tensor:
-    """Keys with the content bias as further columns: (B, 1, S, r + H) where the key is shared, (B, H, S, r + 1) else."""
+    """Keys with the content bias as more columns: (B, 1, S, r + H) where the key is shared, (B, H, S, r + 1) else."""
     if content is None:
         return key
     columns = content.transpose(1, 2).unsqueeze(1) if key.shape[1] == 1 else content.unsqueeze(-1)

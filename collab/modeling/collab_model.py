@@ -102,7 +102,10 @@ class CollaborativeHead(CollaborativeMixin):
         super().__init_subclass__(**kwargs)
 
     def __init__(self, config: Any, *args: Any, **kwargs: Any) -> None:
+        # The native constructor builds a native base model, which may know fewer kernels than the one that replaces it.
+        requested, config._attn_implementation = config._attn_implementation, "eager"
         super().__init__(config, *args, **kwargs)
+        config._attn_implementation = requested
         native = getattr(self, self.base_model_prefix)
         setattr(self, self.base_model_prefix, self.base_class(config, **optional_parts(native)))
         self.post_init()
@@ -162,7 +165,7 @@ def auto_classes(module: ModuleType) -> dict[str, tuple[type[PreTrainedModel], .
 
 
 def auto_map(model_class: type) -> dict[str, str]:
-    """The complete `auto_map` of an exported model: every Auto class that can load it, not only the one it was saved from.
+    """The complete `auto_map` of an exported model: every Auto class that can load it, not only the one of its head.
 
     Args:
         model_class: the class of the model being saved.

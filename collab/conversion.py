@@ -17,7 +17,7 @@ from .families import Family, require_family
 from .modeling.collab_config import AttentionSpec
 from .modeling.collab_model import optional_parts
 from .rank import resolve_ranks
-from .reparametrize import Reparametrization, reparametrize
+from .reparametrization import Reparametrization, reparametrize
 from .report import ConversionReport, Count, LayerReport
 
 logger = logging.getLogger(__name__)
@@ -66,7 +66,8 @@ def convert(
     if model_class is None:
         supported = ", ".join(one.native_class().__name__ for one in family.models)
         raise UnsupportedArchitectureError(
-            f"{type(model).__name__} cannot be converted. For {family.native_model_type} models, load one of: {supported}."
+            f"{type(model).__name__} cannot be converted. For {family.native_model_type} models, load one of: "
+            f"{supported}."
         )
     check_weights(model, family)
     layers = family.attention_layers(model)
@@ -78,6 +79,7 @@ def convert(
     solved: dict[str, Reparametrization] = {}
     reports: list[LayerReport] = []
     for (name, layer), rank in zip(layers.items(), ranks, strict=True):
+        logger.debug("solving %s at rank %d", name, rank)
         query, key = (getattr(layer, family.names(layer)[one]) for one in ("query", "key"))
         solved[name] = reparametrize(
             query.weight,
@@ -144,7 +146,7 @@ def _build(
     solved: dict[str, Reparametrization],
     share: bool,
 ) -> PreTrainedModel:
-    """The collaborative model: the class as its config says, filled with the solved and the remaining native weights."""
+    """The collaborative model: the class as its config says, filled with the solved and the remaining weights."""
     config = _collaborative_config(native.config, family, list(solved.values()))
     with init.no_init_weights():
         model = model_class(config, **optional_parts(native))

@@ -14,7 +14,7 @@ from transformers import AutoImageProcessor, AutoTokenizer, PreTrainedModel
 
 from .card import write_card
 from .checkpoint import Checkpoint, Source
-from .convert import Conversion
+from .conversion import Conversion
 from .errors import VerificationError
 from .modeling.collab_model import auto_classes
 from .output import check_output, check_space, staged
@@ -75,7 +75,7 @@ def export(
     options: ExportOptions | None = None,
     trust_remote_code: bool = False,
 ) -> ConversionReport:
-    """Writes a converted model with all that it needs to be loaded, checks that it reloads, and only then puts it in place.
+    """Writes a converted model with all it needs to be loaded, checks that it reloads, and only then puts it in place.
 
     Args:
         conversion: what `collab.convert` returned.

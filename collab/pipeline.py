@@ -11,8 +11,8 @@ import torch
 
 from .checkpoint import load_checkpoint, resolve_source
 from .config import ConversionConfig
-from .convert import Conversion, convert
-from .export import ExportOptions, export
+from .conversion import Conversion, convert
+from .exporting import ExportOptions, export
 from .output import check_output
 from .report import ConversionReport, LayerReport
 

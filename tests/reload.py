@@ -1,0 +1,67 @@
+"""Loading exports in a separate process, where collab cannot be imported."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import torch
+
+# Each job: an export, the Auto class to load it with, inputs saved with torch, and where to save the outputs.
+_LOADER = """
+import json, sys
+sys.modules["collab"] = None  # importing it fails from here on
+import torch, transformers
+transformers.logging.set_verbosity_error()
+for job in json.load(open(sys.argv[1])):
+    if job["auto_class"] == "SentenceTransformer":
+        from sentence_transformers import SentenceTransformer
+        model = SentenceTransformer(job["folder"], trust_remote_code=True)
+        outputs = {"embeddings": model.encode(job["sentences"], convert_to_tensor=True)}
+    else:
+        auto_class = getattr(transformers, job["auto_class"])
+        model = auto_class.from_pretrained(job["folder"], trust_remote_code=True)
+        with torch.no_grad():
+            result = model(**torch.load(job["inputs"]))
+        outputs = {name: value for name, value in result.items() if isinstance(value, torch.Tensor)}
+    torch.save(outputs, job["outputs"])
+assert not any(name.partition(".")[0] == "collab" for name, module in sys.modules.items() if module is not None)
+"""
+
+
+def run_without_collab(code: str, *arguments: str, cache: Path) -> subprocess.CompletedProcess[str]:
+    """Runs Python code in a process of its own, with its own cache of remote code and no Hub."""
+    environment = os.environ | {"HF_MODULES_CACHE": str(cache), "HF_HUB_OFFLINE": "1"}
+    return subprocess.run(
+        [sys.executable, "-c", code, *arguments],
+        capture_output=True,
+        text=True,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        timeout=600,
+        check=False,
+    )
+
+
+def outputs_without_collab(jobs: list[dict], folder: Path) -> list[dict[str, torch.Tensor]]:
+    """What exports compute where collab is not there.
+
+    Args:
+        jobs: each with ``folder``, ``auto_class`` and ``inputs``, or ``sentences`` for SentenceTransformer.
+        folder: for the files that go between the processes.
+    """
+    written = []
+    for number, job in enumerate(jobs):
+        entry = {key: str(value) if isinstance(value, Path) else value for key, value in job.items() if key != "inputs"}
+        entry["outputs"] = str(folder / f"outputs-{number}.pt")
+        if "inputs" in job:
+            entry["inputs"] = str(folder / f"inputs-{number}.pt")
+            torch.save(job["inputs"], entry["inputs"])
+        written.append(entry)
+    (folder / "jobs.json").write_text(json.dumps(written))
+    done = run_without_collab(_LOADER, str(folder / "jobs.json"), cache=folder / "modules")
+    assert done.returncode == 0, done.stderr
+    return [torch.load(entry["outputs"]) for entry in written]

@@ -1,0 +1,386 @@
+"""The command: what it shows, and what it says when something is wrong."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+import transformers
+from click.testing import CliRunner, Result
+from safetensors.torch import load_file, save_file
+from tiny import BY_TYPE, tiny_model
+from transformers import AutoConfig
+
+import collab
+from collab.cli import main
+
+BERT = BY_TYPE["bert"]
+Run = Callable[..., Result]
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    """A tiny checkpoint on disk."""
+    folder = tmp_path / "model"
+    tiny_model(BERT).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    """Runs `collab convert` and makes sure that a failure leaves nothing behind."""
+
+    def convert(*arguments: object, fails: int = 0) -> Result:
+        before = snapshot(tmp_path)
+        result = CliRunner().invoke(main, ["convert", *map(str, arguments)])
+        if fails:
+            assert result.exit_code == fails, result.output
+            assert result.stderr.startswith(("Error: ", "Usage: ")), result.stderr
+            assert "Traceback" not in result.output
+            assert snapshot(tmp_path) == before, "the file system was touched"
+        else:
+            assert result.exit_code == 0, result.output
+        return result
+
+    return convert
+
+
+def snapshot(folder: Path) -> dict[str, bytes]:
+    """Every file below a folder with its content, and every folder."""
+    return {
+        str(path.relative_to(folder)): path.read_bytes() if path.is_file() else b"folder" for path in folder.rglob("*")
+    }
+
+
+class TestShows:
+    def test_tables(self, run: Run, model: Path, tmp_path: Path) -> None:
+        result = run(model, tmp_path / "out", "--rank", 8)
+        for text in (
+            "encoder.layer.*.attention.self",
+            "8/32",
+            "4,224",
+            "query and key",
+            "attention",
+            "model",
+            "Reloaded",
+        ):
+            assert text in result.stdout, text
+        assert AutoConfig.from_pretrained(tmp_path / "out").collab_layers[0] == {"form": "cp", "rank": 8}
+
+    def test_json_alone_on_stdout(self, run: Run, model: Path, tmp_path: Path) -> None:
+        result = run(model, tmp_path / "out", "--rank", "0.5", "--form", "tucker", "--json")
+        report = json.loads(result.stdout)
+        assert report == json.loads((tmp_path / "out" / "collab_report.json").read_text())
+        assert [layer["rank"] for layer in report["layers"]] == [16, 16]
+
+    def test_quiet(self, run: Run, model: Path, tmp_path: Path) -> None:
+        assert run(model, tmp_path / "out", "--rank", 8, "-q").output == ""
+
+    def test_verbose_says_each_layer(self, run: Run, model: Path, tmp_path: Path) -> None:
+        assert "encoder.layer.1.attention.self: rank 8" in run(model, tmp_path / "out", "--rank", 8, "-v").stderr
+
+    @pytest.mark.parametrize(
+        ("rank", "expected"), [("8", [8, 8]), ("1.0", [32, 32]), ("4,16", [4, 16]), ("0.25, 3", [8, 3]), ("1", [1, 1])]
+    )
+    def test_ranks(self, run: Run, model: Path, tmp_path: Path, rank: str, expected: list[int]) -> None:
+        report = json.loads(run(model, tmp_path / "out", "--rank", rank, "--json").stdout)
+        assert [layer["rank"] for layer in report["layers"]] == expected
+
+    def test_settings_are_reported(self, run: Run, model: Path, tmp_path: Path) -> None:
+        options = ["--solver", "tensorly", "--max-sweeps", 3, "--tolerance", 0, "--precision", "float32", "--seed", 5]
+        report = json.loads(run(model, tmp_path / "out", "--rank", 8, *options, "--device", "cpu", "--json").stdout)
+        assert report["settings"] == {
+            "rank": 8,
+            "form": "cp",
+            "seed": 5,
+            "solver": {
+                "method": "tensorly",
+                "max_sweeps": 3,
+                "tolerance": 0.0,
+                "ridge": collab.SolverOptions.ridge,
+                "precision": "float32",
+                "device": "cpu",
+            },
+        }
+        assert {layer["sweeps"] for layer in report["layers"]} == {3}
+        assert {layer["converged"] for layer in report["layers"]} == {False}
+
+    def test_dtype_overwrite_and_shards(self, run: Run, model: Path, tmp_path: Path) -> None:
+        out = tmp_path / "out"
+        run(model, out, "--rank", 8)
+        run(model, out, "--rank", 8, "--overwrite", "--dtype", "bfloat16", "--max-shard-size", "20KB")
+        assert AutoConfig.from_pretrained(out).dtype == torch.bfloat16
+        assert (out / "model.safetensors.index.json").is_file()
+
+    def test_a_larger_result_is_said(self, run: Run, model: Path, tmp_path: Path) -> None:
+        assert "larger than the original" in run(model, tmp_path / "out", "--rank", 32, "--form", "tucker").stdout
+
+    def test_help_has_examples(self) -> None:
+        for arguments in ([], ["--help"], ["convert", "--help"]):
+            output = CliRunner().invoke(main, arguments).output
+            assert "collab convert" in output
+            assert "--rank" in output
+
+    def test_module_and_version(self) -> None:
+        done = subprocess.run([sys.executable, "-m", "collab", "--version"], capture_output=True, text=True, check=True)
+        assert "collab, version" in done.stdout
+
+
+class TestHub:
+    def test_push(self, run: Run, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        calls: list[dict] = []
+
+        def create(self: object, repo_id: str, **_: object) -> str:
+            return f"https://huggingface.co/{repo_id}"
+
+        monkeypatch.setattr("huggingface_hub.HfApi.create_repo", create)
+        monkeypatch.setattr("huggingface_hub.HfApi.upload_folder", lambda self, **given: calls.append(given))
+        result = run(model, tmp_path / "out", "--rank", 8, "--push-to-hub", "me/mine")
+        assert calls[0]["repo_id"] == "me/mine"
+        assert calls[0]["folder_path"] == tmp_path / "out"
+        assert "https://huggingface.co/me/mine" in result.stdout
+
+    def test_no_hub(self, model: Path, tmp_path: Path) -> None:
+        arguments = ["convert", str(model), str(tmp_path / "out"), "--rank", "8", "--push-to-hub", "me/mine"]
+        result = CliRunner().invoke(main, arguments)
+        assert result.exit_code == 1
+        assert "is complete, but could not be uploaded to me/mine" in result.stderr
+        assert (tmp_path / "out" / "model.safetensors").is_file()
+
+    def test_impossible_name(self, run: Run, model: Path, tmp_path: Path) -> None:
+        assert "Hub id" in run(model, tmp_path / "out", "--rank", 8, "--push-to-hub", "a/b/c", fails=2).stderr
+
+
+class TestBadInput:
+    """Each: a message, exit code 2 for what was asked and 1 for what was found, and an untouched file system."""
+
+    def test_missing_folder(self, run: Run, tmp_path: Path) -> None:
+        assert "no folder" in run(tmp_path / "missing", tmp_path / "out", "--rank", 8, fails=1).stderr
+        assert "Hugging Face Hub" in run("missing", tmp_path / "out", "--rank", 8, fails=1).stderr
+
+    def test_a_file(self, run: Run, model: Path, tmp_path: Path) -> None:
+        assert "is a file" in run(model / "config.json", tmp_path / "out", "--rank", 8, fails=1).stderr
+
+    def test_no_config(self, run: Run, model: Path, tmp_path: Path) -> None:
+        (model / "config.json").unlink()
+        assert "no config.json" in run(model, tmp_path / "out", "--rank", 8, fails=1).stderr
+
+    @pytest.mark.parametrize("text", ["{", "[]", "{}", '{"model_type": 3}'])
+    def test_broken_config(self, run: Run, model: Path, tmp_path: Path, text: str) -> None:
+        (model / "config.json").write_text(text)
+        assert "config.json" in run(model, tmp_path / "out", "--rank", 8, fails=1).stderr
+
+    @pytest.mark.parametrize(
+        ("changes", "message"),
+        [
+            ({"model_type": "modernbert"}, "rotary position embeddings"),
+            ({"model_type": "deberta-v2"}, "disentangled"),
+            ({"model_type": "megabert"}, "does not know this architecture"),
+            ({"architectures": ["BertForDancing"]}, "BertForDancing"),
+            ({"position_embedding_type": "relative_key"}, "relative_key"),
+            ({"model_type": "collab_bert"}, "collaborative already"),
+        ],
+    )
+    def test_architecture(self, run: Run, model: Path, tmp_path: Path, changes: dict, message: str) -> None:
+        config = json.loads((model / "config.json").read_text())
+        (model / "config.json").write_text(json.dumps(config | changes))
+        assert message in run(model, tmp_path / "out", "--rank", 8, fails=1).stderr
+
+    def test_converted_already(self, run: Run, model: Path, tmp_path: Path) -> None:
+        run(model, tmp_path / "out", "--rank", 8)
+        assert "collaborative already" in run(tmp_path / "out", tmp_path / "again", "--rank", 4, fails=1).stderr
+
+    @pytest.mark.parametrize(
+        ("rank", "message"),
+        [
+            ("0", "K = 32"),
+            ("-3", "K = 32"),
+            ("1.5", "above 0 and at most 1"),
+            ("128.0", "For 128 dimensions write 128"),
+            ("0.0", "above 0 and at most 1"),
+            ("33", "from 1 to 32"),
+            ("8,8,8", "3 ranks were given for 2 attention layers"),
+            ("8,99", "from 1 to 32"),
+            ("many", "is not a rank"),
+            ("8,,8", "is not a rank"),
+            ("nan", "above 0 and at most 1"),
+        ],
+    )
+    def test_rank(self, run: Run, model: Path, tmp_path: Path, rank: str, message: str) -> None:
+        assert message in run(model, tmp_path / "out", f"--rank={rank}", fails=2).stderr
+
+    @pytest.mark.parametrize(
+        "options",
+        [
+            ["--form", "svd"],
+            ["--solver", "magic"],
+            ["--max-sweeps", "0"],
+            ["--tolerance", "-1"],
+            ["--seed", "-1"],
+            ["--device", "gpu"],
+            ["--dtype", "int8"],
+        ],
+    )
+    def test_options(self, run: Run, model: Path, tmp_path: Path, options: list[str]) -> None:
+        run(model, tmp_path / "out", "--rank", 8, *options, fails=2)
+
+    def test_no_rank(self, run: Run, model: Path, tmp_path: Path) -> None:
+        assert "--rank" in run(model, tmp_path / "out", fails=2).stderr
+
+    @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+    def test_no_cuda(self, run: Run, model: Path, tmp_path: Path) -> None:
+        stderr = run(model, tmp_path / "out", "--rank", 8, "--device", "cuda", fails=1).stderr
+        assert "No device 'cuda' here" in stderr
+
+    def test_output_exists(self, run: Run, model: Path, tmp_path: Path) -> None:
+        (tmp_path / "out").mkdir()
+        (tmp_path / "out" / "config.json").write_text("{}")
+        assert "--overwrite" in run(model, tmp_path / "out", "--rank", 8, fails=1).stderr
+
+    def test_output_is_not_a_model(self, run: Run, model: Path, tmp_path: Path) -> None:
+        (tmp_path / "thesis").mkdir()
+        (tmp_path / "thesis" / "chapter.tex").write_text("years of work")
+        stderr = run(model, tmp_path / "thesis", "--rank", 8, "--overwrite", fails=1).stderr
+        assert "something other than a model" in stderr
+
+    def test_output_is_a_file(self, run: Run, model: Path, tmp_path: Path) -> None:
+        (tmp_path / "out").write_text("")
+        assert "is a file" in run(model, tmp_path / "out", "--rank", 8, "--overwrite", fails=1).stderr
+
+    def test_output_is_the_input_or_around_it(self, run: Run, model: Path, tmp_path: Path) -> None:
+        (tmp_path / "link").symlink_to(model)
+        for output in (model, tmp_path / "link", model / ".." / "model"):
+            assert "is the input folder" in run(model, output, "--rank", 8, "--overwrite", fails=1).stderr
+        assert "inside the output folder" in run(model, tmp_path, "--rank", 8, "--overwrite", fails=1).stderr
+
+    def test_output_is_not_writable(self, run: Run, model: Path, tmp_path: Path) -> None:
+        (tmp_path / "file").write_text("")
+        assert "cannot be created" in run(model, tmp_path / "file" / "out", "--rank", 8, fails=1).stderr
+        assert "cannot be created" in run(model, "/proc/deep/out", "--rank", 8, fails=1).stderr
+
+    def test_disk_is_too_small(self, run: Run, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=1000))
+        assert "are free" in run(model, tmp_path / "out", "--rank", 8, fails=1).stderr
+
+    def test_disk_fills(self, model: Path, tmp_path: Path) -> None:
+        """A limit on file size stands in for a full disk: writing the weights fails halfway."""
+        before = snapshot(tmp_path)
+        code = (
+            "import resource, sys; from collab.cli import main; "
+            "resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000)); main(sys.argv[1:])"
+        )
+        arguments = ["convert", str(model), str(tmp_path / "deep" / "out"), "--rank", "8"]
+        done = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=False)
+        assert done.returncode == 1, done.stderr
+        assert "could not be written" in done.stderr
+        assert snapshot(tmp_path) == before
+
+    @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+    def test_weights_that_are_not_finite(self, run: Run, model: Path, tmp_path: Path, value: float) -> None:
+        weights = load_file(model / "model.safetensors")
+        weights["encoder.layer.1.attention.self.query.bias"][2] = value
+        save_file(weights, model / "model.safetensors", metadata={"format": "pt"})
+        stderr = run(model, tmp_path / "out", "--rank", 8, fails=1).stderr
+        assert "encoder.layer.1.attention.self.query.bias has NaN or infinite" in stderr
+
+    def test_no_weights(self, run: Run, model: Path, tmp_path: Path) -> None:
+        (model / "model.safetensors").rename(model / "tf_model.h5")
+        stderr = run(model, tmp_path / "out", "--rank", 8, fails=1).stderr
+        assert "no weights" in stderr
+        assert "tf_model.h5" in stderr
+
+    def test_missing_attention_weights(self, run: Run, model: Path, tmp_path: Path) -> None:
+        weights = load_file(model / "model.safetensors")
+        del weights["encoder.layer.0.attention.self.key.weight"]
+        save_file(weights, model / "model.safetensors", metadata={"format": "pt"})
+        stderr = run(model, tmp_path / "out", "--rank", 8, fails=1).stderr
+        assert "encoder.layer.0.attention.self.key.weight is not in the checkpoint" in stderr
+
+    @pytest.mark.parametrize("kept", [0, 5, 200, 20_000])
+    def test_truncated_weights(self, run: Run, model: Path, tmp_path: Path, kept: int) -> None:
+        file = model / "model.safetensors"
+        file.write_bytes(file.read_bytes()[:kept])
+        assert "damaged or cut short" in run(model, tmp_path / "out", "--rank", 8, fails=1).stderr
+
+    def test_missing_shard(self, run: Run, model: Path, tmp_path: Path) -> None:
+        native = transformers.BertModel.from_pretrained(model)
+        (model / "model.safetensors").unlink()
+        native.save_pretrained(model, max_shard_size="20KB")
+        next(model.glob("model-00002*")).unlink()
+        stderr = run(model, tmp_path / "out", "--rank", 8, fails=1).stderr
+        assert "model-00002" in stderr
+        assert "is missing" in stderr
+
+    def test_wrong_shapes(self, run: Run, model: Path, tmp_path: Path) -> None:
+        config = json.loads((model / "config.json").read_text())
+        (model / "config.json").write_text(json.dumps(config | {"intermediate_size": 64}))
+        assert "could not be loaded" in run(model, tmp_path / "out", "--rank", 8, fails=1).stderr
+
+    def test_a_pickle_that_is_not_plain_weights(self, run: Run, model: Path, tmp_path: Path) -> None:
+        """It must not be unpickled: this one would write a file."""
+        (model / "model.safetensors").unlink()
+
+        class Attack:
+            def __reduce__(self) -> tuple:
+                return os.system, (f"touch {tmp_path}/attacked",)
+
+        torch.save({"encoder.layer.0.attention.self.key.weight": Attack()}, model / "pytorch_model.bin")
+        stderr = run(model, tmp_path / "out", "--rank", 8, fails=1).stderr
+        assert "could run any code" in stderr
+        assert not (tmp_path / "attacked").exists()
+
+    @pytest.mark.parametrize("content", [b"", b"not a pickle", pickle.dumps([1, 2], protocol=2)])
+    def test_a_broken_pickle(self, run: Run, model: Path, tmp_path: Path, content: bytes) -> None:
+        (model / "model.safetensors").unlink()
+        (model / "pytorch_model.bin").write_bytes(content)
+        run(model, tmp_path / "out", "--rank", 8, fails=1)
+
+
+class TestInterruption:
+    @pytest.mark.parametrize("layer", [0, 1])
+    def test_at_any_layer(
+        self, run: Run, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, layer: int
+    ) -> None:
+        solve, calls = collab.conversion.reparametrize, []
+
+        def interrupted(*arguments: object, **options: object) -> object:
+            calls.append(1)
+            if len(calls) > layer:
+                raise KeyboardInterrupt
+            return solve(*arguments, **options)
+
+        monkeypatch.setattr("collab.conversion.reparametrize", interrupted)
+        assert "Interrupted. Nothing was written." in run(model, tmp_path / "out", "--rank", 8, fails=1).stderr
+
+    def test_while_writing(self, run: Run, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        def interrupted(*_: object) -> None:
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr("collab.exporting.verify", interrupted)
+        run(model, tmp_path / "deep" / "out", "--rank", 8, fails=1)
+
+    @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+    def test_by_signal(self, demo_folder: Path, tmp_path: Path, number: signal.Signals) -> None:
+        """In the middle of a solve that would take hours."""
+        command = [sys.executable, "-m", "collab", "convert", str(demo_folder), str(tmp_path / "out")]
+        options = ["--rank", "192", "--tolerance", "0", "--max-sweeps", "1000000", "-vv"]
+        process = subprocess.Popen([*command, *options], stderr=subprocess.PIPE, text=True)
+        assert process.stderr is not None
+        for line in process.stderr:
+            if "solving" in line:
+                break
+        process.send_signal(number)
+        _, stderr = process.communicate(timeout=60)
+        assert process.returncode == 1
+        assert "Interrupted. Nothing was written." in stderr
+        assert "Traceback" not in stderr
+        assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,338 @@
+"""Exports: complete, reloadable everywhere, and whole or not there."""
+
+from __future__ import annotations
+
+import ast
+import json
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+from huggingface_hub import ModelCard
+from reload import outputs_without_collab, run_without_collab
+from tiny import BY_TYPE, ROWS, every_form, largest_difference, random_model, tensors, tiny_model
+from transformers import AutoConfig, AutoModel, PreTrainedModel
+
+import collab
+from collab.exporting import export
+from collab.modeling.collab_model import auto_classes
+from collab.verify import probe_inputs, verify
+
+BERT = BY_TYPE["bert"]
+
+
+def converted(native: PreTrainedModel, rank: int = 8, form: str = "cp") -> collab.Conversion:
+    return collab.convert(native, collab.ConversionConfig(rank=rank, form=form))
+
+
+def folders(path: Path) -> set[str]:
+    return {one.name for one in path.iterdir()}
+
+
+def test_every_head_of_every_family_reloads_without_collab(tmp_path: Path) -> None:
+    """Full rank, through save and reload in another process: equal to the original. All forms take their turn."""
+    jobs, expected = [], []
+    forms = ["concat", "cp", "tucker"]
+    for row in ROWS:
+        loaders = {model: name for name, models in auto_classes(row.family.module).items() for model in models}
+        for model in row.family.models:
+            native = random_model(model.native_class(), row.config())
+            form = forms[len(jobs) % 3]
+            folder = tmp_path / model.__name__
+            converted(native, 32, form).model.save_pretrained(folder)
+            inputs = probe_inputs(native)
+            jobs.append({"folder": folder, "auto_class": loaders[model], "inputs": inputs})
+            with torch.no_grad():
+                expected.append(tensors(native(**inputs)))
+    for job, actual, wanted in zip(jobs, outputs_without_collab(jobs, tmp_path), expected, strict=True):
+        assert largest_difference(actual, wanted) < 1e-5, job["folder"].name
+
+
+@every_form
+def test_reload_with_collab(form: str, tmp_path: Path) -> None:
+    conversion = converted(tiny_model(BERT, transformers.BertForSequenceClassification), 9, form)
+    export(conversion, tmp_path / "out")
+    reloaded = transformers.AutoModelForSequenceClassification.from_pretrained(tmp_path / "out")
+    assert type(reloaded) is type(conversion.model)
+    assert AutoConfig.from_pretrained(tmp_path / "out").collab_layers == conversion.model.config.collab_layers
+    inputs = probe_inputs(reloaded)
+    with torch.no_grad():
+        assert largest_difference(conversion.model(**inputs), reloaded(**inputs)) < 1e-6
+    base = AutoModel.from_pretrained(tmp_path / "out")
+    assert type(base).__name__ == "CollabBertModel"
+
+
+def test_without_collab_and_without_trust_it_names_the_cure(tmp_path: Path) -> None:
+    converted(tiny_model(BERT)).model.save_pretrained(tmp_path / "out")
+    code = (
+        "import sys; sys.modules['collab'] = None; from transformers import AutoModel; "
+        "AutoModel.from_pretrained(sys.argv[1])"
+    )
+    done = run_without_collab(code, str(tmp_path / "out"), cache=tmp_path / "modules")
+    assert done.returncode != 0
+    assert "trust_remote_code=True" in done.stderr.splitlines()[-1]
+
+
+def test_a_model_saved_from_remote_code_reloads_too(tmp_path: Path) -> None:
+    """Fine-tuned where collab is not installed, saved again, loaded again: the code travels on."""
+    conversion = converted(tiny_model(BERT, transformers.BertForMaskedLM))
+    conversion.model.save_pretrained(tmp_path / "first")
+    code = (
+        "import sys; sys.modules['collab'] = None; from transformers import AutoModelForMaskedLM as A; "
+        "A.from_pretrained(sys.argv[1], trust_remote_code=True).save_pretrained(sys.argv[2])"
+    )
+    done = run_without_collab(code, str(tmp_path / "first"), str(tmp_path / "second"), cache=tmp_path / "modules")
+    assert done.returncode == 0, done.stderr
+    inputs = probe_inputs(conversion.model)
+    jobs = [
+        {"folder": tmp_path / "second", "auto_class": "AutoModelForMaskedLM", "inputs": inputs},
+        {"folder": tmp_path / "second", "auto_class": "AutoModel", "inputs": inputs},
+    ]
+    actual = outputs_without_collab(jobs, tmp_path)[0]
+    with torch.no_grad():
+        assert largest_difference(actual, tensors(conversion.model(**inputs))) < 1e-6
+    first, second = (json.loads((tmp_path / one / "config.json").read_text()) for one in ("first", "second"))
+    assert first["auto_map"] == second["auto_map"]
+    assert verify(tmp_path / "second", conversion.model)["weights_equal"]
+
+
+def test_shipped_code_imports_only_torch_and_transformers() -> None:
+    allowed = {"torch", "transformers", "huggingface_hub"} | set(sys.stdlib_module_names)
+    for file in (Path(collab.__file__).parent / "modeling").glob("collab_*.py"):
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.Import):
+                assert {alias.name.partition(".")[0] for alias in node.names} <= allowed, file.name
+            elif isinstance(node, ast.ImportFrom):
+                assert node.level == 1 or (node.module or "").partition(".")[0] in allowed, file.name
+
+
+def test_large_models_are_sharded(tmp_path: Path) -> None:
+    conversion = converted(tiny_model(BERT))
+    export(conversion, tmp_path / "out", options=collab.ExportOptions(max_shard_size="20KB"))
+    assert len(list((tmp_path / "out").glob("model-*.safetensors"))) > 1
+    assert verify(tmp_path / "out", conversion.model)["weights_equal"]
+
+
+class TestFromACheckpoint:
+    """Through `convert_checkpoint`, as the command does it."""
+
+    @pytest.fixture
+    def source(self, tmp_path: Path) -> Path:
+        """A BERT embedder with everything around it that embedders have."""
+        folder = tmp_path / "source"
+        tiny_model(BERT, transformers.BertForMaskedLM).save_pretrained(folder)
+        words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"abcdefghijklmnopqrstuvwxyz0123456789!,%"]
+        (folder / "vocab.txt").write_text("\n".join(words))
+        (folder / "tokenizer_config.json").write_text(json.dumps({"do_lower_case": True}))
+        (folder / "LICENSE").write_text("terms")
+        (folder / "unrelated.bin").write_text("left behind")
+        (folder / "README.md").write_text(
+            "---\nlicense: mit\npipeline_tag: sentence-similarity\nlanguage: en\ntags:\n- mine\n---\n# Model\n"
+        )
+        (folder / "1_Pooling").mkdir()
+        (folder / "1_Pooling" / "config.json").write_text(
+            json.dumps({"word_embedding_dimension": 32, "pooling_mode_mean_tokens": True})
+        )
+        modules = [
+            {"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.models.Transformer"},
+            {"idx": 1, "name": "1", "path": "1_Pooling", "type": "sentence_transformers.models.Pooling"},
+        ]
+        (folder / "modules.json").write_text(json.dumps(modules))
+        (folder / "sentence_bert_config.json").write_text(json.dumps({"max_seq_length": 20, "do_lower_case": False}))
+        (folder / "config_sentence_transformers.json").write_text(json.dumps({"__version__": {}}))
+        return folder
+
+    def convert(self, source: Path, output: Path, **settings: object) -> collab.ConversionReport:
+        write = settings.pop("write", None)
+        load = settings.pop("load", None)
+        config = collab.ConversionConfig(**({"rank": 8} | settings))
+        return collab.convert_checkpoint(
+            str(source), output, config, load=load, write=write, command="collab convert …"
+        )
+
+    def test_files(self, source: Path, tmp_path: Path) -> None:
+        report = self.convert(source, tmp_path / "out")
+        assert folders(tmp_path / "out") == {
+            "1_Pooling",
+            "LICENSE",
+            "README.md",
+            "collab_attention.py",
+            "collab_bert.py",
+            "collab_config.py",
+            "collab_model.py",
+            "collab_report.json",
+            "config.json",
+            "config_sentence_transformers.json",
+            "model.safetensors",
+            "modules.json",
+            "sentence_bert_config.json",
+            "tokenizer_config.json",
+            "vocab.txt",
+        }
+        assert folders(tmp_path) == {"source", "out"}
+        assert json.loads((tmp_path / "out" / "collab_report.json").read_text()) == json.loads(report.to_json())
+        assert report.verification["weights_equal"] is True
+        assert report.source == str(source)
+
+    def test_card(self, source: Path, tmp_path: Path) -> None:
+        self.convert(source, tmp_path / "out", write=collab.ExportOptions(base_model="someone/original"))
+        card = ModelCard.load(tmp_path / "out" / "README.md")
+        data = card.data.to_dict()
+        assert data["base_model"] == "someone/original"
+        assert data["license"] == "mit"
+        assert data["pipeline_tag"] == "sentence-similarity"
+        assert data["library_name"] == "sentence-transformers"
+        assert {"mine", "collab", "collaborative-attention"} <= set(data["tags"])
+        for text in (
+            "collab convert …",
+            "bert.encoder.layer.1.attention.self",
+            "transformers 5",
+            '"seed": 0',
+            "trust_remote_code",
+        ):
+            assert text in card.text, text
+
+    def test_tokenizer_and_sentence_transformer_without_collab(self, source: Path, tmp_path: Path) -> None:
+        sentence_transformers = pytest.importorskip("sentence_transformers", reason="the demo extra is not installed")
+        self.convert(source, tmp_path / "out", rank=32)
+        sentences = ["abc def", "a", "zzz 123 !"]
+        original = sentence_transformers.SentenceTransformer(str(source)).encode(sentences, convert_to_tensor=True)
+        job = {"folder": tmp_path / "out", "auto_class": "SentenceTransformer", "sentences": sentences}
+        actual = outputs_without_collab([job], tmp_path)[0]["embeddings"]
+        torch.testing.assert_close(actual, original, rtol=1e-5, atol=1e-5)
+        # The source left the tokenizer's class to the model type, which is another one now.
+        settings = json.loads((tmp_path / "out" / "tokenizer_config.json").read_text())
+        assert settings == {"do_lower_case": True, "tokenizer_class": "BertTokenizer"}
+
+    def test_weights_without_a_place_in_the_model_are_kept(self, source: Path, tmp_path: Path) -> None:
+        """A language model's checkpoint often has a pooler that only other heads use."""
+        native = transformers.BertForPreTraining.from_pretrained(source)
+        native.config.architectures = ["BertForMaskedLM"]
+        pooler = native.bert.pooler.dense.weight.clone()
+        native.save_pretrained(source)
+        config = json.loads((source / "config.json").read_text())
+        (source / "config.json").write_text(json.dumps(config | {"architectures": ["BertForMaskedLM"]}))
+        self.convert(source, tmp_path / "out")
+        assert torch.equal(AutoModel.from_pretrained(tmp_path / "out").pooler.dense.weight, pooler)
+
+    def test_missing_weights_are_initialized_by_seed_and_said(self, source: Path, tmp_path: Path) -> None:
+        config = json.loads((source / "config.json").read_text())
+        (source / "config.json").write_text(json.dumps(config | {"architectures": ["BertModel"]}))
+        reports = [self.convert(source, tmp_path / name, seed=seed) for name, seed in (("a", 1), ("b", 1), ("c", 2))]
+        assert "pooler.dense.weight" in reports[0].notes[0]
+        a, b, c = (AutoModel.from_pretrained(tmp_path / name).pooler.dense.weight for name in "abc")
+        assert torch.equal(a, b)
+        assert not torch.equal(a, c)
+
+    @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+    def test_dtype(self, source: Path, tmp_path: Path, dtype: torch.dtype) -> None:
+        self.convert(source, tmp_path / "narrow", load=collab.LoadOptions(dtype=dtype))
+        narrow = AutoModel.from_pretrained(tmp_path / "narrow")
+        assert narrow.dtype == dtype
+        transformers.BertForMaskedLM.from_pretrained(source, dtype=dtype).save_pretrained(tmp_path / "narrow-source")
+        self.convert(tmp_path / "narrow-source", tmp_path / "kept")
+        assert AutoModel.from_pretrained(tmp_path / "kept").dtype == dtype
+        self.convert(tmp_path / "narrow-source", tmp_path / "wide", load=collab.LoadOptions(dtype=torch.float32))
+        wide = AutoModel.from_pretrained(tmp_path / "wide").encoder.layer[0].attention.self.query.weight
+        assert wide.dtype == torch.float32
+        assert not torch.equal(wide, wide.to(dtype).float()), "the factors were not rounded"
+
+    def test_pickled_weights(self, source: Path, tmp_path: Path) -> None:
+        native = transformers.BertForMaskedLM.from_pretrained(source)
+        torch.save(native.state_dict(), source / "pytorch_model.bin")
+        (source / "model.safetensors").unlink()
+        report = self.convert(source, tmp_path / "out", rank=32)
+        assert max(layer.error for layer in report.layers) < 1e-12
+
+    def test_sharded_weights(self, source: Path, tmp_path: Path) -> None:
+        native = transformers.BertForMaskedLM.from_pretrained(source)
+        (source / "model.safetensors").unlink()
+        native.save_pretrained(source, max_shard_size="20KB")
+        self.convert(source, tmp_path / "out")
+
+    def test_overwrite(self, source: Path, tmp_path: Path) -> None:
+        self.convert(source, tmp_path / "out")
+        (tmp_path / "out" / "stale.txt").write_text("old")
+        with pytest.raises(collab.OutputError, match="overwrite"):
+            self.convert(source, tmp_path / "out", rank=4)
+        assert AutoConfig.from_pretrained(tmp_path / "out").collab_layers[0]["rank"] == 8
+        self.convert(source, tmp_path / "out", rank=4, write=collab.ExportOptions(overwrite=True))
+        assert AutoConfig.from_pretrained(tmp_path / "out").collab_layers[0]["rank"] == 4
+        assert not (tmp_path / "out" / "stale.txt").exists()
+        assert folders(tmp_path) == {"source", "out"}
+
+    def test_from_the_hubs_cache(self, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A Hub id, with no Hub in reach but the model in the local cache."""
+        commit = "0123456789012345678901234567890123456789"
+        cache = tmp_path / "hub"
+        repository = cache / "models--someone--original"
+        (repository / "refs").mkdir(parents=True)
+        (repository / "refs" / "main").write_text(commit)
+        shutil.copytree(source, repository / "snapshots" / commit)
+        monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(cache))
+        report = self.convert("someone/original", tmp_path / "out")
+        assert report.source == f"someone/original at {commit}"
+        assert ModelCard.load(tmp_path / "out" / "README.md").data.base_model == "someone/original"
+        with pytest.raises(collab.CheckpointError, match="no model of that name"):
+            self.convert("someone/else", tmp_path / "other")
+
+
+def test_image_processor_is_carried_over(tmp_path: Path) -> None:
+    pytest.importorskip("PIL", reason="pillow is not installed")
+    source = tmp_path / "source"
+    tiny_model(BY_TYPE["vit"], transformers.ViTForImageClassification).save_pretrained(source)
+    (source / "preprocessor_config.json").write_text(json.dumps({"do_normalize": True, "size": 16}))
+    collab.convert_checkpoint(str(source), tmp_path / "out", collab.ConversionConfig(rank=8))
+    settings = json.loads((tmp_path / "out" / "preprocessor_config.json").read_text())
+    assert settings["image_processor_type"].startswith("ViTImageProcessor")
+    assert type(transformers.AutoImageProcessor.from_pretrained(tmp_path / "out")).__name__.startswith(
+        "ViTImageProcessor"
+    )
+
+
+def test_generation_config_is_carried_over(tmp_path: Path) -> None:
+    native = random_model(transformers.BertLMHeadModel, BERT.config(is_decoder=True))
+    native.generation_config.max_new_tokens = 7
+    native.save_pretrained(tmp_path / "source")
+    collab.convert_checkpoint(str(tmp_path / "source"), tmp_path / "out", collab.ConversionConfig(rank=8))
+    assert transformers.GenerationConfig.from_pretrained(tmp_path / "out").max_new_tokens == 7
+
+
+def test_verification_notices_a_changed_weight(tmp_path: Path) -> None:
+    conversion = converted(tiny_model(BERT))
+    conversion.model.save_pretrained(tmp_path / "out")
+    with torch.no_grad():
+        conversion.model.pooler.dense.bias[0] += 1e-3
+    with pytest.raises(collab.VerificationError, match=r"pooler\.dense\.bias"):
+        verify(tmp_path / "out", conversion.model)
+
+
+def test_nothing_is_left_when_verification_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise collab.VerificationError("no")
+
+    monkeypatch.setattr("collab.exporting.verify", fail)
+    with pytest.raises(collab.VerificationError):
+        export(converted(tiny_model(BERT)), tmp_path / "deep" / "out")
+    assert folders(tmp_path) == set()
+
+
+def test_trainer_checkpoints_hold_the_code(tmp_path: Path) -> None:
+    """A checkpoint written during training is an export too."""
+    model = converted(tiny_model(BERT, transformers.BertForSequenceClassification)).model
+    rows = [{"input_ids": [5, 6, 7], "labels": label} for label in (0, 1, 0, 1)]
+    arguments = transformers.TrainingArguments(
+        str(tmp_path),
+        max_steps=2,
+        save_steps=2,
+        per_device_train_batch_size=2,
+        report_to=[],
+        disable_tqdm=True,
+        use_cpu=True,
+    )
+    transformers.Trainer(model, arguments, train_dataset=rows).train()
+    assert (tmp_path / "checkpoint-2" / "collab_attention.py").is_file()
+    assert verify(tmp_path / "checkpoint-2", model)["weights_equal"]
