@@ -58,6 +58,12 @@ def _number(text: str) -> Rank:
         return float(text)
 
 
+class _WrongRequest(click.ClickException):
+    """What was asked for cannot be done, whatever the files hold."""
+
+    exit_code = 2
+
+
 @contextlib.contextmanager
 def _failures() -> Iterator[None]:
     """Shows expected failures as one message, and turns a termination request into an interruption that cleans up."""
@@ -69,9 +75,7 @@ def _failures() -> Iterator[None]:
     try:
         yield
     except CollabError as error:
-        failure = click.ClickException(str(error))
-        failure.exit_code = 2 if isinstance(error, ConfigurationError) else 1
-        raise failure from error
+        raise (_WrongRequest if isinstance(error, ConfigurationError) else click.ClickException)(str(error)) from error
     except KeyboardInterrupt:
         raise click.ClickException("Interrupted. Nothing was written.") from None
     finally:

@@ -169,7 +169,7 @@ def _build(
     model.load_state_dict(state, strict=True, assign=True)
     # Ties what the config ties where it is equal, as from_pretrained does.
     model.tie_weights(missing_keys=set(), recompute_mapping=False)
-    model.to(native.device)  # buffers that are not saved
+    model.to(native.device)  # type: ignore[arg-type]  # buffers that are not saved
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(trainable.get(name, True))
     model.train(native.training)
@@ -185,7 +185,8 @@ def _collaborative_config(
     for name in ("model_type", "auto_map", "architectures"):
         values.pop(name, None)
     specs = [AttentionSpec(one.factors.form, one.factors.rank, one.factors.head_ranks) for one in solved]
-    config = family.config_class(**values, collab_layers=[spec.to_dict() for spec in specs])
+    values["collab_layers"] = [spec.to_dict() for spec in specs]
+    config = family.config_class(**values)
     if native._attn_implementation in ("eager", "sdpa", "flex_attention"):
         config._attn_implementation = native._attn_implementation
     config._output_attentions = native.output_attentions

@@ -189,7 +189,7 @@ def _pin_image_processor(source: Path, folder: Path) -> None:
 def _base_model(source: Source | None, model: PreTrainedModel) -> str:
     if source is not None:
         return source.hub_id or source.folder.name
-    return Path(model.name_or_path).name or model.config.model_type
+    return Path(model.name_or_path or "").name or model.config.model_type
 
 
 def _auto_class(model: PreTrainedModel) -> str:

@@ -16,7 +16,7 @@ from . import modeling
 from .errors import AlreadyConvertedError, UnsupportedArchitectureError
 from .modeling.collab_attention import CollaborativeAttention
 from .modeling.collab_config import CollaborativeConfig
-from .modeling.collab_model import CollaborativeMixin, auto_classes, family_models
+from .modeling.collab_model import CollaborativeBase, CollaborativeMixin, auto_classes, family_models
 
 _ROPE = (
     "its rotary position embeddings turn queries and keys differently at every position, so a head has no single A_h"
@@ -58,16 +58,18 @@ class Family:
 
     Attributes:
         module: the file in `collab.modeling`.
-        models: its collaborative model classes, the base model first.
+        base: its collaborative base model class, which knows the attention layers.
+        heads: its collaborative model classes with a head.
     """
 
     module: ModuleType
-    models: tuple[type[PreTrainedModel], ...]
+    base: type[CollaborativeBase]
+    heads: tuple[type[CollaborativeMixin], ...]
 
     @property
-    def base(self) -> type[PreTrainedModel]:
-        """The collaborative base model class, which knows the attention layers."""
-        return self.models[0]
+    def models(self) -> tuple[type[CollaborativeMixin], ...]:
+        """All its collaborative model classes, the base model first."""
+        return (self.base, *self.heads)
 
     @property
     def config_class(self) -> type[PretrainedConfig]:
@@ -77,9 +79,9 @@ class Family:
     @property
     def native_model_type(self) -> str:
         """`model_type` of the models that it converts."""
-        return self.base.native_class().config_class.model_type
+        return self.base.native_class().config_class.model_type  # type: ignore[union-attr]
 
-    def collaborative_class(self, native: type[PreTrainedModel]) -> type[PreTrainedModel] | None:
+    def collaborative_class(self, native: type[PreTrainedModel]) -> type[CollaborativeMixin] | None:
         """The collaborative version of a native model class, or None if there is none."""
         return next((model for model in self.models if model.native_class() is native), None)
 
@@ -112,8 +114,8 @@ def families() -> dict[str, Family]:
     for info in pkgutil.iter_modules(modeling.__path__):
         module = importlib.import_module(f"{modeling.__name__}.{info.name}")
         models = family_models(module)
-        if models:
-            family = Family(module, models)
+        if models and issubclass(models[0], CollaborativeBase):
+            family = Family(module, models[0], models[1:])
             found[family.native_model_type] = family
     return dict(sorted(found.items()))
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from huggingface_hub import HfApi
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalTokenNotFoundError
-from huggingface_hub.utils import validate_repo_id
+from huggingface_hub.utils import httpx, validate_repo_id
 
 from .errors import ConfigurationError, OutputError
 
@@ -41,7 +41,7 @@ def push(folder: Path, repo_id: str, private: bool = False) -> str:
     try:
         url = api.create_repo(repo_id, private=private, exist_ok=True)
         api.upload_folder(repo_id=repo_id, folder_path=folder, commit_message="Upload collaborative model")
-    except (OSError, HfHubHTTPError, LocalTokenNotFoundError, ValueError) as error:
+    except (OSError, ValueError, httpx.HTTPError, HfHubHTTPError, LocalTokenNotFoundError) as error:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise OutputError(
             f"{folder} is complete, but could not be uploaded to {repo_id}: {reason} Upload it later with: "

@@ -69,10 +69,10 @@ def convert_checkpoint(
     checkpoint = load_checkpoint(source, trust_remote_code=load.trust_remote_code, seed=config.seed)
     native = checkpoint.model
     if load.dtype is not None and torch.finfo(load.dtype).eps < torch.finfo(native.dtype).eps:
-        native.to(load.dtype)  # before the conversion, so that the factors are not rounded to the checkpoint's dtype
+        native.to(load.dtype)  # type: ignore[arg-type]  # before the conversion, so that the factors are not rounded to the checkpoint's dtype
     conversion = convert(native, config, inplace=True, on_layer=on_layer)
     if load.dtype is not None:
-        conversion.model.to(load.dtype)
+        conversion.model.to(load.dtype)  # type: ignore[arg-type]
     origin = model if source.revision is None else f"{model} at {source.revision}"
     report = replace(conversion.report, source=origin, command=command, notes=checkpoint.notes)
     return export(Conversion(conversion.model, report), output, checkpoint, write, load.trust_remote_code)

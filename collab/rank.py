@@ -53,4 +53,4 @@ def resolve_ranks(rank: Rank | Sequence[Rank], full_ranks: Sequence[int]) -> lis
         raise RankError(
             f"{len(ranks)} ranks were given for {len(full_ranks)} attention layers; give one rank, or one for each."
         )
-    return [resolve_rank(one, full) for one, full in zip(ranks, full_ranks, strict=True)]  # type: ignore[arg-type]
+    return [resolve_rank(one, full) for one, full in zip(ranks, full_ranks, strict=True)]

@@ -87,9 +87,9 @@ def reparametrize(
             raise WeightsError(f"{name} has NaN or infinite entries.")
     solver = solver or SolverOptions()
     with torch.no_grad():
-        exact = HeadTensor(
-            query_weight.to(solver.dtype).T.contiguous(), key_weight.to(solver.dtype).T.contiguous(), num_heads
-        )
+        device = solver.resolve_device(query_weight.device)
+        query, key = (weight.to(device).double().T.contiguous() for weight in (query_weight, key_weight))  # (D, K)
+        exact = HeadTensor(query, key, num_heads)
         for name, bias in (("query_bias", query_bias), ("key_bias", key_bias)):
             if bias is not None and bias.shape != (exact.full_rank,):
                 raise ShapeError(f"{name} must have shape ({exact.full_rank},), not {tuple(bias.shape)}.")
@@ -97,9 +97,9 @@ def reparametrize(
         decomposition = decompose(exact, form, resolved, solver, seed)
         content_bias = None
         if query_bias is not None:
-            by_head = query_bias.to(solver.dtype).view(num_heads, -1, 1)  # (H, d, 1)
+            by_head = query_bias.to(exact.key).view(num_heads, -1, 1)  # (H, d, 1)
             content_bias = (exact.by_head(exact.key.T.contiguous()) * by_head).sum(dim=1)  # (H, D_k)
-            content_bias = content_bias.to(key_weight.dtype)
+            content_bias = content_bias.to(key_weight)
     solved = decomposition.factors
     factors = Factors(
         solved.form,

@@ -54,9 +54,10 @@ def verify(folder: Path, model: PreTrainedModel) -> dict[str, Any]:
     Raises:
         VerificationError: if anything differs.
     """
-    reloaded, info = type(model).from_pretrained(
+    loaded: Any = type(model).from_pretrained(
         folder, dtype=model.dtype, local_files_only=True, output_loading_info=True
     )
+    reloaded, info = loaded
     if info["missing_keys"]:
         raise VerificationError(f"The written model lacks {', '.join(sorted(info['missing_keys']))}.")
     written, read = model.state_dict(), reloaded.state_dict()

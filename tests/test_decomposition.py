@@ -176,8 +176,9 @@ class TestCP:
             decompose(shared_tensor(), "cp", 8, SolverOptions(precision=precision))
             for precision in ("float64", "float32")
         )
-        assert single.factors.query.dtype == torch.float32
+        assert single.factors.query.dtype == double.factors.query.dtype == torch.float64
         assert single.error == pytest.approx(double.error, rel=1e-2)
+        assert single.error != double.error
 
 
 class TestTucker:

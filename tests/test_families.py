@@ -22,6 +22,7 @@ from tiny import (
     tiny_model,
 )
 from transformers import AutoModel, PreTrainedModel
+from transformers.models.auto import modeling_auto
 
 import collab
 from collab.families import families
@@ -47,7 +48,7 @@ def test_a_row_for_every_family() -> None:
 @every_family
 def test_every_task_head_of_transformers(row: Row) -> None:
     """Whatever an Auto class loads for the native config has a collaborative version."""
-    for name, auto_class in vars(transformers).items():
+    for name, auto_class in vars(modeling_auto).items():
         mapping = getattr(auto_class, "_model_mapping", None)
         if name.startswith("AutoModel") and mapping is not None and row.config_class in mapping:
             natives = mapping[row.config_class]

@@ -4,7 +4,7 @@ Notation is that of the package docstring (`collab`). Data flows `HeadTensor` â†
 reference solvers are in `collab.decomposition.reference`, apart, because tensorly is slow to import.
 """
 
-from .concat import decompose_concat, head_spectra
+from .concat import decompose_concat, head_spectrum
 from .cp import decompose_cp
 from .factors import FORMS, Factors, Form
 from .fit import Fit
@@ -27,5 +27,5 @@ __all__ = [
     "decompose_cp",
     "decompose_tucker",
     "full_rank_factors",
-    "head_spectra",
+    "head_spectrum",
 ]

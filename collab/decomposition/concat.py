@@ -16,38 +16,34 @@ from .factors import Factors
 from .head_tensor import HeadTensor
 
 
-def head_spectra(tensor: HeadTensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Singular value decomposition of every A_h.
+def head_spectrum(tensor: HeadTensor, h: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Singular value decomposition of A_h.
 
     Returns:
-        Left vectors (H, D_q, d), singular values (H, d) in falling order and right vectors (H, D_k, d), padded with
-        zeros where an input is narrower than a head.
+        Left vectors (D_q, d), singular values (d,) in falling order and right vectors (D_k, d), padded with zeros where
+        an input is narrower than a head.
     """
-    query = tensor.by_head(tensor.query.T.contiguous()).mT  # (H, D_q, d)
-    key = tensor.by_head(tensor.key.T.contiguous()).mT  # (H, D_k, d)
-    query_basis, query_triangle = torch.linalg.qr(query)
-    key_basis, key_triangle = torch.linalg.qr(key)
+    columns = slice(h * tensor.head_dim, (h + 1) * tensor.head_dim)
+    query_basis, query_triangle = torch.linalg.qr(tensor.query[:, columns])
+    key_basis, key_triangle = torch.linalg.qr(tensor.key[:, columns])
     left, values, right = torch.linalg.svd(query_triangle @ key_triangle.mT, full_matrices=False)
-    missing = tensor.head_dim - values.shape[1]
-    return (
-        pad(query_basis @ left, (0, missing)),
-        pad(values, (0, missing)),
-        pad(key_basis @ right.mT, (0, missing)),
-    )
+    missing = (0, tensor.head_dim - len(values))
+    return pad(query_basis @ left, missing), pad(values, missing), pad(key_basis @ right.mT, missing)
 
 
 def decompose_concat(tensor: HeadTensor, rank: int) -> Factors:
     """The best concatenated factors with `rank` shared dimensions, in closed form."""
-    left, values, right = head_spectra(tensor)
-    kept = values.flatten().topk(rank).indices.sort().values  # (R,) ordered by head, then by singular value
-    head = kept // tensor.head_dim  # (R,)
-    component = kept % tensor.head_dim  # (R,)
-    scale = values[head, component].sqrt()
+    spectra = [head_spectrum(tensor, h) for h in range(tensor.num_heads)]
+    values = torch.stack([values for _, values, _ in spectra])  # (H, d)
+    kept = torch.zeros_like(values.flatten(), dtype=torch.bool)
+    kept[values.flatten().topk(rank).indices] = True
+    kept = kept.view_as(values)  # (H, d)
+    scale = values[kept].sqrt()  # (R,) by head, then by singular value
     mixing = torch.zeros(tensor.num_heads, rank, dtype=tensor.query.dtype, device=tensor.query.device)
-    mixing[head, torch.arange(rank, device=head.device)] = 1
+    mixing[kept.nonzero()[:, 0], torch.arange(rank, device=kept.device)] = 1
     return Factors(
         form="concat",
-        query=(left[head, :, component].T * scale).contiguous(),
-        key=(right[head, :, component].T * scale).contiguous(),
+        query=torch.cat([left[:, mine] for (left, _, _), mine in zip(spectra, kept, strict=True)], dim=1) * scale,
+        key=torch.cat([right[:, mine] for (_, _, right), mine in zip(spectra, kept, strict=True)], dim=1) * scale,
         mixing=mixing,
     )

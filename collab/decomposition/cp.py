@@ -60,10 +60,10 @@ class _Iterate:
 class _Sweeper:
     """Alternating least squares on one head tensor."""
 
-    def __init__(self, tensor: HeadTensor, ridge: float) -> None:
+    def __init__(self, tensor: HeadTensor) -> None:
         self.tensor = tensor
         self.norm_squared = tensor.norm_squared()
-        self.ridge = ridge
+        self.ridge = 0.0
 
     def measure(self, query: Tensor, mixing: Tensor, key: Tensor, projected_key: Tensor) -> _Iterate:
         """The iterate at a given point."""
@@ -94,7 +94,7 @@ class _Sweeper:
         self, query: Tensor, mixing: Tensor, key: Tensor, projected_key: Tensor, gram: Tensor, inner: Tensor
     ) -> _Iterate:
         overlap = gram * (mixing.T @ mixing)  # ⟨component r, component s⟩
-        squared = self.norm_squared - 2 * float((inner * mixing).sum()) + float(overlap.sum())
+        squared = self.norm_squared - 2 * float((inner * mixing).double().sum()) + float(overlap.double().sum())
         squared_error = max(squared, 0.0) / self.norm_squared
         degeneracy = float(overlap.diagonal().sum()) / self.norm_squared
         return _Iterate(query, mixing, key, projected_key, squared_error, degeneracy)
@@ -107,7 +107,9 @@ class _Sweeper:
         for _ in range(8):
             triangle, failed = torch.linalg.cholesky_ex(gram + torch.diag(damping))
             if not failed:
-                return torch.cholesky_solve(target.double().T, triangle).T.to(target.dtype)
+                if len(target) < len(gram):
+                    return torch.cholesky_solve(target.double().T, triangle).T.to(target.dtype)
+                return target @ torch.cholesky_inverse(triangle).to(target.dtype)  # the big product in its own dtype
             damping = damping * 100
         # Nothing to solve for: a tensor of zeros, or components that are all empty.
         return torch.zeros_like(target)
@@ -124,8 +126,9 @@ def decompose_cp(tensor: HeadTensor, start: Factors, options: SolverOptions) -> 
     Returns:
         Factors in ``cp`` form whose error is at most that of `start`.
     """
-    sweeper = _Sweeper(tensor, ridge=options.ridge * tensor.relative_error(start) ** 2)
+    sweeper = _Sweeper(tensor)
     best = previous = sweeper.measure(start.query, start.mixing, start.key, tensor.project_key(start.key))
+    sweeper.ridge = options.ridge * best.squared_error
     errors = [best.squared_error**0.5]
     converged, step, since = False, 0, 0
     while len(errors) <= options.max_sweeps and not converged:

@@ -67,6 +67,10 @@ class Factors:
             return self.query @ self.mixing[h] @ self.key.T
         return (self.query * self.mixing[h]) @ self.key.T
 
+    def to(self, dtype: torch.dtype) -> Factors:
+        """These factors in another dtype."""
+        return Factors(self.form, query=self.query.to(dtype), key=self.key.to(dtype), mixing=self.mixing.to(dtype))
+
     def component_energy(self) -> float:
         """Σ ‖a_r ∘ m_r ∘ b_r‖², the energy of the rank-one terms taken one by one.
 

@@ -24,7 +24,8 @@ class SolverOptions:
         max_sweeps: most sweeps over all factors.
         tolerance: stop when a sweep lowers the relative error by less than this.
         ridge: weight ρ of the degeneracy in the objective of structured CP (`collab.decomposition.cp`); 0 turns it off.
-        precision: dtype of the solve. The small linear systems of structured CP are always float64.
+        precision: dtype of the sweeps of structured CP and of the ``tensorly`` method. The small linear systems, closed
+            forms, eigenvectors and errors are float64 whatever it is.
         device: where to solve, for example ``"cuda"``; None for the device that the weights are on.
 
     Raises:
@@ -35,7 +36,7 @@ class SolverOptions:
     max_sweeps: int = 200
     tolerance: float = 1e-5
     ridge: float = 5e-3
-    precision: Precision = "float64"
+    precision: Precision = "float32"
     device: str | None = None
 
     def __post_init__(self) -> None:
@@ -56,20 +57,22 @@ class SolverOptions:
         return {"float32": torch.float32, "float64": torch.float64}[self.precision]
 
     def resolve_device(self, default: torch.device) -> torch.device:
-        """The device to solve on.
+        """The device to solve on: the one asked for, or else `default`, or the CPU if that has no float64.
 
         Raises:
             ConfigurationError: if `device` is not the name of a device.
-            DeviceError: if it is not there.
+            DeviceError: if it is not there or has no float64.
         """
         if self.device is None:
-            return default
+            return torch.device("cpu") if default.type == "mps" else default
         try:
             device = torch.device(self.device)
         except RuntimeError as error:
             raise ConfigurationError(f"Unknown device {self.device!r}; use for example cpu, cuda or cuda:1.") from error
         try:
-            torch.empty(0, device=device)
-        except (RuntimeError, AssertionError, NotImplementedError) as error:
-            raise DeviceError(f"No device {self.device!r} here; leave the option out or use cpu.") from error
+            torch.zeros(1, dtype=torch.float64, device=device).item()
+        except (RuntimeError, AssertionError, NotImplementedError, TypeError) as error:
+            raise DeviceError(
+                f"No device {self.device!r} here that computes in float64; leave the option out or use cpu."
+            ) from error
         return device

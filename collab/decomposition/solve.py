@@ -22,7 +22,7 @@ class Decomposition:
     """Factors and their quality.
 
     Attributes:
-        factors: the result, in `SolverOptions.precision`.
+        factors: the result, in float64.
         error: relative error ‖𝒯 - 𝒯̂‖/‖𝒯‖, measured head by head on the result.
         concat_error: the same for the closed-form ``concat`` factors at the same rank.
         sweeps: sweeps done; 0 where the form is closed or the rank is full.
@@ -48,7 +48,7 @@ def decompose(
     At ``rank = K`` every form is the original weights rewritten, exact to rounding, and nothing is iterated.
 
     Args:
-        tensor: 𝒯 in any floating dtype and on any device; solved in `SolverOptions.precision`.
+        tensor: 𝒯 in any floating dtype and on any device.
         form: ``concat``, ``cp`` or ``tucker``.
         rank: R, the number of shared query/key dimensions, from 1 to K.
         options: how to solve.
@@ -70,7 +70,7 @@ def decompose(
             f"Rank {rank} is not between 1 and {tensor.full_rank}, the number of query/key dimensions of the original "
             f"layer ({tensor.num_heads} heads of {tensor.head_dim}), at which every form is exact already."
         )
-    tensor = tensor.to(options.resolve_device(tensor.query.device), options.dtype)
+    tensor = tensor.to(options.resolve_device(tensor.query.device), torch.float64)
     norm_squared = tensor.norm_squared()
     start_time = time.perf_counter()
     if rank == tensor.full_rank or norm_squared == 0:
@@ -85,10 +85,15 @@ def decompose(
         fit = replace(fit, factors=_expand(fit.factors, query_basis, key_basis))
         seconds = time.perf_counter() - start_time
     error = tensor.relative_error(fit.factors)
+    concat_error = error if form == "concat" else tensor.relative_error(concat)
+    if form == "cp" and options.method == "structured" and error > concat_error:
+        # Sweeps in float32 cannot follow a start that is exact beyond float32.
+        fit = replace(fit, factors=replace(concat, form="cp").canonical())
+        error = concat_error
     return Decomposition(
         factors=fit.factors,
         error=error,
-        concat_error=error if form == "concat" else tensor.relative_error(concat),
+        concat_error=concat_error,
         sweeps=fit.sweeps,
         converged=fit.converged,
         degeneracy=fit.factors.component_energy() / norm_squared if norm_squared > 0 else 0.0,
@@ -116,10 +121,12 @@ def _solve(tensor: HeadTensor, form: Form, rank: int, concat: Factors, options: 
         from .reference import reference_cp, reference_tucker  # tensorly is slow to import
 
         reference = reference_cp if form == "cp" else reference_tucker
-        return reference(tensor, rank, options, seed)
-    if form == "cp":
-        return decompose_cp(tensor, concat, options)
-    return decompose_tucker(tensor, rank, concat, options)
+        fit = reference(tensor.to(options.dtype), rank, options, seed)
+    elif form == "cp":
+        fit = decompose_cp(tensor.to(options.dtype), concat.to(options.dtype), options)
+    else:
+        fit = decompose_tucker(tensor, rank, concat, options)
+    return replace(fit, factors=fit.factors.to(torch.float64).canonical())
 
 
 def _expand(factors: Factors, query_basis: torch.Tensor | None, key_basis: torch.Tensor | None) -> Factors:

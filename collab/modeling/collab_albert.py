@@ -1,5 +1,7 @@
 """Collaborative ALBERT. One set of attention weights serves many passes, and is one collaborative layer."""
 
+from typing import Any
+
 from huggingface_hub.dataclasses import strict
 from torch import Tensor, nn
 from transformers.models.albert.configuration_albert import AlbertConfig
@@ -35,9 +37,11 @@ class CollabAlbertAttention(CollaborativeSelfAttention):
         "output_dropout": "output_dropout",
         "LayerNorm": "LayerNorm",
     }
+    output_dropout: nn.Module
+    LayerNorm: nn.Module
 
     @staticmethod
-    def native_dropout(native: nn.Module) -> float:
+    def native_dropout(native: Any) -> float:
         return native.attention_dropout.p
 
     def output(self, context: Tensor, hidden_states: Tensor) -> Tensor:

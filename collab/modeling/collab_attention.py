@@ -46,7 +46,10 @@ class CollaborativeAttention(nn.Module):
     native_names: ClassVar[dict[str, str]] = {"query": "query", "key": "key", "value": "value"}
     sibling_output: ClassVar[str] = "output.dense"
 
-    def __init__(self, native: nn.Module, spec: AttentionSpec, config: Any) -> None:
+    value: nn.Module
+    dense: nn.Module
+
+    def __init__(self, native: Any, spec: AttentionSpec, config: Any) -> None:
         super().__init__()
         native_query = getattr(native, self.native_names["query"])
         native_key = getattr(native, self.native_names["key"])
@@ -78,7 +81,7 @@ class CollaborativeAttention(nn.Module):
                 setattr(self, name, getattr(native, native_name))
 
     @staticmethod
-    def native_dropout(native: nn.Module) -> float:
+    def native_dropout(native: Any) -> float:
         """The native layer's dropout on attention weights."""
         return native.dropout.p
 
@@ -226,9 +229,9 @@ class CollaborativeCrossAttention(CollaborativeAttention):
     def forward(
         self,
         hidden_states: Tensor,
-        encoder_hidden_states: Tensor | None = None,
+        encoder_hidden_states: Any = None,
         attention_mask: Any = None,
-        past_key_values: EncoderDecoderCache | None = None,
+        past_key_values: Any = None,
         **kwargs: Any,
     ) -> tuple[Tensor, Tensor | None]:
         """Attends and returns the layer's output (B, T, D_q) and the attention weights (B, H, T, S) if there are any.

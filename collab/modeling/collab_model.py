@@ -13,7 +13,7 @@ import shutil
 import sys
 from pathlib import Path
 from types import ModuleType
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import nn
@@ -24,8 +24,13 @@ from transformers.models.auto import modeling_auto
 
 from .collab_attention import CollaborativeAttention
 
+if TYPE_CHECKING:
+    _Model = PreTrainedModel  # to a type checker, a mixin is the model that it becomes a part of
+else:
+    _Model = object
 
-class CollaborativeMixin:
+
+class CollaborativeMixin(_Model):
     """What base models and models with a head share: initialization of the new parameters, and saving.
 
     Comes before the native class in the bases: ``class CollabBertModel(CollaborativeBase, BertModel)``.
@@ -39,11 +44,11 @@ class CollaborativeMixin:
     @classmethod
     def native_class(cls) -> type[PreTrainedModel]:
         """The native model class that this one is a collaborative version of."""
-        return next(base for base in cls.__mro__ if not issubclass(base, CollaborativeMixin))
+        return next(base for base in cls.__mro__ if not issubclass(base, CollaborativeMixin))  # type: ignore[return-value]
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
-        super()._init_weights(module)  # type: ignore[misc]
+        super()._init_weights(module)
         if isinstance(module, CollaborativeAttention):
             if module.spec.form != "concat":
                 init.normal_(module.mixing, mean=0.0, std=module.initial_mixing_std)
@@ -55,10 +60,10 @@ class CollaborativeMixin:
 
         Takes the arguments of `transformers.PreTrainedModel.save_pretrained`.
         """
-        self.config.auto_map = auto_map(type(self))  # type: ignore[attr-defined]
+        self.config.auto_map = auto_map(type(self))
         if kwargs.get("is_main_process", True):
             copy_code(type(self), save_directory)
-        super().save_pretrained(save_directory, *args, **kwargs)  # type: ignore[misc]
+        super().save_pretrained(save_directory, *args, **kwargs)
 
 
 class CollaborativeBase(CollaborativeMixin):
@@ -69,7 +74,7 @@ class CollaborativeBase(CollaborativeMixin):
         attention_classes: for each native attention class, the collaborative one that replaces it.
     """
 
-    config_class: ClassVar[type[PreTrainedConfig]]
+    config_class: type[PreTrainedConfig]
     attention_classes: ClassVar[dict[type[nn.Module], type[CollaborativeAttention]]]
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -95,7 +100,7 @@ class CollaborativeHead(CollaborativeMixin):
         base_class: the family's collaborative base model.
     """
 
-    base_class: ClassVar[type[PreTrainedModel]]
+    base_class: ClassVar[type[CollaborativeBase]]
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         cls.config_class = cls.base_class.config_class
@@ -111,7 +116,7 @@ class CollaborativeHead(CollaborativeMixin):
         self.post_init()
 
 
-def family_models(module: ModuleType) -> tuple[type[PreTrainedModel], ...]:
+def family_models(module: ModuleType) -> tuple[type[CollaborativeMixin], ...]:
     """The collaborative model classes that a family's file defines, the base model first."""
     models = [
         one
@@ -136,7 +141,7 @@ def optional_parts(base: PreTrainedModel) -> dict[str, bool]:
     return {name: present for name, present in parts.items() if name in accepted}
 
 
-def auto_classes(module: ModuleType) -> dict[str, tuple[type[PreTrainedModel], ...]]:
+def auto_classes(module: ModuleType) -> dict[str, tuple[type[CollaborativeMixin], ...]]:
     """Which of a family's collaborative classes each Auto class of transformers loads.
 
     Follows transformers' own tables: ``AutoModelForMaskedLM`` loads the collaborative version of whatever it loads for
@@ -164,7 +169,7 @@ def auto_classes(module: ModuleType) -> dict[str, tuple[type[PreTrainedModel], .
     return found
 
 
-def auto_map(model_class: type) -> dict[str, str]:
+def auto_map(model_class: type[CollaborativeMixin]) -> dict[str, str]:
     """The complete `auto_map` of an exported model: every Auto class that can load it, not only the one of its head.
 
     Args:
@@ -172,7 +177,7 @@ def auto_map(model_class: type) -> dict[str, str]:
     """
     module = sys.modules[model_class.__module__]
     file = module.__name__.rpartition(".")[2]
-    entries = {"AutoConfig": f"{file}.{model_class.config_class.__name__}"}
+    entries = {"AutoConfig": f"{file}.{model_class.config_class.__name__}"}  # type: ignore[union-attr]
     for name, classes in auto_classes(module).items():
         chosen = model_class if model_class in classes else classes[0]
         entries[name] = f"{file}.{chosen.__name__}"

@@ -45,7 +45,7 @@ class CollabMPNetAttention(CollaborativeSelfAttention):
             output_attentions=output_attentions,
             **kwargs,
         )
-        return (output, weights) if output_attentions else (output,)
+        return (output, weights) if output_attentions else (output,)  # type: ignore[return-value]
 
 
 class CollabMPNetModel(CollaborativeBase, MPNetModel):

