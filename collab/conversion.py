@@ -135,7 +135,7 @@ def check_weights(model: PreTrainedModel, family: Family) -> None:
             raise WeightsError(
                 f"{name} is not in memory (offloaded or never loaded). Load the model without device_map."
             )
-        if tensor.is_floating_point() and not tensor.isfinite().all():
+        if tensor.is_floating_point() and tensor.numel() and not all(bound.isfinite() for bound in tensor.aminmax()):
             raise WeightsError(f"{name} has NaN or infinite entries, so the model cannot be converted.")
 
 

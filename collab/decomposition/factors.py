@@ -65,6 +65,9 @@ class Factors:
         """Â_h, shape (D_q, D_k)."""
         if self.form == "tucker":
             return self.query @ self.mixing[h] @ self.key.T
+        if self.form == "concat":
+            mine = self.mixing[h] != 0  # (R,)
+            return self.query[:, mine] @ self.key[:, mine].T
         return (self.query * self.mixing[h]) @ self.key.T
 
     def to(self, dtype: torch.dtype) -> Factors:
