@@ -226,8 +226,8 @@ def _show(report: ConversionReport, output: Path, url: str | None) -> None:
     pattern, names = _shortened([layer.name for layer in report.layers])
     layers = Table(
         title=f"Attention layers: {pattern}",
-        caption="error: ‖𝒯 - 𝒯̂‖/‖𝒯‖ of the heads' query-key products. concat: the same for per-head SVD at the same "
-        "rank. Parameters: of query and key, with mixing and content bias.",
+        caption="error: how far the heads' query-key products moved, relative to their size. concat: the same for "
+        "per-head SVD at the same rank. before, after: parameters of query and key, with mixing and content bias.",
     )
     for heading in ("layer", "form", "rank", "error", "concat", "sweeps", "before", "after"):
         layers.add_column(heading, justify="left" if heading in ("layer", "form") else "right", no_wrap=True)

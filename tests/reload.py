@@ -21,6 +21,10 @@ for job in json.load(open(sys.argv[1])):
         from sentence_transformers import SentenceTransformer
         model = SentenceTransformer(job["folder"], trust_remote_code=True)
         outputs = {"embeddings": model.encode(job["sentences"], convert_to_tensor=True)}
+    elif job["auto_class"] == "CrossEncoder":
+        from sentence_transformers import CrossEncoder
+        model = CrossEncoder(job["folder"], trust_remote_code=True)
+        outputs = {"scores": model.predict([job["sentences"]] * 2, convert_to_tensor=True)}
     else:
         auto_class = getattr(transformers, job["auto_class"])
         model = auto_class.from_pretrained(job["folder"], trust_remote_code=True)

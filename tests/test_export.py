@@ -8,6 +8,7 @@ import shutil
 import sys
 from pathlib import Path
 
+import huggingface_hub
 import pytest
 import torch
 import transformers
@@ -207,6 +208,17 @@ class TestFromACheckpoint:
         settings = json.loads((tmp_path / "out" / "tokenizer_config.json").read_text())
         assert settings == {"do_lower_case": True, "tokenizer_class": "BertTokenizer"}
 
+    def test_cross_encoder_without_collab(self, source: Path, tmp_path: Path) -> None:
+        sentence_transformers = pytest.importorskip("sentence_transformers", reason="the demo extra is not installed")
+        for name in ("modules.json", "sentence_bert_config.json", "config_sentence_transformers.json"):
+            (source / name).unlink()
+        tiny_model(BERT, transformers.BertForSequenceClassification, num_labels=1).save_pretrained(source)
+        self.convert(source, tmp_path / "out", rank=32)
+        pair = ["abc def", "def 12"]
+        expected = sentence_transformers.CrossEncoder(str(source)).predict([pair] * 2, convert_to_tensor=True)
+        job = {"folder": tmp_path / "out", "auto_class": "CrossEncoder", "sentences": pair}
+        torch.testing.assert_close(outputs_without_collab([job], tmp_path)[0]["scores"], expected, rtol=1e-4, atol=1e-5)
+
     def test_weights_without_a_place_in_the_model_are_kept(self, source: Path, tmp_path: Path) -> None:
         """A language model's checkpoint often has a pooler that only other heads use."""
         native = transformers.BertForPreTraining.from_pretrained(source)
@@ -299,6 +311,22 @@ def test_generation_config_is_carried_over(tmp_path: Path) -> None:
     native.save_pretrained(tmp_path / "source")
     collab.convert_checkpoint(str(tmp_path / "source"), tmp_path / "out", collab.ConversionConfig(rank=8))
     assert transformers.GenerationConfig.from_pretrained(tmp_path / "out").max_new_tokens == 7
+
+
+def test_push_to_hub_sends_the_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    sent: list[str] = []
+
+    def create(self: object, repo_id: str, **_: object) -> huggingface_hub.RepoUrl:
+        return huggingface_hub.RepoUrl(f"https://huggingface.co/{repo_id}")
+
+    def commit(self: object, operations: list, **_: object) -> None:
+        sent.extend(operation.path_in_repo for operation in operations)
+
+    monkeypatch.setattr("huggingface_hub.HfApi.create_repo", create)
+    monkeypatch.setattr("huggingface_hub.HfApi.create_commit", commit)
+    monkeypatch.setattr("huggingface_hub.HfApi.create_branch", lambda *_, **__: None)
+    converted(tiny_model(BERT)).model.push_to_hub("me/mine")
+    assert {"config.json", "model.safetensors", "collab_bert.py", "collab_attention.py"} <= set(sent)
 
 
 def test_verification_notices_a_changed_weight(tmp_path: Path) -> None:
