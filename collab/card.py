@@ -59,7 +59,7 @@ def _body(folder: Path, report: ConversionReport, base_model: str, auto_class: s
     parts[1] += (
         f" with its attention layers rewritten as collaborative attention ({form} form) by collab "
         f"{report.versions['collab']}: query and key projections shared by all heads (Cordonnier, Loukas, Jaggi 2020, "
-        "[arXiv 2006.16362](https://arxiv.org/abs/2006.16362)). No training was done."
+        "[arXiv 2006.16362](https://arxiv.org/abs/2006.16362)). The conversion does no training."
     )
     loading = [f'{auto_class}.from_pretrained("FOLDER_OR_ID", trust_remote_code=True)']
     code = f"from transformers import {auto_class}\n\nmodel = {loading[0]}"

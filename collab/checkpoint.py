@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import transformers
 from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 from huggingface_hub.utils import validate_repo_id
@@ -112,12 +111,11 @@ def _download(model: str, revision: str | None) -> Source:
     return Source(model, folder, hub_id=model, revision=folder.name)
 
 
-def load_checkpoint(source: Source, *, trust_remote_code: bool = False, seed: int = 0) -> Checkpoint:
+def load_checkpoint(source: Source, *, seed: int = 0) -> Checkpoint:
     """Reads a native model with the head that its config names, in the dtype of the checkpoint.
 
     Args:
         source: where it is.
-        trust_remote_code: let transformers run code that comes with the checkpoint.
         seed: of the weights that the checkpoint lacks, such as a pooler that was never trained.
 
     Raises:
@@ -129,12 +127,12 @@ def load_checkpoint(source: Source, *, trust_remote_code: bool = False, seed: in
     refuse_unsupported(config["model_type"])
     family = families()[config["model_type"]]
     notes = []
-    if config.get("auto_map") and not trust_remote_code:
+    if config.get("auto_map"):
         notes.append(
             "The checkpoint comes with code of its own, which was not run; it was read as a native "
             f"{config['model_type']} model."
         )
-    native_class = _native_class(config, family, trust_remote_code)
+    native_class = _native_class(config, family)
     weights = check_weight_files(source.folder)
     try:
         with torch.random.fork_rng(devices=[]):
@@ -143,7 +141,6 @@ def load_checkpoint(source: Source, *, trust_remote_code: bool = False, seed: in
                 source.folder,
                 dtype="auto",
                 local_files_only=True,
-                trust_remote_code=trust_remote_code,
                 output_loading_info=True,
             )
     except pickle.UnpicklingError as error:
@@ -170,33 +167,34 @@ def load_checkpoint(source: Source, *, trust_remote_code: bool = False, seed: in
 def _read_config(folder: Path) -> dict[str, Any]:
     path = folder / "config.json"
     if not path.is_file():
-        modules = _json(folder / "modules.json") if (folder / "modules.json").is_file() else []
+        modules = read_json(folder / "modules.json") if (folder / "modules.json").is_file() else []
         inside = next(
             (one["path"] for one in modules if (folder / one.get("path", "") / "config.json").is_file()), None
         )
         hint = f" The transformer of this sentence-transformers model is in {folder / inside}." if inside else ""
         raise CheckpointError(f"{folder} has no config.json, so it is not a transformers model.{hint}")
-    config = _json(path)
+    config = read_json(path)
     if not isinstance(config, dict) or not isinstance(config.get("model_type"), str):
         raise CheckpointError(f"{path} does not name a model_type, so collab cannot tell what the model is.")
     return config
 
 
-def _json(path: Path) -> Any:
+def read_json(path: Path) -> Any:
+    """The content of a JSON file.
+
+    Raises:
+        CheckpointError: if it is not valid JSON.
+    """
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
         raise CheckpointError(f"{path} is not valid JSON: {error}") from error
 
 
-def _native_class(config: dict[str, Any], family: Family, trust_remote_code: bool) -> Any:
-    """The class to load with `from_pretrained`: the native one, or an Auto class where the user trusts remote code."""
+def _native_class(config: dict[str, Any], family: Family) -> Any:
+    """The native class to load with `from_pretrained`."""
     natives = {model.native_class().__name__: model.native_class() for model in family.models}
     architectures = config.get("architectures") or [family.base.native_class().__name__]
-    if trust_remote_code:
-        for auto_class, reference in (config.get("auto_map") or {}).items():
-            if isinstance(reference, str) and reference.rpartition(".")[2] in architectures:
-                return getattr(transformers, auto_class)
     if architectures[0] not in natives:
         raise UnsupportedArchitectureError(
             f"The checkpoint is a {architectures[0]}, which cannot be converted. For {family.native_model_type} "
@@ -218,7 +216,7 @@ def check_weight_files(folder: Path) -> list[Path]:
         raise CheckpointError(f"{folder} has no weights: neither {_SAFETENSORS} nor {_PICKLE}.{only}")
     files = [found]
     if found.suffix == ".json":
-        index = _json(found)
+        index = read_json(found)
         if not isinstance(index, dict) or not isinstance(index.get("weight_map"), dict):
             raise CheckpointError(f"{found} has no weight_map.")
         files = [folder / name for name in sorted(set(index["weight_map"].values()))]

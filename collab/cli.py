@@ -65,7 +65,7 @@ class _WrongRequest(click.ClickException):
 
 
 @contextlib.contextmanager
-def _failures() -> Iterator[None]:
+def _failures(interrupted: str = "Interrupted. Nothing was written.") -> Iterator[None]:
     """Shows expected failures as one message, and turns a termination request into an interruption that cleans up."""
 
     def interrupt(number: int, frame: FrameType | None) -> None:
@@ -77,7 +77,7 @@ def _failures() -> Iterator[None]:
     except CollabError as error:
         raise (_WrongRequest if isinstance(error, ConfigurationError) else click.ClickException)(str(error)) from error
     except KeyboardInterrupt:
-        raise click.ClickException("Interrupted. Nothing was written.") from None
+        raise click.ClickException(interrupted) from None
     finally:
         signal.signal(signal.SIGTERM, previous)
 
@@ -164,8 +164,8 @@ Examples:
     help="Of the tensorly solver's start and of weights that are missing.",
 )
 @click.option("--revision", help="Branch, tag or commit of a model on the Hub.")
-@click.option("--trust-remote-code", is_flag=True, help="Run code that comes with the checkpoint.")
-@click.option("--overwrite", is_flag=True, help="Replace a model that is in OUTPUT.")
+@click.option("--trust-remote-code", is_flag=True, help="Run a tokenizer's code that comes with the checkpoint.")
+@click.option("--overwrite", is_flag=True, help="Replace a model that collab wrote to OUTPUT.")
 @click.option("--max-shard-size", default=ExportOptions.max_shard_size, show_default=True, help="Largest weights file.")
 @click.option("--base-model", help="Hub id of the original, for the model card.  [default: MODEL]")
 @click.option("--push-to-hub", metavar="REPO", help="Upload the result to this Hub id.")
@@ -200,7 +200,10 @@ def convert(model: str, output: Path, **given: Any) -> None:
                 command=f"collab {shlex.join(sys.argv[1:])}",
                 on_layer=advance,
             )
-        url = push(output, given["push_to_hub"]) if given["push_to_hub"] else None
+    url = None
+    if given["push_to_hub"]:
+        with _failures(f"Interrupted. {output} is complete, but was not uploaded."):
+            url = push(output, given["push_to_hub"])
     if given["as_json"]:
         click.echo(report.to_json(), nl=False)
     elif not given["quiet"]:

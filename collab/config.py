@@ -8,7 +8,7 @@ from typing import Any
 
 from .decomposition import FORMS, Form, SolverOptions
 from .errors import ConfigurationError
-from .rank import Rank
+from .rank import Rank, plain_rank
 
 
 @dataclass(frozen=True)
@@ -36,8 +36,11 @@ class ConversionConfig:
     def __post_init__(self) -> None:
         if self.form not in FORMS:
             raise ConfigurationError(f"Unknown form {self.form!r}; choose one of {', '.join(FORMS)}.")
+        object.__setattr__(self, "rank", plain_rank(self.rank))
         if isinstance(self.solver, str):
             object.__setattr__(self, "solver", SolverOptions(method=self.solver))  # type: ignore[arg-type]
+        if not isinstance(self.solver, SolverOptions):
+            raise ConfigurationError(f"solver must be a SolverOptions or the name of a method, not {self.solver!r}.")
         if isinstance(self.seed, bool) or not isinstance(self.seed, int) or not 0 <= self.seed < 2**32:
             raise ConfigurationError(f"seed must be a whole number from 0 to {2**32 - 1}, not {self.seed!r}.")
 

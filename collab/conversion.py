@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor, nn
 from transformers import PretrainedConfig, PreTrainedModel
 from transformers import initialization as init
@@ -45,6 +47,8 @@ def convert(
 ) -> Conversion:
     """Converts a model to collaborative attention.
 
+    Parameters that stay are frozen where they were; the new ones are trainable.
+
     Args:
         model: a native transformers model of a supported family, with any of its heads.
         config: what to do.
@@ -57,7 +61,7 @@ def convert(
         UnsupportedArchitectureError: if the model is not one that collab converts.
         AlreadyConvertedError: if it is collaborative already.
         RankError: if a rank is out of range or there is not one for each layer.
-        WeightsError: if a weight is NaN, infinite, quantized or not there.
+        WeightsError: if a weight is NaN, infinite, quantized or not there, or the model is not what its config says.
         DeviceError: if the device to solve on is not there.
     """
     start_time = time.perf_counter()
@@ -70,6 +74,7 @@ def convert(
             f"{supported}."
         )
     check_weights(model, family)
+    check_structure(model)
     layers = family.attention_layers(model)
     full_ranks = [getattr(layer, family.names(layer)["query"]).out_features for layer in layers.values()]
     ranks = resolve_ranks(config.rank, full_ranks)
@@ -139,6 +144,31 @@ def check_weights(model: PreTrainedModel, family: Family) -> None:
             raise WeightsError(f"{name} has NaN or infinite entries, so the model cannot be converted.")
 
 
+def check_structure(model: PreTrainedModel) -> None:
+    """Makes sure that a model is the one that its config describes, because the converted one is built from the config.
+
+    Raises:
+        WeightsError: naming a tensor that is missing, too many or of another shape.
+    """
+    with torch.device("meta"), init.no_init_weights():
+        described = {
+            name: tensor.shape
+            for name, tensor in type(model)(model.config, **optional_parts(model)).state_dict().items()
+        }
+    actual = {name: tensor.shape for name, tensor in model.state_dict().items()}
+    for name in [*described, *actual]:
+        if described.get(name) != actual.get(name):
+            raise WeightsError(
+                f"The model is not what its config describes: {name} should be {_shape(described.get(name))} and is "
+                f"{_shape(actual.get(name))}. Put what was changed (number of labels, layers, vocabulary) into "
+                "model.config, or convert first and change the converted model."
+            )
+
+
+def _shape(shape: torch.Size | None) -> str:
+    return "absent" if shape is None else f"of shape {tuple(shape)}"
+
+
 def _build(
     native: PreTrainedModel,
     model_class: type[PreTrainedModel],
@@ -172,9 +202,13 @@ def _build(
     model.to(native.device)  # type: ignore[arg-type]  # buffers that are not saved
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(trainable.get(name, True))
+    for module in model.modules():
+        module._is_hf_initialized = True  # type: ignore[assignment]  # a wrapper that initializes its parts leaves these weights alone
     model.train(native.training)
+    if any(getattr(module, "gradient_checkpointing", False) for module in native.modules()):
+        model.gradient_checkpointing_enable()
     if getattr(native, "generation_config", None) is not None:
-        model.generation_config = native.generation_config
+        model.generation_config = native.generation_config if share else copy.deepcopy(native.generation_config)
     return model
 
 

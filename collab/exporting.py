@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import shutil
 import sys
 from dataclasses import dataclass, replace
@@ -13,9 +14,9 @@ from torch import Tensor
 from transformers import AutoImageProcessor, AutoTokenizer, PreTrainedModel
 
 from .card import write_card
-from .checkpoint import Checkpoint, Source
+from .checkpoint import Checkpoint, Source, read_json
 from .conversion import Conversion
-from .errors import VerificationError
+from .errors import ConfigurationError, VerificationError
 from .modeling.collab_model import auto_classes
 from .output import check_output, check_space, staged
 from .report import ConversionReport
@@ -58,14 +59,21 @@ class ExportOptions:
     """How to write a model.
 
     Attributes:
-        overwrite: replace a model that is there.
+        overwrite: replace what collab wrote there earlier; anything else is never overwritten.
         max_shard_size: largest weights file, for example ``"5GB"``; a larger model is written in several.
         base_model: name of the original for the model card; found from the source if None.
+
+    Raises:
+        ConfigurationError: if the size is not one.
     """
 
     overwrite: bool = False
     max_shard_size: str = "5GB"
     base_model: str | None = None
+
+    def __post_init__(self) -> None:
+        if not re.fullmatch(r"0*[1-9]\d*([KMGT]i?B)", self.max_shard_size, flags=re.IGNORECASE):
+            raise ConfigurationError(f"{self.max_shard_size!r} is not a size; write for example 500MB or 5GB.")
 
 
 def export(
@@ -100,7 +108,7 @@ def export(
     check_output(output, source.folder if source else None, options.overwrite)
     state = {**model.state_dict(), **unused}
     check_space(output, _size(state))
-    with staged(output) as folder:
+    with staged(output, options.overwrite) as folder:
         model.save_pretrained(folder, state_dict=state, max_shard_size=options.max_shard_size)
         if source is not None:
             carry_over(source.folder, folder, trust_remote_code)
@@ -142,7 +150,7 @@ def _copy_sentence_transformers_modules(source: Path, folder: Path) -> None:
     modules = source / "modules.json"
     if not modules.is_file():
         return
-    for module in json.loads(modules.read_text(encoding="utf-8")):
+    for module in read_json(modules):
         path = (source / module.get("path", "")).resolve()
         if path != source.resolve() and path.is_relative_to(source.resolve()) and path.is_dir():
             shutil.copytree(path, folder / module["path"], dirs_exist_ok=True)
@@ -150,9 +158,8 @@ def _copy_sentence_transformers_modules(source: Path, folder: Path) -> None:
 
 def _pin_tokenizer(source: Path, folder: Path, trust_remote_code: bool) -> None:
     """Names the tokenizer's class where the files leave it to the model type, which is another one now."""
-    if not any(
-        (folder / name).exists() for name in ("tokenizer.json", "tokenizer_config.json", "vocab.txt", "vocab.json")
-    ):
+    names = ("tokenizer.json", "tokenizer_config.json", "vocab.txt", "vocab.json", "*.model")
+    if not any(True for name in names for _ in folder.glob(name)):
         return
     try:
         original = AutoTokenizer.from_pretrained(source, trust_remote_code=trust_remote_code)
@@ -160,7 +167,7 @@ def _pin_tokenizer(source: Path, folder: Path, trust_remote_code: bool) -> None:
         logger.warning("The original's tokenizer does not load, so its files are copied unchecked: %s", error)
         return
     path = folder / "tokenizer_config.json"
-    settings = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    settings = read_json(path) if path.is_file() else {}
     if "tokenizer_class" not in settings:
         settings["tokenizer_class"] = type(original).__name__
         path.write_text(json.dumps(settings, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
@@ -175,7 +182,7 @@ def _pin_image_processor(source: Path, folder: Path) -> None:
     path = folder / "preprocessor_config.json"
     if not path.is_file():
         return
-    settings = json.loads(path.read_text(encoding="utf-8"))
+    settings = read_json(path)
     if "image_processor_type" in settings:
         return
     try:
@@ -189,7 +196,8 @@ def _pin_image_processor(source: Path, folder: Path) -> None:
 def _base_model(source: Source | None, model: PreTrainedModel) -> str:
     if source is not None:
         return source.hub_id or source.folder.name
-    return Path(model.name_or_path or "").name or model.config.model_type
+    name = model.name_or_path or model.config.model_type
+    return Path(name).name if Path(name).is_dir() else name
 
 
 def _auto_class(model: PreTrainedModel) -> str:
@@ -197,9 +205,8 @@ def _auto_class(model: PreTrainedModel) -> str:
     names = [
         name for name, models in auto_classes(sys.modules[type(model).__module__]).items() if type(model) in models
     ]
-    return next(
-        (name for name in names if name not in ("AutoModelForPreTraining", "AutoModelForTextEncoding")), "AutoModel"
-    )
+    vague = ("AutoModelForTextEncoding", "AutoModelForPreTraining")
+    return next((name for name in names if name not in vague), names[-1] if names else "AutoModel")
 
 
 def _size(state: dict[str, Tensor]) -> int:

@@ -14,8 +14,6 @@ from transformers.models.auto import modeling_auto
 
 from . import modeling
 from .errors import AlreadyConvertedError, UnsupportedArchitectureError
-from .modeling.collab_attention import CollaborativeAttention
-from .modeling.collab_config import CollaborativeConfig
 from .modeling.collab_model import CollaborativeBase, CollaborativeMixin, auto_classes, family_models
 
 _ROPE = (
@@ -137,11 +135,6 @@ def require_family(config: PretrainedConfig) -> Family:
         AlreadyConvertedError: if it is the config of a collaborative model.
         UnsupportedArchitectureError: if its attention is not one that collab converts.
     """
-    if isinstance(config, CollaborativeConfig):
-        raise AlreadyConvertedError(
-            f"This model is collaborative already (model_type {config.model_type}). Convert the original model "
-            "instead; its name is in the converted model's README.md as base_model."
-        )
     refuse_unsupported(config.model_type)
     position = getattr(config, "position_embedding_type", None) or "absolute"
     if position != "absolute":
@@ -170,11 +163,4 @@ def refuse_unsupported(model_type: str) -> None:
     because = f": {reason}" if reason else ": collab does not know this architecture"
     raise UnsupportedArchitectureError(
         f"Models of type {model_type!r} cannot be converted{because}. Supported: {', '.join(supported)}."
-    )
-
-
-def is_collaborative(model: nn.Module) -> bool:
-    """Whether a model is a converted one."""
-    return isinstance(model, CollaborativeMixin) or any(
-        isinstance(module, CollaborativeAttention) for module in model.modules()
     )

@@ -23,13 +23,12 @@ def check_repo_id(repo_id: str) -> None:
         raise ConfigurationError(f"{repo_id!r} is not the form of a Hub id, such as user/model: {error}") from error
 
 
-def push(folder: Path, repo_id: str, private: bool = False) -> str:
+def push(folder: Path, repo_id: str) -> str:
     """Uploads an exported folder as it is, code, card and report included.
 
     Args:
         folder: what `collab.export` wrote.
         repo_id: name on the Hub; created if it is not there.
-        private: whether a repository that is created is private.
 
     Returns:
         The address of the repository.
@@ -39,7 +38,7 @@ def push(folder: Path, repo_id: str, private: bool = False) -> str:
     """
     api = HfApi()
     try:
-        url = api.create_repo(repo_id, private=private, exist_ok=True)
+        url = api.create_repo(repo_id, exist_ok=True)
         api.upload_folder(repo_id=repo_id, folder_path=folder, commit_message="Upload collaborative model")
     except (OSError, ValueError, httpx.HTTPError, HfHubHTTPError, LocalTokenNotFoundError) as error:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]

@@ -14,6 +14,8 @@ from safetensors import SafetensorError
 
 from .errors import CollabError, OutputError
 
+MANIFEST = "collab_files.txt"
+
 
 def check_output(output: Path, source: Path | None = None, overwrite: bool = False) -> None:
     """Makes sure, before any work is done, that a model can be written to `output`.
@@ -21,7 +23,7 @@ def check_output(output: Path, source: Path | None = None, overwrite: bool = Fal
     Args:
         output: the folder that the model is to be in.
         source: the folder that it is read from; never overwritten, whatever `overwrite` says.
-        overwrite: whether a model that is there already may be replaced.
+        overwrite: whether what collab wrote there earlier may be replaced.
 
     Raises:
         OutputError: saying what is in the way.
@@ -35,19 +37,34 @@ def check_output(output: Path, source: Path | None = None, overwrite: bool = Fal
             raise OutputError(f"The input is inside the output folder {output}. Give another.")
     if os.path.lexists(output):
         if not target.is_dir():
-            raise OutputError(f"{output} is a file. Give the name of a folder that is not there yet.")
-        occupied = any(target.iterdir())
-        if occupied and not overwrite:
+            raise OutputError(f"{output} is not a folder. Give the name of one that is not there yet.")
+        if any(target.iterdir()) and not overwrite:
             raise OutputError(f"{output} is there already. Add --overwrite (overwrite=True) to replace it.")
-        if occupied and not (target / "config.json").is_file():
+        foreign = _foreign_files(target)
+        if foreign:
             raise OutputError(
-                f"{output} holds something other than a model, so it is not overwritten. Give another folder."
+                f"{output} holds what collab did not write and overwriting would lose: {', '.join(foreign[:5])}"
+                f"{' and more' if len(foreign) > 5 else ''}. Move it away or give another folder."
             )
     try:
         # Trying is the only test that holds for every user and file system.
         Path(tempfile.mkdtemp(prefix=".collab.", dir=_nearest_existing(target.parent))).rmdir()
     except OSError as error:
         raise OutputError(f"{output} cannot be created: {error}.") from error
+
+
+def record_files(folder: Path) -> None:
+    """Notes in a finished folder which files it was written with, so that nothing else is ever overwritten with it."""
+    names = [path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()]
+    (folder / MANIFEST).write_text("\n".join(sorted([*names, MANIFEST])) + "\n", encoding="utf-8")
+
+
+def _foreign_files(folder: Path) -> list[str]:
+    """Files in a folder that collab did not write."""
+    manifest = folder / MANIFEST
+    written = set(manifest.read_text(encoding="utf-8").splitlines()) if manifest.is_file() else set()
+    names = [path.relative_to(folder).as_posix() for path in folder.rglob("*") if not path.is_dir()]
+    return sorted(set(names) - written)
 
 
 def check_space(output: Path, needed: int) -> None:
@@ -65,11 +82,15 @@ def check_space(output: Path, needed: int) -> None:
 
 
 @contextlib.contextmanager
-def staged(output: Path) -> Iterator[Path]:
+def staged(output: Path, overwrite: bool = False) -> Iterator[Path]:
     """Gives a folder to write into that becomes `output` if all goes well, and is gone otherwise.
 
     The folder is beside `output`, so that the last step is a rename. What `output` was before is replaced then and not
     earlier.
+
+    Args:
+        output: the folder.
+        overwrite: replace what is there; otherwise a folder that has appeared in the meantime is left alone.
 
     Raises:
         OutputError: if the file system fails.
@@ -84,8 +105,12 @@ def staged(output: Path) -> Iterator[Path]:
         except OSError as error:
             raise OutputError(f"{output} cannot be created: {error}.") from error
         yield staging
+        record_files(staging)
         _open_up(staging)
-        _swap(staging, target)
+        if overwrite and target.exists():
+            _swap(staging, target)
+        else:
+            staging.rename(target)  # onto nothing or an empty folder
     except (OSError, SafetensorError) as error:
         if isinstance(error, CollabError) or not _is_file_system_failure(error):
             raise
@@ -101,19 +126,20 @@ def staged(output: Path) -> Iterator[Path]:
 
 def _swap(staging: Path, target: Path) -> None:
     """Puts `staging` in the place of `target`; the old folder is deleted only once the new one is there."""
-    if not target.exists():
-        staging.rename(target)
-        return
     aside = Path(tempfile.mkdtemp(prefix=f".{target.name}.", suffix=".old", dir=target.parent))
     old = aside / target.name
-    target.rename(old)
     try:
-        staging.rename(target)
-    except BaseException:
-        old.rename(target)
-        aside.rmdir()
-        raise
-    shutil.rmtree(aside, ignore_errors=True)
+        target.rename(old)
+        try:
+            staging.rename(target)
+        except BaseException:
+            old.rename(target)
+            raise
+    finally:
+        try:
+            shutil.rmtree(aside, ignore_errors=True)
+        except KeyboardInterrupt:  # all that was asked for is done, so finish
+            shutil.rmtree(aside, ignore_errors=True)
 
 
 def _is_file_system_failure(error: Exception) -> bool:
@@ -130,6 +156,8 @@ def _is_file_system_failure(error: Exception) -> bool:
         errno.ENAMETOOLONG,
         errno.EXDEV,
         errno.EBUSY,
+        errno.ENOTEMPTY,
+        errno.EEXIST,
     )
 
 

@@ -4,11 +4,31 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from numbers import Integral, Real
+from typing import Any
 
 from .errors import RankError
 
 Rank = int | float
 """An integer R ≥ 1, or a fraction of K in (0, 1]. ``1`` is one dimension, ``1.0`` all of them."""
+
+
+def plain_rank(rank: Any) -> Rank | list[Rank]:
+    """A rank, or a list of them, as plain Python numbers; NumPy's and tensors are taken too.
+
+    Raises:
+        RankError: if it is not made of numbers.
+    """
+    if hasattr(rank, "tolist"):
+        rank = rank.tolist()
+    if isinstance(rank, Sequence) and not isinstance(rank, str):
+        return [_plain(one) for one in rank]
+    return _plain(rank)
+
+
+def _plain(rank: Any) -> Rank:
+    if isinstance(rank, bool) or not isinstance(rank, Real):
+        raise RankError(f"A rank must be a whole number or a fraction, not {rank!r}.")
+    return int(rank) if isinstance(rank, Integral) else float(rank)
 
 
 def resolve_rank(rank: Rank, full_rank: int) -> int:
@@ -21,21 +41,20 @@ def resolve_rank(rank: Rank, full_rank: int) -> int:
     Raises:
         RankError: if it is neither.
     """
-    if isinstance(rank, bool) or not isinstance(rank, Real):
-        raise RankError(f"A rank must be a whole number or a fraction, not {rank!r}.")
-    if isinstance(rank, Integral):
+    rank = _plain(rank)
+    if isinstance(rank, int):
         if not 1 <= rank <= full_rank:
             raise RankError(
                 f"Rank {rank} is out of range: these layers have K = {full_rank} query/key dimensions, so a rank is "
                 f"from 1 to {full_rank} (where the model is exact), or a fraction of K such as 0.5."
             )
-        return int(rank)
+        return rank
     if not 0 < rank <= 1:
         hint = f" For {int(rank)} dimensions write {int(rank)}." if rank > 1 and float(rank).is_integer() else ""
         raise RankError(
             f"A fractional rank is a part of K = {full_rank} and must be above 0 and at most 1, not {rank}.{hint}"
         )
-    return max(1, round(float(rank) * full_rank))
+    return max(1, round(rank * full_rank))
 
 
 def resolve_ranks(rank: Rank | Sequence[Rank], full_ranks: Sequence[int]) -> list[int]:

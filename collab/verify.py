@@ -28,7 +28,8 @@ def probe_inputs(model: PreTrainedModel, seed: int = 0) -> dict[str, Tensor]:
         height, width = size if isinstance(size, list | tuple) else (size, size)
         pixels = torch.randn(2, config.num_channels, height, width, generator=generator)
         return {"pixel_values": pixels.to(model.device, model.dtype)}
-    length = min(8, config.max_position_embeddings - 4)  # RoBERTa and its kin number positions from the padding id
+    # RoBERTa and its kin number positions from the padding id.
+    length = max(1, min(8, config.max_position_embeddings - (config.pad_token_id or 0) - 1))
     inputs = {
         "input_ids": torch.randint(config.vocab_size, (2, length), generator=generator),
         "attention_mask": torch.ones(2, length, dtype=torch.long),

@@ -128,6 +128,9 @@ def test_flex_attention_with_a_block_mask(spec: AttentionSpec) -> None:
     with torch.no_grad():
         expected, _ = formula(layer, x, x, padding()[:, 0])
         torch.testing.assert_close(layer(x, attention_mask=mask)[0], expected, rtol=1e-4, atol=1e-5)
+        output, weights = layer(x, attention_mask=mask, output_attentions=True)
+        torch.testing.assert_close(output, expected, rtol=1e-4, atol=1e-5)
+        assert weights.shape == (B, H, T, T)
 
 
 @every_spec

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import copy
 import json
+from fractions import Fraction
 
+import numpy as np
 import pytest
 import torch
 import transformers
@@ -147,6 +149,44 @@ def test_generation_config_carries_over() -> None:
     native.generation_config.max_new_tokens = 17
     converted = collab.convert(native, collab.ConversionConfig(rank=8)).model
     assert converted.generation_config.max_new_tokens == 17
+    converted.generation_config.max_new_tokens = 3
+    assert native.generation_config.max_new_tokens == 17
+
+
+def test_static_cache() -> None:
+    """It holds as many keys as values, though one key is shared by all heads."""
+    native = random_model(transformers.BertLMHeadModel, BERT.config(is_decoder=True))
+    native.generation_config.update(eos_token_id=None, max_new_tokens=6, do_sample=False)
+    prompt = torch.tensor([[5, 6, 7]])
+    expected = native.generate(prompt)
+    for form in ("concat", "cp", "tucker"):
+        converted = collab.convert(native, collab.ConversionConfig(rank=32, form=form)).model
+        assert torch.equal(converted.generate(prompt, cache_implementation="static"), expected)
+
+
+def test_wrapping_keeps_the_weights() -> None:
+    """A model that contains a converted one initializes its parts, but not those that have weights already."""
+    converted = collab.convert(tiny_model(BERT), collab.ConversionConfig(rank=8)).model
+    before = {name: tensor.clone() for name, tensor in converted.state_dict().items()}
+    decoder = random_model(transformers.BertLMHeadModel, BERT.config(is_decoder=True, add_cross_attention=True))
+    transformers.EncoderDecoderModel(encoder=converted, decoder=decoder)
+    converted.init_weights()
+    assert all(torch.equal(tensor, before[name]) for name, tensor in converted.state_dict().items())
+
+
+def test_gradient_checkpointing_carries_over() -> None:
+    native = tiny_model(BERT)
+    native.gradient_checkpointing_enable()
+    converted = collab.convert(native, collab.ConversionConfig(rank=8)).model
+    assert any(getattr(module, "gradient_checkpointing", False) for module in converted.modules())
+
+
+def test_numpy_ranks() -> None:
+    native = tiny_model(BERT)
+    for rank in (np.int64(8), np.array([8, 8]), np.float32(0.25), Fraction(1, 4)):
+        conversion = collab.convert(native, collab.ConversionConfig(rank=rank))
+        assert [layer.rank for layer in conversion.report.layers] == [8, 8]
+        json.loads(conversion.report.to_json())
 
 
 def test_base_without_pooler() -> None:
@@ -214,6 +254,16 @@ class TestBadInput:
         native = tiny_model(BERT)
         native.encoder.layer[0].attention.self.query = nn.Sequential(nn.Linear(32, 32))
         with pytest.raises(collab.WeightsError, match="merge"):
+            collab.convert(native, collab.ConversionConfig(rank=8))
+
+    def test_a_model_that_its_config_does_not_describe(self) -> None:
+        native = tiny_model(BERT, transformers.BertForSequenceClassification)
+        native.classifier = torch.nn.Linear(32, 7)
+        with pytest.raises(collab.WeightsError, match=r"classifier\.weight should be of shape \(2, 32\)"):
+            collab.convert(native, collab.ConversionConfig(rank=8))
+        native = tiny_model(BERT)
+        del native.encoder.layer[1]
+        with pytest.raises(collab.WeightsError, match=r"encoder\.layer\.1.* is absent"):
             collab.convert(native, collab.ConversionConfig(rank=8))
 
     def test_offloaded_weights(self) -> None:

@@ -268,3 +268,19 @@ class TestOptions:
         if not torch.cuda.is_available():
             with pytest.raises(DeviceError, match="No device 'cuda'"):
                 decompose(shared_tensor(), "cp", 4, SolverOptions(device="cuda"))
+
+
+@pytest.mark.parametrize("form", ["concat", "cp", "tucker"])
+@pytest.mark.parametrize(("query", "key"), [(1e-25, 1.0), (1e9, 1e9), (1e-12, 1e-12)])
+def test_scale_does_not_matter(form: str, query: float, key: float) -> None:
+    tensor = shared_tensor()
+    expected = decompose(tensor, form, 5)
+    scaled = decompose(HeadTensor(tensor.query * query, tensor.key * key, tensor.num_heads), form, 5)
+    assert scaled.error == pytest.approx(expected.error, rel=1e-3)
+    assert scaled.converged == expected.converged
+
+
+def test_without_ridge_the_tolerance_still_applies() -> None:
+    result = decompose(shared_tensor(), "cp", 5, SolverOptions(ridge=0.0, max_sweeps=1000))
+    assert result.converged
+    assert result.sweeps < 1000

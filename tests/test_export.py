@@ -10,6 +10,7 @@ from pathlib import Path
 
 import huggingface_hub
 import pytest
+import safetensors.torch
 import torch
 import transformers
 from huggingface_hub import ModelCard
@@ -163,6 +164,7 @@ class TestFromACheckpoint:
             "collab_attention.py",
             "collab_bert.py",
             "collab_config.py",
+            "collab_files.txt",
             "collab_model.py",
             "collab_report.json",
             "config.json",
@@ -267,14 +269,62 @@ class TestFromACheckpoint:
 
     def test_overwrite(self, source: Path, tmp_path: Path) -> None:
         self.convert(source, tmp_path / "out")
-        (tmp_path / "out" / "stale.txt").write_text("old")
         with pytest.raises(collab.OutputError, match="overwrite"):
             self.convert(source, tmp_path / "out", rank=4)
         assert AutoConfig.from_pretrained(tmp_path / "out").collab_layers[0]["rank"] == 8
         self.convert(source, tmp_path / "out", rank=4, write=collab.ExportOptions(overwrite=True))
         assert AutoConfig.from_pretrained(tmp_path / "out").collab_layers[0]["rank"] == 4
-        assert not (tmp_path / "out" / "stale.txt").exists()
         assert folders(tmp_path) == {"source", "out"}
+
+    @pytest.mark.parametrize("name", ["notes.txt", ".git/HEAD", "runs/loss.csv"])
+    def test_what_collab_did_not_write_is_never_overwritten(self, source: Path, tmp_path: Path, name: str) -> None:
+        self.convert(source, tmp_path / "out")
+        mine = tmp_path / "out" / name
+        mine.parent.mkdir(exist_ok=True)
+        mine.write_text("mine")
+        with pytest.raises(collab.OutputError, match=name):
+            self.convert(source, tmp_path / "out", write=collab.ExportOptions(overwrite=True))
+        assert mine.read_text() == "mine"
+
+    def test_a_folder_that_appears_meanwhile_is_left_alone(
+        self, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def appear(*arguments: object) -> dict:
+            (tmp_path / "out").mkdir()
+            (tmp_path / "out" / "mine").write_text("mine")
+            return verify(*arguments)
+
+        monkeypatch.setattr("collab.exporting.verify", appear)
+        with pytest.raises(collab.OutputError, match="could not be written"):
+            self.convert(source, tmp_path / "out")
+        assert folders(tmp_path) == {"source", "out"}
+        assert folders(tmp_path / "out") == {"mine"}
+
+    def test_a_dtype_too_small_for_a_weight(self, source: Path, tmp_path: Path) -> None:
+        native = transformers.BertForMaskedLM.from_pretrained(source)
+        with torch.no_grad():
+            native.bert.embeddings.word_embeddings.weight[3, 3] = 1e5
+        for dtype in (torch.float32, torch.bfloat16):
+            native.to(dtype).save_pretrained(source)
+            with pytest.raises(collab.WeightsError, match=r"word_embeddings.weight does not fit float16"):
+                self.convert(source, tmp_path / "out", load=collab.LoadOptions(dtype=torch.float16))
+        assert folders(tmp_path) == {"source"}
+
+    def test_unused_weights_take_the_dtype_too(self, source: Path, tmp_path: Path) -> None:
+        weights = safetensors.torch.load_file(source / "model.safetensors")
+        safetensors.torch.save_file(
+            weights | {"bert.pooler.dense.bias": torch.ones(32)}, source / "model.safetensors", {"format": "pt"}
+        )
+        self.convert(source, tmp_path / "out", load=collab.LoadOptions(dtype=torch.bfloat16))
+        written = safetensors.torch.load_file(tmp_path / "out" / "model.safetensors")
+        assert {tensor.dtype for tensor in written.values()} == {torch.bfloat16}
+
+    @pytest.mark.parametrize("name", ["modules.json", "preprocessor_config.json"])
+    def test_broken_files_beside_the_weights(self, source: Path, tmp_path: Path, name: str) -> None:
+        (source / name).write_text("{")
+        with pytest.raises(collab.CheckpointError, match=name):
+            self.convert(source, tmp_path / "out")
+        assert folders(tmp_path) == {"source"}
 
     def test_from_the_hubs_cache(self, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         """A Hub id, with no Hub in reach but the model in the local cache."""
@@ -313,7 +363,8 @@ def test_generation_config_is_carried_over(tmp_path: Path) -> None:
     assert transformers.GenerationConfig.from_pretrained(tmp_path / "out").max_new_tokens == 7
 
 
-def test_push_to_hub_sends_the_code(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("by_saving", [False, True])
+def test_push_to_hub_sends_the_code(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, by_saving: bool) -> None:
     sent: list[str] = []
 
     def create(self: object, repo_id: str, **_: object) -> huggingface_hub.RepoUrl:
@@ -325,8 +376,34 @@ def test_push_to_hub_sends_the_code(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("huggingface_hub.HfApi.create_repo", create)
     monkeypatch.setattr("huggingface_hub.HfApi.create_commit", commit)
     monkeypatch.setattr("huggingface_hub.HfApi.create_branch", lambda *_, **__: None)
-    converted(tiny_model(BERT)).model.push_to_hub("me/mine")
+    model = converted(tiny_model(BERT)).model
+    if by_saving:
+        model.save_pretrained(tmp_path / "mine", push_to_hub=True, repo_id="me/mine")
+    else:
+        model.push_to_hub("me/mine")
     assert {"config.json", "model.safetensors", "collab_bert.py", "collab_attention.py"} <= set(sent)
+
+
+def test_card_of_a_model_in_memory(tmp_path: Path) -> None:
+    native = tiny_model(BERT, transformers.BertForPreTraining)
+    native.config._name_or_path = "google/thing"
+    native.name_or_path = "google/thing"
+    export(converted(native), tmp_path / "out")
+    card = ModelCard.load(tmp_path / "out" / "README.md")
+    assert card.data.base_model == "google/thing"
+    assert "AutoModelForPreTraining.from_pretrained" in card.text
+
+
+@pytest.mark.parametrize("size", ["5", "0GB", "many", ""])
+def test_shard_sizes_that_are_none(size: str) -> None:
+    with pytest.raises(collab.ConfigurationError, match="is not a size"):
+        collab.ExportOptions(max_shard_size=size)
+
+
+def test_models_with_few_positions(tmp_path: Path) -> None:
+    """The check's own inputs must fit them."""
+    export(converted(tiny_model(BERT, max_position_embeddings=2)), tmp_path / "bert")
+    export(converted(tiny_model(BY_TYPE["roberta"], max_position_embeddings=8, pad_token_id=5)), tmp_path / "roberta")
 
 
 def test_verification_notices_a_changed_weight(tmp_path: Path) -> None:

@@ -147,7 +147,7 @@ def decompose_cp(tensor: HeadTensor, start: Factors, options: SolverOptions) -> 
         since += 1
         if stuck or (since >= _PATIENCE and errors[-1 - _PATIENCE] - errors[-1] < _PATIENCE * options.tolerance):
             ridge = options.ridge * best.squared_error
-            converged = ridge > sweeper.ridge / 2 or errors[-1] < options.tolerance
+            converged = ridge >= sweeper.ridge / 2 or errors[-1] < options.tolerance
             sweeper.ridge, previous, step, since = ridge, best, 0, 0
     factors = Factors("cp", query=best.query, key=best.key, mixing=best.mixing).canonical()
     logger.debug("CP: %d sweeps, relative error %.6f to %.6f", len(errors) - 1, errors[0], errors[-1])

@@ -44,12 +44,12 @@ class SolverOptions:
             raise ConfigurationError(f"Unknown solver {self.method!r}; choose one of {', '.join(METHODS)}.")
         if self.precision not in get_args(Precision):
             raise ConfigurationError(f"Unknown precision {self.precision!r}; choose float32 or float64.")
-        if self.max_sweeps < 1:
-            raise ConfigurationError(f"max_sweeps must be at least 1, not {self.max_sweeps}.")
-        if not self.tolerance >= 0:
-            raise ConfigurationError(f"tolerance must not be negative, but is {self.tolerance}.")
-        if not self.ridge >= 0:
-            raise ConfigurationError(f"ridge must not be negative, but is {self.ridge}.")
+        if not isinstance(self.max_sweeps, int) or self.max_sweeps < 1:
+            raise ConfigurationError(f"max_sweeps must be a whole number of at least 1, not {self.max_sweeps!r}.")
+        for name in ("tolerance", "ridge"):
+            value = getattr(self, name)
+            if not isinstance(value, int | float) or not value >= 0:
+                raise ConfigurationError(f"{name} must be a number that is not negative, not {value!r}.")
 
     @property
     def dtype(self) -> torch.dtype:

@@ -78,11 +78,11 @@ def decompose(
         seconds = time.perf_counter() - start_time
         concat = full_rank_factors(tensor, "concat", rank)
     else:
-        small, query_basis, key_basis = tensor.compress()
+        small, frame = _normalized(tensor)
         concat = decompose_concat(small, rank)
         fit = _solve(small, form, rank, concat, options, seed)
-        concat = _expand(concat, query_basis, key_basis)
-        fit = replace(fit, factors=_expand(fit.factors, query_basis, key_basis))
+        concat = frame.restore(concat)
+        fit = replace(fit, factors=frame.restore(fit.factors))
         seconds = time.perf_counter() - start_time
     error = tensor.relative_error(fit.factors)
     concat_error = error if form == "concat" else tensor.relative_error(concat)
@@ -129,10 +129,26 @@ def _solve(tensor: HeadTensor, form: Form, rank: int, concat: Factors, options: 
     return replace(fit, factors=fit.factors.to(torch.float64).canonical())
 
 
-def _expand(factors: Factors, query_basis: torch.Tensor | None, key_basis: torch.Tensor | None) -> Factors:
-    """Factors of a compressed tensor (`HeadTensor.compress`) back at the widths of the original."""
-    return replace(
-        factors,
-        query=factors.query if query_basis is None else query_basis @ factors.query,
-        key=factors.key if key_basis is None else key_basis @ factors.key,
-    )
+@dataclass(frozen=True)
+class _Frame:
+    """What normalizing a tensor took from it."""
+
+    query_basis: torch.Tensor | None  # orthonormal, (D_q, K), where D_q was above K
+    key_basis: torch.Tensor | None  # (D_k, K)
+    scale: float
+
+    def restore(self, factors: Factors) -> Factors:
+        """Factors of the normalized tensor as factors of the original."""
+        query = factors.query if self.query_basis is None else self.query_basis @ factors.query
+        key = factors.key if self.key_basis is None else self.key_basis @ factors.key
+        if factors.form == "concat":  # whose mixing stays 0/1
+            return replace(factors, query=query * self.scale, key=key).canonical()
+        return replace(factors, query=query, key=key, mixing=factors.mixing * self.scale).canonical()
+
+
+def _normalized(tensor: HeadTensor) -> tuple[HeadTensor, _Frame]:
+    """The tensor as solvers like it: no wider than K (`HeadTensor.compress`), its factors of norm one."""
+    small, query_basis, key_basis = tensor.compress()
+    query_norm, key_norm = float(small.query.norm()), float(small.key.norm())
+    small = HeadTensor(small.query / query_norm, small.key / key_norm, tensor.num_heads)
+    return small, _Frame(query_basis, key_basis, query_norm * key_norm)

@@ -20,6 +20,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.nn.attention.flex_attention import BlockMask, create_mask
 from transformers.cache_utils import EncoderDecoderCache
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
@@ -146,6 +147,9 @@ class CollaborativeAttention(nn.Module):
             implementation, eager_attention_forward
         )
         if implementation in ("eager", "sdpa"):
+            if isinstance(attention_mask, BlockMask):  # weights were asked for, which flex attention does not give
+                batch, _, length, seen = *attention_mask.shape[:2], query.shape[2], key.shape[2]
+                attention_mask = create_mask(attention_mask.mask_mod, batch, None, length, seen, device=query.device)
             bias = None if content is None else content.unsqueeze(2) * self.scaling  # (B, H, 1, S)
             if position_bias is not None:
                 bias = position_bias if bias is None else bias + position_bias
@@ -178,6 +182,21 @@ class CollaborativeAttention(nn.Module):
     def output(self, context: Tensor, hidden_states: Tensor) -> Tensor:
         """What the family's attention layer does behind the heads: its output projection, where it owns one."""
         return self.dense(context) if "dense" in self.native_names else context
+
+    def _merge(self, value: Tensor) -> Tensor:
+        """Values as they are cached: (B, 1, S, H·d) beside a shared key, because caches want one shape for both."""
+        return value if self.head_ranks is not None else value.transpose(1, 2).flatten(-2).unsqueeze(1)
+
+    def _unpack(self, packed: Tensor, value: Tensor) -> tuple[Tensor, Tensor | None, Tensor]:
+        """Keys, content bias (B, H, S) and values (B, H, S, d) from what `_pack` and `_merge` made."""
+        if self.head_ranks is None:
+            value = value.squeeze(1).unflatten(-1, (self.num_attention_heads, -1)).transpose(1, 2)
+        if self.content_bias is None:
+            return packed, None, value
+        if self.head_ranks is None:
+            heads = self.num_attention_heads
+            return packed[..., :-heads], packed[:, 0, :, -heads:].transpose(1, 2), value
+        return packed[..., :-1], packed[..., -1], value
 
     def _split(self, projected: Tensor, head_ranks: tuple[int, ...]) -> Tensor:
         """Shared dimensions (B, T, R) dealt to the heads that own them, padded with zeros, (B, H, T, max_h r_h)."""
@@ -214,13 +233,10 @@ class CollaborativeSelfAttention(CollaborativeAttention):
             cache = past_key_values
             if isinstance(cache, EncoderDecoderCache):
                 cache = cache.self_attention_cache
-            key, value = cache.update(_pack(key, content), value, self.layer_idx)
-            key, content = self._unpack(key)
+            packed = cache.update(_pack(key, content), self._merge(value), self.layer_idx)
+            key, content, value = self._unpack(*packed)
         context, weights = self.attend(self.queries(hidden_states), key, value, content, attention_mask, **kwargs)
         return self.output(context, hidden_states), weights
-
-    def _unpack(self, packed: Tensor) -> tuple[Tensor, Tensor | None]:
-        return _unpack(packed, self.num_attention_heads, self.content_bias is not None)
 
 
 class CollaborativeCrossAttention(CollaborativeAttention):
@@ -245,14 +261,16 @@ class CollaborativeCrossAttention(CollaborativeAttention):
         """
         if past_key_values is not None and past_key_values.is_updated.get(self.layer_idx):
             layer = past_key_values.cross_attention_cache.layers[self.layer_idx]
-            packed, value = layer.keys, layer.values
+            packed = layer.keys, layer.values
         else:
-            packed = _pack(self.keys(encoder_hidden_states), self.bias(encoder_hidden_states))
-            value = self.values(encoder_hidden_states)
+            packed = (
+                _pack(self.keys(encoder_hidden_states), self.bias(encoder_hidden_states)),
+                self._merge(self.values(encoder_hidden_states)),
+            )
             if past_key_values is not None:
-                packed, value = past_key_values.cross_attention_cache.update(packed, value, self.layer_idx)
+                packed = past_key_values.cross_attention_cache.update(*packed, self.layer_idx)
                 past_key_values.is_updated[self.layer_idx] = True
-        key, content = _unpack(packed, self.num_attention_heads, self.content_bias is not None)
+        key, content, value = self._unpack(*packed)
         context, weights = self.attend(self.queries(hidden_states), key, value, content, attention_mask, **kwargs)
         return self.output(context, hidden_states), weights
 
@@ -331,15 +349,6 @@ def _pack(key: Tensor, content: Tensor | None) -> Tensor:
         return key
     columns = content.transpose(1, 2).unsqueeze(1) if key.shape[1] == 1 else content.unsqueeze(-1)
     return torch.cat([key, columns], dim=-1)
-
-
-def _unpack(packed: Tensor, num_heads: int, has_content: bool) -> tuple[Tensor, Tensor | None]:
-    """Keys and content bias (B, H, S) of `_pack`."""
-    if not has_content:
-        return packed, None
-    if packed.shape[1] == 1:
-        return packed[..., :-num_heads], packed[:, 0, :, -num_heads:].transpose(1, 2)
-    return packed[..., :-1], packed[..., -1]
 
 
 def _evenly(rank: int, num_heads: int) -> tuple[int, ...]:

@@ -63,7 +63,15 @@ class CollaborativeMixin(_Model):
         self.config.auto_map = auto_map(type(self))
         if kwargs.get("is_main_process", True):
             copy_code(type(self), save_directory)
+        # transformers would upload the files that it wrote itself, and not the code.
+        push = kwargs.pop("push_to_hub", False)
+        hub = {
+            name: kwargs.pop(name) for name in ("repo_id", "commit_message", "private", "create_pr") if name in kwargs
+        }
         super().save_pretrained(save_directory, *args, **kwargs)
+        if push:
+            hub.setdefault("repo_id", Path(save_directory).name)
+            self.push_to_hub(token=kwargs.get("token"), **hub)
 
 
 class CollaborativeBase(CollaborativeMixin):
