@@ -26,11 +26,14 @@ Importing collab registers the converted models with transformers, so that ``Aut
 other Auto classes load them.
 """
 
+from .calibration import Calibration, CalibrationOptions, DataSource, LayerMoments, calibrate
 from .config import ConversionConfig
 from .conversion import Conversion, convert
 from .decomposition import SolverOptions
 from .errors import (
     AlreadyConvertedError,
+    BudgetError,
+    CalibrationError,
     CheckpointError,
     CollabError,
     ConfigurationError,
@@ -50,6 +53,10 @@ from .report import ConversionReport, Count, LayerReport
 
 __all__ = [
     "AlreadyConvertedError",
+    "BudgetError",
+    "Calibration",
+    "CalibrationError",
+    "CalibrationOptions",
     "CheckpointError",
     "CollabError",
     "ConfigurationError",
@@ -57,8 +64,10 @@ __all__ = [
     "ConversionConfig",
     "ConversionReport",
     "Count",
+    "DataSource",
     "DeviceError",
     "ExportOptions",
+    "LayerMoments",
     "LayerReport",
     "LoadOptions",
     "OutputError",
@@ -69,6 +78,7 @@ __all__ = [
     "UnsupportedArchitectureError",
     "VerificationError",
     "WeightsError",
+    "calibrate",
     "convert",
     "convert_checkpoint",
     "export",

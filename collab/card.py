@@ -9,6 +9,7 @@ from typing import Any
 import yaml
 from huggingface_hub import ModelCard, ModelCardData
 
+from .decomposition import FORMS
 from .report import ConversionReport
 
 _TAGS = ("collab", "collaborative-attention", "low-rank")
@@ -51,7 +52,7 @@ def write_card(
 
 
 def _body(folder: Path, report: ConversionReport, base_model: str, auto_class: str, sentence_transformers: bool) -> str:
-    form = report.settings["form"]
+    form = " and ".join(sorted({one.form for one in report.layers}))
     parts = [
         f"# {base_model.rpartition('/')[2]}, collaborative",
         f"[`{base_model}`](https://huggingface.co/{base_model})" if "/" in base_model else f"`{base_model}`",
@@ -78,9 +79,12 @@ def _body(folder: Path, report: ConversionReport, base_model: str, auto_class: s
         f"Settings: `{json.dumps(report.settings)}`",
         "Versions: " + ", ".join(f"{name} {number}" for name, number in report.versions.items()) + ".",
         _parameters(report),
+        _agreement(report),
         "## Error by layer",
-        "Relative error of the heads' query-key products, ‖𝒯 - 𝒯̂‖/‖𝒯‖, and of per-head truncated SVD (`concat`) with "
-        "as many query/key dimensions.",
+        "weights: relative error of the heads' query-key products, ‖𝒯 - 𝒯̂‖/‖𝒯‖. scores: relative error of the "
+        "scores on calibration inputs, each weighed by what it does to the model's output, and held back: the same on "
+        "rows that "
+        "were not used. concat, cp, tucker: predicted error of each form with as many parameters.",
         _layers(report),
         "\n".join(f"- {note}" for note in report.notes),
         "The same numbers, and more, are in `collab_report.json`.",
@@ -99,14 +103,28 @@ def _parameters(report: ConversionReport) -> str:
     return "\n".join(lines)
 
 
+def _agreement(report: ConversionReport) -> str:
+    if report.calibration is None:
+        return "Converted by the weights alone, without calibration."
+    text = f"Calibrated on `{json.dumps(report.calibration)}`."
+    if report.agreement:
+        values = (item for item in report.agreement.items() if item[0] != "rows")
+        rows = [f"| {name.replace('_', ' ')} | {value:.4f} |" for name, value in values]
+        text += "\n\n" + "\n".join(
+            [f"| against the original, on {report.agreement['rows']} rows held back | |", "|---|---:|", *rows]
+        )
+    return text
+
+
 def _layers(report: ConversionReport) -> str:
-    lines = [
-        "| layer | form | rank | of | error | concat | parameters before | after |",
-        "|---|---|---:|---:|---:|---:|---:|---:|",
-    ]
-    lines += [
-        f"| {one.name} | {one.form} | {one.rank} | {one.full_rank} | {one.error:.4f} | {one.concat_error:.4f} "
-        f"| {one.query_key.before:,} | {one.query_key.after:,} |"
-        for one in report.layers
-    ]
+    headings = ["layer", "form", "rank", "of", "scores", "held back", "weights", *FORMS, "parameters before", "after"]
+    lines = [f"| {' | '.join(headings)} |", "|---|---|" + "---:|" * (len(headings) - 2)]
+    for one, others in zip(report.layers, report.comparison, strict=True):
+        errors = [one.score_error, one.held_back_error, one.error, *(others[form]["error"] for form in FORMS)]
+        cells = [
+            *(one.name, one.form, str(one.rank), str(one.full_rank)),
+            *("" if error is None else f"{error:.4f}" for error in errors),
+            *(f"{count:,}" for count in (one.query_key.before, one.query_key.after)),
+        ]
+        lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)

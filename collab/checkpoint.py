@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 from huggingface_hub import snapshot_download
-from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+from huggingface_hub.errors import HfHubHTTPError, HFValidationError, StrictDataclassError
 from huggingface_hub.utils import validate_repo_id
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
@@ -84,13 +84,17 @@ def resolve_source(model: str, revision: str | None = None) -> Source:
         CheckpointError: if it is neither.
     """
     folder = Path(model).expanduser()
-    if folder.is_dir():
-        return Source(model, folder.resolve())
-    if folder.exists():
-        raise CheckpointError(f"{model} is a file. Give the folder that holds config.json and the weights.")
     try:
+        if model and folder.is_dir():
+            if revision is not None:
+                raise CheckpointError(f"{model} is a folder, which has no revisions; they belong to models on the Hub.")
+            return Source(model, folder.resolve())
+        if folder.is_file():
+            raise CheckpointError(f"{model} is a file. Give the folder that holds config.json and the weights.")
         validate_repo_id(model)
-    except HFValidationError as error:
+    except CheckpointError:
+        raise
+    except (HFValidationError, OSError) as error:
         raise CheckpointError(f"There is no folder {model}, and it is not the form of a Hub id either.") from error
     try:
         return _download(model, revision)
@@ -141,6 +145,7 @@ def load_checkpoint(source: Source, *, seed: int = 0) -> Checkpoint:
                 source.folder,
                 dtype="auto",
                 local_files_only=True,
+                ignore_mismatched_sizes=True,  # to name what differs, below
                 output_loading_info=True,
             )
     except pickle.UnpicklingError as error:
@@ -148,9 +153,24 @@ def load_checkpoint(source: Source, *, seed: int = 0) -> Checkpoint:
             f"{weights[0].name} is a pickle of more than plain weights, and unpickling it could run any code. Save it "
             "as safetensors where you trust it: model.save_pretrained(folder)."
         ) from error
-    except (OSError, EOFError, RuntimeError, ValueError, TypeError, KeyError, AttributeError, SafetensorError) as error:
+    except (
+        OSError,
+        EOFError,
+        RuntimeError,
+        ValueError,
+        TypeError,
+        KeyError,
+        AttributeError,
+        SafetensorError,
+        StrictDataclassError,
+    ) as error:
         raise CheckpointError(f"{source.name} could not be loaded: {_first_line(error)}") from error
 
+    for name, found, expected in sorted(info["mismatched_keys"]):
+        raise CheckpointError(
+            f"{name} has shape {tuple(found)} in the weights, but {tuple(expected)} by config.json. They do not belong "
+            "together."
+        )
     missing = sorted(info["missing_keys"])
     layers = family.attention_layers(model)
     for name in missing:
@@ -159,6 +179,12 @@ def load_checkpoint(source: Source, *, seed: int = 0) -> Checkpoint:
     if missing:
         notes.append(f"Not in the checkpoint, so initialized at random (seed {seed}): {', '.join(missing)}.")
     unused = _read_tensors(weights, info["unexpected_keys"])
+    if unused:
+        some = ", ".join(sorted(unused)[:3])
+        notes.append(
+            f"Carried over as they are, because the model has no place for them: {len(unused)} weights of the "
+            f"checkpoint ({some}{', …' if len(unused) > 3 else ''})."
+        )
     for note in notes:
         logger.warning(note)
     return Checkpoint(source, model, unused, tuple(notes))

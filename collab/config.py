@@ -4,23 +4,33 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, Literal, get_args
 
 from .decomposition import FORMS, Form, SolverOptions
 from .errors import ConfigurationError
 from .rank import Rank, plain_rank
+from .reparametrization import CONTENTS, Content
+
+Optimize = Literal["size", "speed"]
 
 
 @dataclass(frozen=True)
 class ConversionConfig:
-    """Settings of a conversion.
+    """Settings of a conversion: one of `rank`, `params` and `max_error` says how much to keep.
 
     Attributes:
         rank: the number of shared query/key dimensions R of every layer: an integer from 1 to K, a fraction of K in
             (0, 1], or one of these for each attention layer. K, the number of query/key dimensions of the original
             layer, is its hidden size in most models.
         form: ``cp`` (shared dimensions that every head weighs its own way, the paper's form), ``tucker`` (shared
-            dimensions and a core for each head) or ``concat`` (narrower heads, in closed form).
+            dimensions and a core for each head), ``concat`` (narrower heads, in closed form), or, with a budget,
+            ``auto`` for the best of them.
+        params: the part of the query/key parameters to keep at most, in (0, 1].
+        max_error: relative error of every layer at most: of the scores with calibration, of the weights without.
+        optimize: what ``auto`` looks at: ``size`` (the lowest error within `params`, or the fewest parameters within
+            `max_error`) or ``speed`` (the least arithmetic).
+        content: ``exact`` keeps the content bias as it is, an additive term of the scores; ``folded`` approximates it
+            by an offset of the queries, so that any attention kernel applies and fewer parameters are stored.
         solver: a `SolverOptions`, or the name of a method: ``structured`` or ``tensorly``.
         seed: of the random start of the ``tensorly`` method; the structured solvers are deterministic.
 
@@ -28,15 +38,38 @@ class ConversionConfig:
         ConfigurationError: if a value cannot be used. Ranks are checked against the model when it is converted.
     """
 
-    rank: Rank | Sequence[Rank]
-    form: Form = "cp"
+    rank: Rank | Sequence[Rank] | None = None
+    form: Form | Literal["auto"] = "cp"
+    params: float | None = None
+    max_error: float | None = None
+    optimize: Optimize = "size"
+    content: Content = "exact"
     solver: SolverOptions | str = field(default_factory=SolverOptions)
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if self.form not in FORMS:
-            raise ConfigurationError(f"Unknown form {self.form!r}; choose one of {', '.join(FORMS)}.")
-        object.__setattr__(self, "rank", plain_rank(self.rank))
+        given = [name for name in ("rank", "params", "max_error") if getattr(self, name) is not None]
+        if len(given) != 1:
+            raise ConfigurationError(
+                "Say how much to keep by one of rank, params and max_error, "
+                f"not by {' and '.join(given) if given else 'none of them'}."
+            )
+        if self.form not in (*FORMS, "auto"):
+            raise ConfigurationError(f"Unknown form {self.form!r}; choose one of {', '.join(FORMS)}, auto.")
+        if self.form == "auto" and self.rank is not None:
+            raise ConfigurationError(
+                "A rank means another size in every form, so form auto needs a budget instead: params or max_error."
+            )
+        if self.rank is not None:
+            object.__setattr__(self, "rank", plain_rank(self.rank))
+        for name in ("params", "max_error"):
+            value = getattr(self, name)
+            if value is not None and not (isinstance(value, int | float) and 0 < value <= 1):
+                raise ConfigurationError(f"{name} must be above 0 and at most 1, not {value!r}.")
+        if self.optimize not in get_args(Optimize):
+            raise ConfigurationError(f"Unknown aim {self.optimize!r}; optimize size or speed.")
+        if self.content not in CONTENTS:
+            raise ConfigurationError(f"Unknown content {self.content!r}; choose one of {', '.join(CONTENTS)}.")
         if isinstance(self.solver, str):
             object.__setattr__(self, "solver", SolverOptions(method=self.solver))  # type: ignore[arg-type]
         if not isinstance(self.solver, SolverOptions):
@@ -50,7 +83,23 @@ class ConversionConfig:
         assert isinstance(self.solver, SolverOptions)
         return self.solver
 
+    @property
+    def fixed_form(self) -> Form:
+        """`form` where it is not ``auto``."""
+        assert self.form != "auto"
+        return self.form
+
+    @property
+    def budget(self) -> dict[str, float]:
+        """The budget that was given."""
+        return {name: getattr(self, name) for name in ("params", "max_error") if getattr(self, name) is not None}
+
     def to_dict(self) -> dict[str, Any]:
         """The settings as JSON values."""
         rank = list(self.rank) if isinstance(self.rank, Sequence) else self.rank
-        return {"rank": rank, "form": self.form, "solver": asdict(self.solver_options), "seed": self.seed}
+        return {
+            "rank": rank,
+            **{name: getattr(self, name) for name in ("form", "params", "max_error", "optimize", "content")},
+            "solver": asdict(self.solver_options),
+            "seed": self.seed,
+        }

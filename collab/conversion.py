@@ -13,13 +13,16 @@ from torch import Tensor, nn
 from transformers import PretrainedConfig, PreTrainedModel
 from transformers import initialization as init
 
+from .agreement import agreement
+from .calibration import Calibration, LayerMoments
 from .config import ConversionConfig
 from .errors import UnsupportedArchitectureError, WeightsError
 from .families import Family, require_family
-from .modeling.collab_config import AttentionSpec
 from .modeling.collab_model import optional_parts
+from .planning import choose, compare_forms
+from .problems import LayerProblems, projections
 from .rank import resolve_ranks
-from .reparametrization import Reparametrization, reparametrize
+from .reparametrization import LayerProblem, Reparametrization
 from .report import ConversionReport, Count, LayerReport
 
 logger = logging.getLogger(__name__)
@@ -42,6 +45,7 @@ def convert(
     model: PreTrainedModel,
     config: ConversionConfig,
     *,
+    calibration: Calibration | None = None,
     inplace: bool = False,
     on_layer: Callable[[LayerReport, int], None] | None = None,
 ) -> Conversion:
@@ -52,6 +56,8 @@ def convert(
     Args:
         model: a native transformers model of a supported family, with any of its heads.
         config: what to do.
+        calibration: what `collab.calibrate` returned for this model; the conversion then keeps the scores of such
+            inputs instead of the weights, which is far more faithful at the same size. None converts by the weights.
         inplace: turn `model` itself into the collaborative model, sharing the weights that stay, instead of leaving it
             untouched and copying them. Nothing changes unless every layer was solved. References to its old submodules
             and hooks on them are left behind.
@@ -60,45 +66,31 @@ def convert(
     Raises:
         UnsupportedArchitectureError: if the model is not one that collab converts.
         AlreadyConvertedError: if it is collaborative already.
+        BudgetError: if no conversion meets the budget.
+        CalibrationError: if the calibration is of another model.
         RankError: if a rank is out of range or there is not one for each layer.
         WeightsError: if a weight is NaN, infinite, quantized or not there, or the model is not what its config says.
         DeviceError: if the device to solve on is not there.
     """
     start_time = time.perf_counter()
-    family = require_family(model.config)
-    model_class = family.collaborative_class(type(model))
-    if model_class is None:
-        supported = ", ".join(one.native_class().__name__ for one in family.models)
-        raise UnsupportedArchitectureError(
-            f"{type(model).__name__} cannot be converted. For {family.native_model_type} models, load one of: "
-            f"{supported}."
-        )
-    check_weights(model, family)
-    check_structure(model)
+    family, model_class = require_convertible(model)
     layers = family.attention_layers(model)
-    full_ranks = [getattr(layer, family.names(layer)["query"]).out_features for layer in layers.values()]
-    ranks = resolve_ranks(config.rank, full_ranks)
-    options = config.solver_options
-    options.resolve_device(model.device)
+    problems = LayerProblems(model, family, calibration, config.solver_options.resolve_device(model.device))
+    choice = choose(config, problems)
 
     solved: dict[str, Reparametrization] = {}
     reports: list[LayerReport] = []
-    for (name, layer), rank in zip(layers.items(), ranks, strict=True):
-        logger.debug("solving %s at rank %d", name, rank)
-        query, key = (getattr(layer, family.names(layer)[one]) for one in ("query", "key"))
-        solved[name] = reparametrize(
-            query.weight,
-            query.bias,
-            key.weight,
-            key.bias,
-            num_heads=model.config.num_attention_heads,
-            rank=rank,
-            form=config.form,
-            solver=options,
-            seed=config.seed,
-        )
-        reports.append(_report(name, solved[name], _count(query) + _count(key)))
-        logger.info("%s: rank %d, relative error %.4f", name, rank, reports[-1].error)
+    for (name, layer), form, rank in zip(layers.items(), choice.forms, choice.ranks, strict=True):
+        logger.debug("%s: solving", name)
+        start, problem = time.perf_counter(), problems[name]
+        query, key = projections(layer, family)
+        with torch.no_grad():
+            solved[name] = problem.solve(form, rank, config.content, config.solver_options, config.seed).to(
+                query.weight
+            )
+        held_back = None if calibration is None or calibration.held_back is None else calibration.held_back[name]
+        reports.append(_report(name, solved[name], problem, held_back, _count(query) + _count(key), start))
+        logger.info("%s: %s, rank %d, relative error %.4f", name, form, rank, reports[-1].error)
         if on_layer is not None:
             on_layer(reports[-1], len(layers))
 
@@ -111,13 +103,52 @@ def convert(
         attention=Count(attention_before, attention_before - query_key.before + query_key.after),
         model=Count(_count(model), _count(converted)),
         settings=config.to_dict(),
+        choice=choice.explanation,
+        calibration=None if calibration is None else calibration.summary,
+        agreement=None if calibration is None else agreement(model, converted, calibration.batches),
+        comparison=compare_forms(problems, [one.query_key.after for one in reports], config),
         seconds=time.perf_counter() - start_time,
+        notes=() if calibration is None else calibration.notes,
     )
     if inplace:
         # The caller's object becomes the new model, whole: class, config and modules.
         model.__class__, model.__dict__ = converted.__class__, converted.__dict__
         converted = model
     return Conversion(converted, report)
+
+
+def require_convertible(model: PreTrainedModel) -> tuple[Family, type[PreTrainedModel]]:
+    """The family of a model that can be converted, and the collaborative class it becomes.
+
+    Raises:
+        UnsupportedArchitectureError, AlreadyConvertedError, WeightsError: as `convert`.
+    """
+    if not isinstance(model, PreTrainedModel):
+        raise UnsupportedArchitectureError(
+            f"Give a transformers model, such as AutoModel.from_pretrained(...) returns, not {type(model).__name__}."
+        )
+    family = require_family(model.config)
+    model_class = family.collaborative_class(type(model))
+    if model_class is None:
+        supported = ", ".join(one.native_class().__name__ for one in family.models)
+        raise UnsupportedArchitectureError(
+            f"{type(model).__name__} cannot be converted. For {family.native_model_type} models, load one of: "
+            f"{supported}."
+        )
+    if not family.attention_layers(model):
+        raise UnsupportedArchitectureError("The model has no attention layers, so there is nothing to convert.")
+    check_weights(model, family)
+    check_structure(model)
+    return family, model_class
+
+
+def is_lossless(model: PreTrainedModel, config: ConversionConfig) -> bool:
+    """Whether every layer keeps all its dimensions, so that there is nothing to approximate."""
+    if config.rank is None:
+        return False
+    family = require_family(model.config)
+    full_ranks = [projections(layer, family)[0].out_features for layer in family.attention_layers(model).values()]
+    return resolve_ranks(config.rank, full_ranks) == full_ranks
 
 
 def check_weights(model: PreTrainedModel, family: Family) -> None:
@@ -196,6 +227,8 @@ def _build(
             state[f"{name}.mixing"] = layer.factors.mixing.contiguous()
         if layer.content_bias is not None:
             state[f"{name}.content_bias.weight"] = layer.content_bias.contiguous()  # (H, D_k)
+        if layer.query_offset is not None:
+            state[f"{name}.query_offset"] = layer.query_offset.contiguous()
     model.load_state_dict(state, strict=True, assign=True)
     # Ties what the config ties where it is equal, as from_pretrained does.
     model.tie_weights(missing_keys=set(), recompute_mapping=False)
@@ -218,8 +251,7 @@ def _collaborative_config(
     values = native.to_dict()
     for name in ("model_type", "auto_map", "architectures"):
         values.pop(name, None)
-    specs = [AttentionSpec(one.factors.form, one.factors.rank, one.factors.head_ranks) for one in solved]
-    values["collab_layers"] = [spec.to_dict() for spec in specs]
+    values["collab_layers"] = [one.spec.to_dict() for one in solved]
     config = family.config_class(**values)
     if native._attn_implementation in ("eager", "sdpa", "flex_attention"):
         config._attn_implementation = native._attn_implementation
@@ -240,20 +272,28 @@ def _renamed(name: str, owner: str, native_names: dict[str, str]) -> str | None:
     return None if ours in ("query", "key") else f"{owner}.{ours}.{parameter}"
 
 
-def _report(name: str, solved: Reparametrization, parameters_before: int) -> LayerReport:
+def _report(
+    name: str,
+    solved: Reparametrization,
+    problem: LayerProblem,
+    held_back: LayerMoments | None,
+    parameters_before: int,
+    start: float,
+) -> LayerReport:
     decomposition, factors = solved.decomposition, solved.factors
-    content = 0 if solved.content_bias is None else solved.content_bias.numel()
+    content = sum(0 if one is None else one.numel() for one in (solved.content_bias, solved.query_offset))
     return LayerReport(
         name=name,
         form=factors.form,
         rank=factors.rank,
         full_rank=factors.num_heads * solved.head_dim,
-        error=decomposition.error,
-        concat_error=decomposition.concat_error,
+        error=solved.weight_error,
+        score_error=solved.score_error,
+        held_back_error=None if held_back is None else problem.score_error(solved, held_back),
         sweeps=decomposition.sweeps,
         converged=decomposition.converged,
         degeneracy=decomposition.degeneracy,
-        seconds=decomposition.seconds,
+        seconds=time.perf_counter() - start,
         query_key=Count(parameters_before, factors.num_parameters + content),
     )
 

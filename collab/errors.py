@@ -47,3 +47,11 @@ class OutputError(CollabError, OSError):
 
 class VerificationError(CollabError, RuntimeError):
     """A written model does not reload to the model that was written."""
+
+
+class CalibrationError(CollabError, ValueError):
+    """Calibration data cannot be read or used, or a cache of moments belongs to something else."""
+
+
+class BudgetError(ConfigurationError):
+    """No conversion meets the budget."""

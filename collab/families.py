@@ -14,6 +14,7 @@ from transformers.models.auto import modeling_auto
 
 from . import modeling
 from .errors import AlreadyConvertedError, UnsupportedArchitectureError
+from .modeling.collab_attention import CollaborativeCrossAttention
 from .modeling.collab_model import CollaborativeBase, CollaborativeMixin, auto_classes, family_models
 
 _ROPE = (
@@ -94,6 +95,10 @@ class Family:
     def names(self, layer: nn.Module) -> dict[str, str]:
         """What a native attention layer calls ``query``, ``key``, ``value`` and the rest."""
         return self.base.attention_classes[type(layer)].native_names
+
+    def is_cross_attention(self, layer: nn.Module) -> bool:
+        """Whether a native attention layer takes its keys from another sequence."""
+        return issubclass(self.base.attention_classes[type(layer)], CollaborativeCrossAttention)
 
     def output_projection(self, model: PreTrainedModel, name: str) -> nn.Module:
         """The linear layer behind the heads of a native attention layer, W_O, wherever the family keeps it."""

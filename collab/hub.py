@@ -43,7 +43,7 @@ def push(folder: Path, repo_id: str) -> str:
     except (OSError, ValueError, httpx.HTTPError, HfHubHTTPError, LocalTokenNotFoundError) as error:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise OutputError(
-            f"{folder} is complete, but could not be uploaded to {repo_id}: {reason} Upload it later with: "
-            f"hf upload {repo_id} {folder}"
+            f"{folder} is complete, but could not be uploaded to {repo_id}: {reason.rstrip('.')}. "
+            f"Upload it later with: hf upload {repo_id} {folder}"
         ) from error
     return str(url)

@@ -28,14 +28,18 @@ def check_output(output: Path, source: Path | None = None, overwrite: bool = Fal
     Raises:
         OutputError: saying what is in the way.
     """
-    target = output.resolve()
+    try:
+        target = output.resolve()
+        taken = os.path.lexists(output)
+    except OSError as error:
+        raise OutputError(f"{output} cannot be created: {error}.") from error
     if source is not None:
         origin = source.resolve()
         if target == origin:
             raise OutputError(f"The output folder is the input folder, {output}. Give another.")
         if target in origin.parents:
             raise OutputError(f"The input is inside the output folder {output}. Give another.")
-    if os.path.lexists(output):
+    if taken:
         if not target.is_dir():
             raise OutputError(f"{output} is not a folder. Give the name of one that is not there yet.")
         if any(target.iterdir()) and not overwrite:

@@ -3,19 +3,27 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
+from transformers import AutoImageProcessor, AutoTokenizer
 
-from .checkpoint import load_checkpoint, resolve_source
+from .calibration import Calibration, CalibrationOptions, DataSource, calibrate
+from .calibration.calibrate import OnBatch
+from .checkpoint import Checkpoint, load_checkpoint, resolve_source
 from .config import ConversionConfig
-from .conversion import Conversion, convert
+from .conversion import Conversion, convert, is_lossless, require_convertible
+from .decomposition import SolverOptions
 from .errors import WeightsError
 from .exporting import ExportOptions, export
 from .output import check_output
+from .planning import Plan, make_plan
+from .planning.plan import FRACTIONS
+from .reparametrization import Content
 from .report import ConversionReport, LayerReport
 
 logger = logging.getLogger(__name__)
@@ -37,14 +45,79 @@ class LoadOptions:
     trust_remote_code: bool = False
 
 
+@dataclass(frozen=True)
+class CalibrationRequest:
+    """What to calibrate on.
+
+    Attributes:
+        source: ``synthetic`` (random vocabulary), ``none`` (convert by the weights alone), a `DataSource`, or
+            ``default``: synthetic for models that take text, none for others.
+        options: how much.
+        cache: a file that keeps the moments.
+    """
+
+    source: Literal["default", "synthetic", "none"] | DataSource = "default"
+    options: CalibrationOptions = field(default_factory=CalibrationOptions)
+    cache: Path | None = None
+
+
+def load_model(model: str, load: LoadOptions, seed: int = 0) -> Checkpoint:
+    """Finds and reads a model, in the dtype asked for where that is the wider one.
+
+    Raises:
+        CheckpointError, UnsupportedArchitectureError, AlreadyConvertedError, WeightsError: as `load_checkpoint`.
+    """
+    checkpoint = load_checkpoint(resolve_source(model, load.revision), seed=seed)
+    native = checkpoint.model
+    if load.dtype is not None and torch.finfo(load.dtype).eps < torch.finfo(native.dtype).eps:
+        # Before the conversion, so that the factors are not rounded to the checkpoint's dtype.
+        _cast(native.state_dict(), load.dtype)
+        native.to(load.dtype)  # type: ignore[arg-type]
+    return checkpoint
+
+
+def calibrate_checkpoint(
+    checkpoint: Checkpoint,
+    request: CalibrationRequest,
+    *,
+    trust_remote_code: bool = False,
+    on_batch: OnBatch | None = None,
+) -> tuple[Calibration | None, tuple[str, ...]]:
+    """Calibrates a checkpoint's model with the tokenizer or image processor beside it.
+
+    Returns:
+        The calibration, or None where there is none, and notes for the user.
+
+    Raises:
+        CalibrationError: as `collab.calibrate`.
+    """
+    if request.source == "none":
+        return None, ()
+    model, source = checkpoint.model, request.source
+    if source == "default":
+        if model.main_input_name != "input_ids" or getattr(model.config, "add_cross_attention", False):
+            return None, (
+                "Converted by the weights alone: for this model there is no calibration without data. Give some with "
+                "--calibration for a more faithful result.",
+            )
+        source = "synthetic"
+    processor = _processor(checkpoint, trust_remote_code)
+    calibration = calibrate(
+        model, source, tokenizer=processor, options=request.options, cache=request.cache, on_batch=on_batch
+    )
+    return calibration, ()
+
+
 def convert_checkpoint(
     model: str,
     output: str | Path,
     config: ConversionConfig,
     *,
+    calibration: CalibrationRequest | None = None,
     load: LoadOptions | None = None,
     write: ExportOptions | None = None,
     command: str | None = None,
+    on_batch: OnBatch | None = None,
     on_layer: Callable[[LayerReport, int], None] | None = None,
 ) -> ConversionReport:
     """Converts a checkpoint into a folder that appears whole or not at all.
@@ -53,36 +126,78 @@ def convert_checkpoint(
         model: a folder or a Hub id.
         output: the folder to write.
         config: what to do.
+        calibration: what to calibrate on; by default random vocabulary. At full rank there is nothing to calibrate.
         load: how to read the original.
         write: how to write the result.
         command: the command line, for the report and the model card.
+        on_batch: called after every batch of the calibration, with their number and the number in all.
         on_layer: called as soon as a layer is solved, with its report and the number of layers in all.
 
     Returns:
         The report, as written to `collab_report.json`.
 
     Raises:
-        CollabError: of the kind that `load_checkpoint`, `convert` and `export` raise. No output is left behind then.
+        CollabError: of the kind that `load_checkpoint`, `calibrate`, `convert` and `export` raise. No output is left
+            behind then.
     """
     load = load or LoadOptions()
     write = write or ExportOptions()
+    request = calibration or CalibrationRequest()
     output = Path(output).expanduser()
     source = resolve_source(model, load.revision)
     check_output(output, source.folder, write.overwrite)
-    checkpoint = load_checkpoint(source, seed=config.seed)
-    native = checkpoint.model
-    if load.dtype is not None and torch.finfo(load.dtype).eps < torch.finfo(native.dtype).eps:
-        # Before the conversion, so that the factors are not rounded to the checkpoint's dtype.
-        _cast(native.state_dict(), load.dtype)
-        native.to(load.dtype)  # type: ignore[arg-type]
-    conversion = convert(native, config, inplace=True, on_layer=on_layer)
+    checkpoint = load_model(model, load, config.seed)
+    require_convertible(checkpoint.model)
+    if is_lossless(checkpoint.model, config) and request.source == "default":
+        request = replace(request, source="none")
+    found, notes = calibrate_checkpoint(
+        checkpoint, request, trust_remote_code=load.trust_remote_code, on_batch=on_batch
+    )
+    conversion = convert(checkpoint.model, config, calibration=found, inplace=True, on_layer=on_layer)
     if load.dtype is not None:
         _cast(conversion.model.state_dict(), load.dtype)
         conversion.model.to(load.dtype)  # type: ignore[arg-type]
         checkpoint = replace(checkpoint, unused=_cast(checkpoint.unused, load.dtype))
-    origin = model if source.revision is None else f"{model} at {source.revision}"
-    report = replace(conversion.report, source=origin, command=command, notes=checkpoint.notes)
+    report = replace(
+        conversion.report,
+        source=model if source.revision is None else f"{model} at {source.revision}",
+        command=command,
+        notes=(*checkpoint.notes, *notes, *conversion.report.notes),
+    )
     return export(Conversion(conversion.model, report), output, checkpoint, write, load.trust_remote_code)
+
+
+def plan_checkpoint(
+    model: str,
+    *,
+    calibration: CalibrationRequest | None = None,
+    load: LoadOptions | None = None,
+    fractions: Sequence[float] = FRACTIONS,
+    content: Content = "exact",
+    solver: SolverOptions | None = None,
+    on_batch: OnBatch | None = None,
+    on_layer: Callable[[str, int], None] | None = None,
+) -> Plan:
+    """Predicts errors and costs of converting a checkpoint; see `collab.planning.make_plan`."""
+    load = load or LoadOptions()
+    checkpoint = load_model(model, load)
+    require_convertible(checkpoint.model)
+    found, _ = calibrate_checkpoint(
+        checkpoint, calibration or CalibrationRequest(), trust_remote_code=load.trust_remote_code, on_batch=on_batch
+    )
+    return make_plan(checkpoint.model, found, fractions=fractions, content=content, solver=solver, on_layer=on_layer)
+
+
+def _processor(checkpoint: Checkpoint, trust_remote_code: bool) -> Any:
+    """The tokenizer or image processor beside a checkpoint; None where there is none, or it does not load."""
+    loader: Any = AutoTokenizer if checkpoint.model.main_input_name == "input_ids" else AutoImageProcessor
+    try:
+        return loader.from_pretrained(
+            checkpoint.source.folder, trust_remote_code=trust_remote_code, local_files_only=True
+        )
+    except (OSError, ValueError, ImportError, KeyError, TypeError) as error:
+        logger.info("No tokenizer or image processor: %s", error)
+        return None
 
 
 def _cast(state: Mapping[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:

@@ -35,8 +35,10 @@ class LayerReport:
         form: ``concat``, ``cp`` or ``tucker``.
         rank: R, the number of shared query/key dimensions.
         full_rank: K, the number of query/key dimensions before.
-        error: relative error ‖𝒯 - 𝒯̂‖/‖𝒯‖ of the heads' query-key products.
-        concat_error: the same for per-head truncated SVD at the same R, in closed form.
+        error: relative error ‖𝒯 - 𝒯̂‖/‖𝒯‖ of the heads' query-key products, the weights.
+        score_error: relative error of the scores on calibration inputs, each weighed by what it does to the model's
+            output; None without calibration.
+        held_back_error: the same on the calibration rows that were held back.
         sweeps: sweeps of the solver.
         converged: whether the solver stopped because nothing was left to gain.
         degeneracy: Σ_r ‖a_r ∘ m_r ∘ b_r‖²/‖𝒯‖²; far above 1 means components that cancel.
@@ -50,7 +52,8 @@ class LayerReport:
     rank: int
     full_rank: int
     error: float
-    concat_error: float
+    score_error: float | None
+    held_back_error: float | None
     sweeps: int
     converged: bool
     degeneracy: float
@@ -72,6 +75,10 @@ class ConversionReport:
         attention: the same with value and output projections.
         model: all parameters, tied ones once.
         settings: the `ConversionConfig`.
+        choice: how form and ranks were found, if a budget was given.
+        calibration: what the conversion was calibrated on; None if by the weights alone.
+        agreement: of the converted model with the original on held-back rows (`collab.agreement`).
+        comparison: for each layer, the rank and predicted error of every form with as many parameters.
         seconds: time of the whole conversion.
         versions: of collab, torch, transformers, tensorly, Python.
         source: where the model came from, if it was loaded from somewhere.
@@ -86,6 +93,10 @@ class ConversionReport:
     model: Count
     settings: dict[str, Any]
     seconds: float
+    choice: dict[str, Any] = field(default_factory=dict)
+    calibration: dict[str, Any] | None = None
+    agreement: dict[str, Any] | None = None
+    comparison: list[dict[str, Any]] = field(default_factory=list)
     versions: dict[str, str] = field(default_factory=lambda: installed_versions())
     source: str | None = None
     command: str | None = None
@@ -105,7 +116,11 @@ class ConversionReport:
                 "attention": self.attention.to_dict(),
                 "model": self.model.to_dict(),
             },
+            "choice": self.choice,
+            "calibration": self.calibration,
+            "agreement": self.agreement,
             "layers": [layer.to_dict() for layer in self.layers],
+            "comparison": self.comparison,
             "verification": self.verification,
             "notes": list(self.notes),
         }

@@ -22,6 +22,7 @@ from transformers import AutoConfig
 
 import collab
 from collab.cli import main
+from collab.reparametrization import LayerProblem
 
 BERT = BY_TYPE["bert"]
 Run = Callable[..., Result]
@@ -74,7 +75,11 @@ class TestShows:
             "Reloaded",
         ):
             assert text in result.stdout, text
-        assert AutoConfig.from_pretrained(tmp_path / "out").collab_layers[0] == {"form": "cp", "rank": 8}
+        assert AutoConfig.from_pretrained(tmp_path / "out").collab_layers[0] == {
+            "form": "cp",
+            "rank": 8,
+            "content": "exact",
+        }
 
     def test_json_alone_on_stdout(self, run: Run, model: Path, tmp_path: Path) -> None:
         result = run(model, tmp_path / "out", "--rank", "0.5", "--form", "tucker", "--json")
@@ -86,7 +91,7 @@ class TestShows:
         assert run(model, tmp_path / "out", "--rank", 8, "-q").output == ""
 
     def test_verbose_says_each_layer(self, run: Run, model: Path, tmp_path: Path) -> None:
-        assert "encoder.layer.1.attention.self: rank 8" in run(model, tmp_path / "out", "--rank", 8, "-v").stderr
+        assert "encoder.layer.1.attention.self: cp, rank 8" in run(model, tmp_path / "out", "--rank", 8, "-v").stderr
 
     @pytest.mark.parametrize(
         ("rank", "expected"), [("8", [8, 8]), ("1.0", [32, 32]), ("4,16", [4, 16]), ("0.25, 3", [8, 3]), ("1", [1, 1])]
@@ -101,6 +106,10 @@ class TestShows:
         assert report["settings"] == {
             "rank": 8,
             "form": "cp",
+            "params": None,
+            "max_error": None,
+            "optimize": "size",
+            "content": "exact",
             "seed": 5,
             "solver": {
                 "method": "tensorly",
@@ -325,7 +334,28 @@ class TestBadInput:
     def test_wrong_shapes(self, run: Run, model: Path, tmp_path: Path) -> None:
         config = json.loads((model / "config.json").read_text())
         (model / "config.json").write_text(json.dumps(config | {"intermediate_size": 64}))
-        assert "could not be loaded" in run(model, tmp_path / "out", "--rank", 8, fails=1).stderr
+        assert "has shape (48, 32) in the weights" in run(model, tmp_path / "out", "--rank", 8, fails=1).stderr
+
+    @pytest.mark.parametrize(
+        ("changes", "message"),
+        [({"hidden_size": "32"}, "could not be loaded"), ({"num_hidden_layers": 0}, "no attention layers")],
+    )
+    def test_config_values(self, run: Run, model: Path, tmp_path: Path, changes: dict, message: str) -> None:
+        config = json.loads((model / "config.json").read_text())
+        (model / "config.json").write_text(json.dumps(config | changes))
+        assert message in run(model, tmp_path / "out", "--rank", 8, fails=1).stderr
+
+    def test_fewer_layers_than_weights_is_said(self, run: Run, model: Path, tmp_path: Path) -> None:
+        config = json.loads((model / "config.json").read_text())
+        (model / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 1}))
+        assert "no place for them: 16 weights" in run(model, tmp_path / "out", "--rank", 8).stdout.replace("\n", " ")
+
+    def test_a_folder_has_no_revisions(self, run: Run, model: Path, tmp_path: Path) -> None:
+        assert "no revisions" in run(model, tmp_path / "out", "--rank", 8, "--revision", "v1", fails=1).stderr
+
+    def test_names_too_long_for_the_file_system(self, run: Run, model: Path, tmp_path: Path) -> None:
+        run("m" * 300, tmp_path / "out", "--rank", 8, fails=1)
+        run(model, tmp_path / ("o" * 300), "--rank", 8, fails=1)
 
     def test_a_pickle_that_is_not_plain_weights(self, run: Run, model: Path, tmp_path: Path) -> None:
         """It must not be unpickled: this one would write a file."""
@@ -352,7 +382,7 @@ class TestInterruption:
     def test_at_any_layer(
         self, run: Run, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, layer: int
     ) -> None:
-        solve, calls = collab.conversion.reparametrize, []
+        solve, calls = LayerProblem.solve, []
 
         def interrupted(*arguments: object, **options: object) -> object:
             calls.append(1)
@@ -360,7 +390,7 @@ class TestInterruption:
                 raise KeyboardInterrupt
             return solve(*arguments, **options)
 
-        monkeypatch.setattr("collab.conversion.reparametrize", interrupted)
+        monkeypatch.setattr(LayerProblem, "solve", interrupted)
         assert "Interrupted. Nothing was written." in run(model, tmp_path / "out", "--rank", 8, fails=1).stderr
 
     def test_while_writing(self, run: Run, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -370,18 +400,28 @@ class TestInterruption:
         monkeypatch.setattr("collab.exporting.verify", interrupted)
         run(model, tmp_path / "deep" / "out", "--rank", 8, fails=1)
 
-    @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+    @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
     def test_by_signal(self, demo_folder: Path, tmp_path: Path, number: signal.Signals) -> None:
         """In the middle of a solve that would take hours."""
         command = [sys.executable, "-m", "collab", "convert", str(demo_folder), str(tmp_path / "out")]
-        options = ["--rank", "192", "--tolerance", "0", "--max-sweeps", "1000000", "-vv"]
-        process = subprocess.Popen([*command, *options], stderr=subprocess.PIPE, text=True)
+        options = ["--rank", "192", "--tolerance", "0", "--max-sweeps", "1000000", "-vv", "--calibration", "none"]
+        process = subprocess.Popen(
+            [*command, *options],
+            stderr=subprocess.PIPE,
+            text=True,
+            # A background job's children ignore interruptions unless told otherwise.
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+        )
         assert process.stderr is not None
-        for line in process.stderr:
-            if "solving" in line:
-                break
-        process.send_signal(number)
-        _, stderr = process.communicate(timeout=60)
+        try:
+            for line in process.stderr:
+                if "solving" in line:
+                    break
+            process.send_signal(number)
+            _, stderr = process.communicate(timeout=60)
+        finally:
+            process.kill()
+            process.wait()
         assert process.returncode == 1
         assert "Interrupted. Nothing was written." in stderr
         assert "Traceback" not in stderr

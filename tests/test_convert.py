@@ -15,8 +15,8 @@ from torch import nn
 from transformers import PreTrainedModel
 
 import collab
+from collab.inputs import probe_inputs
 from collab.modeling.collab_attention import CollaborativeAttention
-from collab.verify import probe_inputs
 
 BERT = BY_TYPE["bert"]
 
@@ -88,8 +88,14 @@ def test_report(form: str) -> None:
     mixing = {"concat": 0, "cp": 4 * 8, "tucker": 4 * 8 * 8}[form]
     for layer in report.layers:
         assert (layer.form, layer.rank, layer.full_rank) == (form, 8, 32)
-        assert 0 < layer.error <= layer.concat_error < 1
+        assert 0 < layer.error < 1
+        assert layer.score_error is layer.held_back_error is None
         assert layer.query_key == collab.Count(2 * (32 * 32 + 32), 2 * 8 * 32 + mixing + 4 * 32)
+    for layer, others in zip(report.layers, report.comparison, strict=True):
+        assert others["name"] == layer.name
+        assert others[form]["rank"] == 8
+        assert layer.error <= others[form]["error"]
+        assert others["cp"]["error"] <= others["concat"]["error"] * 1.2
     assert report.query_key == collab.Count(2 * 2112, 2 * (2 * 8 * 32 + mixing + 4 * 32))
     assert report.attention.before == 2 * 2 * 2112
     assert report.attention.before - report.attention.after == report.query_key.before - report.query_key.after
@@ -265,6 +271,11 @@ class TestBadInput:
         del native.encoder.layer[1]
         with pytest.raises(collab.WeightsError, match=r"encoder\.layer\.1.* is absent"):
             collab.convert(native, collab.ConversionConfig(rank=8))
+
+    @pytest.mark.parametrize("thing", [None, "bert-base-uncased", nn.Linear(3, 3)])
+    def test_not_a_model(self, thing: object) -> None:
+        with pytest.raises(collab.UnsupportedArchitectureError, match="Give a transformers model"):
+            collab.convert(thing, collab.ConversionConfig(rank=8))
 
     def test_offloaded_weights(self) -> None:
         native = tiny_model(BERT)

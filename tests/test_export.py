@@ -20,8 +20,9 @@ from transformers import AutoConfig, AutoModel, PreTrainedModel
 
 import collab
 from collab.exporting import export
+from collab.inputs import probe_inputs
 from collab.modeling.collab_model import auto_classes
-from collab.verify import probe_inputs, verify
+from collab.verify import verify
 
 BERT = BY_TYPE["bert"]
 

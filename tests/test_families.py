@@ -26,8 +26,8 @@ from transformers.models.auto import modeling_auto
 
 import collab
 from collab.families import families
+from collab.inputs import probe_inputs
 from collab.modeling.collab_attention import CollaborativeAttention
-from collab.verify import probe_inputs
 
 
 def convert(model: PreTrainedModel, rank: int | float = 1.0, form: str = "cp") -> PreTrainedModel:

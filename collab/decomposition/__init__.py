@@ -9,6 +9,7 @@ from .cp import decompose_cp
 from .factors import FORMS, Factors, Form
 from .fit import Fit
 from .head_tensor import HeadTensor
+from .metric import Metric, Whitening
 from .options import METHODS, SolverOptions
 from .solve import Decomposition, decompose, full_rank_factors
 from .tucker import decompose_tucker
@@ -21,7 +22,9 @@ __all__ = [
     "Fit",
     "Form",
     "HeadTensor",
+    "Metric",
     "SolverOptions",
+    "Whitening",
     "decompose",
     "decompose_concat",
     "decompose_cp",

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 Form = Literal["concat", "cp", "tucker"]
-FORMS: tuple[str, ...] = get_args(Form)
+FORMS: tuple[Form, ...] = get_args(Form)
 
 
 @dataclass(frozen=True)

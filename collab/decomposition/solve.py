@@ -86,7 +86,7 @@ def decompose(
         seconds = time.perf_counter() - start_time
     error = tensor.relative_error(fit.factors)
     concat_error = error if form == "concat" else tensor.relative_error(concat)
-    if form == "cp" and options.method == "structured" and error > concat_error:
+    if form == "cp" and fit.sweeps and options.method == "structured" and error > concat_error:
         # Sweeps in float32 cannot follow a start that is exact beyond float32.
         fit = replace(fit, factors=replace(concat, form="cp").canonical())
         error = concat_error

@@ -9,7 +9,8 @@ Head h scores  s_h(x, y) = (x W̃_Q G_h W̃_Kᵀ yᵀ + c_h·y) / √d  with G_h
 - ``cp``: diag(m_h), M ∈ R^{H×R} the mixing matrix (Cordonnier et al. 2020, equation 9),
 - ``tucker``: a core in R^{R×R},
 
-and c_h ∈ R^{D_k} the content bias, into which the original query bias went. Values and output are the original ones.
+and c_h ∈ R^{D_k} the content bias, into which the original query bias went. Folded, c_h is W̃_K u_h with an offset u_h
+of each head's query, and no additive bias is left. Values and output are the original ones.
 
 This file travels with every exported model; it imports only torch and transformers.
 """
@@ -74,9 +75,13 @@ class CollaborativeAttention(nn.Module):
             self.mixing = nn.Parameter(torch.empty(self.num_attention_heads, spec.rank))
         else:
             self.mixing = nn.Parameter(torch.empty(self.num_attention_heads, spec.rank, spec.rank))
-        self.content_bias = None
-        if native_query.bias is not None:
+        content = spec.content or ("none" if native_query.bias is None else "exact")
+        self.content_bias = self.query_offset = None
+        if content == "exact":
             self.content_bias = nn.Linear(native_key.in_features, self.num_attention_heads, bias=False)
+        elif content == "folded":
+            rows = 1 if spec.form == "concat" else self.num_attention_heads
+            self.query_offset = nn.Parameter(torch.empty(rows, spec.rank))
         for name, native_name in self.native_names.items():
             if name not in ("query", "key"):
                 setattr(self, name, getattr(native, native_name))
@@ -93,14 +98,18 @@ class CollaborativeAttention(nn.Module):
         return (self.attention_head_size / per_score) ** 0.5
 
     def queries(self, hidden_states: Tensor) -> Tensor:
-        """X W̃_Q G_h for every head, shape (B, H, T, R), or (B, H, T, max_h r_h) in the concat form."""
+        """X W̃_Q G_h + u_h for every head, shape (B, H, T, R), or (B, H, T, max_h r_h) in the concat form."""
         projected = self.query(hidden_states)  # (B, T, R)
+        # Under autocast the projection is narrower than the parameters.
+        offset = None if self.query_offset is None else self.query_offset.to(projected.dtype)
         if self.head_ranks is not None:
-            return self._split(projected, self.head_ranks)
-        mixing = self.mixing.to(projected.dtype)  # under autocast the projection is narrower than the parameter
+            return self._split(projected if offset is None else projected + offset, self.head_ranks)
+        mixing = self.mixing.to(projected.dtype)
         if self.spec.form == "cp":
-            return projected.unsqueeze(1) * mixing.unsqueeze(1)  # (B, 1, T, R) * (H, 1, R)
-        return projected.unsqueeze(1) @ mixing  # (B, 1, T, R) @ (H, R, R)
+            queries = projected.unsqueeze(1) * mixing.unsqueeze(1)  # (B, 1, T, R) * (H, 1, R)
+        else:
+            queries = projected.unsqueeze(1) @ mixing  # (B, 1, T, R) @ (H, R, R)
+        return queries if offset is None else queries + offset.unsqueeze(1)  # + (H, 1, R)
 
     def keys(self, hidden_states: Tensor) -> Tensor:
         """Y W̃_K, shape (B, 1, S, R): one key for all heads; (B, H, S, max_h r_h) in the concat form."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 FORMS = ("concat", "cp", "tucker")
+CONTENTS = ("exact", "folded", "none")
 
 
 @dataclass(frozen=True)
@@ -18,6 +19,9 @@ class AttentionSpec:
         rank: R, the number of shared query/key dimensions.
         head_ranks: in the ``concat`` form, how many of the R dimensions each head owns; None means as evenly as
             possible. None in the other forms.
+        content: where the content term y·c_h is: ``exact``, an additive bias from a D×H projection of the keys' input;
+            ``folded`` into an offset of each head's query, so that any attention kernel applies; or ``none``. None
+            means exact if the native layer has a query bias, and none otherwise.
 
     Raises:
         ValueError: if the entries do not fit together.
@@ -26,8 +30,12 @@ class AttentionSpec:
     form: str
     rank: int
     head_ranks: tuple[int, ...] | None = None
+    content: str | None = None
 
     def __post_init__(self) -> None:
+        if self.content not in (None, *CONTENTS):
+            known = ", ".join(CONTENTS)
+            raise ValueError(f"Unknown content {self.content!r} of collaborative attention; known are {known}.")
         if self.form not in FORMS:
             raise ValueError(f"Unknown form {self.form!r} of collaborative attention; known are {', '.join(FORMS)}.")
         if not isinstance(self.rank, int) or self.rank < 1:
@@ -45,20 +53,22 @@ class AttentionSpec:
     @classmethod
     def from_dict(cls, entry: dict[str, Any]) -> "AttentionSpec":
         """Reads an entry of `collab_layers`."""
-        unknown = set(entry) - {"form", "rank", "head_ranks"}
+        unknown = set(entry) - {"form", "rank", "head_ranks", "content"}
         if unknown or not {"form", "rank"} <= set(entry):
             raise ValueError(
-                f"An entry of collab_layers has form, rank and perhaps head_ranks, not {sorted(entry)}. Was the model "
-                "written by a newer collab?"
+                f"An entry of collab_layers has form, rank and perhaps head_ranks and content, not {sorted(entry)}. "
+                "Was the model written by a newer collab?"
             )
         owned = entry.get("head_ranks")
-        return cls(entry["form"], entry["rank"], None if owned is None else tuple(owned))
+        return cls(entry["form"], entry["rank"], None if owned is None else tuple(owned), entry.get("content"))
 
     def to_dict(self) -> dict[str, Any]:
         """Writes an entry of `collab_layers`."""
         entry: dict[str, Any] = {"form": self.form, "rank": self.rank}
         if self.head_ranks is not None:
             entry["head_ranks"] = list(self.head_ranks)
+        if self.content is not None:
+            entry["content"] = self.content
         return entry
 
 

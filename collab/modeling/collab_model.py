@@ -54,6 +54,8 @@ class CollaborativeMixin(_Model):
                 init.normal_(module.mixing, mean=0.0, std=module.initial_mixing_std)
             if module.content_bias is not None:
                 init.zeros_(module.content_bias.weight)
+            if module.query_offset is not None:
+                init.zeros_(module.query_offset)
 
     def save_pretrained(self, save_directory: str | os.PathLike, *args: Any, **kwargs: Any) -> None:
         """Saves the model with the code that it runs on, so that it loads where collab is not installed.

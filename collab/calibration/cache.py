@@ -1,0 +1,100 @@
+"""Moments in a file, with what they belong to."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import tempfile
+from collections.abc import Iterable
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from ..errors import CalibrationError, OutputError
+from .batches import Batch
+from .moments import LayerMoments
+
+_FORMAT = "collab calibration 1"
+_NAMES = {"model": "another model", "data": "other data or another --max-length", "settings": "another seed or version"}
+
+
+def fingerprint(model: PreTrainedModel, batches: Iterable[Batch], seed: int) -> dict[str, str]:
+    """What moments depend on: the model's weights, the data as the model sees it, and the settings."""
+    weights = hashlib.sha256(type(model).__name__.encode())
+    for name, tensor in sorted(model.state_dict().items()):
+        weights.update(name.encode())
+        weights.update(_content(tensor))
+    data = hashlib.sha256()
+    for batch in batches:
+        for name, tensor in sorted(batch.items()):
+            data.update(f"{name}{tuple(tensor.shape)}".encode())
+            data.update(_content(tensor))
+    return {"model": weights.hexdigest(), "data": data.hexdigest(), "settings": f"{_FORMAT}, seed {seed}"}
+
+
+def write(
+    file: Path, key: dict[str, str], moments: dict[str, LayerMoments], held_back: dict[str, LayerMoments] | None
+) -> None:
+    """Writes moments to a file, whole or not at all.
+
+    Raises:
+        OutputError: if it cannot be written.
+    """
+    tensors = {
+        f"{part}/{layer}/{name}": tensor.contiguous().cpu()
+        for part, layers in (("moments", moments), ("held_back", held_back or {}))
+        for layer, one in layers.items()
+        for name, tensor in one.tensors().items()
+    }
+    temporary = None
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        handle, temporary = tempfile.mkstemp(prefix=f".{file.name}.", dir=file.parent)
+        os.close(handle)
+        save_file(tensors, temporary, metadata=key)
+        os.replace(temporary, file)
+        temporary = None
+    except (OSError, SafetensorError) as error:
+        raise OutputError(f"The moments could not be written to {file}: {error}.") from error
+    finally:
+        if temporary is not None:
+            Path(temporary).unlink(missing_ok=True)
+
+
+def read(file: Path, key: dict[str, str]) -> tuple[dict[str, LayerMoments], dict[str, LayerMoments] | None]:
+    """Reads moments, if they are those of `key`.
+
+    Raises:
+        CalibrationError: if the file is no cache of moments, or one of something else.
+    """
+    try:
+        with safe_open(file, framework="pt") as stored:
+            found = stored.metadata() or {}
+            tensors = {name: stored.get_tensor(name) for name in stored.keys()}  # noqa: SIM118
+    except (OSError, SafetensorError) as error:
+        raise CalibrationError(
+            f"{file} is not a cache of moments ({error}). Name another file or delete it."
+        ) from error
+    if "settings" not in found:
+        raise CalibrationError(f"{file} is not a cache of moments. Name another file.")
+    stale = [text for name, text in _NAMES.items() if found.get(name) != key[name]]
+    if stale:
+        raise CalibrationError(
+            f"{file} holds the moments of {' and '.join(stale)}. Delete it to calibrate anew, or name another file."
+        )
+    parts: dict[str, dict[str, dict[str, Tensor]]] = {"moments": {}, "held_back": {}}
+    for name, tensor in tensors.items():
+        part, layer, field = name.split("/")
+        parts[part].setdefault(layer, {})[field] = tensor
+    moments, held_back = (
+        {layer: LayerMoments.from_tensors(fields) for layer, fields in layers.items()} for layers in parts.values()
+    )
+    return moments, held_back or None
+
+
+def _content(tensor: Tensor) -> bytes:
+    return tensor.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes() if tensor.numel() else b""

@@ -1,0 +1,199 @@
+"""Calibration in one call: data of any kind → moments of every attention layer."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from ..errors import CalibrationError, ConfigurationError
+from ..families import require_family
+from . import cache as moments_cache
+from .batches import Batch, image_batches, synthetic_batches, text_batches
+from .collect import Collector
+from .data import DataSource, read_rows
+from .moments import LayerMoments
+
+logger = logging.getLogger(__name__)
+
+Data = DataSource | Literal["synthetic"] | Iterable[Any] | Callable[[PreTrainedModel], object]
+OnBatch = Callable[[int, int | None], None]
+
+
+@dataclass(frozen=True)
+class CalibrationOptions:
+    """How much to calibrate on.
+
+    Attributes:
+        samples: rows at most.
+        max_length: tokens of a row at most; None for as many as the model takes.
+        held_back: the part of the rows that is kept out of the moments, to see how well they carry over.
+        seed: of the sample, of random vocabulary and of the random directions in the output.
+
+    Raises:
+        ConfigurationError: if a value is out of range.
+    """
+
+    samples: int = 1024
+    max_length: int | None = None
+    held_back: float = 0.125
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.samples < 2:
+            raise ConfigurationError(
+                f"Calibration needs at least 2 rows, one of them to hold back, not {self.samples}."
+            )
+        if self.max_length is not None and self.max_length < 2:
+            raise ConfigurationError(f"max_length must be at least 2 tokens, not {self.max_length}.")
+        if not 0 < self.held_back <= 0.5:
+            raise ConfigurationError(f"held_back must be above 0 and at most 0.5, not {self.held_back}.")
+
+    @property
+    def period(self) -> int:
+        """Every how-manyth row is held back."""
+        return max(2, round(1 / self.held_back))
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """What calibration found.
+
+    Attributes:
+        moments: of every attention layer, by module name.
+        held_back: the same on the rows that were held back; None if there were too few.
+        batches: the held-back batches, on which the converted model is compared with the original; none for a callable.
+        summary: where the data came from and how much there was, for the report.
+        notes: what a user should know.
+    """
+
+    moments: dict[str, LayerMoments]
+    held_back: dict[str, LayerMoments] | None
+    batches: list[Batch] = field(default_factory=list)
+    summary: dict[str, Any] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+
+def calibrate(
+    model: PreTrainedModel,
+    data: Data = "synthetic",
+    *,
+    tokenizer: Any = None,
+    options: CalibrationOptions | None = None,
+    cache: Path | None = None,
+    on_batch: OnBatch | None = None,
+) -> Calibration:
+    """Collects the moments that a conversion needs, in one pass forward and back.
+
+    Memory does not grow with the number of rows: the sums are D×D matrices, in float64.
+
+    Args:
+        model: a native model; left as it was.
+        data: ``"synthetic"`` (random vocabulary); a `DataSource`; strings, pairs of strings or images; batches of
+            keyword arguments for the model; or a callable that is given the model and runs it.
+        tokenizer: the model's tokenizer, or image processor. Text needs it; random vocabulary is better for it.
+        options: how much.
+        cache: a file that keeps the moments. If it is there, it is read instead of running the model.
+        on_batch: called after every batch with the number done and, where it is known, the number in all.
+
+    Raises:
+        CalibrationError: if the data cannot be read or used, an activation is not finite, or the cache belongs to
+            another model, other data or other settings.
+        UnsupportedArchitectureError, AlreadyConvertedError: if the model is not one that collab converts.
+    """
+    options = options or CalibrationOptions()
+    family = require_family(model.config)
+    collector = Collector(model, family, options.seed, options.period)
+    if callable(data):
+        if cache is not None:
+            raise CalibrationError("Moments of a callable cannot be cached, because it may run anything.")
+        with collector.watching(on_batch):
+            data(model)
+        held: list[Batch] = []
+        summary: dict[str, Any] = {"source": "callable"}
+    else:
+        kept, held, summary = _batches(model, data, tokenizer, options)
+        key = moments_cache.fingerprint(model, [*kept, *held], options.seed) if cache is not None else {}
+        if cache is not None and cache.exists():
+            moments, held_moments = moments_cache.read(cache, key)
+            return _calibration(moments, held_moments, held, summary)
+        with collector.watching(on_batch, total=len(kept) + len(held)):
+            for batches, hold in ((kept, False), (held, True)):
+                collector.holding = hold
+                for batch in batches:
+                    model(**{name: value.to(model.device) for name, value in batch.items()})
+    moments, held_moments = collector.result()
+    if cache is not None:
+        moments_cache.write(cache, key, moments, held_moments)
+    return _calibration(moments, held_moments, held, summary)
+
+
+def _calibration(
+    moments: dict[str, LayerMoments],
+    held_back: dict[str, LayerMoments] | None,
+    batches: list[Batch],
+    summary: dict[str, Any],
+) -> Calibration:
+    notes = []
+    tokens = min(one.tokens for one in moments.values())
+    if any(one.deficient for one in moments.values()):
+        notes.append(
+            f"Calibration saw {tokens} tokens, fewer than the layers are wide, so its moments are rank-deficient: what "
+            "it did not see is kept only as far as the rank allows. More rows are better."
+        )
+        logger.warning(notes[-1])
+    return Calibration(moments, held_back, batches, summary | {"tokens": tokens}, tuple(notes))
+
+
+def _batches(
+    model: PreTrainedModel, data: Any, tokenizer: Any, options: CalibrationOptions
+) -> tuple[list[Batch], list[Batch], dict[str, Any]]:
+    """Batches to learn from, batches to hold back, and a summary."""
+    if isinstance(data, str) and data == "synthetic":
+        period = options.period
+        held = synthetic_batches(model, tokenizer, max(1, options.samples // period), options.seed + 1)
+        kept = synthetic_batches(model, tokenizer, options.samples - options.samples // period, options.seed)
+        return kept, held, {"source": "synthetic", "rows": options.samples}
+    images = model.main_input_name == "pixel_values"
+    summary: dict[str, Any] = {"source": "rows"}
+    if isinstance(data, str):
+        data = DataSource(data)
+    if isinstance(data, DataSource):
+        summary = {"source": data.path, "columns": list(data.columns), "subset": data.subset, "split": data.split}
+        data = read_rows(data, options.samples, images=images, seed=options.seed)
+    rows = list(data)
+    if len(rows) < 2:
+        raise CalibrationError(
+            f"Calibration takes at least 2 rows, one of them to hold back; here {'is' if len(rows) == 1 else 'are'} "
+            f"{len(rows)}."
+        )
+    summary["rows"] = len(rows)
+    if isinstance(rows[0], Mapping):
+        _check_batches(rows)
+        kept, held = _split(rows, options.period)
+        return [dict(batch) for batch in kept], [dict(batch) for batch in held], summary
+    rows = rows[: options.samples]
+    if tokenizer is None:
+        raise CalibrationError("Text needs the model's tokenizer, and images its image processor: pass tokenizer=...")
+    kept_rows, held_rows = _split(rows, options.period)
+    if images:
+        return image_batches(model, tokenizer, kept_rows), image_batches(model, tokenizer, held_rows), summary
+    length = options.max_length
+    return text_batches(model, tokenizer, kept_rows, length), text_batches(model, tokenizer, held_rows, length), summary
+
+
+def _split(rows: list[Any], period: int) -> tuple[list[Any], list[Any]]:
+    period = min(period, len(rows))
+    held = rows[period - 1 :: period]
+    return [row for number, row in enumerate(rows, 1) if number % period], held
+
+
+def _check_batches(rows: list[Any]) -> None:
+    for batch in rows:
+        if not isinstance(batch, Mapping) or not all(isinstance(value, Tensor) for value in batch.values()):
+            raise CalibrationError("A batch must hold tensors by the names of the model's arguments, and nothing else.")

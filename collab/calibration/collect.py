@@ -1,0 +1,190 @@
+"""One pass of a model over calibration inputs, forward and back, that collects every attention layer's moments."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from ..errors import CalibrationError
+from ..families import Family
+from .moments import Accumulator, LayerMoments
+
+
+@dataclass
+class _Pass:
+    """What one attention layer did in one call of the model; a layer that is used many times did it many times."""
+
+    name: str
+    queries: Tensor  # (B, T, D_q)
+    keys: Tensor  # (B, S, D_k)
+    weights: Tensor  # (B, H, T, S), part of the graph
+
+
+class Collector:
+    """Watches a model while it runs, and learns from every call.
+
+    Args:
+        model: a native model; left as it was.
+        family: its family.
+        seed: of the random directions in the output.
+        period: every how-manyth call is held back, unless `holding` says.
+
+    Attributes:
+        holding: whether the next calls are held back; None to go by the period.
+    """
+
+    def __init__(self, model: PreTrainedModel, family: Family, seed: int, period: int) -> None:
+        self.model = model
+        self.period = period
+        self.holding: bool | None = None
+        self._layers = family.attention_layers(model)
+        self._cross = {name: family.is_cross_attention(layer) for name, layer in self._layers.items()}
+        self._sums: dict[bool, dict[str, Accumulator]] = {False: {}, True: {}}
+        self._passes: list[_Pass] = []
+        self._mask: Tensor | None = None
+        self._generator = torch.Generator().manual_seed(seed)
+        self._batches = 0
+
+    @contextlib.contextmanager
+    def watching(
+        self, on_batch: Callable[[int, int | None], None] | None = None, total: int | None = None
+    ) -> Iterator[None]:
+        """Learns from every call of the model inside the context.
+
+        The model has plain attention, no dropout and frozen weights in it, all undone afterwards.
+
+        Args:
+            on_batch: called after every call of the model with their number so far, and `total`.
+            total: how many there will be, if it is known.
+        """
+
+        def learn(module: nn.Module, args: tuple, output: Any) -> None:
+            self._learn(output)
+            if on_batch is not None:
+                on_batch(self._batches, total)
+
+        model = self.model
+        implementation, training = model.config._attn_implementation, model.training
+        trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        handles = [model.register_forward_pre_hook(self._on_call, with_kwargs=True), model.register_forward_hook(learn)]
+        for name, layer in self._layers.items():
+            handles.append(layer.register_forward_pre_hook(self._before, with_kwargs=True))
+            handles.append(layer.register_forward_hook(self._after(name), with_kwargs=True))
+        try:
+            model.set_attn_implementation("eager")  # the only one that gives attention weights
+            model.eval()
+            for parameter in trainable:
+                parameter.requires_grad_(False)
+            with torch.enable_grad():
+                yield
+        finally:
+            for handle in handles:
+                handle.remove()
+            for parameter in trainable:
+                parameter.requires_grad_(True)
+            model.train(training)
+            model.set_attn_implementation(implementation)
+            self._passes.clear()
+
+    def result(self) -> tuple[dict[str, LayerMoments], dict[str, LayerMoments] | None]:
+        """The moments of every attention layer by module name, and those of the calls held back, if there were any.
+
+        A layer whose weights serve many passes has their pooled moments.
+
+        Raises:
+            CalibrationError: if there was nothing to learn from.
+        """
+        kept, held = self._sums[False], self._sums[True]
+        if not kept:
+            raise CalibrationError("There is no calibration data: the model was not called once.")
+        missing = set(self._layers) - set(kept)
+        if missing:
+            raise CalibrationError(f"Calibration never used {', '.join(sorted(missing))}.")
+        moments = {name: kept[name].result() for name in self._layers}
+        return moments, {name: held[name].result() for name in self._layers} if set(held) == set(kept) else None
+
+    def _learn(self, output: Any) -> None:
+        self._batches += 1
+        for one in self._passes:
+            if not (one.queries.isfinite().all() and one.keys.isfinite().all() and one.weights.isfinite().all()):
+                raise CalibrationError(
+                    f"Activations of {one.name} are NaN or infinite in batch {self._batches}, so there is nothing to "
+                    "calibrate on. Check the model in its dtype, or give other data."
+                )
+        targets = _directions(output, self._mask, self._generator)
+        if not targets or not self._passes:
+            raise CalibrationError("The model gave no output or ran no attention layer in calibration.")
+        goal = torch.stack([(value.float() * direction).sum() for value, direction in targets]).sum()
+        gradients = torch.autograd.grad(goal, [one.weights for one in self._passes], allow_unused=True)
+        with torch.no_grad():
+            for one, gradient in zip(self._passes, gradients, strict=True):
+                if gradient is not None:  # else nothing of this layer reaches the output
+                    self._add(one, gradient.float())
+        self._passes.clear()
+
+    def _add(self, one: _Pass, gradient: Tensor) -> None:
+        queries, keys, weights = one.queries.detach().float(), one.keys.detach().float(), one.weights.detach().float()
+        # Through the softmax: ∂/∂s = p (∂/∂p - Σ p ∂/∂p).
+        scores = weights * (gradient - (weights * gradient).sum(dim=-1, keepdim=True))  # (B, H, T, S)
+        tokens = queries.shape[0] * queries.shape[1]
+        if self._mask is not None and self._mask.numel() == tokens:
+            mask = self._mask.reshape(queries.shape[:2]).to(scores)
+            scores, tokens = scores * mask[:, None, :, None], int(mask.sum())
+        sums = self._sums[self._batches % self.period == 0 if self.holding is None else self.holding]
+        if one.name not in sums:
+            sums[one.name] = Accumulator(queries.shape[-1], keys.shape[-1], weights.shape[1], queries.device)
+        sums[one.name].add(queries, keys, scores, tokens, self._generator)
+
+    def _on_call(self, module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
+        mask = kwargs.get("attention_mask")
+        self._mask = mask if isinstance(mask, Tensor) and mask.ndim in (2, 3) else None
+        self._passes.clear()
+        return args, kwargs | {"output_attentions": True}  # some families give weights only when asked
+
+    def _before(self, module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
+        hidden_states = args[0] if args else kwargs["hidden_states"]
+        if not hidden_states.requires_grad:
+            hidden_states.requires_grad_(True)  # the graph starts at the first attention layer
+
+    def _after(self, name: str) -> Callable[..., None]:
+        def record(module: nn.Module, args: tuple, kwargs: dict[str, Any], output: tuple) -> None:
+            queries = args[0] if args else kwargs["hidden_states"]
+            keys = queries
+            if self._cross[name]:
+                keys = args[1] if len(args) > 1 else kwargs["encoder_hidden_states"]
+            self._passes.append(_Pass(name, queries, keys, output[1]))
+
+        return record
+
+
+def _directions(output: Any, mask: Tensor | None, generator: torch.Generator) -> list[tuple[Tensor, Tensor]]:
+    """The outputs that count, each with the direction in which its change is looked at.
+
+    Logits of classes: the gradient of the log-likelihood of a class drawn from them, so that the squared change is on
+    average the KL divergence (the Fisher metric). Everything else: Gaussian directions.
+    """
+    entries = dict(output.items()) if hasattr(output, "items") else {"last_hidden_state": output[0]}
+    logits = {name: value for name, value in entries.items() if name.endswith("logits") and isinstance(value, Tensor)}
+    chosen = logits or {
+        name: entries[name] for name in ("last_hidden_state", "reconstruction") if isinstance(entries.get(name), Tensor)
+    }
+    found = []
+    for name, value in chosen.items():
+        detached = value.detach().float()
+        if name in logits and value.shape[-1] > 1:
+            probabilities = detached.softmax(dim=-1)
+            flat = probabilities.flatten(0, -2).cpu()
+            drawn = torch.multinomial(flat, 1, generator=generator).to(value.device).view(*value.shape[:-1], 1)
+            direction = (-probabilities).scatter_add(-1, drawn, torch.ones_like(probabilities[..., :1]))
+        else:
+            direction = torch.randn(value.shape, generator=generator).to(value.device)
+        if mask is not None and value.shape[: mask.ndim] == mask.shape:
+            direction = direction * mask.view(*mask.shape, *[1] * (value.ndim - mask.ndim)).to(direction)
+        found.append((value, direction))
+    return found

@@ -1,0 +1,134 @@
+"""The moments of one attention layer's inputs that a conversion needs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..decomposition import Metric
+
+
+@dataclass(frozen=True)
+class LayerMoments:
+    """Output-weighted first and second moments of a layer's queries and keys, in float64.
+
+    A change δs_h(t, s) of the scores of head h moves the model's output, in a random direction g, by
+    Σ_{t,s} e_h(t, s) δs_h(t, s) with e_h the gradient of g·output. With δs_h(t, s) = x_t ΔA_h y_sᵀ that is
+    Σ_t x_t ΔA_h u_{h,t}ᵀ, where u_{h,t} = Σ_s e_h(t, s) y_s. So the keys enter as u, and a query counts as much as its
+    ‖u_{h,t}‖². Because e sums to zero over the keys, what is constant over them drops out by itself.
+
+    Attributes:
+        query_mean: μ_h = E[‖u_h‖² x] / E[‖u_h‖²], shape (H, D_q); the content bias takes it out of the error.
+        query_covariance: Σ_q, the covariance of the queries about their heads' means with the same weights, (D_q, D_q).
+        key_covariance: Σ_k = E[Σ_h u_h u_hᵀ], shape (D_k, D_k).
+        head_weight: w_h = E‖u_h‖², shape (H,): how much the model's output hangs on the scores of head h. It is
+            absolute, so layers compare.
+        tokens: query tokens that were seen.
+    """
+
+    query_mean: Tensor
+    query_covariance: Tensor
+    key_covariance: Tensor
+    head_weight: Tensor
+    tokens: int
+
+    def to(self, device: torch.device) -> LayerMoments:
+        """These moments on a device."""
+        return LayerMoments(
+            self.query_mean.to(device),
+            self.query_covariance.to(device),
+            self.key_covariance.to(device),
+            self.head_weight.to(device),
+            self.tokens,
+        )
+
+    @property
+    def metric(self) -> Metric:
+        """The metric that these moments put on the head tensor."""
+        return Metric(self.query_covariance, self.key_covariance, self.head_weight)
+
+    @property
+    def deficient(self) -> bool:
+        """Whether there were too few tokens for covariances of full rank."""
+        return self.tokens <= max(self.query_covariance.shape[0], self.key_covariance.shape[0])
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Everything as tensors, to save."""
+        return {
+            "query_mean": self.query_mean,
+            "query_covariance": self.query_covariance,
+            "key_covariance": self.key_covariance,
+            "head_weight": self.head_weight,
+            "tokens": torch.tensor(self.tokens),
+        }
+
+    @classmethod
+    def from_tensors(cls, tensors: dict[str, Tensor]) -> LayerMoments:
+        """What `tensors` returned."""
+        return cls(
+            tensors["query_mean"],
+            tensors["query_covariance"],
+            tensors["key_covariance"],
+            tensors["head_weight"],
+            int(tensors["tokens"]),
+        )
+
+
+class Accumulator:
+    """Sums a layer's moments over any number of batches and passes, in float64, in memory that does not grow."""
+
+    def __init__(self, query_width: int, key_width: int, num_heads: int, device: torch.device) -> None:
+        def zeros(*shape: int) -> Tensor:
+            return torch.zeros(*shape, dtype=torch.float64, device=device)
+
+        self._query = zeros(query_width, query_width)
+        self._key = zeros(key_width, key_width)
+        self._mean = zeros(num_heads, query_width)
+        self._weight = zeros(num_heads)
+        self._tokens = 0
+
+    def add(self, queries: Tensor, keys: Tensor, gradients: Tensor, tokens: int, generator: torch.Generator) -> None:
+        """Adds one pass over one batch.
+
+        Args:
+            queries: x, (B, T, D_q).
+            keys: y, (B, S, D_k).
+            gradients: e, (B, H, T, S), zero where a token is padding.
+            tokens: query tokens that are not padding.
+            generator: of the signs that stand in for a sum over heads.
+        """
+        batch, heads, _, _ = gradients.shape
+        gram = keys @ keys.mT  # (B, S, S)
+        weight = ((gradients @ gram.unsqueeze(1)) * gradients).sum(dim=-1).clamp(min=0)  # (B, H, T), ‖u_{h,t}‖²
+        # With random signs σ, E[(Σ_h σ_h u_h)(Σ_h σ_h u_h)ᵀ] = Σ_h u_h u_hᵀ, at the price of one head.
+        signs = torch.randint(0, 2, (batch, heads, 1, 1), generator=generator).to(gradients) * 2 - 1
+        mixed = ((gradients * signs).sum(dim=1) @ keys).flatten(0, 1)  # (B·T, D_k)
+        self._key += (mixed.mT @ mixed).double()
+        rows = queries.flatten(0, 1)  # (B·T, D_q)
+        self._query += ((rows * weight.sum(dim=1).view(-1, 1)).mT @ rows).double()
+        by_head = weight.transpose(0, 1).flatten(1)  # (H, B·T)
+        self._mean += (by_head @ rows).double()
+        self._weight += by_head.sum(dim=1).double()
+        self._tokens += tokens
+
+    def result(self) -> LayerMoments:
+        """The moments of all that was added. A layer whose scores never mattered gets the identity."""
+        total = self._weight.sum()
+        if self._tokens == 0 or not total > 0:
+            return LayerMoments(
+                query_mean=torch.zeros_like(self._mean),
+                query_covariance=torch.eye(len(self._query), dtype=torch.float64, device=self._query.device),
+                key_covariance=torch.eye(len(self._key), dtype=torch.float64, device=self._key.device),
+                head_weight=torch.ones_like(self._weight),
+                tokens=self._tokens,
+            )
+        mean = self._mean / self._weight.clamp(min=torch.finfo(torch.float64).tiny).unsqueeze(1)  # (H, D_q)
+        return LayerMoments(
+            query_mean=mean,
+            query_covariance=(self._query - (mean.mT * self._weight) @ mean) / total,
+            key_covariance=self._key / self._tokens,
+            head_weight=self._weight / self._tokens,
+            tokens=self._tokens,
+        )

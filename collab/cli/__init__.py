@@ -1,0 +1,23 @@
+"""The command line: parse, call one public function, show what it returned."""
+
+from __future__ import annotations
+
+from importlib.metadata import version
+
+import click
+
+from .convert import convert
+from .plan import plan
+
+
+@click.group(
+    context_settings={"help_option_names": ["-h", "--help"]},
+    epilog="Example:  collab convert sentence-transformers/all-MiniLM-L6-v2 smaller --rank 128",
+)
+@click.version_option(version("collab"), prog_name="collab")
+def main() -> None:
+    """Convert pretrained transformers to collaborative attention: query and key projections shared by all heads."""
+
+
+main.add_command(convert)
+main.add_command(plan)

@@ -1,0 +1,159 @@
+"""Reports and plans as tables in the terminal."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from ..decomposition import FORMS
+from ..planning import Plan
+from ..report import ConversionReport
+
+
+def show_report(report: ConversionReport, output: Path) -> None:
+    """What a conversion did."""
+    console = Console()
+    pattern, names = shortened([layer.name for layer in report.layers])
+    calibrated = report.calibration is not None
+    forms = " and ".join(sorted({one.form for one in report.layers}))
+    layers = _table(
+        f"{forms}: {pattern}",
+        _caption(
+            "scores: how far the heads' scores moved on calibration inputs, relative to their size, each weighed by "
+            "what it does to the model's output; held back: the same on rows that were not used;" * calibrated,
+            "weights: how far the heads' query-key products moved; parameters: of query and key, mixing and content "
+            "included.",
+        ),
+    )
+    headings = ["layer", "rank", *(["scores", "held back"] if calibrated else []), "weights", "sweeps", "parameters"]
+    for heading in headings:
+        layers.add_column(heading, justify="left" if heading == "layer" else "right", no_wrap=True)
+    for name, one in zip(names, report.layers, strict=True):
+        layers.add_row(
+            name,
+            f"{one.rank}/{one.full_rank}",
+            *([_error(one.score_error), _error(one.held_back_error)] if calibrated else []),
+            _error(one.error),
+            f"{one.sweeps}{'' if one.converged else '+'}",
+            f"{one.query_key.after:,}",
+        )
+    console.print(layers)
+    others = _table(f"Predicted error of the {'scores' if calibrated else 'weights'} at as many parameters")
+    others.add_column("layer")
+    for form in FORMS:
+        others.add_column(form, justify="right")
+    for name, row in zip(names, report.comparison, strict=True):
+        cells = (f"{_error(row[form]['error'])} (R={row[form]['rank']})" if row[form]["rank"] else "" for form in FORMS)
+        others.add_row(name, *cells)
+    console.print(others)
+    totals = _table("Parameters")
+    for heading in ("of", "before", "after", "after / before"):
+        totals.add_column(heading, justify="left" if heading == "of" else "right")
+    for name, count in (
+        ("query and key (with mixing and content bias)", report.query_key),
+        ("attention (with value and output projections)", report.attention),
+        ("the model", report.model),
+    ):
+        totals.add_row(name, f"{count.before:,}", f"{count.after:,}", f"{count.ratio:.3f}")
+    console.print(totals)
+    if report.agreement:
+        values = (item for item in report.agreement.items() if item[0] != "rows")
+        measured = ", ".join(f"{name.replace('_', ' ')} {value:.4f}" for name, value in values)
+        console.print(f"Against the original on {report.agreement['rows']} rows held back: {measured}", highlight=False)
+    if report.choice.get("candidates"):
+        for form, one in report.choice["candidates"].items():
+            mark = "*" if form == report.choice["chosen"] else " "
+            console.print(
+                f"{mark} {form}: error {one['error']:.4f}, {one['parameters']:,} query/key parameters, "
+                f"{one['flops'] / 1e6:.1f} MFLOP for {report.choice['length']} tokens",
+                highlight=False,
+            )
+    if not all(one.converged for one in report.layers):
+        console.print("+ the solver was still gaining when its sweeps ran out; --max-sweeps allows more.")
+    if report.query_key.ratio > 1:
+        console.print(
+            f"The {report.layers[0].form} form is larger than the original at this rank; a lower --rank is smaller."
+        )
+    for note in report.notes:
+        console.print(note, markup=False)
+    console.print(
+        f"Converted in {report.seconds:.1f} s. Reloaded, compared and written to {output}",
+        markup=False,
+        highlight=False,
+    )
+
+
+def show_plan(plan: Plan) -> None:
+    """What a conversion would cost."""
+    console = Console()
+    what = "weights" if plan.calibration is None else "scores"
+    lengths = list(plan.options[0].flops) if plan.options else []
+    table = _table(
+        "What each form would give",
+        _caption(
+            f"error: predicted, of the {what}, all layers together; query/key, model: parameters left; at 32 ...: the "
+            "original's arithmetic of query/key projections and scores that is left for a sequence of so many tokens; "
+            f"cache: bytes of keys for each token (the original's: {plan.cache_bytes:,}); *: nothing smaller is "
+            "closer.",
+        ),
+    )
+    columns = ("form", "rank", "error", "query/key", "model", *(f"at {length}" for length in lengths), "cache", "")
+    for heading in columns:
+        table.add_column(heading, justify="left" if heading == "form" else "right", no_wrap=True)
+    for one in sorted(plan.options, key=lambda option: (-option.query_key, option.form)):
+        table.add_row(
+            one.form,
+            str(one.rank),
+            _error(one.error),
+            f"{one.query_key:.3f}",
+            f"{one.model:.3f}",
+            *(f"{one.flops[length]:.2f}" for length in lengths),
+            f"{one.cache_bytes:,}",
+            "*" if one.frontier else "",
+        )
+    console.print(table)
+    pattern, names = shortened([one.name for one in plan.spectra])
+    spectra = _table(
+        f"Principal components that hold 90 % of the energy: {pattern}",
+        "Of the heads' query matrices side by side, of the key matrices, and of their product (figure 1 of the "
+        "paper). Few for the product, many for the others: the heads share dimensions.",
+    )
+    for heading in ("layer", "query", "key", "product"):
+        spectra.add_column(heading, justify="left" if heading == "layer" else "right")
+    for name, layer in zip(names, plan.spectra, strict=True):
+        found = (
+            next(number for number, share in zip(layer.components, shares, strict=True) if share >= 0.9)
+            for shares in (layer.query, layer.key, layer.product)
+        )
+        spectra.add_row(name, *map(str, found))
+    console.print(spectra)
+    console.print(plan.recommendation, highlight=False)
+
+
+def _table(title: str, caption: str | None = None) -> Table:
+    return Table(
+        title=title, caption=caption, box=box.SIMPLE_HEAD, padding=(0, 1), title_justify="left", caption_justify="left"
+    )
+
+
+def _caption(*parts: str) -> str:
+    return " ".join(part for part in parts if part)
+
+
+def _error(error: float | None) -> str:
+    return "" if error is None else f"{error:.4f}"
+
+
+def shortened(names: list[str]) -> tuple[str, list[str]]:
+    """What module names have in common, with a star for the rest, and the rest of each."""
+    parts = [name.split(".") for name in names]
+    shortest = min(map(len, parts))
+    start = next((i for i in range(shortest) if len({part[i] for part in parts}) > 1), shortest)
+    end = next((i for i in range(shortest - start) if len({part[-1 - i] for part in parts}) > 1), shortest - start)
+    rest = [".".join(part[start : len(part) - end]) for part in parts]
+    if not all(rest):
+        return names[0], [name.rpartition(".")[2] for name in names]
+    return ".".join([*parts[0][:start], "*", *parts[0][len(parts[0]) - end :]]), rest

@@ -1,0 +1,122 @@
+"""Which errors matter: the metric that the scores of real inputs put on the head tensor.
+
+An error ΔA_h = A_h - Â_h moves a score by x ΔA_h yᵀ. Over queries x with covariance Σ_q and keys y with covariance Σ_k
+that is on average Σ_h w_h ‖Σ_q^{1/2} ΔA_h Σ_k^{1/2}‖², w_h being how much the scores of head h matter. It is the plain
+problem for the whitened factors Σ_q^{1/2} W_Q and Σ_k^{1/2} W_K, which are still a Kruskal tensor, so every solver
+serves, and what it returns is unwhitened (the matrix case is SVD-LLM's, arXiv 2403.07378).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from .factors import Factors
+from .head_tensor import HeadTensor
+
+DAMPING = 1e-3
+
+
+@dataclass(frozen=True)
+class Metric:
+    """Σ_q, Σ_k and w.
+
+    Attributes:
+        query_covariance: Σ_q, shape (D_q, D_q), symmetric and positive semidefinite; it may be singular.
+        key_covariance: Σ_k, shape (D_k, D_k), likewise.
+        head_weight: w, shape (H,), not negative.
+    """
+
+    query_covariance: Tensor
+    key_covariance: Tensor
+    head_weight: Tensor
+
+    def norm_squared(self, tensor: HeadTensor) -> float:
+        """Σ_h w_h ‖Σ_q^{1/2} A_h Σ_k^{1/2}‖²."""
+        query = tensor.by_head(tensor.query.T @ self.query_covariance).mT  # (H, D_q, d)
+        key = tensor.by_head(tensor.key.T @ self.key_covariance).mT  # (H, D_k, d)
+        query_gram = tensor.by_head(tensor.query.T.contiguous()) @ query  # (H, d, d)
+        key_gram = tensor.by_head(tensor.key.T.contiguous()) @ key  # (H, d, d)
+        return float(((query_gram * key_gram).sum(dim=(1, 2)) * self.head_weight).sum())
+
+    def relative_error(self, tensor: HeadTensor, factors: Factors, content_error: Tensor | None = None) -> float:
+        """√(Σ_h w_h ‖Σ_q^{1/2} ΔA_h Σ_k^{1/2}‖² / Σ_h w_h ‖Σ_q^{1/2} A_h Σ_k^{1/2}‖²), undamped.
+
+        Args:
+            tensor: 𝒯, in float64.
+            factors: 𝒯̂.
+            content_error: (H, D_k) error of the content term at the mean query; None for none.
+        """
+        squared = 0.0
+        for h in range(tensor.num_heads):
+            residual = tensor.residual(factors, h)  # (D_q, D_k)
+            seen = residual @ self.key_covariance  # (D_q, D_k)
+            error = float((self.query_covariance @ residual * seen).sum())
+            if content_error is not None:
+                error += float(content_error[h] @ self.key_covariance @ content_error[h])
+            squared += float(self.head_weight[h]) * error
+        norm_squared = self.norm_squared(tensor)
+        return math.sqrt(max(squared, 0.0) / norm_squared) if norm_squared > 0 else math.sqrt(max(squared, 0.0))
+
+
+class Whitening:
+    """The change of basis in which a metric is the plain one.
+
+    Eigenvalues below `damping` times their mean are raised to it, by addition, so that directions never seen in
+    calibration are kept as well as the rank allows instead of being free; heads of no weight likewise.
+    """
+
+    def __init__(self, metric: Metric, damping: float = DAMPING) -> None:
+        self._query, self._query_inverse = _roots(metric.query_covariance, damping)
+        self._key, self._key_inverse = _roots(metric.key_covariance, damping)
+        weight = metric.head_weight + damping * metric.head_weight.mean()
+        self._head = (weight / weight.mean()).sqrt() if float(weight.sum()) > 0 else torch.ones_like(weight)  # (H,)
+
+    def whiten(self, tensor: HeadTensor, constant: Tensor | None = None) -> HeadTensor:
+        """The tensor of √w_h Σ_q^{1/2} A_h Σ_k^{1/2}.
+
+        Args:
+            tensor: 𝒯.
+            constant: (K,) the heads' queries at the mean input, bias included, to be approximated along with the rest
+                as one more row: an input that is always 1. None for none.
+        """
+        query = self._query @ tensor.query  # (D_q, K)
+        if constant is not None:
+            query = torch.cat([query, constant.unsqueeze(0)])  # (D_q + 1, K)
+        scale = self._head.repeat_interleave(tensor.head_dim)  # (K,)
+        return HeadTensor(query * scale, self._key @ tensor.key, tensor.num_heads)
+
+    def unwhiten(self, factors: Factors) -> Factors:
+        """Factors of the whitened tensor as factors of the original; the row of a constant is dropped."""
+        width = len(self._query_inverse)
+        query, key = self._query_inverse @ factors.query[:width], self._key_inverse @ factors.key
+        if factors.form == "concat":  # whose mixing stays 0/1, so the dimensions themselves are scaled
+            query = query / (factors.mixing.T @ self._head)
+            return replace(factors, query=query, key=key).canonical()
+        scale = self._head.view(-1, *[1] * (factors.mixing.ndim - 1))
+        return replace(factors, query=query, key=key, mixing=factors.mixing / scale).canonical()
+
+    def fit_keys(self, key: Tensor, content: Tensor) -> Tensor:
+        """Coefficients of the keys that come nearest to contents: argmin_u ‖Σ_k^{1/2} (W̃_K u - c)‖.
+
+        Args:
+            key: W̃_K, (D_k, R).
+            content: c, (D_k, n).
+
+        Returns:
+            (R, n).
+        """
+        # By singular values, because keys may depend on one another.
+        return torch.linalg.pinv(self._key @ key) @ (self._key @ content)
+
+
+def _roots(covariance: Tensor, damping: float) -> tuple[Tensor, Tensor]:
+    """The symmetric square root of a damped covariance, and its inverse."""
+    values, vectors = torch.linalg.eigh((covariance + covariance.mT) / 2)
+    values = values.clamp(min=0)
+    mean = values.mean()
+    root = (values + damping * (mean if mean > 0 else 1.0)).sqrt()
+    return (vectors * root) @ vectors.mT, (vectors / root) @ vectors.mT

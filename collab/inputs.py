@@ -1,0 +1,48 @@
+"""What a model takes as input."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from transformers import AutoModelForMultipleChoice, PreTrainedModel
+
+
+def longest_input(model: PreTrainedModel) -> int:
+    """Tokens that a model takes at most."""
+    positions = getattr(model.config, "max_position_embeddings", None) or 512
+    embeddings = getattr(model.base_model, "embeddings", None)
+    padding = getattr(getattr(embeddings, "position_embeddings", None), "padding_idx", None)
+    # RoBERTa and its kin number positions from the padding id on.
+    return max(1, positions if padding is None else positions - padding - 1)
+
+
+def has_choices(model: PreTrainedModel) -> bool:
+    """Whether a model takes several choices for each example, (B, choices, T)."""
+    return type(model) is AutoModelForMultipleChoice._model_mapping.get(type(model.config), None)
+
+
+def probe_inputs(model: PreTrainedModel, seed: int = 0) -> dict[str, Tensor]:
+    """A small random batch that a model accepts: two sequences, the second one padded, or two images.
+
+    Args:
+        model: of any supported family, with any head.
+        seed: of the random numbers.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    config = model.config
+    if model.main_input_name == "pixel_values":
+        size = config.image_size
+        height, width = size if isinstance(size, list | tuple) else (size, size)
+        pixels = torch.randn(2, config.num_channels, height, width, generator=generator)
+        return {"pixel_values": pixels.to(model.device, model.dtype)}
+    length = min(8, longest_input(model))
+    inputs = {
+        "input_ids": torch.randint(config.vocab_size, (2, length), generator=generator),
+        "attention_mask": torch.ones(2, length, dtype=torch.long),
+    }
+    inputs["attention_mask"][1, length // 2 :] = 0
+    if has_choices(model):
+        inputs = {name: value.unsqueeze(1) for name, value in inputs.items()}  # one choice for each example
+    if getattr(config, "add_cross_attention", False):
+        inputs["encoder_hidden_states"] = torch.randn(2, 5, config.hidden_size, generator=generator).to(model.dtype)
+    return {name: value.to(model.device) for name, value in inputs.items()}

@@ -1,0 +1,153 @@
+"""From what a user asks for to a form and a rank for each layer."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..config import ConversionConfig
+from ..decomposition import FORMS, Form
+from ..errors import BudgetError
+from ..rank import resolve_ranks
+from ..reparametrization import LayerProblem
+from .cost import LayerShape
+from .predict import predict
+
+logger = logging.getLogger(__name__)
+
+LENGTH = 128
+"""Tokens of the sequence that speed is judged at."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A form and a rank for every attention layer, in the order of the model.
+
+    Attributes:
+        forms: one for each layer.
+        ranks: one for each layer.
+        explanation: how they came to be, for the report.
+    """
+
+    forms: list[Form]
+    ranks: list[int]
+    explanation: dict[str, Any] = field(default_factory=dict)
+
+
+def choose(config: ConversionConfig, problems: Mapping[str, LayerProblem]) -> Choice:
+    """Resolves a rank or a budget.
+
+    Args:
+        config: with one of `rank`, `params` and `max_error`.
+        problems: of the model's attention layers.
+
+    Raises:
+        RankError: if a rank is out of range or there is not one for each layer.
+        BudgetError: if no rank is within the budget.
+    """
+    if config.rank is not None:
+        ranks = resolve_ranks(config.rank, [problem.tensor.full_rank for problem in problems.values()])
+        return Choice([config.fixed_form] * len(ranks), ranks)
+    candidates: tuple[Form, ...] = FORMS if config.form == "auto" else (config.fixed_form,)
+    found = {form: _ranks(form, config, problems) for form in candidates}
+    found = {form: ranks for form, ranks in found.items() if ranks}
+    if not found:
+        raise BudgetError(_nearest(config, candidates, problems))
+    if len(found) == 1 and config.form != "auto":
+        form, ranks = next(iter(found.items()))
+        return Choice([form] * len(ranks), ranks, {"budget": config.budget})
+    scores = {form: _judge(form, ranks, config, problems) for form, ranks in found.items()}
+    form = min(scores, key=lambda one: scores[one]["cost"])
+    logger.info("Of %s, %s is the best choice.", ", ".join(found), form)
+    return Choice(
+        [form] * len(problems),
+        found[form],
+        {"budget": config.budget, "optimize": config.optimize, "length": LENGTH, "candidates": scores, "chosen": form},
+    )
+
+
+def _ranks(form: Form, config: ConversionConfig, problems: Mapping[str, LayerProblem]) -> list[int]:
+    """The ranks of one form within the budget; none if it cannot be met."""
+    ranks = []
+    for problem in problems.values():
+        shape = LayerShape.of(problem)
+        if config.params is not None:
+            rank = shape.rank_within(form, config.params * shape.parameters_before, config.content)
+        else:
+            assert config.max_error is not None
+            rank = _smallest_rank(form, config.max_error, config, problem)
+        if rank == 0:
+            return []
+        ranks.append(rank)
+    return ranks
+
+
+def _smallest_rank(form: Form, error: float, config: ConversionConfig, problem: LayerProblem) -> int:
+    """The smallest rank whose predicted error is at most `error`; R = K always has none."""
+    low, high = 1, problem.tensor.full_rank
+    while low < high:
+        middle = (low + high) // 2
+        if predict(problem, form, middle, config.content, config.solver_options) <= error:
+            high = middle
+        else:
+            low = middle + 1
+    return low
+
+
+def _judge(
+    form: Form, ranks: Sequence[int], config: ConversionConfig, problems: Mapping[str, LayerProblem]
+) -> dict[str, Any]:
+    """What a form costs at its ranks; `cost` is what is to be low."""
+    parameters = flops = 0
+    squared = whole = 0.0
+    for problem, rank in zip(problems.values(), ranks, strict=True):
+        shape = LayerShape.of(problem)
+        parameters += shape.parameters(form, rank, config.content)
+        flops += shape.flops(form, rank, config.content, LENGTH)
+        error = predict(problem, form, rank, config.content, config.solver_options)
+        squared, whole = squared + error**2 * problem.norm_squared, whole + problem.norm_squared
+    error = math.sqrt(squared / whole) if whole > 0 else 0.0
+    if config.optimize == "speed":
+        cost: float = flops
+    else:
+        cost = error if config.params is not None else parameters
+    return {"ranks": list(ranks), "parameters": parameters, "flops": flops, "error": error, "cost": cost}
+
+
+def _nearest(config: ConversionConfig, forms: Sequence[Form], problems: Mapping[str, LayerProblem]) -> str:
+    """Says what the nearest budget is that can be met."""
+    shapes = [LayerShape.of(problem) for problem in problems.values()]
+    least = min(
+        max(shape.parameters(form, 1, config.content) / shape.parameters_before for shape in shapes) for form in forms
+    )
+    return (
+        f"No rank fits {config.params:g} of the query/key parameters: at rank 1 a layer takes {least:.4f} of them "
+        f"already. Give --params {math.ceil(least * 1e4) / 1e4:g} or more."
+    )
+
+
+def compare_forms(
+    problems: Mapping[str, LayerProblem], parameters: Sequence[int], config: ConversionConfig
+) -> list[dict[str, Any]]:
+    """What each form would have given each layer with as many parameters: its rank and predicted error.
+
+    Args:
+        problems: of the model's attention layers.
+        parameters: query/key parameters of each converted layer.
+        config: of the conversion.
+    """
+    rows = []
+    for (name, problem), limit in zip(problems.items(), parameters, strict=True):
+        shape = LayerShape.of(problem)
+        row: dict[str, Any] = {"name": name}
+        for form in FORMS:
+            rank = shape.rank_within(form, limit, config.content)
+            row[form] = {
+                "rank": rank,
+                "error": predict(problem, form, rank, config.content, config.solver_options) if rank else None,
+            }
+        rows.append(row)
+    return rows

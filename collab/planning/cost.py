@@ -1,0 +1,82 @@
+"""What a layer costs in each form: parameters, arithmetic and cache."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..decomposition import Form
+from ..reparametrization import LayerProblem
+
+
+@dataclass(frozen=True)
+class LayerShape:
+    """The widths of an attention layer.
+
+    Attributes:
+        query_width: D_q.
+        key_width: D_k.
+        num_heads: H.
+        head_dim: d.
+        biased: whether the original has query and key biases.
+        content: whether the converted layer has a content term.
+    """
+
+    query_width: int
+    key_width: int
+    num_heads: int
+    head_dim: int
+    biased: bool
+    content: bool
+
+    @classmethod
+    def of(cls, problem: LayerProblem) -> LayerShape:
+        """The shape of a layer to solve."""
+        query, heads, key = problem.tensor.shape
+        biased = problem.query_bias is not None
+        return cls(query, key, heads, problem.tensor.head_dim, biased, biased or problem.moments is not None)
+
+    @property
+    def full_rank(self) -> int:
+        """K."""
+        return self.num_heads * self.head_dim
+
+    @property
+    def parameters_before(self) -> int:
+        """Of the original's query and key projections, biases included."""
+        return (self.query_width + self.key_width + 2 * self.biased) * self.full_rank
+
+    def parameters(self, form: Form, rank: int, content: str) -> int:
+        """Of the shared projections, M or cores, and the content term."""
+        mixing = {"concat": 0, "cp": self.num_heads * rank, "tucker": self.num_heads * rank**2}[form]
+        stored = 0
+        if self.content and content == "exact":
+            stored = self.num_heads * self.key_width
+        elif self.content:
+            stored = rank if form == "concat" else self.num_heads * rank
+        return (self.query_width + self.key_width) * rank + mixing + stored
+
+    def rank_within(self, form: Form, parameters: float, content: str) -> int:
+        """The largest rank with at most so many parameters; 0 if there is none."""
+        low, high = 0, self.full_rank
+        while low < high:
+            middle = (low + high + 1) // 2
+            low, high = (middle, high) if self.parameters(form, middle, content) <= parameters else (low, middle - 1)
+        return low
+
+    def flops_before(self, length: int) -> int:
+        """Multiply-adds ×2 of the original's query and key projections and scores, for one sequence."""
+        projections = (self.query_width + self.key_width) * self.full_rank * length
+        return 2 * (projections + self.num_heads * length**2 * self.head_dim)
+
+    def flops(self, form: Form, rank: int, content: str, length: int) -> int:
+        """The same for a converted layer, mixing and content term included."""
+        width = -(-rank // self.num_heads) if form == "concat" else rank  # what a head's scores run over
+        work = (self.query_width + self.key_width) * rank * length + self.num_heads * length**2 * width
+        work += {"concat": 0, "cp": self.num_heads * rank, "tucker": self.num_heads * rank**2}[form] * length
+        if self.content and content == "exact":
+            work += self.num_heads * self.key_width * length
+        return 2 * work
+
+    def cached_numbers(self, form: Form, rank: int, content: str) -> int:
+        """Numbers that a key cache holds for each token: one shared key, or narrower keys; and the content bias."""
+        return rank + (self.num_heads if self.content and content == "exact" else 0)

@@ -1,0 +1,23 @@
+"""Errors before conversion, by quick solves."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+
+from ..decomposition import Form, SolverOptions
+from ..reparametrization import Content, LayerProblem
+
+SWEEPS = 10
+
+
+def predict(problem: LayerProblem, form: Form, rank: int, content: Content, solver: SolverOptions) -> float:
+    """The relative error (of the scores, or of the weights without moments) that a conversion will come to.
+
+    A few sweeps of the solver from its closed-form start; the full solve ends at most a few percent lower.
+    """
+    quick = replace(solver, method="structured", max_sweeps=min(SWEEPS, solver.max_sweeps))
+    with torch.no_grad():
+        solved = problem.solve(form, rank, content, quick)
+    return solved.weight_error if solved.score_error is None else solved.score_error

@@ -1,0 +1,53 @@
+"""A model's attention layers as problems to solve, one at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+from .calibration import Calibration
+from .errors import CalibrationError
+from .families import Family
+from .reparametrization import LayerProblem
+
+
+class LayerProblems(Mapping[str, LayerProblem]):
+    """The problem of every attention layer, by module name, in the order of the model.
+
+    Each is made anew when it is asked for, so that only one layer's float64 copies are in memory.
+
+    Raises:
+        CalibrationError: if the calibration is of another model.
+    """
+
+    def __init__(
+        self, model: PreTrainedModel, family: Family, calibration: Calibration | None, device: torch.device
+    ) -> None:
+        self._layers = family.attention_layers(model)
+        self._family = family
+        self._moments = None if calibration is None else calibration.moments
+        self._heads = model.config.num_attention_heads
+        self._device = device
+        if self._moments is not None and set(self._moments) != set(self._layers):
+            raise CalibrationError("The calibration is of another model: its layers are not those of this one.")
+
+    def __getitem__(self, name: str) -> LayerProblem:
+        query, key = projections(self._layers[name], self._family)
+        moments = None if self._moments is None else self._moments[name]
+        with torch.no_grad():
+            return LayerProblem.of(query.weight, query.bias, key.weight, self._heads, self._device, moments)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._layers)
+
+    def __len__(self) -> int:
+        return len(self._layers)
+
+
+def projections(layer: nn.Module, family: Family) -> tuple[nn.Linear, nn.Linear]:
+    """A native attention layer's query and key projections."""
+    names = family.names(layer)
+    return getattr(layer, names["query"]), getattr(layer, names["key"])

@@ -1,0 +1,314 @@
+"""Calibration: the moments against sums written out, data of every kind, and bad data."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+from tiny import BY_TYPE, ROWS, random_model, tiny_model
+from torch import Tensor
+from transformers import BertTokenizer, PreTrainedModel
+
+import collab
+from collab.calibration import DataSource, read_rows
+from collab.families import require_family
+from collab.inputs import probe_inputs
+
+BERT = BY_TYPE["bert"]
+WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "[unused0]", *"abcdefghijklmnopqrstuvwxyz"]
+SENTENCES = [" ".join("abcdefghij"[i % 7 : i % 7 + 1 + i % 4]) for i in range(24)]
+FEW = collab.CalibrationOptions(samples=24)
+
+
+@pytest.fixture
+def tokenizer(tmp_path: Path) -> BertTokenizer:
+    (tmp_path / "vocab.txt").write_text("\n".join(WORDS))
+    return BertTokenizer(str(tmp_path / "vocab.txt"))
+
+
+def batches(model: PreTrainedModel, count: int = 8) -> list[dict[str, Tensor]]:
+    return [probe_inputs(model, seed) for seed in range(count)]
+
+
+def hooks(model: PreTrainedModel) -> list[object]:
+    """Our hooks on a model; transformers leaves some of its own."""
+    found = [
+        hook
+        for module in model.modules()
+        for hook in (*module._forward_hooks.values(), *module._forward_pre_hooks.values())
+    ]
+    return [hook for hook in found if hook.__module__.startswith("collab")]
+
+
+def layer_names(model: PreTrainedModel) -> list[str]:
+    return list(require_family(model.config).attention_layers(model))
+
+
+class TestMoments:
+    def test_against_the_definition(self) -> None:
+        """Finite differences: how the output moves in a direction when a score does, for every head and pair."""
+        model = tiny_model(BERT, num_hidden_layers=1)
+        inputs = {name: value[:1] for name, value in probe_inputs(model).items()}
+        calibration = collab.calibrate(model, [inputs] * 400)
+        moments = calibration.moments[layer_names(model)[0]]
+
+        states: dict[str, Tensor] = {}
+        layer = model.encoder.layer[0].attention.self
+        layer.register_forward_pre_hook(lambda module, args: states.update(x=args[0].detach()))
+        model.set_attn_implementation("eager")
+        shift = torch.zeros(1, 4, 8, 8, dtype=torch.float32, requires_grad=True)
+
+        def shifted(module, query, key, value, mask, scaling, dropout=0.0, **kwargs):
+            scores = query @ key.mT * scaling + shift
+            return (scores.softmax(-1) @ value).transpose(1, 2), None
+
+        transformers.AttentionInterface.register("shifted", shifted)
+        model.config._attn_implementation = "shifted"
+        output = model(input_ids=inputs["input_ids"]).last_hidden_state
+        x = None
+        expected_key = torch.zeros(32, 32)
+        expected_weight = torch.zeros(4)
+        for entry in output.flatten():  # E over Gaussian directions is the sum over coordinates
+            (gradient,) = torch.autograd.grad(entry, shift, retain_graph=True)
+            x = states["x"]
+            u = gradient @ x.unsqueeze(1)  # (1, H, T, D)
+            flat = u.transpose(0, 1).reshape(4, -1, 32)
+            expected_key += (flat.mT @ flat).sum(0)
+            expected_weight += flat.square().sum((1, 2))
+        torch.testing.assert_close(moments.head_weight.float(), expected_weight / 8, rtol=0.25, atol=0)
+        difference = (moments.key_covariance.float() - expected_key / 8).norm()
+        assert difference < 0.25 * (expected_key / 8).norm()
+        assert moments.tokens == 8 * len([1 for i in range(1, 401) if i % 8])
+
+    @pytest.mark.parametrize("row", ROWS, ids=[row.model_type for row in ROWS])
+    def test_every_family(self, row) -> None:
+        model = tiny_model(row)
+        before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+        implementation = model.config._attn_implementation
+        calibration = collab.calibrate(model, batches(model))
+        assert list(calibration.moments) == layer_names(model)
+        for one in calibration.moments.values():
+            for matrix in (one.query_covariance, one.key_covariance):
+                assert matrix.dtype == torch.float64
+                values = torch.linalg.eigvalsh(matrix)
+                assert values[0] > -1e-6 * values[-1]
+                assert values[-1] > 0
+            assert (one.head_weight > 0).all()
+        assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+        assert model.config._attn_implementation == implementation
+        assert all(parameter.requires_grad and parameter.grad is None for parameter in model.parameters())
+        assert not hooks(model)
+        conversion = collab.convert(model, collab.ConversionConfig(rank=8), calibration=calibration)
+        assert all(layer.score_error < 1 for layer in conversion.report.layers)
+        assert conversion.report.agreement["rows"] == 2
+
+    @pytest.mark.parametrize(
+        "native_class",
+        [model.native_class() for row in ROWS for model in row.family.heads],
+        ids=lambda one: one.__name__,
+    )
+    def test_every_head(self, native_class: type[PreTrainedModel]) -> None:
+        if native_class in (transformers.ViTForMaskedImageModeling, transformers.DeiTForMaskedImageModeling):
+            pytest.skip("takes a mask besides")
+        model = random_model(native_class, BY_TYPE[native_class.config_class.model_type].config())
+        calibration = collab.calibrate(model, batches(model, 2), options=collab.CalibrationOptions(held_back=0.5))
+        assert all(one.head_weight.isfinite().all() for one in calibration.moments.values())
+        assert calibration.held_back is not None
+
+    def test_padding_changes_nothing(self) -> None:
+        model = tiny_model(BERT)
+        short = {"input_ids": torch.tensor([[5, 6, 7, 8]]), "attention_mask": torch.ones(1, 4, dtype=torch.long)}
+        padded = {
+            "input_ids": torch.tensor([[5, 6, 7, 8, 1, 1, 1]]),
+            "attention_mask": torch.tensor([[1, 1, 1, 1, 0, 0, 0]]),
+        }
+        many = collab.CalibrationOptions(samples=4000)
+        one, two = (collab.calibrate(model, [batch] * 1600, options=many) for batch in (short, padded))
+        for name in layer_names(model):
+            first, second = one.moments[name], two.moments[name]
+            assert first.tokens == second.tokens
+            torch.testing.assert_close(first.head_weight, second.head_weight, rtol=0.2, atol=0)
+            difference = (first.query_covariance - second.query_covariance).norm()
+            assert difference < 0.2 * first.query_covariance.norm()
+
+    def test_shared_layers_pool_their_passes(self) -> None:
+        model = tiny_model(BY_TYPE["albert"], num_hidden_groups=1, inner_group_num=1)
+        assert len(layer_names(model)) == 1
+        moments = collab.calibrate(model, batches(model, 8)).moments[layer_names(model)[0]]
+        assert moments.tokens == 4 * 7 * 12, "four passes over seven batches of 8 and 4 tokens"
+
+    def test_cross_attention_has_a_key_side_of_its_own(self) -> None:
+        model = random_model(transformers.BertLMHeadModel, BERT.config(is_decoder=True, add_cross_attention=True))
+        calibration = collab.calibrate(model, batches(model))
+        cross, own = (calibration.moments[name] for name in layer_names(model) if "layer.0." in name and name)
+        assert not torch.allclose(cross.key_covariance, own.key_covariance, rtol=0.1)
+        conversion = collab.convert(model, collab.ConversionConfig(rank=8), calibration=calibration)
+        assert conversion.report.agreement["top1"] > 0
+
+    def test_narrow_dtypes(self) -> None:
+        model = tiny_model(BERT).to(torch.bfloat16)
+        calibration = collab.calibrate(model, batches(model))
+        conversion = collab.convert(model, collab.ConversionConfig(rank=8), calibration=calibration)
+        assert conversion.model.dtype == torch.bfloat16
+        assert all(layer.score_error < 1 for layer in conversion.report.layers)
+
+
+class TestSources:
+    def test_strings_pairs_batches_and_callables(self, tokenizer: BertTokenizer) -> None:
+        model = tiny_model(BERT)
+        for data in (SENTENCES, list(zip(SENTENCES, SENTENCES, strict=True)), iter(SENTENCES)):
+            calibration = collab.calibrate(model, data, tokenizer=tokenizer, options=FEW)
+            assert calibration.summary["rows"] == 24
+            assert sum(len(batch["input_ids"]) for batch in calibration.batches) == 3
+        calibration = collab.calibrate(model, lambda model: [model(**batch) for batch in batches(model)] and None)
+        assert calibration.held_back is not None
+        assert calibration.batches == []
+
+    def test_synthetic_leaves_out_special_and_unused_tokens(self, tokenizer: BertTokenizer) -> None:
+        model = tiny_model(BERT)
+        seen: list[Tensor] = []
+        model.register_forward_pre_hook(lambda module, args, kwargs: seen.append(kwargs["input_ids"]), with_kwargs=True)
+        collab.calibrate(model, tokenizer=tokenizer, options=FEW)
+        ids = torch.cat(seen)
+        assert (ids[:, 0] == 2).all()
+        assert (ids[:, -1] == 3).all()
+        assert ids[:, 1:-1].min() >= 6
+        assert ids.shape == (24, 16)
+        model._forward_pre_hooks.clear()
+        assert collab.calibrate(model, options=FEW).summary["source"] == "synthetic", "without a tokenizer too"
+
+    @pytest.mark.parametrize("suffix", ["txt", "csv", "tsv", "jsonl", "parquet"])
+    def test_files(self, tmp_path: Path, suffix: str) -> None:
+        file = tmp_path / f"rows.{suffix}"
+        rows = [{"label": str(i), "sentence": f"row, number {i}", "other": "x"} for i in range(30)]
+        if suffix == "txt":
+            file.write_text("\n".join(row["sentence"] for row in rows) + "\n\n")
+        elif suffix == "jsonl":
+            file.write_text("\n".join(json.dumps(row) for row in rows))
+        elif suffix == "parquet":
+            datasets = pytest.importorskip("datasets")
+            datasets.Dataset.from_list(rows).to_parquet(file)
+        else:
+            with file.open("w", newline="") as opened:
+                writer = csv.DictWriter(opened, list(rows[0]), delimiter="\t" if suffix == "tsv" else ",")
+                writer.writeheader()
+                writer.writerows(rows)
+        expected = {row["sentence"] for row in rows}
+        assert set(read_rows(DataSource(str(file)), 100)) == expected
+        assert len(read_rows(DataSource(str(file)), 5)) == 5
+        if suffix != "txt":
+            pairs = read_rows(DataSource(str(file), ("sentence", "other")), 100)
+            assert set(pairs) == {(sentence, "x") for sentence in expected}
+            with pytest.raises(collab.CalibrationError, match="no column 'text'; it has label, sentence, other"):
+                read_rows(DataSource(str(file), ("text",)), 100)
+
+    def test_a_file_without_a_header(self, tmp_path: Path) -> None:
+        (tmp_path / "rows.csv").write_text("first one,1\nsecond one,2\n")
+        assert set(read_rows(DataSource(str(tmp_path / "rows.csv"), ("0",)), 9)) == {"first one", "second one"}
+
+    def test_images(self, tmp_path: Path) -> None:
+        image = pytest.importorskip("PIL.Image", reason="pillow is not installed")
+        for i in range(4):
+            image.new("RGB", (20, 20), (i * 60, 10, 200)).save(tmp_path / f"{i}.png")
+        model = tiny_model(BY_TYPE["vit"], transformers.ViTForImageClassification)
+        processor = transformers.ViTImageProcessor(size={"height": 16, "width": 16})
+        calibration = collab.calibrate(model, DataSource(str(tmp_path)), tokenizer=processor)
+        assert calibration.summary["rows"] == 4
+        with pytest.raises(collab.CalibrationError, match="no synthetic calibration for images"):
+            collab.calibrate(model)
+
+
+class TestCache:
+    def test_is_used_and_refused(self, tmp_path: Path, tokenizer: BertTokenizer) -> None:
+        model, file = tiny_model(BERT), tmp_path / "cache" / "moments.safetensors"
+        arguments = {"tokenizer": tokenizer, "options": FEW, "cache": file}
+        first = collab.calibrate(model, SENTENCES, **arguments)
+        calls: list[int] = []
+        model.register_forward_pre_hook(lambda *_: calls.append(1))
+        second = collab.calibrate(model, SENTENCES, **arguments)
+        assert not calls
+        for name, one in first.moments.items():
+            assert all(
+                torch.equal(a, b)
+                for a, b in zip(one.tensors().values(), second.moments[name].tensors().values(), strict=True)
+            )
+        assert second.held_back.keys() == first.held_back.keys()
+        with pytest.raises(collab.CalibrationError, match="other data"):
+            collab.calibrate(model, SENTENCES[1:], **arguments)
+        other = tiny_model(BERT)
+        with torch.no_grad():
+            other.encoder.layer[0].attention.self.query.weight[0, 0] += 1
+        with pytest.raises(collab.CalibrationError, match="of another model"):
+            collab.calibrate(other, SENTENCES, **arguments)
+        file.write_text("something else")
+        with pytest.raises(collab.CalibrationError, match="not a cache of moments"):
+            collab.calibrate(model, SENTENCES, **arguments)
+        with pytest.raises(collab.CalibrationError, match="cannot be cached"):
+            collab.calibrate(model, lambda model: None, cache=file)
+        assert [path.name for path in file.parent.iterdir()] == [file.name]
+
+
+class TestBadInput:
+    def test_too_few_rows(self, tmp_path: Path, tokenizer: BertTokenizer) -> None:
+        model = tiny_model(BERT)
+        (tmp_path / "empty.txt").write_text("\n\n")
+        with pytest.raises(collab.CalibrationError, match="no rows"):
+            collab.calibrate(model, DataSource(str(tmp_path / "empty.txt")), tokenizer=tokenizer)
+        for rows in ([], ["a b"]):
+            with pytest.raises(collab.CalibrationError, match="at least 2 rows"):
+                collab.calibrate(model, rows, tokenizer=tokenizer)
+        with pytest.raises(collab.CalibrationError, match="not called once"):
+            collab.calibrate(model, lambda model: None)
+
+    def test_long_text_is_cut_and_said(self, tokenizer: BertTokenizer, caplog: pytest.LogCaptureFixture) -> None:
+        model = tiny_model(BERT)
+        calibration = collab.calibrate(model, ["a b c " * 100, "a"], tokenizer=tokenizer)
+        assert "longer than 40 tokens was cut" in caplog.text
+        assert calibration.summary["rows"] == 2
+
+    def test_few_tokens_are_said(self, tokenizer: BertTokenizer) -> None:
+        calibration = collab.calibrate(tiny_model(BERT), ["a b", "c", "d"], tokenizer=tokenizer)
+        assert "rank-deficient" in calibration.notes[0]
+
+    def test_activations_that_are_not_finite(self) -> None:
+        model = tiny_model(BERT)
+        data = batches(model, 3)
+        with torch.no_grad():
+            model.embeddings.word_embeddings.weight[7] = float("inf")
+        data[1]["input_ids"][0, 0] = 7
+        with pytest.raises(collab.CalibrationError, match=r"encoder\.layer\.0.* in batch 2"):
+            collab.calibrate(
+                model,
+                [{**one, "input_ids": one["input_ids"].clamp(min=8 if i != 1 else 0)} for i, one in enumerate(data)],
+            )
+        assert not hooks(model)
+
+    def test_things_that_are_no_data(self, tmp_path: Path, tokenizer: BertTokenizer) -> None:
+        model = tiny_model(BERT)
+        (tmp_path / "rows.docx").write_text("x")
+        for source, message in (
+            ("nowhere/at-all", "no data set of that name"),
+            (str(tmp_path / "rows.docx"), "no kind that is read"),
+        ):
+            with pytest.raises(collab.CalibrationError, match=message):
+                collab.calibrate(model, DataSource(source), tokenizer=tokenizer)
+        with pytest.raises(collab.CalibrationError, match="tokenizer"):
+            collab.calibrate(model, SENTENCES)
+        with pytest.raises(collab.CalibrationError, match="must hold tensors"):
+            collab.calibrate(model, [{"input_ids": [1, 2]}, {"input_ids": [1]}])
+
+    @pytest.mark.parametrize("values", [{"samples": 1}, {"max_length": 1}, {"held_back": 0.0}, {"held_back": 0.9}])
+    def test_options(self, values: dict) -> None:
+        with pytest.raises(collab.ConfigurationError):
+            collab.CalibrationOptions(**values)
+
+    def test_of_another_model(self) -> None:
+        calibration = collab.calibrate(tiny_model(BERT), options=FEW)
+        with pytest.raises(collab.CalibrationError, match="of another model"):
+            collab.convert(
+                tiny_model(BERT, num_hidden_layers=1), collab.ConversionConfig(rank=8), calibration=calibration
+            )
