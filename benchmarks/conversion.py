@@ -51,7 +51,7 @@ def main() -> None:
                 model(**inputs)
 
     def convert(form: str) -> None:
-        collab.convert(native, collab.ConversionConfig(rank=RANK, form=form))
+        collab.convert(native, collab.ConversionConfig(rank=RANK, form=form, compare=False))
 
     def export(form: str) -> None:
         with tempfile.TemporaryDirectory() as output:
@@ -62,7 +62,7 @@ def main() -> None:
     for form in ("concat", "cp", "tucker"):
         tasks[f"convert, {form}"] = lambda form=form: convert(form)
     for form in ("concat", "cp", "tucker"):
-        tasks[f"load, convert, export and check, {form}"] = lambda form=form: export(form)
+        tasks[f"load, calibrate, convert, compare, export and check, {form}"] = lambda form=form: export(form)
     times: dict[str, list[float]] = {name: [] for name in tasks}
     for repeat in range(REPEATS + 1):
         for name, task in tasks.items():

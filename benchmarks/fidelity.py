@@ -1,18 +1,22 @@
-"""How much of an embedder's quality a conversion keeps: STS-B dev on the demo checkpoint.
+"""How much of an embedder's quality a conversion keeps, with no training: STS-B dev on the demo checkpoint.
 
-For every form and rank, `collab convert` and then `SentenceTransformer(folder)`: Spearman correlation of cosine
-similarities with the human scores, and the mean cosine between the converted and the original embeddings. No training,
-no calibration: what decomposing the weights alone gives. The last rows are the paper's setting, `parafac` from a random
-start.
+Every row is one run of `collab convert` and then `SentenceTransformer(folder)`: Spearman correlation of cosine
+similarities with the human scores, mean cosine to the original's embeddings, mean score error on the calibration rows
+that were held back, and seconds of the whole command. Rivals in the same run: the paper's setting (`parafac` from a
+random start) and per-head SVD, both on the weights alone.
 
-    python benchmarks/fidelity.py
+    python benchmarks/fidelity.py           # at equal R, at equal parameters, folded content
+    python benchmarks/fidelity.py --quick   # R = 128 and 64 only
 
-Writes results/fidelity.json, .md and .png. About five minutes on two cores.
+Writes results/fidelity.json, .md and .png. Rows are kept as they finish, and a run that was stopped goes on. About 30
+minutes on two cores.
 """
 
 from __future__ import annotations
 
+import argparse
 import csv
+import json
 import tempfile
 import time
 from pathlib import Path
@@ -27,111 +31,181 @@ from sentence_transformers import SentenceTransformer
 
 import collab
 
-RANKS = (192, 128, 64)
+RANKS = (192, 128, 96, 64, 48, 32)
 REFERENCE = collab.SolverOptions(method="tensorly", max_sweeps=100, tolerance=1e-6)
+FORMS = ("concat", "cp", "tucker")
 
 
-def pairs() -> tuple[list[str], list[str], list[float]]:
-    """STS-B dev: two sentences and a score from 0 to 5."""
-    with (shared_data() / "data" / "stsb" / "dev.csv").open(newline="", encoding="utf-8") as file:
+def stsb(split: str) -> tuple[list[str], list[str], list[float]]:
+    """STS-B: two sentences and a score from 0 to 5."""
+    with (shared_data() / "data" / "stsb" / f"{split}.csv").open(newline="", encoding="utf-8") as file:
         first, second, score = zip(*csv.reader(file), strict=True)
     return list(first), list(second), [float(one) for one in score]
 
 
-def evaluate(folder: Path) -> tuple[float, np.ndarray]:
-    """Spearman correlation times 100, and the embeddings."""
-    first, second, scores = pairs()
-    embeddings = SentenceTransformer(str(folder), device="cpu").encode(first + second, batch_size=64)
-    a, b = np.split(embeddings / np.linalg.norm(embeddings, axis=1, keepdims=True), 2)
-    return 100 * float(spearmanr((a * b).sum(axis=1), scores).statistic), np.concatenate([a, b])
+def settings(quick: bool) -> list[dict[str, Any]]:
+    """What is run: form, calibration, and how much is kept."""
+    ranks = (128, 64) if quick else RANKS
+    rows: list[dict[str, Any]] = []
+    for rank in ranks:
+        rows += [{"form": form, "calibration": "none", "rank": rank} for form in FORMS]
+        rows += [{"form": "cp", "calibration": "none", "rank": rank, "solver": "tensorly"}]
+        rows += [{"form": form, "calibration": data, "rank": rank} for data in ("synthetic", "real") for form in FORMS]
+        if rank in (128, 64):
+            rows += [{"form": form, "calibration": "real", "rank": rank, "content": "folded"} for form in FORMS]
+    if not quick:
+        for params in (0.35, 0.18):
+            rows += [
+                {"form": form, "calibration": data, "params": params} for data in ("none", "real") for form in FORMS
+            ]
+    return rows
+
+
+class Judge:
+    """What every conversion is held against: the original's embeddings, and its scores on sentences none has seen."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.first, self.second, self.scores = stsb("dev")
+        self.spearman, self.embeddings = self.embed(demo_folder())
+        first, second, _ = stsb("train")
+        sentences = sorted(set(first + second))
+        rows = [sentences[i] for i in np.random.default_rng(0).permutation(len(sentences))]
+        self.data = folder / "stsb-train.txt"
+        self.data.write_text("\n".join(rows[:1024]))
+        self.original = transformers.AutoModel.from_pretrained(demo_folder())
+        tokenizer = transformers.AutoTokenizer.from_pretrained(demo_folder())
+        self.moments = collab.calibrate(self.original, rows[1024:3072], tokenizer=tokenizer).moments
+
+    def embed(self, folder: Path) -> tuple[float, np.ndarray]:
+        """Spearman correlation times 100, and the embeddings."""
+        model = SentenceTransformer(str(folder), device="cpu")
+        embeddings = model.encode(self.first + self.second, batch_size=64)
+        a, b = np.split(embeddings / np.linalg.norm(embeddings, axis=1, keepdims=True), 2)
+        return 100 * float(spearmanr((a * b).sum(axis=1), self.scores).statistic), np.concatenate([a, b])
+
+    def row(self, setting: dict[str, Any]) -> dict[str, Any]:
+        """One conversion. The moments of a calibration are kept for the next one that uses the same data."""
+        data = setting["calibration"]
+        source: Any = collab.DataSource(str(self.data)) if data == "real" else data
+        cache = None if data == "none" else self.folder / f"{data}.safetensors"
+        given = {name: value for name, value in setting.items() if name in ("form", "rank", "params", "content")}
+        solver = REFERENCE if setting.get("solver") == "tensorly" else collab.SolverOptions()
+        with tempfile.TemporaryDirectory() as folder:
+            output = Path(folder) / "out"
+            start = time.perf_counter()
+            report = collab.convert_checkpoint(
+                str(demo_folder()),
+                output,
+                collab.ConversionConfig(**given, solver=solver),
+                calibration=collab.CalibrationRequest(source, cache=cache),
+            )
+            seconds = time.perf_counter() - start
+            spearman, embeddings = self.embed(output)
+            converted = transformers.AutoModel.from_pretrained(output)
+        errors = collab.score_errors(self.original, converted, self.moments)
+        return setting | {
+            "ranks": [layer.rank for layer in report.layers],
+            "query_key_ratio": report.query_key.ratio,
+            "model_ratio": report.model.ratio,
+            "weight_error": float(np.mean([layer.error for layer in report.layers])),
+            "score_error": float(np.mean(list(errors.values()))),
+            "spearman": spearman,
+            "cosine": float((embeddings * self.embeddings).sum(axis=1).mean()),
+            "solve_seconds": sum(layer.seconds for layer in report.layers),
+            "seconds": seconds,
+        }
 
 
 def main() -> None:
     """Runs everything."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--quick", action="store_true")
+    quick = parser.parse_args().quick
     transformers.logging.disable_progress_bar()
-    original, reference = evaluate(demo_folder())
-    rows: list[dict[str, Any]] = []
-    settings = [(form, rank, collab.SolverOptions()) for rank in RANKS for form in ("concat", "cp", "tucker")]
-    settings += [("cp", rank, REFERENCE) for rank in RANKS]
-    for form, rank, solver in settings:
-        with tempfile.TemporaryDirectory() as folder:
-            start = time.perf_counter()
-            config = collab.ConversionConfig(rank=rank, form=form, solver=solver)
-            report = collab.convert_checkpoint(str(demo_folder()), Path(folder) / "out", config)
-            seconds = time.perf_counter() - start
-            spearman, embeddings = evaluate(Path(folder) / "out")
-        rows.append(
-            {
-                "form": form,
-                "solver": solver.method,
-                "rank": rank,
-                "query_key_ratio": report.query_key.ratio,
-                "model_ratio": report.model.ratio,
-                "error": float(np.mean([layer.error for layer in report.layers])),
-                "spearman": spearman,
-                "cosine": float((embeddings * reference).sum(axis=1).mean()),
-                "seconds": seconds,
-            }
-        )
-        print(f"{form} {solver.method} R={rank}: {spearman:.2f}", flush=True)
-    result = {"machine": machine(), "original_spearman": original, "rows": rows}
+    partial = RESULTS / "fidelity.partial.json"
+    done = json.loads(partial.read_text()) if partial.exists() else []
+    with tempfile.TemporaryDirectory() as folder:
+        judge = Judge(Path(folder))
+        for setting in settings(quick):
+            if any(row["setting"] == setting for row in done):
+                continue
+            done.append(judge.row(setting) | {"setting": setting})
+            partial.write_text(json.dumps(done))
+            print(f"{setting}: {done[-1]['spearman']:.2f} {done[-1]['cosine']:.4f}", flush=True)
+    result = {"machine": machine(), "original_spearman": judge.spearman, "rows": done}
     write("fidelity", result, table(result))
     draw(result)
+    partial.unlink()
+
+
+def label(row: dict[str, Any]) -> str:
+    """What a row is, in words."""
+    if row.get("solver") == "tensorly":
+        return "cp, parafac from a random start"
+    data = {"none": "weights only", "synthetic": "synthetic", "real": "real text"}[row["calibration"]]
+    return f"{row['form']}, {data}{', folded' if row.get('content') == 'folded' else ''}"
 
 
 def table(result: dict[str, Any]) -> str:
-    """The results as a table."""
-    rows = [["original", "", "1.000", "1.000", "", f"{result['original_spearman']:.2f}", "1.0000", ""]]
-    rows += [
-        [
-            one["form"] + (" (parafac, random start)" if one["solver"] == "tensorly" else ""),
-            str(one["rank"]),
-            f"{one['query_key_ratio']:.3f}",
-            f"{one['model_ratio']:.3f}",
-            f"{one['error']:.4f}",
-            f"{one['spearman']:.2f}",
-            f"{one['cosine']:.4f}",
-            f"{one['seconds']:.1f}",
-        ]
-        for one in result["rows"]
-    ]
-    headings = [
-        "form",
-        "R of 384",
-        "query/key parameters left",
-        "of the model",
-        "mean error",
-        "STS-B dev Spearman",
-        "cosine",
-        "s",
-    ]
-    return markdown(headings, rows)
+    """The results as tables: at equal R and at equal parameters."""
+    headings = ["", "R", "query/key left", "score error", "Spearman", "cosine", "solve s", "command s"]
+    parts = [f"Original: Spearman {result['original_spearman']:.2f}."]
+    groups = {f"R = {rank}": [r for r in result["rows"] if r.get("rank") == rank] for rank in RANKS}
+    for params in sorted({row["params"] for row in result["rows"] if "params" in row}, reverse=True):
+        groups[f"{params:.0%} of the query/key parameters"] = [r for r in result["rows"] if r.get("params") == params]
+    for title, rows in groups.items():
+        if rows:
+            cells = [
+                [
+                    label(row),
+                    str(row["ranks"][0])
+                    if len(set(row["ranks"])) == 1
+                    else f"{min(row['ranks'])} to {max(row['ranks'])}",
+                    f"{row['query_key_ratio']:.3f}",
+                    f"{row['score_error']:.4f}",
+                    f"{row['spearman']:.2f}",
+                    f"{row['cosine']:.4f}",
+                    f"{row['solve_seconds']:.1f}",
+                    f"{row['seconds']:.1f}",
+                ]
+                for row in rows
+            ]
+            parts += [f"### {title}", markdown(headings, cells)]
+    return "\n\n".join(parts)
 
 
 def draw(result: dict[str, Any]) -> None:
-    """Spearman against the parameters that are left."""
+    """Cosine to the original against the parameters that are left."""
     import matplotlib.pyplot as plt
 
-    figure, axis = plt.subplots(figsize=(6, 4), layout="constrained")
-    axis.axhline(result["original_spearman"], color="black", linewidth=0.8, linestyle=":", label="original")
-    curves = [("concat", "structured"), ("cp", "structured"), ("tucker", "structured"), ("cp", "tensorly")]
-    for form, solver in curves:
-        points = [one for one in result["rows"] if (one["form"], one["solver"]) == (form, solver)]
-        color = COLORS["rival"] if solver == "tensorly" else COLORS[form]
-        label = "cp (parafac)" if solver == "tensorly" else form
-        axis.plot(
-            [one["query_key_ratio"] for one in points],
-            [one["spearman"] for one in points],
-            "o-",
-            color=color,
-            label=label,
+    figure, axes = plt.subplots(1, 2, figsize=(10, 4), layout="constrained", sharex=True)
+    styles = {"none": ("--", "o"), "synthetic": (":", "s"), "real": ("-", "^")}
+    curves = [("cp", "none", "tensorly")] + [(form, data, None) for data in styles for form in FORMS]
+    for form, data, solver in curves:
+        points = sorted(
+            (row["query_key_ratio"], row["cosine"], row["spearman"])
+            for row in result["rows"]
+            if (row["form"], row["calibration"], row.get("solver")) == (form, data, solver)
+            and "content" not in row
+            and row["query_key_ratio"] <= 1.05
         )
-    axis.set(xlabel="query/key parameters left", ylabel="STS-B dev Spearman ×100", xscale="log")
-    ticks = [0.2, 0.5, 1.0, 2.0]
-    axis.set_xticks(ticks, [str(tick) for tick in ticks])
-    axis.minorticks_off()
-    axis.legend()
-    figure.savefig(RESULTS / "fidelity.png", dpi=150)
+        line, mark = styles[data]
+        color = COLORS["rival"] if solver else COLORS[form]
+        name = "parafac" if solver else f"{form}, {data if data != 'none' else 'weights only'}"
+        for axis, index in zip(axes, (1, 2), strict=True):
+            axis.plot(
+                [p[0] for p in points], [p[index] for p in points], line, marker=mark, ms=4, color=color, label=name
+            )
+    axes[1].axhline(result["original_spearman"], color="black", linewidth=0.8)
+    axes[0].set(xlabel="query/key parameters left", ylabel="cosine to the original", xscale="log", ylim=(0.7, 1.0))
+    axes[1].set(xlabel="query/key parameters left", ylabel="STS-B dev Spearman ×100")
+    ticks = [0.1, 0.2, 0.35, 0.5, 1.0]
+    axes[0].set_xticks(ticks, [str(tick) for tick in ticks])
+    for axis in axes:
+        axis.minorticks_off()
+    axes[0].legend(fontsize=7)
+    figure.savefig(RESULTS / "fidelity.png", dpi=200)
 
 
 if __name__ == "__main__":

@@ -26,6 +26,7 @@ Importing collab registers the converted models with transformers, so that ``Aut
 other Auto classes load them.
 """
 
+from .agreement import score_errors
 from .calibration import Calibration, CalibrationOptions, DataSource, LayerMoments, calibrate
 from .config import ConversionConfig
 from .conversion import Conversion, convert
@@ -47,9 +48,11 @@ from .errors import (
 )
 from .exporting import ExportOptions, export
 from .families import register
-from .pipeline import LoadOptions, convert_checkpoint
+from .pipeline import CalibrationRequest, LoadOptions, convert_checkpoint
+from .planning import Plan, make_plan
 from .reparametrization import Reparametrization, reparametrize
 from .report import ConversionReport, Count, LayerReport
+from .sequential import calibrate_in_order
 
 __all__ = [
     "AlreadyConvertedError",
@@ -57,6 +60,7 @@ __all__ = [
     "Calibration",
     "CalibrationError",
     "CalibrationOptions",
+    "CalibrationRequest",
     "CheckpointError",
     "CollabError",
     "ConfigurationError",
@@ -71,6 +75,7 @@ __all__ = [
     "LayerReport",
     "LoadOptions",
     "OutputError",
+    "Plan",
     "RankError",
     "Reparametrization",
     "ShapeError",
@@ -79,10 +84,13 @@ __all__ = [
     "VerificationError",
     "WeightsError",
     "calibrate",
+    "calibrate_in_order",
     "convert",
     "convert_checkpoint",
     "export",
+    "make_plan",
     "reparametrize",
+    "score_errors",
 ]
 
 register()

@@ -1,8 +1,8 @@
-"""How far a converted model's outputs are from the original's, on the same inputs."""
+"""How far a converted model is from the original: in its outputs and in its scores, on the same inputs."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -10,7 +10,12 @@ from torch import Tensor
 from torch.nn import functional
 from transformers import PreTrainedModel
 
+from .calibration import LayerMoments
 from .calibration.batches import Batch
+from .families import require_family
+from .modeling.collab_attention import CollaborativeAttention
+from .problems import projections
+from .reparametrization import Approximation, LayerProblem
 
 
 def agreement(original: PreTrainedModel, converted: PreTrainedModel, batches: Iterable[Batch]) -> dict[str, Any] | None:
@@ -49,6 +54,32 @@ def agreement(original: PreTrainedModel, converted: PreTrainedModel, batches: It
     if not rows:
         return None
     return {"rows": rows, **{name: sums[name] / counts[name] for name in sums}}
+
+
+def score_errors(
+    original: PreTrainedModel, converted: PreTrainedModel, moments: Mapping[str, LayerMoments]
+) -> dict[str, float]:
+    """Relative errors of a converted model's scores, layer by layer, on inputs that its conversion need not have seen.
+
+    Args:
+        original: the native model.
+        converted: its conversion, as loaded from anywhere.
+        moments: of the original's inputs (`collab.calibrate(...).moments`).
+
+    Returns:
+        By module name; see `LayerReport.score_error`.
+    """
+    family = require_family(original.config)
+    errors = {}
+    for name, layer in family.attention_layers(original).items():
+        query, key = projections(layer, family)
+        heads = original.config.num_attention_heads
+        with torch.no_grad():
+            problem = LayerProblem.of(query.weight, query.bias, key.weight, heads, original.device, moments[name])
+            module = converted.get_submodule(name)
+            assert isinstance(module, CollaborativeAttention)
+            errors[name] = problem.score_error(Approximation.of_layer(module), moments[name])
+    return errors
 
 
 def _compare(expected: Any, actual: Any, mask: Tensor | None, add: Any) -> None:

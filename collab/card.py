@@ -117,13 +117,17 @@ def _agreement(report: ConversionReport) -> str:
 
 
 def _layers(report: ConversionReport) -> str:
-    headings = ["layer", "form", "rank", "of", "scores", "held back", "weights", *FORMS, "parameters before", "after"]
+    forms = FORMS if report.comparison else ()
+    headings = ["layer", "form", "rank", "of", "scores", "held back", "weights", *forms, "parameters before", "after"]
     lines = [f"| {' | '.join(headings)} |", "|---|---|" + "---:|" * (len(headings) - 2)]
-    for one, others in zip(report.layers, report.comparison, strict=True):
-        errors = [one.score_error, one.held_back_error, one.error, *(others[form]["error"] for form in FORMS)]
+    for number, one in enumerate(report.layers):
+        others = [report.comparison[number][form]["error"] for form in forms]
         cells = [
             *(one.name, one.form, str(one.rank), str(one.full_rank)),
-            *("" if error is None else f"{error:.4f}" for error in errors),
+            *(
+                "" if error is None else f"{error:.4f}"
+                for error in (one.score_error, one.held_back_error, one.error, *others)
+            ),
             *(f"{count:,}" for count in (one.query_key.before, one.query_key.after)),
         ]
         lines.append(f"| {' | '.join(cells)} |")

@@ -12,6 +12,7 @@ from .rank import Rank, plain_rank
 from .reparametrization import CONTENTS, Content
 
 Optimize = Literal["size", "speed"]
+Allocation = Literal["balanced", "uniform"]
 
 
 @dataclass(frozen=True)
@@ -29,8 +30,11 @@ class ConversionConfig:
         max_error: relative error of every layer at most: of the scores with calibration, of the weights without.
         optimize: what ``auto`` looks at: ``size`` (the lowest error within `params`, or the fewest parameters within
             `max_error`) or ``speed`` (the least arithmetic).
+        allocation: how `params` is divided among the layers: ``balanced``, by what their scores lose, or ``uniform``,
+            the same part for each.
         content: ``exact`` keeps the content bias as it is, an additive term of the scores; ``folded`` approximates it
             by an offset of the queries, so that any attention kernel applies and fewer parameters are stored.
+        compare: whether to predict, for the report, what every form would have given with as many parameters.
         solver: a `SolverOptions`, or the name of a method: ``structured`` or ``tensorly``.
         seed: of the random start of the ``tensorly`` method; the structured solvers are deterministic.
 
@@ -43,7 +47,9 @@ class ConversionConfig:
     params: float | None = None
     max_error: float | None = None
     optimize: Optimize = "size"
+    allocation: Allocation = "balanced"
     content: Content = "exact"
+    compare: bool = True
     solver: SolverOptions | str = field(default_factory=SolverOptions)
     seed: int = 0
 
@@ -68,6 +74,8 @@ class ConversionConfig:
                 raise ConfigurationError(f"{name} must be above 0 and at most 1, not {value!r}.")
         if self.optimize not in get_args(Optimize):
             raise ConfigurationError(f"Unknown aim {self.optimize!r}; optimize size or speed.")
+        if self.allocation not in get_args(Allocation):
+            raise ConfigurationError(f"Unknown allocation {self.allocation!r}; choose balanced or uniform.")
         if self.content not in CONTENTS:
             raise ConfigurationError(f"Unknown content {self.content!r}; choose one of {', '.join(CONTENTS)}.")
         if isinstance(self.solver, str):
@@ -99,7 +107,10 @@ class ConversionConfig:
         rank = list(self.rank) if isinstance(self.rank, Sequence) else self.rank
         return {
             "rank": rank,
-            **{name: getattr(self, name) for name in ("form", "params", "max_error", "optimize", "content")},
+            **{
+                name: getattr(self, name)
+                for name in ("form", "params", "max_error", "optimize", "allocation", "content", "compare")
+            },
             "solver": asdict(self.solver_options),
             "seed": self.seed,
         }

@@ -106,7 +106,7 @@ def convert(
         choice=choice.explanation,
         calibration=None if calibration is None else calibration.summary,
         agreement=None if calibration is None else agreement(model, converted, calibration.batches),
-        comparison=compare_forms(problems, [one.query_key.after for one in reports], config),
+        comparison=compare_forms(problems, [one.query_key.after for one in reports], config) if config.compare else [],
         seconds=time.perf_counter() - start_time,
         notes=() if calibration is None else calibration.notes,
     )
@@ -221,14 +221,7 @@ def _build(
             state[renamed] = tensor.detach() if share else tensor.detach().clone()
             trainable[renamed] = tensor.requires_grad
     for name, layer in solved.items():
-        state[f"{name}.query.weight"] = layer.factors.query.T.contiguous()  # (R, D_q)
-        state[f"{name}.key.weight"] = layer.factors.key.T.contiguous()  # (R, D_k)
-        if layer.factors.form != "concat":
-            state[f"{name}.mixing"] = layer.factors.mixing.contiguous()
-        if layer.content_bias is not None:
-            state[f"{name}.content_bias.weight"] = layer.content_bias.contiguous()  # (H, D_k)
-        if layer.query_offset is not None:
-            state[f"{name}.query_offset"] = layer.query_offset.contiguous()
+        state |= {f"{name}.{parameter}": tensor for parameter, tensor in _layer_state(layer).items()}
     model.load_state_dict(state, strict=True, assign=True)
     # Ties what the config ties where it is equal, as from_pretrained does.
     model.tie_weights(missing_keys=set(), recompute_mapping=False)
@@ -243,6 +236,30 @@ def _build(
     if getattr(native, "generation_config", None) is not None:
         model.generation_config = native.generation_config if share else copy.deepcopy(native.generation_config)
     return model
+
+
+def install(model: PreTrainedModel, family: Family, name: str, solved: Reparametrization) -> None:
+    """Replaces one attention layer of a native model by what it was solved to."""
+    native = model.get_submodule(name)
+    layer = family.base.attention_classes[type(native)](native, solved.spec, model.config)
+    query, _ = projections(native, family)
+    layer.load_state_dict(_layer_state(solved.to(query.weight)), strict=False, assign=True)
+    model.set_submodule(name, layer.to(query.weight).train(native.training))
+
+
+def _layer_state(solved: Reparametrization) -> dict[str, Tensor]:
+    """The parameters of a layer that stand for queries and keys."""
+    state = {
+        "query.weight": solved.factors.query.T.contiguous(),  # (R, D_q)
+        "key.weight": solved.factors.key.T.contiguous(),  # (R, D_k)
+    }
+    if solved.factors.form != "concat":
+        state["mixing"] = solved.factors.mixing.contiguous()
+    if solved.content_bias is not None:
+        state["content_bias.weight"] = solved.content_bias.contiguous()  # (H, D_k)
+    if solved.query_offset is not None:
+        state["query_offset"] = solved.query_offset.contiguous()
+    return state
 
 
 def _collaborative_config(

@@ -30,7 +30,7 @@ def check_output(output: Path, source: Path | None = None, overwrite: bool = Fal
     """
     try:
         target = output.resolve()
-        taken = os.path.lexists(output)
+        taken = _is_there(output)
     except OSError as error:
         raise OutputError(f"{output} cannot be created: {error}.") from error
     if source is not None:
@@ -122,7 +122,7 @@ def staged(output: Path, overwrite: bool = False) -> Iterator[Path]:
     finally:
         if staging is not None:
             shutil.rmtree(staging, ignore_errors=True)
-        if not target.exists():
+        if not os.path.lexists(target):
             for folder in reversed(created):
                 with contextlib.suppress(OSError):
                     folder.rmdir()
@@ -171,6 +171,15 @@ def _create_parents(folder: Path, created: list[Path]) -> None:
         _create_parents(folder.parent, created)
         folder.mkdir()
         created.append(folder)
+
+
+def _is_there(path: Path) -> bool:
+    """Whether a path is taken; raises an OSError where it never could be, such as a name that is too long."""
+    try:
+        path.lstat()
+    except FileNotFoundError:
+        return False
+    return True
 
 
 def _nearest_existing(folder: Path) -> Path:

@@ -18,13 +18,14 @@ from .checkpoint import Checkpoint, load_checkpoint, resolve_source
 from .config import ConversionConfig
 from .conversion import Conversion, convert, is_lossless, require_convertible
 from .decomposition import SolverOptions
-from .errors import WeightsError
+from .errors import ConfigurationError, WeightsError
 from .exporting import ExportOptions, export
 from .output import check_output
 from .planning import Plan, make_plan
 from .planning.plan import FRACTIONS
 from .reparametrization import Content
 from .report import ConversionReport, LayerReport
+from .sequential import calibrate_in_order
 
 logger = logging.getLogger(__name__)
 
@@ -54,11 +55,20 @@ class CalibrationRequest:
             ``default``: synthetic for models that take text, none for others.
         options: how much.
         cache: a file that keeps the moments.
+        in_order: calibrate every layer with the layers before it converted (`collab.calibrate_in_order`).
+
+    Raises:
+        ConfigurationError: if `cache` and `in_order` are asked for together.
     """
 
     source: Literal["default", "synthetic", "none"] | DataSource = "default"
     options: CalibrationOptions = field(default_factory=CalibrationOptions)
     cache: Path | None = None
+    in_order: bool = False
+
+    def __post_init__(self) -> None:
+        if self.in_order and self.cache is not None:
+            raise ConfigurationError("Moments in order belong to one conversion, so they are not cached.")
 
 
 def load_model(model: str, load: LoadOptions, seed: int = 0) -> Checkpoint:
@@ -79,11 +89,19 @@ def load_model(model: str, load: LoadOptions, seed: int = 0) -> Checkpoint:
 def calibrate_checkpoint(
     checkpoint: Checkpoint,
     request: CalibrationRequest,
+    config: ConversionConfig | None = None,
     *,
     trust_remote_code: bool = False,
     on_batch: OnBatch | None = None,
 ) -> tuple[Calibration | None, tuple[str, ...]]:
     """Calibrates a checkpoint's model with the tokenizer or image processor beside it.
+
+    Args:
+        checkpoint: what was read.
+        request: what to calibrate on.
+        config: of the conversion, for calibration in order.
+        trust_remote_code: let transformers run a tokenizer's code that comes with the checkpoint.
+        on_batch: called after every batch.
 
     Returns:
         The calibration, or None where there is none, and notes for the user.
@@ -102,6 +120,8 @@ def calibrate_checkpoint(
             )
         source = "synthetic"
     processor = _processor(checkpoint, trust_remote_code)
+    if request.in_order and config is not None:
+        return calibrate_in_order(model, config, source, tokenizer=processor, options=request.options), ()
     calibration = calibrate(
         model, source, tokenizer=processor, options=request.options, cache=request.cache, on_batch=on_batch
     )
@@ -151,7 +171,7 @@ def convert_checkpoint(
     if is_lossless(checkpoint.model, config) and request.source == "default":
         request = replace(request, source="none")
     found, notes = calibrate_checkpoint(
-        checkpoint, request, trust_remote_code=load.trust_remote_code, on_batch=on_batch
+        checkpoint, request, config, trust_remote_code=load.trust_remote_code, on_batch=on_batch
     )
     conversion = convert(checkpoint.model, config, calibration=found, inplace=True, on_layer=on_layer)
     if load.dtype is not None:

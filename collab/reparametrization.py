@@ -14,14 +14,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Literal, get_args
+from typing import Literal, Self, get_args
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from .calibration.moments import LayerMoments
 from .decomposition import Decomposition, Factors, Form, HeadTensor, Metric, SolverOptions, Whitening, decompose
 from .errors import ConfigurationError, ShapeError, WeightsError
+from .modeling.collab_attention import CollaborativeAttention
 from .modeling.collab_config import AttentionSpec
 from .rank import Rank, resolve_rank
 
@@ -30,42 +32,46 @@ CONTENTS: tuple[str, ...] = get_args(Content)
 
 
 @dataclass(frozen=True)
-class Reparametrization:
+class Approximation:
     """A layer's scores in collaborative form: s_h(x, y) = (x W̃_Q G_h W̃_Kᵀ yᵀ + c_h·y) / √d.
 
     Attributes:
-        factors: W̃_Q (D_q, R), W̃_K (D_k, R) and M or the cores, in the dtype and on the device of the weights given.
+        factors: W̃_Q (D_q, R), W̃_K (D_k, R) and M or the cores.
         content_bias: c, shape (H, D_k), or None for a layer without a content term or with a folded one.
         query_offset: u, shape (H, R), or (1, R) in the ``concat`` form, if the content is folded.
-        head_dim: d of the original heads; scores are divided by its square root.
-        decomposition: the same factors as solved, and how well they fit what was solved.
-        weight_error: relative error ‖𝒯 - 𝒯̂‖/‖𝒯‖ of the heads' query-key products.
-        score_error: relative error of the scores in the metric of the moments, content included; None without moments.
     """
 
     factors: Factors
     content_bias: Tensor | None
     query_offset: Tensor | None
-    head_dim: int
-    decomposition: Decomposition
-    weight_error: float
-    score_error: float | None
+
+    @classmethod
+    def of_layer(cls, layer: CollaborativeAttention) -> Approximation:
+        """What a layer of a converted model computes."""
+        if layer.head_ranks is None:
+            mixing = layer.mixing.detach()
+        else:
+            owner = torch.repeat_interleave(torch.tensor(layer.head_ranks))  # (R,)
+            mixing = functional.one_hot(owner, len(layer.head_ranks)).T.to(layer.query.weight)  # (H, R)
+        factors = Factors(
+            layer.spec.form,  # type: ignore[arg-type]
+            query=layer.query.weight.detach().T,
+            key=layer.key.weight.detach().T,
+            mixing=mixing,
+        )
+        bias, offset = layer.content_bias, layer.query_offset
+        return cls(factors, None if bias is None else bias.weight.detach(), None if offset is None else offset.detach())
 
     @property
     def content(self) -> Tensor | None:
         """c, shape (H, D_k), wherever it is stored."""
         if self.query_offset is None:
             return self.content_bias
-        return content_of(self.factors, self.query_offset)
+        offset, factors = self.query_offset, self.factors
+        return (offset if factors.form != "concat" else factors.mixing * offset) @ factors.key.T
 
-    @property
-    def spec(self) -> AttentionSpec:
-        """The shape of the layer that runs it."""
-        content = "exact" if self.content_bias is not None else "none" if self.query_offset is None else "folded"
-        return AttentionSpec(self.factors.form, self.factors.rank, self.factors.head_ranks, content)
-
-    def to(self, like: Tensor) -> Reparametrization:
-        """The same in the dtype and on the device of a tensor; the decomposition stays as it was solved."""
+    def to(self, like: Tensor) -> Self:
+        """The same in the dtype and on the device of a tensor."""
         factors = self.factors
         return replace(
             self,
@@ -75,6 +81,29 @@ class Reparametrization:
             content_bias=None if self.content_bias is None else self.content_bias.to(like),
             query_offset=None if self.query_offset is None else self.query_offset.to(like),
         )
+
+
+@dataclass(frozen=True)
+class Reparametrization(Approximation):
+    """An approximation of a layer, in the dtype and on the device of the weights given, and how it came to be.
+
+    Attributes:
+        head_dim: d of the original heads; scores are divided by its square root.
+        decomposition: the same factors as solved, in float64, and how well they fit what was solved.
+        weight_error: relative error ‖𝒯 - 𝒯̂‖/‖𝒯‖ of the heads' query-key products.
+        score_error: relative error of the scores in the metric of the moments, content included; None without moments.
+    """
+
+    head_dim: int
+    decomposition: Decomposition
+    weight_error: float
+    score_error: float | None
+
+    @property
+    def spec(self) -> AttentionSpec:
+        """The shape of the layer that runs it."""
+        content = "exact" if self.content_bias is not None else "none" if self.query_offset is None else "folded"
+        return AttentionSpec(self.factors.form, self.factors.rank, self.factors.head_ranks, content)
 
     def scores(self, query_input: Tensor, key_input: Tensor) -> Tensor:
         """The attention scores before the softmax, up to a constant over the keys.
@@ -225,7 +254,7 @@ class LayerProblem:
         )
         return solved if self.moments is None else replace(solved, score_error=self.score_error(solved, self.moments))
 
-    def score_error(self, solved: Reparametrization, moments: LayerMoments) -> float:
+    def score_error(self, solved: Approximation, moments: LayerMoments) -> float:
         """Relative error of the scores on inputs of the given moments, content included."""
         solved, moments = solved.to(self.tensor.query), moments.to(self.tensor.query.device)
         approximate = _at(moments.query_mean, solved.factors)
@@ -236,14 +265,9 @@ class LayerProblem:
         )
 
     @property
-    def error_name(self) -> str:
-        """What is approximated."""
-        return "weights" if self.moments is None else "scores"
-
-    @cached_property
-    def norm_squared(self) -> float:
-        """What errors are relative to, squared."""
-        return self._metric.norm_squared(self.tensor)
+    def whitened(self) -> HeadTensor:
+        """The head tensor in the basis where the error of the scores is the plain one."""
+        return self.tensor if self.moments is None else self._whitening.whiten(self.tensor)
 
     @cached_property
     def _metric(self) -> Metric:
@@ -303,10 +327,3 @@ def _at(query: Tensor, factors: Factors) -> Tensor:
     else:
         projected = projected * factors.mixing
     return projected @ factors.key.T
-
-
-def content_of(factors: Factors, query_offset: Tensor) -> Tensor:
-    """W̃_K u_h, shape (H, D_k), from folded offsets."""
-    if factors.form == "concat":
-        return (factors.mixing * query_offset) @ factors.key.T
-    return query_offset @ factors.key.T

@@ -264,6 +264,11 @@ class TestBadInput:
         with pytest.raises(collab.CalibrationError, match="not called once"):
             collab.calibrate(model, lambda model: None)
 
+    def test_a_callable_without_gradients(self) -> None:
+        model = tiny_model(BERT)
+        with pytest.raises(collab.CalibrationError, match=r"outside torch\.no_grad"):
+            collab.calibrate(model, torch.no_grad()(lambda model: model(**probe_inputs(model))))
+
     def test_long_text_is_cut_and_said(self, tokenizer: BertTokenizer, caplog: pytest.LogCaptureFixture) -> None:
         model = tiny_model(BERT)
         calibration = collab.calibrate(model, ["a b c " * 100, "a"], tokenizer=tokenizer)
@@ -312,3 +317,35 @@ class TestBadInput:
             collab.convert(
                 tiny_model(BERT, num_hidden_layers=1), collab.ConversionConfig(rank=8), calibration=calibration
             )
+
+
+class TestInOrder:
+    def test_first_layer_is_as_always_and_later_ones_see_what_came_before(self, tokenizer: BertTokenizer) -> None:
+        model = tiny_model(BERT)
+        before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+        arguments = {"tokenizer": tokenizer, "options": FEW}
+        plain = collab.calibrate(model, SENTENCES, **arguments)
+        for form in ("concat", "cp", "tucker"):
+            for content in ("exact", "folded"):
+                config = collab.ConversionConfig(rank=8, form=form, content=content)
+                ordered = collab.calibrate_in_order(model, config, SENTENCES, **arguments)
+                first, second = (ordered.moments[name] for name in layer_names(model))
+                torch.testing.assert_close(first.key_covariance, plain.moments[layer_names(model)[0]].key_covariance)
+                other = plain.moments[layer_names(model)[1]].query_covariance
+                assert not torch.allclose(second.query_covariance, other, rtol=1e-3)
+                report = collab.convert(model, config, calibration=ordered).report
+                assert report.calibration["in_order"] is True
+        assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+
+    def test_full_rank_changes_nothing(self) -> None:
+        """A partly converted model at full rank is the original, so its moments are the same but for the directions."""
+        model = tiny_model(BERT)
+        ordered = collab.calibrate_in_order(model, collab.ConversionConfig(rank=32), batches(model, 100))
+        plain = collab.calibrate(model, batches(model, 100))
+        for name in layer_names(model):
+            first, second = ordered.moments[name].query_covariance, plain.moments[name].query_covariance
+            assert (first - second).norm() < 0.2 * second.norm()
+
+    def test_a_callable_is_refused(self) -> None:
+        with pytest.raises(collab.CalibrationError, match="callable"):
+            collab.calibrate_in_order(tiny_model(BERT), collab.ConversionConfig(rank=8), lambda model: None)

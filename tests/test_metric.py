@@ -10,7 +10,7 @@ from torch import Tensor
 
 import collab
 from collab.calibration import LayerMoments
-from collab.decomposition import HeadTensor, Metric, SolverOptions, Whitening, decompose
+from collab.decomposition import HeadTensor, Metric, SolverOptions, Whitening, decay, decompose
 from collab.reparametrization import LayerProblem
 
 HEADS, HEAD_DIM = 3, 4
@@ -159,3 +159,20 @@ def test_by_reparametrize_and_its_shapes() -> None:
         collab.reparametrize(query, bias, key, num_heads=HEADS, rank=5, moments=moments(7, 7))
     with pytest.raises(collab.ConfigurationError, match="exact, folded"):
         collab.reparametrize(query, bias, key, num_heads=HEADS, rank=5, content="absorbed")
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_decay_bounds_the_error_at_every_rank(form: str) -> None:
+    tensor = problem(9, 14).tensor
+    curve = decay(tensor, form)
+    assert len(curve) == FULL + 1
+    assert curve[0] == pytest.approx(1)
+    assert (curve.diff() <= 1e-12).all()
+    for rank in (2, 5, 9, FULL):
+        error = decompose(tensor, form, rank).error
+        if form == "tucker":
+            assert error**2 >= float(curve[rank]) - 1e-9
+        else:
+            assert error**2 <= float(curve[rank]) + 1e-9
+        if form == "concat":
+            assert error**2 == pytest.approx(float(curve[rank]), abs=1e-9)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from typing import Any
 
 import torch
@@ -13,12 +12,10 @@ from ..errors import CalibrationError
 from ..inputs import has_choices, longest_input
 from .data import Row
 
-logger = logging.getLogger(__name__)
-
 Batch = dict[str, Tensor]
 
 SYNTHETIC_LENGTH = 16
-TOKENS = 512
+TOKENS = 256
 """Tokens in a batch at most, unless one row alone has more: bounds the memory of the pass."""
 
 
@@ -38,8 +35,6 @@ def text_batches(model: PreTrainedModel, tokenizer: Any, rows: list[Row], max_le
     # A tokenizer warns of every text beyond the model's limit, cut or not.
     encoded = tokenizer(firsts, seconds, truncation=True, max_length=length, verbose=False)
     lengths = [len(ids) for ids in encoded["input_ids"]]
-    if max(lengths) >= length:
-        logger.warning("Calibration text longer than %d tokens was cut.", length)
     order = sorted(range(len(rows)), key=lambda row: (lengths[row], row))
     batches, start = [], 0
     while start < len(order):

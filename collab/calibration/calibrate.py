@@ -13,6 +13,7 @@ from transformers import PreTrainedModel
 
 from ..errors import CalibrationError, ConfigurationError
 from ..families import require_family
+from ..inputs import longest_input
 from . import cache as moments_cache
 from .batches import Batch, image_batches, synthetic_batches, text_batches
 from .collect import Collector
@@ -21,7 +22,6 @@ from .moments import LayerMoments
 
 logger = logging.getLogger(__name__)
 
-Data = DataSource | Literal["synthetic"] | Iterable[Any] | Callable[[PreTrainedModel], object]
 OnBatch = Callable[[int, int | None], None]
 
 
@@ -79,6 +79,24 @@ class Calibration:
     notes: tuple[str, ...] = ()
 
 
+@dataclass(frozen=True)
+class PreparedData:
+    """Batches that a model takes, to be used more than once.
+
+    Attributes:
+        kept: to learn from.
+        held_back: to check on.
+        summary: where they came from.
+    """
+
+    kept: list[Batch]
+    held_back: list[Batch]
+    summary: dict[str, Any]
+
+
+Data = DataSource | PreparedData | Literal["synthetic"] | Iterable[Any] | Callable[[PreTrainedModel], object]
+
+
 def calibrate(
     model: PreTrainedModel,
     data: Data = "synthetic",
@@ -117,7 +135,8 @@ def calibrate(
         held: list[Batch] = []
         summary: dict[str, Any] = {"source": "callable"}
     else:
-        kept, held, summary = _batches(model, data, tokenizer, options)
+        prepared = data if isinstance(data, PreparedData) else prepare(model, data, tokenizer, options)
+        kept, held, summary = prepared.kept, prepared.held_back, prepared.summary
         key = moments_cache.fingerprint(model, [*kept, *held], options.seed) if cache is not None else {}
         if cache is not None and cache.exists():
             moments, held_moments = moments_cache.read(cache, key)
@@ -150,21 +169,30 @@ def _calibration(
     return Calibration(moments, held_back, batches, summary | {"tokens": tokens}, tuple(notes))
 
 
-def _batches(
-    model: PreTrainedModel, data: Any, tokenizer: Any, options: CalibrationOptions
-) -> tuple[list[Batch], list[Batch], dict[str, Any]]:
-    """Batches to learn from, batches to hold back, and a summary."""
+def prepare(model: PreTrainedModel, data: Any, tokenizer: Any, options: CalibrationOptions) -> PreparedData:
+    """Reads and tokenizes data of any kind but a callable, and divides it.
+
+    Args:
+        model: that will be run on it.
+        data: as for `calibrate`.
+        tokenizer: the model's tokenizer, or image processor.
+        options: how much.
+
+    Raises:
+        CalibrationError: if the data cannot be read or used.
+    """
     if isinstance(data, str) and data == "synthetic":
         period = options.period
         held = synthetic_batches(model, tokenizer, max(1, options.samples // period), options.seed + 1)
         kept = synthetic_batches(model, tokenizer, options.samples - options.samples // period, options.seed)
-        return kept, held, {"source": "synthetic", "rows": options.samples}
+        return PreparedData(kept, held, {"source": "synthetic", "rows": options.samples})
     images = model.main_input_name == "pixel_values"
     summary: dict[str, Any] = {"source": "rows"}
     if isinstance(data, str):
         data = DataSource(data)
     if isinstance(data, DataSource):
-        summary = {"source": data.path, "columns": list(data.columns), "subset": data.subset, "split": data.split}
+        name = Path(data.path).name if Path(data.path).expanduser().exists() else data.path
+        summary = {"source": name, "columns": list(data.columns), "subset": data.subset, "split": data.split}
         data = read_rows(data, options.samples, images=images, seed=options.seed)
     rows = list(data)
     if len(rows) < 2:
@@ -176,15 +204,19 @@ def _batches(
     if isinstance(rows[0], Mapping):
         _check_batches(rows)
         kept, held = _split(rows, options.period)
-        return [dict(batch) for batch in kept], [dict(batch) for batch in held], summary
+        return PreparedData([dict(batch) for batch in kept], [dict(batch) for batch in held], summary)
     rows = rows[: options.samples]
     if tokenizer is None:
         raise CalibrationError("Text needs the model's tokenizer, and images its image processor: pass tokenizer=...")
     kept_rows, held_rows = _split(rows, options.period)
     if images:
-        return image_batches(model, tokenizer, kept_rows), image_batches(model, tokenizer, held_rows), summary
-    length = options.max_length
-    return text_batches(model, tokenizer, kept_rows, length), text_batches(model, tokenizer, held_rows, length), summary
+        kept, held = (image_batches(model, tokenizer, one) for one in (kept_rows, held_rows))
+        return PreparedData(kept, held, summary)
+    kept, held = (text_batches(model, tokenizer, one, options.max_length) for one in (kept_rows, held_rows))
+    longest = max(batch["input_ids"].shape[-1] for batch in (*kept, *held))
+    if longest == min(options.max_length or longest, longest_input(model)):
+        logger.warning("Calibration text longer than %d tokens was cut.", longest)
+    return PreparedData(kept, held, summary)
 
 
 def _split(rows: list[Any], period: int) -> tuple[list[Any], list[Any]]:

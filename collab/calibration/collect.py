@@ -121,6 +121,10 @@ class Collector:
         if not targets or not self._passes:
             raise CalibrationError("The model gave no output or ran no attention layer in calibration.")
         goal = torch.stack([(value.float() * direction).sum() for value, direction in targets]).sum()
+        if not goal.requires_grad:
+            raise CalibrationError(
+                "The model was run without gradients, which calibration needs: run it outside torch.no_grad()."
+            )
         gradients = torch.autograd.grad(goal, [one.weights for one in self._passes], allow_unused=True)
         with torch.no_grad():
             for one, gradient in zip(self._passes, gradients, strict=True):

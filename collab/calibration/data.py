@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import csv
-import logging
 import random
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ..errors import CalibrationError, ConfigurationError
-
-logger = logging.getLogger(__name__)
 
 Row = Any
 """A string, a pair of strings, or a PIL image."""
@@ -69,6 +66,8 @@ def read_rows(source: DataSource, samples: int, *, images: bool = False, seed: i
         CalibrationError: if the source cannot be read, a column is not there, or there is not a single row.
     """
     records, names = _open(source, images, seed)
+    if not names:
+        raise CalibrationError(f"{source.path} has no rows to calibrate on.")
     columns = _columns(source, names, images)
     rows = (tuple(record[name] for name in columns) for record in records)
     if not images:
@@ -98,6 +97,8 @@ def _open(source: DataSource, images: bool, seed: int) -> tuple[Iterable[dict[st
             stream = datasets.load_dataset(
                 _BUILDERS[path.suffix], data_files=str(path), split="train", streaming=True, **options
             )
+            if path.suffix == ".txt":
+                names = ["text"]
             if names is not None:
                 return stream, names
         elif path.is_dir():
@@ -107,6 +108,8 @@ def _open(source: DataSource, images: bool, seed: int) -> tuple[Iterable[dict[st
             stream = stream.shuffle(seed=seed, buffer_size=10_000).take(100_000)
         if stream.column_names is None:
             stream = stream._resolve_features()
+    except StopIteration:
+        return [], []
     except CalibrationError:
         raise
     except Exception as error:  # data sets fail in as many ways as there are loaders
@@ -159,12 +162,6 @@ def _reservoir(rows: Iterable[tuple], samples: int, seed: int) -> list[tuple]:
             kept[place] = row
     generator.shuffle(kept)
     return kept
-
-
-def in_pieces(items: list[Any], size: int) -> Iterator[list[Any]]:
-    """Consecutive pieces of a list."""
-    for start in range(0, len(items), size):
-        yield items[start : start + size]
 
 
 def _first_line(error: BaseException) -> str:

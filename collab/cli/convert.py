@@ -69,8 +69,26 @@ Examples:
     show_default=True,
     help="What --form auto looks at: error and parameters, or arithmetic.",
 )
+@click.option(
+    "--allocation",
+    type=click.Choice(["balanced", "uniform"]),
+    default="balanced",
+    show_default=True,
+    help="How --params is divided among the layers: by what their scores lose, or the same part for each.",
+)
 @content_option
+@click.option(
+    "--compare/--no-compare",
+    default=True,
+    show_default=True,
+    help="Predict what every form would have given with as many parameters.",
+)
 @calibration_options
+@click.option(
+    "--calibration-in-order",
+    is_flag=True,
+    help="Calibrate every layer with the layers before it converted; as many passes as there are layers.",
+)
 @solver_options
 @click.option("--dtype", type=click.Choice(list(_DTYPES)), help="Of the exported weights.  [default: the checkpoint's]")
 @click.option(
@@ -96,7 +114,20 @@ def convert(model: str, output: Path, **given: Any) -> None:
         if given["push_to_hub"]:
             check_repo_id(given["push_to_hub"])
         config = ConversionConfig(
-            **{name: given[name] for name in ("rank", "params", "max_error", "form", "optimize", "content", "seed")},
+            **{
+                name: given[name]
+                for name in (
+                    "rank",
+                    "params",
+                    "max_error",
+                    "form",
+                    "optimize",
+                    "allocation",
+                    "content",
+                    "compare",
+                    "seed",
+                )
+            },
             solver=solver_of(given),
         )
         with bars(shown=not given["quiet"]) as progress:

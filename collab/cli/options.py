@@ -158,7 +158,7 @@ def calibration_of(given: dict[str, Any]) -> CalibrationRequest:
             "--text-column says where the text is in a file or data set; give one by --calibration."
         )
     options = CalibrationOptions(given["calibration_samples"], given["max_length"])
-    return CalibrationRequest(source, options, given["calibration_cache"])
+    return CalibrationRequest(source, options, given["calibration_cache"], given.get("calibration_in_order", False))
 
 
 def loading_of(given: dict[str, Any], dtype: Any = None) -> LoadOptions:

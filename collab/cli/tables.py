@@ -45,10 +45,11 @@ def show_report(report: ConversionReport, output: Path) -> None:
     others.add_column("layer")
     for form in FORMS:
         others.add_column(form, justify="right")
-    for name, row in zip(names, report.comparison, strict=True):
+    for name, row in zip(names, report.comparison, strict=False):
         cells = (f"{_error(row[form]['error'])} (R={row[form]['rank']})" if row[form]["rank"] else "" for form in FORMS)
         others.add_row(name, *cells)
-    console.print(others)
+    if report.comparison:
+        console.print(others)
     totals = _table("Parameters")
     for heading in ("of", "before", "after", "after / before"):
         totals.add_column(heading, justify="left" if heading == "of" else "right")

@@ -6,6 +6,7 @@ reference solvers are in `collab.decomposition.reference`, apart, because tensor
 
 from .concat import decompose_concat, head_spectrum
 from .cp import decompose_cp
+from .decay import decay
 from .factors import FORMS, Factors, Form
 from .fit import Fit
 from .head_tensor import HeadTensor
@@ -25,6 +26,7 @@ __all__ = [
     "Metric",
     "SolverOptions",
     "Whitening",
+    "decay",
     "decompose",
     "decompose_concat",
     "decompose_cp",

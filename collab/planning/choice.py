@@ -13,8 +13,9 @@ from ..decomposition import FORMS, Form
 from ..errors import BudgetError
 from ..rank import resolve_ranks
 from ..reparametrization import LayerProblem
+from .allocation import balanced
 from .cost import LayerShape
-from .predict import predict
+from .predict import predict, together
 
 logger = logging.getLogger(__name__)
 
@@ -58,19 +59,29 @@ def choose(config: ConversionConfig, problems: Mapping[str, LayerProblem]) -> Ch
         raise BudgetError(_nearest(config, candidates, problems))
     if len(found) == 1 and config.form != "auto":
         form, ranks = next(iter(found.items()))
-        return Choice([form] * len(ranks), ranks, {"budget": config.budget})
+        return Choice([form] * len(ranks), ranks, {"budget": config.budget, "allocation": config.allocation})
     scores = {form: _judge(form, ranks, config, problems) for form, ranks in found.items()}
     form = min(scores, key=lambda one: scores[one]["cost"])
     logger.info("Of %s, %s is the best choice.", ", ".join(found), form)
     return Choice(
         [form] * len(problems),
         found[form],
-        {"budget": config.budget, "optimize": config.optimize, "length": LENGTH, "candidates": scores, "chosen": form},
+        {
+            "budget": config.budget,
+            "allocation": config.allocation,
+            "optimize": config.optimize,
+            "length": LENGTH,
+            "candidates": scores,
+            "chosen": form,
+        },
     )
 
 
 def _ranks(form: Form, config: ConversionConfig, problems: Mapping[str, LayerProblem]) -> list[int]:
     """The ranks of one form within the budget; none if it cannot be met."""
+    if config.params is not None and config.allocation == "balanced":
+        ranks = balanced(problems, form, config.params, config.content)
+        return ranks if all(ranks) else []
     ranks = []
     for problem in problems.values():
         shape = LayerShape.of(problem)
@@ -102,14 +113,13 @@ def _judge(
 ) -> dict[str, Any]:
     """What a form costs at its ranks; `cost` is what is to be low."""
     parameters = flops = 0
-    squared = whole = 0.0
+    errors = []
     for problem, rank in zip(problems.values(), ranks, strict=True):
         shape = LayerShape.of(problem)
         parameters += shape.parameters(form, rank, config.content)
         flops += shape.flops(form, rank, config.content, LENGTH)
-        error = predict(problem, form, rank, config.content, config.solver_options)
-        squared, whole = squared + error**2 * problem.norm_squared, whole + problem.norm_squared
-    error = math.sqrt(squared / whole) if whole > 0 else 0.0
+        errors.append(predict(problem, form, rank, config.content, config.solver_options))
+    error = together(errors)
     if config.optimize == "speed":
         cost: float = flops
     else:

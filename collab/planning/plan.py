@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
@@ -16,7 +15,7 @@ from ..families import require_family
 from ..problems import LayerProblems
 from ..reparametrization import Content, LayerProblem
 from .cost import LayerShape
-from .predict import predict
+from .predict import predict, together
 
 FRACTIONS = (0.5, 1 / 3, 1 / 6)
 LENGTHS = (32, 128, 512)
@@ -29,8 +28,8 @@ class Option:
     Attributes:
         form: which.
         rank: R.
-        error: predicted relative error of the scores (of the weights without calibration), all layers together, each
-            weighed by what it does to the model's output.
+        error: predicted relative error of the scores (of the weights without calibration), root mean square of the
+            layers.
         layer_errors: the same, layer by layer.
         query_key: query/key parameters that are left, of the original's.
         model: the whole model's parameters that are left, of the original's.
@@ -125,13 +124,11 @@ def make_plan(
     solver = solver or SolverOptions()
     problems = LayerProblems(model, family, calibration, solver.resolve_device(model.device))
     shapes: list[LayerShape] = []
-    norms: list[float] = []
     errors: dict[tuple[Form, float], list[float]] = {(form, part): [] for form in FORMS for part in fractions}
     spectra: list[Spectrum] = []
     for name, problem in problems.items():
         shape = LayerShape.of(problem)
         shapes.append(shape)
-        norms.append(problem.norm_squared)
         spectra.append(spectrum(name, problem))
         for form, part in errors:
             rank = shape.rank_within(form, part * shape.parameters_before, content)
@@ -149,12 +146,11 @@ def make_plan(
             continue
         pairs = list(zip(shapes, ranks, strict=True))
         after = sum(shape.parameters(form, rank, content) for shape, rank in pairs)
-        squared = sum(norm * error**2 for norm, error in zip(norms, of_layers, strict=True))
         options.append(
             Option(
                 form=form,
                 rank=max(ranks),
-                error=math.sqrt(squared / sum(norms)) if sum(norms) > 0 else 0.0,
+                error=together(of_layers),
                 layer_errors=of_layers,
                 query_key=after / before,
                 model=(whole - before + after) / whole,
@@ -206,11 +202,7 @@ def _mark_frontier(options: list[Option]) -> list[Option]:
             other.query_key <= one.query_key and other.error < one.error and other is not one for other in options
         )
 
-    return [Option(**{**_fields(one), "frontier": not beaten(one)}) for one in options]
-
-
-def _fields(option: Option) -> dict[str, Any]:
-    return {name: getattr(option, name) for name in option.__dataclass_fields__}
+    return [replace(one, frontier=not beaten(one)) for one in options]
 
 
 def _recommend(options: list[Option], calibrated: bool, length: int) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
@@ -21,3 +23,8 @@ def predict(problem: LayerProblem, form: Form, rank: int, content: Content, solv
     with torch.no_grad():
         solved = problem.solve(form, rank, content, quick)
     return solved.weight_error if solved.score_error is None else solved.score_error
+
+
+def together(errors: Sequence[float]) -> float:
+    """The layers' relative errors as one: their root mean square, what balanced ranks lower."""
+    return math.sqrt(sum(error**2 for error in errors) / len(errors))

@@ -1,0 +1,291 @@
+"""What calibration costs and what its choices are worth, on the demo checkpoint.
+
+- `collab plan` against one calibration pass, in time; its predicted score errors against those of the conversion.
+- Peak memory of a calibrated conversion beyond the model's own, against the size of the moments.
+- Ranks by layer against the same rank everywhere, at the same total of parameters.
+- Calibration in order against calibration on the original.
+- Random vocabulary against real text, short and long.
+
+    python benchmarks/calibration.py [plan] [memory] [allocation] [order] [data]
+
+Writes results/calibration.json and .md. About ten minutes on two cores.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+import transformers
+from common import RESULTS, demo_folder, machine, markdown, shared_data, write
+
+import collab
+from collab.planning import make_plan
+
+FORMS = ("concat", "cp", "tucker")
+
+
+def sentences(split: str) -> list[str]:
+    """STS-B sentences, each once, in random order."""
+    with (shared_data() / "data" / "stsb" / f"{split}.csv").open(newline="", encoding="utf-8") as file:
+        rows = sorted({text for row in csv.reader(file) for text in row[:2]})
+    return [rows[i] for i in np.random.default_rng(0).permutation(len(rows))]
+
+
+def paragraphs() -> list[str]:
+    """WikiText paragraphs: long text."""
+    text = (shared_data() / "data" / "wikitext2" / "wiki.valid.tokens").read_text(encoding="utf-8")
+    return [line.strip() for line in text.splitlines() if len(line) > 200]
+
+
+class Model:
+    """The demo checkpoint, and cosines of a conversion's embeddings with the original's."""
+
+    def __init__(self) -> None:
+        self.model = transformers.AutoModel.from_pretrained(demo_folder()).eval()
+        self.tokenizer = transformers.AutoTokenizer.from_pretrained(demo_folder())
+        self._embeddings: dict[int, torch.Tensor] = {}
+
+    def calibrate(self, data: Any, **settings: Any) -> collab.Calibration:
+        """A calibration on rows of text or on random vocabulary."""
+        options = collab.CalibrationOptions(**settings)
+        return collab.calibrate(self.model, data, tokenizer=self.tokenizer, options=options)
+
+    @torch.no_grad()
+    def embed(self, model: Any, rows: list[str]) -> torch.Tensor:
+        """Mean-pooled, normalized."""
+        found = torch.empty(len(rows), 384)
+        order = sorted(range(len(rows)), key=lambda i: len(rows[i]))
+        for start in range(0, len(rows), 32):
+            piece = order[start : start + 32]
+            batch = self.tokenizer(
+                [rows[i] for i in piece], padding=True, truncation=True, max_length=256, return_tensors="pt"
+            )
+            states, mask = model(**batch).last_hidden_state, batch["attention_mask"].unsqueeze(-1)
+            found[piece] = torch.nn.functional.normalize((states * mask).sum(1), dim=1)
+        return found
+
+    def cosine(self, converted: Any, rows: list[str]) -> float:
+        """Mean cosine of a converted model's embeddings with the original's."""
+        if id(rows) not in self._embeddings:
+            self._embeddings[id(rows)] = self.embed(self.model, rows)
+        return float((self.embed(converted.eval(), rows) * self._embeddings[id(rows)]).sum(1).mean())
+
+    def convert(self, calibration: collab.Calibration | None, **config: Any) -> collab.Conversion:
+        """A conversion in memory."""
+        return collab.convert(self.model, collab.ConversionConfig(**config), calibration=calibration)
+
+
+def plan() -> dict[str, Any]:
+    """Time of a plan against a calibration pass, and its predictions against conversions."""
+    demo = Model()
+    demo.calibrate("synthetic", samples=64)  # warm
+    start = time.perf_counter()
+    calibration = demo.calibrate("synthetic")
+    calibrated = time.perf_counter()
+    found = make_plan(demo.model, calibration)
+    done = time.perf_counter()
+    rows = []
+    for option in found.options:
+        report = demo.convert(calibration, rank=option.rank, form=option.form).report
+        for layer, predicted in zip(report.layers, option.layer_errors, strict=True):
+            rows.append(
+                {
+                    "form": option.form,
+                    "rank": option.rank,
+                    "layer": layer.name,
+                    "predicted": predicted,
+                    "measured": layer.score_error,
+                    "deviation": predicted / layer.score_error - 1,
+                }
+            )
+    return {
+        "calibration_seconds": calibrated - start,
+        "plan_seconds": done - start,
+        "ratio": (done - start) / (calibrated - start),
+        "predictions": rows,
+    }
+
+
+def memory() -> dict[str, Any]:
+    """Peak memory of a calibrated conversion beyond the model's own, in a process of its own."""
+    code = """
+import json, sys, threading, time
+import psutil, torch, transformers
+import collab
+from common import demo_folder
+transformers.logging.disable_progress_bar()
+process = psutil.Process()
+model = transformers.AutoModel.from_pretrained(demo_folder()).eval()
+tokenizer = transformers.AutoTokenizer.from_pretrained(demo_folder())
+with torch.no_grad():
+    model(**tokenizer(["warm " * 16] * 32, return_tensors="pt"))
+torch.linalg.eigh(torch.randn(384, 384, dtype=torch.float64))
+before, peak, stop = process.memory_info().rss, [0], threading.Event()
+def watch():
+    while not stop.is_set():
+        peak[0] = max(peak[0], process.memory_info().rss)
+        time.sleep(0.002)
+thread = threading.Thread(target=watch); thread.start()
+options = collab.CalibrationOptions(samples=int(sys.argv[1]))
+calibration = collab.calibrate(model, tokenizer=tokenizer, options=options)
+calibrated = peak[0]
+size = sum(t.numel() * t.element_size() for part in (calibration.moments, calibration.held_back)
+           for one in part.values() for t in one.tensors().values())
+collab.convert(model, collab.ConversionConfig(rank=128), calibration=calibration, inplace=True)
+stop.set(); thread.join()
+figures = {"moments": size, "calibration": calibrated - before, "peak": peak[0] - before}
+print(json.dumps({"samples": int(sys.argv[1]), **figures}))
+"""
+    rows = []
+    for samples in (256, 1024, 4096):
+        command = [sys.executable, "-c", code, str(samples)]
+        done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=RESULTS.parent)
+        rows.append(json.loads(done.stdout.splitlines()[-1]))
+        rows[-1]["ratio"] = rows[-1]["peak"] / rows[-1]["moments"]
+    return {"rows": rows}
+
+
+def allocation() -> dict[str, Any]:
+    """Balanced ranks against uniform ones at the same total, judged on sentences that neither was chosen on."""
+    demo, test, rest = Model(), sentences("dev")[:1000], sentences("train")
+    found = []
+    for name, data in (("real", rest[:1024]), ("synthetic", "synthetic")):
+        calibration = demo.calibrate(data)
+        for params in (0.35, 0.18):
+            for form in FORMS:
+                row: dict[str, Any] = {"calibration": name, "params": params, "form": form}
+                for kind in ("uniform", "balanced"):
+                    conversion = demo.convert(calibration, params=params, form=form, allocation=kind)
+                    row[kind] = demo.cosine(conversion.model, test)
+                    row[f"{kind}_ranks"] = [layer.rank for layer in conversion.report.layers]
+                    row[f"{kind}_parameters"] = conversion.report.query_key.after
+                found.append(row)
+                print(row, flush=True)
+    return {"rows": found}
+
+
+def order() -> dict[str, Any]:
+    """Layers calibrated in order on the partly converted model, against all of them on the original."""
+    demo, test, train = Model(), sentences("dev")[:1000], sentences("train")[:1024]
+    plain = demo.calibrate(train)
+    rows = []
+    for form, rank in (("cp", 128), ("cp", 64), ("tucker", 64), ("concat", 128)):
+        config = collab.ConversionConfig(rank=rank, form=form)
+        start = time.perf_counter()
+        ordered = collab.calibrate_in_order(demo.model, config, train, tokenizer=demo.tokenizer)
+        seconds = time.perf_counter() - start
+        cosines = [
+            demo.cosine(collab.convert(demo.model, config, calibration=one).model, test) for one in (plain, ordered)
+        ]
+        rows.append({"form": form, "rank": rank, "original": cosines[0], "in_order": cosines[1], "seconds": seconds})
+        print(rows[-1], flush=True)
+    return {"rows": rows}
+
+
+def data() -> dict[str, Any]:
+    """What a conversion is calibrated on, and what it is judged on: short sentences and long paragraphs."""
+    demo, train, wiki = Model(), sentences("train"), paragraphs()
+    judged = {"sentences": sentences("dev")[:600], "paragraphs": wiki[-150:]}
+    sources: dict[str, Callable[[], collab.Calibration | None]] = {
+        "weights only": lambda: None,
+        "synthetic": lambda: demo.calibrate("synthetic"),
+        "64 sentences": lambda: demo.calibrate(train[:64]),
+        "256 sentences": lambda: demo.calibrate(train[:256]),
+        "1024 sentences": lambda: demo.calibrate(train[:1024]),
+        "4096 sentences": lambda: demo.calibrate(train[:4096], samples=4096),
+        "200 paragraphs": lambda: demo.calibrate(wiki[:200], max_length=256),
+        "512 sentences and 100 paragraphs": lambda: demo.calibrate(train[:512] + wiki[:100], max_length=256),
+    }
+    rows = []
+    for name, source in sources.items():
+        calibration = source()
+        for form, rank in (("cp", 128), ("concat", 128)):
+            model = demo.convert(calibration, rank=rank, form=form).model
+            rows.append(
+                {"calibration": name, "form": form, "rank": rank}
+                | {what: demo.cosine(model, texts) for what, texts in judged.items()}
+            )
+            print(rows[-1], flush=True)
+    return {"rows": rows}
+
+
+PARTS = {"plan": plan, "memory": memory, "allocation": allocation, "order": order, "data": data}
+
+
+def main() -> None:
+    """Runs the parts that are named, or all, and writes all results that there are."""
+    transformers.logging.disable_progress_bar()
+    file = RESULTS / "calibration.json"
+    result = json.loads(file.read_text()) if file.exists() else {}
+    for name in sys.argv[1:] or PARTS:
+        result[name] = PARTS[name]() | {"machine": machine()}
+        file.write_text(json.dumps(result, indent=2) + "\n")
+    write("calibration", result, table(result))
+
+
+def table(result: dict[str, Any]) -> str:
+    """Every part as a table."""
+    parts = []
+    if "plan" in result:
+        one = result["plan"]
+        parts.append(
+            f"Plan: {one['plan_seconds']:.1f} s, {one['ratio']:.2f} times the calibration pass in it "
+            f"({one['calibration_seconds']:.1f} s)."
+        )
+        groups: dict[tuple[str, int], list[float]] = {}
+        for row in one["predictions"]:
+            groups.setdefault((row["form"], row["rank"]), []).append(row["deviation"])
+        cells = [
+            [form, str(rank), f"{min(values):+.1%}", f"{max(values):+.1%}"] for (form, rank), values in groups.items()
+        ]
+        parts.append(markdown(["form", "R", "predicted / measured, least", "most"], cells))
+    if "memory" in result:
+        cells = [
+            [
+                str(row["samples"]),
+                *(f"{row[name] / 1e6:.1f}" for name in ("moments", "calibration", "peak")),
+                f"{row['ratio']:.2f}",
+            ]
+            for row in result["memory"]["rows"]
+        ]
+        parts.append(markdown(["rows", "moments MB", "calibration peak MB", "peak MB", "peak / moments"], cells))
+    if "allocation" in result:
+        cells = [
+            [
+                row["form"],
+                row["calibration"],
+                f"{row['params']:.0%}",
+                f"{row['uniform']:.4f}",
+                f"{row['balanced']:.4f}",
+                " ".join(map(str, row["balanced_ranks"])),
+            ]
+            for row in result["allocation"]["rows"]
+        ]
+        parts.append(
+            markdown(["form", "calibration", "query/key left", "uniform", "balanced", "balanced ranks"], cells)
+        )
+    if "order" in result:
+        cells = [
+            [row["form"], str(row["rank"]), f"{row['original']:.4f}", f"{row['in_order']:.4f}"]
+            for row in result["order"]["rows"]
+        ]
+        parts.append(markdown(["form", "R", "on the original", "in order"], cells))
+    if "data" in result:
+        cells = [
+            [row["calibration"], row["form"], f"{row['sentences']:.4f}", f"{row['paragraphs']:.4f}"]
+            for row in result["data"]["rows"]
+        ]
+        parts.append(markdown(["calibrated on", "form, R = 128", "cosine on sentences", "on paragraphs"], cells))
+    return "\n\n".join(parts)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,56 @@
+"""Ranks that differ by layer under one budget of parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+
+from ..decomposition import Form, decay
+from ..reparametrization import LayerProblem
+from .cost import LayerShape
+
+_STEPS = 64
+
+
+def balanced(problems: Mapping[str, LayerProblem], form: Form, part: float, content: str) -> list[int]:
+    """Ranks that keep a part of all query/key parameters together, with the least relative error, squared and summed.
+
+    Every layer's error counts relative to its own scores. Weighing layers by what their scores do to the model's output
+    measured far worse (docs/benchmarks.md). The errors are closed forms (`collab.decomposition.decay`), so no solve is
+    needed, and a dimension goes to the layer where it gains most for its parameters, a few at a time.
+
+    Args:
+        problems: of the model's attention layers.
+        form: of all layers.
+        part: of the query/key parameters to keep at most, in (0, 1].
+        content: of the conversion.
+
+    Returns:
+        A rank for each layer; 0 for all if the budget does not allow rank 1 everywhere.
+    """
+    shapes, curves = [], []
+    for problem in problems.values():
+        shapes.append(LayerShape.of(problem))
+        with torch.no_grad():
+            curves.append(decay(problem.whitened, form).tolist())
+    budget = part * sum(shape.parameters_before for shape in shapes)
+    ranks = [1] * len(shapes)
+    left = budget - sum(shape.parameters(form, 1, content) for shape in shapes)
+    if left < 0:
+        return [0] * len(shapes)
+    step = max(1, max(shape.full_rank for shape in shapes) // _STEPS)
+    while step:
+        best, gain, price = None, 0.0, 0
+        for number, (shape, curve, rank) in enumerate(zip(shapes, curves, ranks, strict=True)):
+            if rank + step > shape.full_rank:
+                continue
+            cost = shape.parameters(form, rank + step, content) - shape.parameters(form, rank, content)
+            if cost <= left and (best is None or (curve[rank] - curve[rank + step]) / cost > gain):
+                best, gain, price = number, (curve[rank] - curve[rank + step]) / cost, cost
+        if best is None:
+            step //= 2  # what is left goes in smaller pieces
+        else:
+            ranks[best] += step
+            left -= price
+    return ranks
