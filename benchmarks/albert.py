@@ -26,7 +26,7 @@ import collab
 TOKEN = re.compile(
     r"(\[[^\]]+]|Br?|Cl?|N|O|S|P|F|I|b|c|n|o|s|p|\(|\)|\.|=|#|-|\+|\\|\/|:|~|@|\?|>>?|\*|\$|\%[0-9]{2}|[0-9])"
 )
-RANKS = (192, 128, 96, 64)
+RANKS = (128, 64)
 Batch = dict[str, Tensor]
 
 

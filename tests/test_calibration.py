@@ -274,6 +274,9 @@ class TestBadInput:
         calibration = collab.calibrate(model, ["a b c " * 100, "a"], tokenizer=tokenizer)
         assert "longer than 40 tokens was cut" in caplog.text
         assert calibration.summary["rows"] == 2
+        caplog.clear()
+        collab.calibrate(model, ["a b c", "a"], tokenizer=tokenizer)
+        assert "was cut" not in caplog.text
 
     def test_few_tokens_are_said(self, tokenizer: BertTokenizer) -> None:
         calibration = collab.calibrate(tiny_model(BERT), ["a b", "c", "d"], tokenizer=tokenizer)

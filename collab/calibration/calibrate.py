@@ -214,7 +214,8 @@ def prepare(model: PreTrainedModel, data: Any, tokenizer: Any, options: Calibrat
         return PreparedData(kept, held, summary)
     kept, held = (text_batches(model, tokenizer, one, options.max_length) for one in (kept_rows, held_rows))
     longest = max(batch["input_ids"].shape[-1] for batch in (*kept, *held))
-    if longest == min(options.max_length or longest, longest_input(model)):
+    limit = longest_input(model)
+    if longest >= min(options.max_length or limit, limit):
         logger.warning("Calibration text longer than %d tokens was cut.", longest)
     return PreparedData(kept, held, summary)
 

@@ -74,6 +74,20 @@ class Factors:
         """These factors in another dtype."""
         return Factors(self.form, query=self.query.to(dtype), key=self.key.to(dtype), mixing=self.mixing.to(dtype))
 
+    def norm_squared(self, query_gram: Tensor, key_gram: Tensor, head_weight: Tensor | None = None) -> float:
+        """Σ_h w_h tr(G_hᵀ Γ_q G_h Γ_k): the squared norm of the heads, given the Gram matrices of the projections.
+
+        Args:
+            query_gram: Γ_q, W̃_QᵀW̃_Q or W̃_QᵀΣ_qW̃_Q, (R, R).
+            key_gram: Γ_k, likewise.
+            head_weight: w, (H,); None for ones.
+        """
+        weight = self.mixing.new_ones(self.num_heads) if head_weight is None else head_weight
+        if self.form == "tucker":
+            heads = (self.mixing * (query_gram @ self.mixing @ key_gram)).sum(dim=(1, 2))  # (H,)
+            return float((weight * heads).sum())
+        return float(((self.mixing.T * weight) @ self.mixing * query_gram * key_gram).sum())
+
     def component_energy(self) -> float:
         """Σ ‖a_r ∘ m_r ∘ b_r‖², the energy of the rank-one terms taken one by one.
 

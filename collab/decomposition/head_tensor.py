@@ -20,6 +20,9 @@ from ..errors import ShapeError
 if TYPE_CHECKING:
     from .factors import Factors
 
+CANCELLED = 1e-6
+"""Below this part of a squared norm, a squared error is not the difference of squares any more."""
+
 
 @dataclass(frozen=True)
 class HeadTensor:
@@ -136,9 +139,14 @@ class HeadTensor:
         return self.head(h) - factors.head(h)
 
     def relative_error(self, factors: Factors) -> float:
-        """‖𝒯 - 𝒯̂‖ / ‖𝒯‖, head by head and without cancellation, so that it is accurate for tiny errors too."""
-        squared = sum(float(self.residual(factors, h).square().sum()) for h in range(self.num_heads))
+        """‖𝒯 - 𝒯̂‖ / ‖𝒯‖, accurate for tiny errors too."""
         norm_squared = self.norm_squared()
+        grams = factors.query.T @ factors.query, factors.key.T @ factors.key
+        squared = norm_squared - 2 * self.inner(factors) + factors.norm_squared(*grams)
+        if squared > CANCELLED * norm_squared:
+            return math.sqrt(squared / norm_squared)
+        # Too little is left of the difference, so head by head.
+        squared = sum(float(self.residual(factors, h).square().sum()) for h in range(self.num_heads))
         return math.sqrt(squared / norm_squared) if norm_squared > 0 else math.sqrt(squared)
 
     def compress(self) -> tuple[HeadTensor, Tensor | None, Tensor | None]:

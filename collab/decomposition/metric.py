@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from .factors import Factors
-from .head_tensor import HeadTensor
+from .head_tensor import CANCELLED, HeadTensor
 
 DAMPING = 1e-3
 
@@ -50,16 +50,25 @@ class Metric:
             factors: 𝒯̂.
             content_error: (H, D_k) error of the content term at the mean query; None for none.
         """
-        squared = 0.0
-        for h in range(tensor.num_heads):
-            residual = tensor.residual(factors, h)  # (D_q, D_k)
-            seen = residual @ self.key_covariance  # (D_q, D_k)
-            error = float((self.query_covariance @ residual * seen).sum())
-            if content_error is not None:
-                error += float(content_error[h] @ self.key_covariance @ content_error[h])
-            squared += float(self.head_weight[h]) * error
         norm_squared = self.norm_squared(tensor)
+        squared = self._squared_error(tensor, factors, norm_squared)
+        if content_error is not None:
+            squared += float(self.head_weight @ (content_error @ self.key_covariance * content_error).sum(dim=1))
         return math.sqrt(max(squared, 0.0) / norm_squared) if norm_squared > 0 else math.sqrt(max(squared, 0.0))
+
+    def _squared_error(self, tensor: HeadTensor, factors: Factors, norm_squared: float) -> float:
+        query, key = self.query_covariance @ factors.query, self.key_covariance @ factors.key  # (D, R)
+        weight = self.head_weight.repeat_interleave(tensor.head_dim)  # (K,)
+        seen = HeadTensor(tensor.query * weight, tensor.key, tensor.num_heads)
+        inner = seen.inner(replace(factors, query=query, key=key))
+        squared = norm_squared - 2 * inner
+        squared += factors.norm_squared(factors.query.T @ query, factors.key.T @ key, self.head_weight)
+        if squared > CANCELLED * norm_squared:
+            return squared
+        # Too little is left of the difference, so head by head.
+        residuals = (tensor.residual(factors, h) for h in range(tensor.num_heads))  # (D_q, D_k) each
+        heads = [float((self.query_covariance @ one * (one @ self.key_covariance)).sum()) for one in residuals]
+        return sum(float(weight) * error for weight, error in zip(self.head_weight, heads, strict=True))
 
 
 class Whitening:

@@ -11,7 +11,7 @@ import torch
 from ..decomposition import Form, SolverOptions
 from ..reparametrization import Content, LayerProblem
 
-SWEEPS = 10
+SWEEPS: dict[Form, int] = {"concat": 1, "cp": 16, "tucker": 1}
 
 
 def predict(problem: LayerProblem, form: Form, rank: int, content: Content, solver: SolverOptions) -> float:
@@ -19,7 +19,7 @@ def predict(problem: LayerProblem, form: Form, rank: int, content: Content, solv
 
     A few sweeps of the solver from its closed-form start; the full solve ends at most a few percent lower.
     """
-    quick = replace(solver, method="structured", max_sweeps=min(SWEEPS, solver.max_sweeps))
+    quick = replace(solver, method="structured", max_sweeps=min(SWEEPS[form], solver.max_sweeps))
     with torch.no_grad():
         solved = problem.solve(form, rank, content, quick)
     return solved.weight_error if solved.score_error is None else solved.score_error
