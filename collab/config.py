@@ -12,7 +12,7 @@ from .rank import Rank, plain_rank
 from .reparametrization import CONTENTS, Content
 
 Optimize = Literal["size", "speed"]
-Allocation = Literal["balanced", "uniform"]
+Allocation = Literal["auto", "balanced", "uniform"]
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,8 @@ class ConversionConfig:
         optimize: what ``auto`` looks at: ``size`` (the lowest error within `params`, or the fewest parameters within
             `max_error`) or ``speed`` (the least arithmetic).
         allocation: how `params` is divided among the layers: ``balanced``, by what their scores lose, or ``uniform``,
-            the same part for each.
+            the same part for each. ``auto`` is balanced, but uniform if the calibration was on random words, which say
+            too little about what differs between layers.
         content: ``exact`` keeps the content bias as it is, an additive term of the scores; ``folded`` approximates it
             by an offset of the queries, so that any attention kernel applies and fewer parameters are stored.
         compare: whether to predict, for the report, what every form would have given with as many parameters.
@@ -47,7 +48,7 @@ class ConversionConfig:
     params: float | None = None
     max_error: float | None = None
     optimize: Optimize = "size"
-    allocation: Allocation = "balanced"
+    allocation: Allocation = "auto"
     content: Content = "exact"
     compare: bool = True
     solver: SolverOptions | str = field(default_factory=SolverOptions)
@@ -75,7 +76,7 @@ class ConversionConfig:
         if self.optimize not in get_args(Optimize):
             raise ConfigurationError(f"Unknown aim {self.optimize!r}; optimize size or speed.")
         if self.allocation not in get_args(Allocation):
-            raise ConfigurationError(f"Unknown allocation {self.allocation!r}; choose balanced or uniform.")
+            raise ConfigurationError(f"Unknown allocation {self.allocation!r}; choose auto, balanced or uniform.")
         if self.content not in CONTENTS:
             raise ConfigurationError(f"Unknown content {self.content!r}; choose one of {', '.join(CONTENTS)}.")
         if isinstance(self.solver, str):

@@ -76,7 +76,7 @@ def convert(
     family, model_class = require_convertible(model)
     layers = family.attention_layers(model)
     problems = LayerProblems(model, family, calibration, config.solver_options.resolve_device(model.device))
-    choice = choose(config, problems)
+    choice = choose(config, problems, calibration)
 
     solved: dict[str, Reparametrization] = {}
     reports: list[LayerReport] = []

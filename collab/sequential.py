@@ -55,7 +55,7 @@ def calibrate_in_order(
     first = calibrate(model, prepared, options=options)
     family, _ = require_convertible(model)
     device = config.solver_options.resolve_device(model.device)
-    choice = choose(config, LayerProblems(model, family, first, device))
+    choice = choose(config, LayerProblems(model, family, first, device), first)
     partly = copy.deepcopy(model)
     moments: dict[str, LayerMoments] = {}
     names = list(first.moments)

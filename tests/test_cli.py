@@ -109,7 +109,7 @@ class TestShows:
             "params": None,
             "max_error": None,
             "optimize": "size",
-            "allocation": "balanced",
+            "allocation": "auto",
             "content": "exact",
             "compare": True,
             "seed": 5,

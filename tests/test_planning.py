@@ -70,6 +70,15 @@ class TestBudgets:
             assert report.query_key.ratio > params - (0.2 if form == "tucker" else 0.05)
             assert report.choice == {"budget": {"params": params}, "allocation": allocation}
 
+    def test_auto_allocation_is_uniform_on_random_words(self) -> None:
+        model = tiny_model(BERT)
+        config = collab.ConversionConfig(params=0.4)
+        synthetic = collab.calibrate(model, options=FEW)
+        real = collab.Calibration(synthetic.moments, synthetic.held_back)
+        for calibration, expected in ((None, "balanced"), (synthetic, "uniform"), (real, "balanced")):
+            report = collab.convert(model, config, calibration=calibration).report
+            assert report.choice["allocation"] == expected
+
     @every_form
     def test_balanced_ranks_go_where_they_are_needed(self, form: str) -> None:
         """A layer whose heads are all alike needs few dimensions."""

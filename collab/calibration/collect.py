@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 
 from ..errors import CalibrationError
 from ..families import Family
-from .moments import Accumulator, LayerMoments
+from .moments import Accumulator, LayerMoments, pooled
 
 
 @dataclass
@@ -45,7 +45,7 @@ class Collector:
         self.holding: bool | None = None
         self._layers = family.attention_layers(model)
         self._cross = {name: family.is_cross_attention(layer) for name, layer in self._layers.items()}
-        self._sums: dict[bool, dict[str, Accumulator]] = {False: {}, True: {}}
+        self._sums: dict[bool, dict[str, list[Accumulator]]] = {False: {}, True: {}}
         self._passes: list[_Pass] = []
         self._mask: Tensor | None = None
         self._generator = torch.Generator().manual_seed(seed)
@@ -106,8 +106,12 @@ class Collector:
         missing = set(self._layers) - set(kept)
         if missing:
             raise CalibrationError(f"Calibration never used {', '.join(sorted(missing))}.")
-        moments = {name: kept[name].result() for name in self._layers}
-        return moments, {name: held[name].result() for name in self._layers} if set(held) == set(kept) else None
+        found = [
+            {name: pooled([one.result() for one in sums[name]]) for name in self._layers}
+            for sums in (kept, held)
+            if set(sums) == set(kept)
+        ]
+        return found[0], found[1] if len(found) > 1 else None
 
     def _learn(self, output: Any) -> None:
         self._batches += 1
@@ -127,12 +131,15 @@ class Collector:
             )
         gradients = torch.autograd.grad(goal, [one.weights for one in self._passes], allow_unused=True)
         with torch.no_grad():
+            times: dict[str, int] = {}
             for one, gradient in zip(self._passes, gradients, strict=True):
-                if gradient is not None:  # else nothing of this layer reaches the output
-                    self._add(one, gradient.float())
+                number = times[one.name] = times.get(one.name, -1) + 1
+                if gradient is None:  # nothing of this pass reaches the output
+                    gradient = torch.zeros_like(one.weights)
+                self._add(one, number, gradient.float())
         self._passes.clear()
 
-    def _add(self, one: _Pass, gradient: Tensor) -> None:
+    def _add(self, one: _Pass, number: int, gradient: Tensor) -> None:
         queries, keys, weights = one.queries.detach().float(), one.keys.detach().float(), one.weights.detach().float()
         # Through the softmax: ∂/∂s = p (∂/∂p - Σ p ∂/∂p).
         scores = weights * (gradient - (weights * gradient).sum(dim=-1, keepdim=True))  # (B, H, T, S)
@@ -141,9 +148,10 @@ class Collector:
             mask = self._mask.reshape(queries.shape[:2]).to(scores)
             scores, tokens = scores * mask[:, None, :, None], int(mask.sum())
         sums = self._sums[self._batches % self.period == 0 if self.holding is None else self.holding]
-        if one.name not in sums:
-            sums[one.name] = Accumulator(queries.shape[-1], keys.shape[-1], weights.shape[1], queries.device)
-        sums[one.name].add(queries, keys, scores, tokens, self._generator)
+        accumulators = sums.setdefault(one.name, [])
+        if number == len(accumulators):
+            accumulators.append(Accumulator(queries.shape[-1], keys.shape[-1], weights.shape[1], queries.device))
+        accumulators[number].add(queries, keys, scores, tokens, self._generator)
 
     def _on_call(self, module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
         mask = kwargs.get("attention_mask")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -132,3 +133,23 @@ class Accumulator:
             head_weight=self._weight / self._tokens,
             tokens=self._tokens,
         )
+
+
+def pooled(passes: Sequence[LayerMoments]) -> LayerMoments:
+    """The moments of a layer whose weights serve several passes, each pass counting alike.
+
+    How much the output hangs on the scores differs a lot between passes, and pooled as they are a few would be all that
+    counts.
+    """
+    if len(passes) == 1:
+        return passes[0]
+    parts = [one.head_weight / one.head_weight.sum() / len(passes) for one in passes]  # (H,) each
+    weight = torch.stack(parts).sum(dim=0)  # (H,)
+    mean = sum(part.unsqueeze(1) * one.query_mean for part, one in zip(parts, passes, strict=True))
+    mean = mean / weight.clamp(min=torch.finfo(torch.float64).tiny).unsqueeze(1)  # (H, D_q)
+    query, key = torch.zeros_like(passes[0].query_covariance), torch.zeros_like(passes[0].key_covariance)
+    for part, one in zip(parts, passes, strict=True):
+        offset = one.query_mean - mean  # (H, D_q)
+        query += one.query_covariance / len(passes) + (offset.mT * part) @ offset
+        key += one.key_covariance / one.head_weight.sum() / len(passes)
+    return LayerMoments(mean, query, key, weight, sum(one.tokens for one in passes))

@@ -71,10 +71,11 @@ Examples:
 )
 @click.option(
     "--allocation",
-    type=click.Choice(["balanced", "uniform"]),
-    default="balanced",
+    type=click.Choice(["auto", "balanced", "uniform"]),
+    default="auto",
     show_default=True,
-    help="How --params is divided among the layers: by what their scores lose, or the same part for each.",
+    help="How --params is divided among the layers: by what their scores lose, or the same part "
+    "for each. auto: balanced, but uniform if the calibration is synthetic.",
 )
 @content_option
 @click.option(

@@ -5,9 +5,10 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+from ..calibration import Calibration
 from ..config import ConversionConfig
 from ..decomposition import FORMS, Form
 from ..errors import BudgetError
@@ -38,12 +39,15 @@ class Choice:
     explanation: dict[str, Any] = field(default_factory=dict)
 
 
-def choose(config: ConversionConfig, problems: Mapping[str, LayerProblem]) -> Choice:
+def choose(
+    config: ConversionConfig, problems: Mapping[str, LayerProblem], calibration: Calibration | None = None
+) -> Choice:
     """Resolves a rank or a budget.
 
     Args:
         config: with one of `rank`, `params` and `max_error`.
         problems: of the model's attention layers.
+        calibration: what their moments are from.
 
     Raises:
         RankError: if a rank is out of range or there is not one for each layer.
@@ -52,6 +56,9 @@ def choose(config: ConversionConfig, problems: Mapping[str, LayerProblem]) -> Ch
     if config.rank is not None:
         ranks = resolve_ranks(config.rank, [problem.tensor.full_rank for problem in problems.values()])
         return Choice([config.fixed_form] * len(ranks), ranks)
+    if config.allocation == "auto":
+        synthetic = calibration is not None and calibration.summary.get("source") == "synthetic"
+        config = replace(config, allocation="uniform" if synthetic else "balanced")
     candidates: tuple[Form, ...] = FORMS if config.form == "auto" else (config.fixed_form,)
     found = {form: _ranks(form, config, problems) for form in candidates}
     found = {form: ranks for form, ranks in found.items() if ranks}

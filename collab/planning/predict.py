@@ -11,7 +11,7 @@ import torch
 from ..decomposition import Form, SolverOptions
 from ..reparametrization import Content, LayerProblem
 
-SWEEPS: dict[Form, int] = {"concat": 1, "cp": 16, "tucker": 1}
+SWEEPS: dict[Form, int] = {"concat": 1, "cp": 24, "tucker": 1}
 
 
 def predict(problem: LayerProblem, form: Form, rank: int, content: Content, solver: SolverOptions) -> float:
