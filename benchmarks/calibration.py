@@ -13,7 +13,6 @@ Writes results/calibration.json and .md. About ten minutes on two cores.
 
 from __future__ import annotations
 
-import csv
 import json
 import subprocess
 import sys
@@ -24,7 +23,7 @@ from typing import Any
 import numpy as np
 import torch
 import transformers
-from common import RESULTS, demo_folder, machine, markdown, shared_data, write
+from common import RESULTS, demo_folder, machine, markdown, shared_data, stsb, write
 
 import collab
 from collab.planning import make_plan
@@ -34,8 +33,8 @@ FORMS = ("concat", "cp", "tucker")
 
 def sentences(split: str) -> list[str]:
     """STS-B sentences, each once, in random order."""
-    with (shared_data() / "data" / "stsb" / f"{split}.csv").open(newline="", encoding="utf-8") as file:
-        rows = sorted({text for row in csv.reader(file) for text in row[:2]})
+    first, second, _ = stsb(split)
+    rows = sorted({*first, *second})
     return [rows[i] for i in np.random.default_rng(0).permutation(len(rows))]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import os
 import platform
@@ -35,6 +36,13 @@ def shared_data() -> Path:
     if not folder.is_dir():
         raise SystemExit(f"No shared data at {folder}; set COLLAB_DATA.")
     return folder
+
+
+def stsb(split: str) -> tuple[list[str], list[str], list[float]]:
+    """STS-B: two sentences and a score from 0 to 5."""
+    with (shared_data() / "data" / "stsb" / f"{split}.csv").open(newline="", encoding="utf-8") as file:
+        first, second, score = zip(*csv.reader(file), strict=True)
+    return list(first), list(second), [float(one) for one in score]
 
 
 def machine() -> dict[str, Any]:

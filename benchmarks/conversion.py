@@ -10,7 +10,6 @@ Writes results/conversion.json and .md. About two minutes on two cores.
 
 from __future__ import annotations
 
-import csv
 import tempfile
 import time
 from collections.abc import Callable
@@ -20,7 +19,7 @@ from typing import Any
 
 import torch
 import transformers
-from common import demo_folder, machine, markdown, shared_data, write
+from common import demo_folder, machine, markdown, stsb, write
 from transformers import AutoModel, AutoTokenizer
 
 import collab
@@ -39,8 +38,7 @@ def main() -> None:
     """Runs everything."""
     transformers.logging.disable_progress_bar()
     folder = demo_folder()
-    with (shared_data() / "data" / "stsb" / "dev.csv").open(newline="", encoding="utf-8") as file:
-        sentences = [row[0] for row in csv.reader(file)][:64]
+    sentences = stsb("dev")[0][:64]
     inputs = AutoTokenizer.from_pretrained(folder)(sentences, padding=True, return_tensors="pt")
     native = AutoModel.from_pretrained(folder)
 

@@ -15,7 +15,6 @@ minutes on two cores.
 from __future__ import annotations
 
 import argparse
-import csv
 import json
 import tempfile
 import time
@@ -25,7 +24,7 @@ from typing import Any
 import numpy as np
 import torch
 import transformers
-from common import COLORS, RESULTS, demo_folder, machine, markdown, shared_data, write
+from common import COLORS, RESULTS, demo_folder, machine, markdown, stsb, write
 from scipy.stats import spearmanr
 from sentence_transformers import SentenceTransformer
 
@@ -34,13 +33,6 @@ import collab
 RANKS = (192, 128, 96, 64, 48, 32)
 REFERENCE = collab.SolverOptions(method="tensorly", max_sweeps=100, tolerance=1e-6)
 FORMS = ("concat", "cp", "tucker")
-
-
-def stsb(split: str) -> tuple[list[str], list[str], list[float]]:
-    """STS-B: two sentences and a score from 0 to 5."""
-    with (shared_data() / "data" / "stsb" / f"{split}.csv").open(newline="", encoding="utf-8") as file:
-        first, second, score = zip(*csv.reader(file), strict=True)
-    return list(first), list(second), [float(one) for one in score]
 
 
 def settings(quick: bool) -> list[dict[str, Any]]:

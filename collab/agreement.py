@@ -14,8 +14,8 @@ from .calibration import LayerMoments
 from .calibration.batches import Batch
 from .families import require_family
 from .modeling.collab_attention import CollaborativeAttention
-from .problems import projections
-from .reparametrization import Approximation, LayerProblem
+from .problems import LayerProblems
+from .reparametrization import Approximation
 
 
 def agreement(original: PreTrainedModel, converted: PreTrainedModel, batches: Iterable[Batch]) -> dict[str, Any] | None:
@@ -69,15 +69,11 @@ def score_errors(
     Returns:
         By module name; see `LayerReport.score_error`.
     """
-    family = require_family(original.config)
     errors = {}
-    for name, layer in family.attention_layers(original).items():
-        query, key = projections(layer, family)
-        heads = original.config.num_attention_heads
+    for name, problem in LayerProblems(original, require_family(original.config), None, original.device).items():
+        module = converted.get_submodule(name)
+        assert isinstance(module, CollaborativeAttention)
         with torch.no_grad():
-            problem = LayerProblem.of(query.weight, query.bias, key.weight, heads, original.device, moments[name])
-            module = converted.get_submodule(name)
-            assert isinstance(module, CollaborativeAttention)
             errors[name] = problem.score_error(Approximation.of_layer(module), moments[name])
     return errors
 

@@ -17,7 +17,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from .errors import CheckpointError, UnsupportedArchitectureError, WeightsError
+from .errors import CheckpointError, UnsupportedArchitectureError, WeightsError, first_line
 from .families import Family, families, refuse_unsupported
 
 logger = logging.getLogger(__name__)
@@ -102,7 +102,7 @@ def resolve_source(model: str, revision: str | None = None) -> Source:
         at = f" at revision {revision}" if revision else ""
         raise CheckpointError(
             f"There is no folder {model!r} here, and no model of that name{at} could be had from the Hugging Face Hub "
-            f"or its local cache: {_first_line(error)}"
+            f"or its local cache: {first_line(error)}"
         ) from error
 
 
@@ -164,7 +164,7 @@ def load_checkpoint(source: Source, *, seed: int = 0) -> Checkpoint:
         SafetensorError,
         StrictDataclassError,
     ) as error:
-        raise CheckpointError(f"{source.name} could not be loaded: {_first_line(error)}") from error
+        raise CheckpointError(f"{source.name} could not be loaded: {first_line(error)}") from error
 
     for name, found, expected in sorted(info["mismatched_keys"]):
         raise CheckpointError(
@@ -271,8 +271,3 @@ def _read_tensors(files: list[Path], names: set[str]) -> dict[str, Tensor]:
             tensors = torch.load(file, map_location="cpu", weights_only=True)
             found |= {name: tensors[name].clone() for name in names & set(tensors)}
     return {name: tensor for name, tensor in found.items() if tensor.is_floating_point()}
-
-
-def _first_line(error: BaseException) -> str:
-    """An exception's message without the advice that libraries add to it."""
-    return (str(error).strip() or type(error).__name__).splitlines()[0]

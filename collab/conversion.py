@@ -20,7 +20,7 @@ from .errors import UnsupportedArchitectureError, WeightsError
 from .families import Family, require_family
 from .modeling.collab_model import optional_parts
 from .planning import choose, compare_forms
-from .problems import LayerProblems, projections
+from .problems import LayerProblems, full_ranks, projections
 from .rank import resolve_ranks
 from .reparametrization import LayerProblem, Reparametrization
 from .report import ConversionReport, Count, LayerReport
@@ -147,8 +147,8 @@ def is_lossless(model: PreTrainedModel, config: ConversionConfig) -> bool:
     if config.rank is None:
         return False
     family = require_family(model.config)
-    full_ranks = [projections(layer, family)[0].out_features for layer in family.attention_layers(model).values()]
-    return resolve_ranks(config.rank, full_ranks) == full_ranks
+    full = full_ranks(family.attention_layers(model).values(), family)
+    return resolve_ranks(config.rank, full) == full
 
 
 def check_weights(model: PreTrainedModel, family: Family) -> None:

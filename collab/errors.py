@@ -55,3 +55,8 @@ class CalibrationError(CollabError, ValueError):
 
 class BudgetError(ConfigurationError):
     """No conversion meets the budget."""
+
+
+def first_line(error: BaseException) -> str:
+    """Another library's message without the advice that it adds to it."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0]

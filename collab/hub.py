@@ -8,7 +8,7 @@ from huggingface_hub import HfApi
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalTokenNotFoundError
 from huggingface_hub.utils import httpx, validate_repo_id
 
-from .errors import ConfigurationError, OutputError
+from .errors import ConfigurationError, OutputError, first_line
 
 
 def check_repo_id(repo_id: str) -> None:
@@ -41,9 +41,8 @@ def push(folder: Path, repo_id: str) -> str:
         url = api.create_repo(repo_id, exist_ok=True)
         api.upload_folder(repo_id=repo_id, folder_path=folder, commit_message="Upload collaborative model")
     except (OSError, ValueError, httpx.HTTPError, HfHubHTTPError, LocalTokenNotFoundError) as error:
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise OutputError(
-            f"{folder} is complete, but could not be uploaded to {repo_id}: {reason.rstrip('.')}. "
+            f"{folder} is complete, but could not be uploaded to {repo_id}: {first_line(error).rstrip('.')}. "
             f"Upload it later with: hf upload {repo_id} {folder}"
         ) from error
     return str(url)

@@ -10,11 +10,11 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor
-from transformers import AutoImageProcessor, AutoTokenizer
+from transformers import AutoImageProcessor, AutoTokenizer, PreTrainedModel
 
 from .calibration import Calibration, CalibrationOptions, DataSource, calibrate
 from .calibration.calibrate import OnBatch
-from .checkpoint import Checkpoint, load_checkpoint, resolve_source
+from .checkpoint import Checkpoint, Source, load_checkpoint, resolve_source
 from .config import ConversionConfig
 from .conversion import Conversion, convert, is_lossless, require_convertible
 from .decomposition import SolverOptions
@@ -71,18 +71,16 @@ class CalibrationRequest:
             raise ConfigurationError("Moments in order belong to one conversion, so they are not cached.")
 
 
-def load_model(model: str, load: LoadOptions, seed: int = 0) -> Checkpoint:
-    """Finds and reads a model, in the dtype asked for where that is the wider one.
+def load_model(source: Source, load: LoadOptions, seed: int = 0) -> Checkpoint:
+    """Reads a model, in the dtype asked for where that is the wider one.
 
     Raises:
         CheckpointError, UnsupportedArchitectureError, AlreadyConvertedError, WeightsError: as `load_checkpoint`.
     """
-    checkpoint = load_checkpoint(resolve_source(model, load.revision), seed=seed)
-    native = checkpoint.model
-    if load.dtype is not None and torch.finfo(load.dtype).eps < torch.finfo(native.dtype).eps:
+    checkpoint = load_checkpoint(source, seed=seed)
+    if load.dtype is not None and torch.finfo(load.dtype).eps < torch.finfo(checkpoint.model.dtype).eps:
         # Before the conversion, so that the factors are not rounded to the checkpoint's dtype.
-        _cast(native.state_dict(), load.dtype)
-        native.to(load.dtype)  # type: ignore[arg-type]
+        _cast_model(checkpoint.model, load.dtype)
     return checkpoint
 
 
@@ -166,7 +164,7 @@ def convert_checkpoint(
     output = Path(output).expanduser()
     source = resolve_source(model, load.revision)
     check_output(output, source.folder, write.overwrite)
-    checkpoint = load_model(model, load, config.seed)
+    checkpoint = load_model(source, load, config.seed)
     require_convertible(checkpoint.model)
     if is_lossless(checkpoint.model, config) and request.source == "default":
         request = replace(request, source="none")
@@ -175,8 +173,7 @@ def convert_checkpoint(
     )
     conversion = convert(checkpoint.model, config, calibration=found, inplace=True, on_layer=on_layer)
     if load.dtype is not None:
-        _cast(conversion.model.state_dict(), load.dtype)
-        conversion.model.to(load.dtype)  # type: ignore[arg-type]
+        _cast_model(conversion.model, load.dtype)
         checkpoint = replace(checkpoint, unused=_cast(checkpoint.unused, load.dtype))
     report = replace(
         conversion.report,
@@ -200,7 +197,7 @@ def plan_checkpoint(
 ) -> Plan:
     """Predicts errors and costs of converting a checkpoint; see `collab.planning.make_plan`."""
     load = load or LoadOptions()
-    checkpoint = load_model(model, load)
+    checkpoint = load_model(resolve_source(model, load.revision), load)
     require_convertible(checkpoint.model)
     found, _ = calibrate_checkpoint(
         checkpoint, calibration or CalibrationRequest(), trust_remote_code=load.trust_remote_code, on_batch=on_batch
@@ -218,6 +215,16 @@ def _processor(checkpoint: Checkpoint, trust_remote_code: bool) -> Any:
     except (OSError, ValueError, ImportError, KeyError, TypeError) as error:
         logger.info("No tokenizer or image processor: %s", error)
         return None
+
+
+def _cast_model(model: PreTrainedModel, dtype: torch.dtype) -> None:
+    """A model in another dtype, in place.
+
+    Raises:
+        WeightsError: naming the weight, if one does not fit; the model is as it was then.
+    """
+    _cast(model.state_dict(), dtype)
+    model.to(dtype)  # type: ignore[arg-type]
 
 
 def _cast(state: Mapping[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 import torch
 from torch import nn
@@ -34,6 +34,11 @@ class LayerProblems(Mapping[str, LayerProblem]):
         if self._moments is not None and set(self._moments) != set(self._layers):
             raise CalibrationError("The calibration is of another model: its layers are not those of this one.")
 
+    @property
+    def full_ranks(self) -> list[int]:
+        """K of each layer."""
+        return full_ranks(self._layers.values(), self._family)
+
     def __getitem__(self, name: str) -> LayerProblem:
         query, key = projections(self._layers[name], self._family)
         moments = None if self._moments is None else self._moments[name]
@@ -45,6 +50,11 @@ class LayerProblems(Mapping[str, LayerProblem]):
 
     def __len__(self) -> int:
         return len(self._layers)
+
+
+def full_ranks(layers: Iterable[nn.Module], family: Family) -> list[int]:
+    """K of native attention layers."""
+    return [projections(layer, family)[0].out_features for layer in layers]
 
 
 def projections(layer: nn.Module, family: Family) -> tuple[nn.Linear, nn.Linear]:

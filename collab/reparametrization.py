@@ -235,14 +235,12 @@ class LayerProblem:
 
         content_bias = query_offset = None
         if self.query_bias is not None or (self.moments is not None and not lossless):
-            if folded and lossless:
-                query_offset = self._lossless_offset(factors)
-            elif lossless:
-                content_bias = self._content(torch.zeros_like(self._query_mean))
+            mean = torch.zeros_like(self._query_mean) if lossless else self._query_mean
+            corrected = self._content(mean) - _at(mean, factors)  # (H, D_k)
+            if not folded:
+                content_bias = corrected
             else:
-                content_bias = self._content(self._query_mean) - _at(self._query_mean, factors)  # (H, D_k)
-                if folded:
-                    query_offset, content_bias = self._fold(factors, content_bias), None
+                query_offset = self._lossless_offset(factors) if lossless else self._fold(factors, corrected)
         solved = Reparametrization(
             factors,
             content_bias,

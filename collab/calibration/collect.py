@@ -106,12 +106,11 @@ class Collector:
         missing = set(self._layers) - set(kept)
         if missing:
             raise CalibrationError(f"Calibration never used {', '.join(sorted(missing))}.")
-        found = [
-            {name: pooled([one.result() for one in sums[name]]) for name in self._layers}
+        moments, held_back = (
+            {name: pooled([one.result() for one in sums[name]]) for name in self._layers if name in sums}
             for sums in (kept, held)
-            if set(sums) == set(kept)
-        ]
-        return found[0], found[1] if len(found) > 1 else None
+        )
+        return moments, held_back if len(held_back) == len(moments) else None
 
     def _learn(self, output: Any) -> None:
         self._batches += 1

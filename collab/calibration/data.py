@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..errors import CalibrationError, ConfigurationError
+from ..errors import CalibrationError, ConfigurationError, first_line
 
 Row = Any
 """A string, a pair of strings, or a PIL image."""
@@ -75,7 +75,7 @@ def read_rows(source: DataSource, samples: int, *, images: bool = False, seed: i
     try:
         sample = _reservoir(rows, samples, seed)
     except (OSError, ValueError, KeyError, RuntimeError) as error:
-        raise CalibrationError(f"{source.path} could not be read: {_first_line(error)}") from error
+        raise CalibrationError(f"{source.path} could not be read: {first_line(error)}") from error
     if not sample:
         raise CalibrationError(f"{source.path} has no rows to calibrate on.")
     return [row[0] if len(row) == 1 else row for row in sample]
@@ -115,9 +115,9 @@ def _open(source: DataSource, images: bool, seed: int) -> tuple[Iterable[dict[st
     except Exception as error:  # data sets fail in as many ways as there are loaders
         raise CalibrationError(
             f"There is no file {source.path!r} here that can be read, and no data set of that name could be had from "
-            f"the Hub: {_first_line(error)}"
+            f"the Hub: {first_line(error)}"
             if not path.exists()
-            else f"{path} could not be read: {_first_line(error)}"
+            else f"{path} could not be read: {first_line(error)}"
         ) from error
     return stream, [str(name) for name in stream.column_names or []]
 
@@ -162,7 +162,3 @@ def _reservoir(rows: Iterable[tuple], samples: int, seed: int) -> list[tuple]:
             kept[place] = row
     generator.shuffle(kept)
     return kept
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]

@@ -41,14 +41,15 @@ def show_report(report: ConversionReport, output: Path) -> None:
             f"{one.query_key.after:,}",
         )
     console.print(layers)
-    others = _table(f"Predicted error of the {'scores' if calibrated else 'weights'} at as many parameters")
-    others.add_column("layer")
-    for form in FORMS:
-        others.add_column(form, justify="right")
-    for name, row in zip(names, report.comparison, strict=False):
-        cells = (f"{_error(row[form]['error'])} (R={row[form]['rank']})" if row[form]["rank"] else "" for form in FORMS)
-        others.add_row(name, *cells)
     if report.comparison:
+        others = _table(f"Predicted error of the {'scores' if calibrated else 'weights'} at as many parameters")
+        others.add_column("layer")
+        for form in FORMS:
+            others.add_column(form, justify="right")
+        for name, row in zip(names, report.comparison, strict=True):
+            found = (row[form] for form in FORMS)
+            cells = (f"{_error(one['error'])} (R={one['rank']})" if one["rank"] else "" for one in found)
+            others.add_row(name, *cells)
         console.print(others)
     totals = _table("Parameters")
     for heading in ("of", "before", "after", "after / before"):

@@ -12,6 +12,7 @@ from ..calibration import Calibration
 from ..config import ConversionConfig
 from ..decomposition import FORMS, Form
 from ..errors import BudgetError
+from ..problems import LayerProblems
 from ..rank import resolve_ranks
 from ..reparametrization import LayerProblem
 from .allocation import balanced
@@ -39,9 +40,7 @@ class Choice:
     explanation: dict[str, Any] = field(default_factory=dict)
 
 
-def choose(
-    config: ConversionConfig, problems: Mapping[str, LayerProblem], calibration: Calibration | None = None
-) -> Choice:
+def choose(config: ConversionConfig, problems: LayerProblems, calibration: Calibration | None = None) -> Choice:
     """Resolves a rank or a budget.
 
     Args:
@@ -54,7 +53,7 @@ def choose(
         BudgetError: if no rank is within the budget.
     """
     if config.rank is not None:
-        ranks = resolve_ranks(config.rank, [problem.tensor.full_rank for problem in problems.values()])
+        ranks = resolve_ranks(config.rank, problems.full_ranks)
         return Choice([config.fixed_form] * len(ranks), ranks)
     if config.allocation == "auto":
         synthetic = calibration is not None and calibration.summary.get("source") == "synthetic"

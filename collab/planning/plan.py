@@ -124,7 +124,8 @@ def make_plan(
     solver = solver or SolverOptions()
     problems = LayerProblems(model, family, calibration, solver.resolve_device(model.device))
     shapes: list[LayerShape] = []
-    errors: dict[tuple[Form, float], list[float]] = {(form, part): [] for form in FORMS for part in fractions}
+    ranks: dict[tuple[Form, float], list[int]] = {(form, part): [] for form in FORMS for part in fractions}
+    errors: dict[tuple[Form, float], list[float]] = {key: [] for key in ranks}
     spectra: list[Spectrum] = []
     for name, problem in problems.items():
         shape = LayerShape.of(problem)
@@ -132,6 +133,7 @@ def make_plan(
         spectra.append(spectrum(name, problem))
         for form, part in errors:
             rank = shape.rank_within(form, part * shape.parameters_before, content)
+            ranks[form, part].append(rank)
             errors[form, part].append(predict(problem, form, rank, content, solver) if rank else 1.0)
         if on_layer is not None:
             on_layer(name, len(problems))
@@ -141,15 +143,15 @@ def make_plan(
     width = torch.finfo(model.dtype).bits // 8
     options = []
     for (form, part), of_layers in errors.items():
-        ranks = [shape.rank_within(form, part * shape.parameters_before, content) for shape in shapes]
-        if 0 in ranks:
+        of_form = ranks[form, part]
+        if 0 in of_form:
             continue
-        pairs = list(zip(shapes, ranks, strict=True))
+        pairs = list(zip(shapes, of_form, strict=True))
         after = sum(shape.parameters(form, rank, content) for shape, rank in pairs)
         options.append(
             Option(
                 form=form,
-                rank=max(ranks),
+                rank=max(of_form),
                 error=together(of_layers),
                 layer_errors=of_layers,
                 query_key=after / before,
