@@ -16,8 +16,10 @@ from transformers import initialization as init
 from .agreement import agreement
 from .calibration import Calibration, LayerMoments
 from .config import ConversionConfig
+from .decomposition import Form
 from .errors import UnsupportedArchitectureError, WeightsError
 from .families import Family, require_family
+from .modeling.collab_config import AttentionSpec
 from .modeling.collab_model import optional_parts
 from .planning import choose, compare_forms
 from .problems import LayerProblems, full_ranks, projections
@@ -39,6 +41,29 @@ class Conversion:
 
     model: PreTrainedModel
     report: ConversionReport
+
+
+@dataclass(frozen=True)
+class NewLayer:
+    """All that is kept of a solved layer: its shape and the parameters that stand for queries and keys."""
+
+    spec: AttentionSpec
+    state: dict[str, Tensor]
+
+    @classmethod
+    def of(cls, solved: Reparametrization) -> NewLayer:
+        """What a solved layer stores, in the dtype it has."""
+        state = {
+            "query.weight": solved.factors.query.T.contiguous(),  # (R, D_q)
+            "key.weight": solved.factors.key.T.contiguous(),  # (R, D_k)
+        }
+        if solved.factors.form != "concat":
+            state["mixing"] = solved.factors.mixing.contiguous()
+        if solved.content_bias is not None:
+            state["content_bias.weight"] = solved.content_bias.contiguous()  # (H, D_k)
+        if solved.query_offset is not None:
+            state["query_offset"] = solved.query_offset.contiguous()
+        return cls(solved.spec, state)
 
 
 def convert(
@@ -78,23 +103,21 @@ def convert(
     problems = LayerProblems(model, family, calibration, config.solver_options.resolve_device(model.device))
     choice = choose(config, problems, calibration)
 
-    solved: dict[str, Reparametrization] = {}
+    replaced: dict[str, NewLayer] = {}
     reports: list[LayerReport] = []
+    held_back = None if calibration is None else calibration.held_back
     for (name, layer), form, rank in zip(layers.items(), choice.forms, choice.ranks, strict=True):
         logger.debug("%s: solving", name)
-        start, problem = time.perf_counter(), problems[name]
         query, key = projections(layer, family)
-        with torch.no_grad():
-            solved[name] = problem.solve(form, rank, config.content, config.solver_options, config.seed).to(
-                query.weight
-            )
-        held_back = None if calibration is None or calibration.held_back is None else calibration.held_back[name]
-        reports.append(_report(name, solved[name], problem, held_back, _count(query) + _count(key), start))
-        logger.info("%s: %s, rank %d, relative error %.4f", name, form, rank, reports[-1].error)
+        before = _count(query) + _count(key)
+        moments = None if held_back is None else held_back[name]
+        replaced[name], found = _solve(name, problems[name], form, rank, config, query.weight, before, moments)
+        reports.append(found)
+        logger.info("%s: %s, rank %d, relative error %.4f", name, form, rank, found.error)
         if on_layer is not None:
             on_layer(reports[-1], len(layers))
 
-    converted = _build(model, model_class, family, solved, share=inplace)
+    converted = _build(model, model_class, family, replaced, share=inplace)
     query_key = Count(sum(one.query_key.before for one in reports), sum(one.query_key.after for one in reports))
     attention_before = query_key.before + sum(_value_output(model, name, family) for name in layers)
     report = ConversionReport(
@@ -204,11 +227,11 @@ def _build(
     native: PreTrainedModel,
     model_class: type[PreTrainedModel],
     family: Family,
-    solved: dict[str, Reparametrization],
+    replaced: dict[str, NewLayer],
     share: bool,
 ) -> PreTrainedModel:
     """The collaborative model: the class as its config says, filled with the solved and the remaining weights."""
-    config = _collaborative_config(native.config, family, list(solved.values()))
+    config = _collaborative_config(native.config, family, [layer.spec for layer in replaced.values()])
     with init.no_init_weights():
         model = model_class(config, **optional_parts(native))
     layers = family.attention_layers(native)
@@ -220,8 +243,8 @@ def _build(
         if renamed is not None:
             state[renamed] = tensor.detach() if share else tensor.detach().clone()
             trainable[renamed] = tensor.requires_grad
-    for name, layer in solved.items():
-        state |= {f"{name}.{parameter}": tensor for parameter, tensor in _layer_state(layer).items()}
+    for name, layer in replaced.items():
+        state |= {f"{name}.{parameter}": tensor for parameter, tensor in layer.state.items()}
     model.load_state_dict(state, strict=True, assign=True)
     # Ties what the config ties where it is equal, as from_pretrained does.
     model.tie_weights(missing_keys=set(), recompute_mapping=False)
@@ -241,34 +264,18 @@ def _build(
 def install(model: PreTrainedModel, family: Family, name: str, solved: Reparametrization) -> None:
     """Replaces one attention layer of a native model by what it was solved to."""
     native = model.get_submodule(name)
-    layer = family.base.attention_classes[type(native)](native, solved.spec, model.config)
     query, _ = projections(native, family)
-    layer.load_state_dict(_layer_state(solved.to(query.weight)), strict=False, assign=True)
+    new = NewLayer.of(solved.to(query.weight))
+    layer = family.base.attention_classes[type(native)](native, new.spec, model.config)
+    layer.load_state_dict(new.state, strict=False, assign=True)
     model.set_submodule(name, layer.to(query.weight).train(native.training))
 
 
-def _layer_state(solved: Reparametrization) -> dict[str, Tensor]:
-    """The parameters of a layer that stand for queries and keys."""
-    state = {
-        "query.weight": solved.factors.query.T.contiguous(),  # (R, D_q)
-        "key.weight": solved.factors.key.T.contiguous(),  # (R, D_k)
-    }
-    if solved.factors.form != "concat":
-        state["mixing"] = solved.factors.mixing.contiguous()
-    if solved.content_bias is not None:
-        state["content_bias.weight"] = solved.content_bias.contiguous()  # (H, D_k)
-    if solved.query_offset is not None:
-        state["query_offset"] = solved.query_offset.contiguous()
-    return state
-
-
-def _collaborative_config(
-    native: PretrainedConfig, family: Family, solved: list[Reparametrization]
-) -> PretrainedConfig:
+def _collaborative_config(native: PretrainedConfig, family: Family, specs: list[AttentionSpec]) -> PretrainedConfig:
     values = native.to_dict()
     for name in ("model_type", "auto_map", "architectures"):
         values.pop(name, None)
-    values["collab_layers"] = [one.spec.to_dict() for one in solved]
+    values["collab_layers"] = [spec.to_dict() for spec in specs]
     config = family.config_class(**values)
     if native._attn_implementation in ("eager", "sdpa", "flex_attention"):
         config._attn_implementation = native._attn_implementation
@@ -289,17 +296,23 @@ def _renamed(name: str, owner: str, native_names: dict[str, str]) -> str | None:
     return None if ours in ("query", "key") else f"{owner}.{ours}.{parameter}"
 
 
-def _report(
+def _solve(
     name: str,
-    solved: Reparametrization,
     problem: LayerProblem,
-    held_back: LayerMoments | None,
+    form: Form,
+    rank: int,
+    config: ConversionConfig,
+    like: Tensor,
     parameters_before: int,
-    start: float,
-) -> LayerReport:
+    held_back: LayerMoments | None,
+) -> tuple[NewLayer, LayerReport]:
+    """Solves one layer. Everything in float64 is gone when it returns."""
+    start = time.perf_counter()
+    with torch.no_grad():
+        solved = problem.solve(form, rank, config.content, config.solver_options, config.seed).to(like)
     decomposition, factors = solved.decomposition, solved.factors
     content = sum(0 if one is None else one.numel() for one in (solved.content_bias, solved.query_offset))
-    return LayerReport(
+    report = LayerReport(
         name=name,
         form=factors.form,
         rank=factors.rank,
@@ -313,6 +326,7 @@ def _report(
         seconds=time.perf_counter() - start,
         query_key=Count(parameters_before, factors.num_parameters + content),
     )
+    return NewLayer.of(solved), report
 
 
 def _value_output(native: PreTrainedModel, name: str, family: Family) -> int:

@@ -288,13 +288,13 @@ class LayerProblem:
 
     def _constant(self, query_mean: Tensor) -> Tensor:
         """The heads' queries at their mean inputs, μ_h W_Q^h + b_Q^h, shape (K,)."""
-        by_head = self.tensor.by_head(self.tensor.query.T.contiguous())  # (H, d, D_q)
+        by_head = self.tensor.by_head(self.tensor.query.T)  # (H, d, D_q)
         queries = (by_head @ query_mean.unsqueeze(-1)).flatten()  # (K,)
         return queries if self.query_bias is None else queries + self.query_bias
 
     def _content(self, query_mean: Tensor) -> Tensor:
         """A_hᵀ μ_h + c_h, shape (H, D_k): the content term at the mean query."""
-        keys = self.tensor.by_head(self.tensor.key.T.contiguous())  # (H, d, D_k)
+        keys = self.tensor.by_head(self.tensor.key.T)  # (H, d, D_k)
         return (keys * self.tensor.by_head(self._constant(query_mean).unsqueeze(1))).sum(dim=1)
 
     def _lossless_offset(self, factors: Factors) -> Tensor:

@@ -15,8 +15,15 @@ from .data import Row
 Batch = dict[str, Tensor]
 
 SYNTHETIC_LENGTH = 16
-TOKENS = 256
-"""Tokens in a batch at most, unless one row alone has more: bounds the memory of the pass."""
+
+
+def tokens_in_batch(model: PreTrainedModel) -> int:
+    """Tokens in a batch at most, unless one row alone has more.
+
+    The graph of a token takes some 20 D numbers in every layer and the moments of a layer 4 D² of twice the size, so
+    with D/5 tokens the pass takes less memory than the moments do.
+    """
+    return max(64, model.config.hidden_size // 5)
 
 
 def text_batches(model: PreTrainedModel, tokenizer: Any, rows: list[Row], max_length: int | None = None) -> list[Batch]:
@@ -36,10 +43,10 @@ def text_batches(model: PreTrainedModel, tokenizer: Any, rows: list[Row], max_le
     encoded = tokenizer(firsts, seconds, truncation=True, max_length=length, verbose=False)
     lengths = [len(ids) for ids in encoded["input_ids"]]
     order = sorted(range(len(rows)), key=lambda row: (lengths[row], row))
-    batches, start = [], 0
+    batches, start, tokens = [], 0, tokens_in_batch(model)
     while start < len(order):
         stop = start + 1
-        while stop < len(order) and (stop + 1 - start) * lengths[order[stop]] <= TOKENS:
+        while stop < len(order) and (stop + 1 - start) * lengths[order[stop]] <= tokens:
             stop += 1
         features = [{name: encoded[name][row] for name in encoded} for row in order[start:stop]]
         batches.append(_for_head(model, dict(tokenizer.pad(features, return_tensors="pt", verbose=False))))
@@ -48,15 +55,10 @@ def text_batches(model: PreTrainedModel, tokenizer: Any, rows: list[Row], max_le
 
 
 def image_batches(model: PreTrainedModel, processor: Any, rows: list[Row]) -> list[Batch]:
-    """Images as a model takes them, a few at a time."""
-    size = max(1, TOKENS // 64)
+    """Images as a model takes them, one at a time, because each is some hundred tokens."""
     return [
-        {
-            "pixel_values": processor(
-                images=[image.convert("RGB") for image in rows[start : start + size]], return_tensors="pt"
-            )["pixel_values"].to(model.dtype)
-        }
-        for start in range(0, len(rows), size)
+        {"pixel_values": processor(images=[row.convert("RGB")], return_tensors="pt")["pixel_values"].to(model.dtype)}
+        for row in rows
     ]
 
 
@@ -82,7 +84,7 @@ def synthetic_batches(model: PreTrainedModel, tokenizer: Any | None, samples: in
     length = max(1, min(SYNTHETIC_LENGTH, longest_input(model)) - len(before) - len(after))
     drawn = words[torch.randint(len(words), (samples, length), generator=generator)]  # (N, length)
     ids = torch.cat([before.expand(samples, -1), drawn, after.expand(samples, -1)], dim=1)
-    rows = max(1, TOKENS // ids.shape[1])
+    rows = max(1, tokens_in_batch(model) // ids.shape[1])
     return [
         _for_head(model, {"input_ids": piece, "attention_mask": torch.ones_like(piece)}) for piece in ids.split(rows)
     ]

@@ -146,7 +146,7 @@ def calibrate(
                 collector.holding = hold
                 for batch in batches:
                     model(**{name: value.to(model.device) for name, value in batch.items()})
-    moments, held_moments = collector.result()
+    moments, held_moments = collector.finish()
     if cache is not None:
         moments_cache.write(cache, key, moments, held_moments)
     return _calibration(moments, held_moments, held, summary)

@@ -45,7 +45,11 @@ class Collector:
         self.holding: bool | None = None
         self._layers = family.attention_layers(model)
         self._cross = {name: family.is_cross_attention(layer) for name, layer in self._layers.items()}
-        self._sums: dict[bool, dict[str, list[Accumulator]]] = {False: {}, True: {}}
+        # Before the first pass, so that they do not end up between its activations and fragment the memory.
+        self._sums: dict[bool, dict[str, list[Accumulator]]] = {
+            hold: {name: [self._accumulator(layer, family)] for name, layer in self._layers.items()}
+            for hold in (False, True)
+        }
         self._passes: list[_Pass] = []
         self._mask: Tensor | None = None
         self._generator = torch.Generator().manual_seed(seed)
@@ -92,25 +96,29 @@ class Collector:
             model.set_attn_implementation(implementation)
             self._passes.clear()
 
-    def result(self) -> tuple[dict[str, LayerMoments], dict[str, LayerMoments] | None]:
+    def finish(self) -> tuple[dict[str, LayerMoments], dict[str, LayerMoments] | None]:
         """The moments of every attention layer by module name, and those of the calls held back, if there were any.
 
-        A layer whose weights serve many passes has their pooled moments.
+        A layer whose weights serve many passes has their pooled moments. The sums are used up.
 
         Raises:
             CalibrationError: if there was nothing to learn from.
         """
         kept, held = self._sums[False], self._sums[True]
-        if not kept:
+        missing = [name for name, sums in kept.items() if not sums[0].tokens]
+        if len(missing) == len(kept):
             raise CalibrationError("There is no calibration data: the model was not called once.")
-        missing = set(self._layers) - set(kept)
         if missing:
             raise CalibrationError(f"Calibration never used {', '.join(sorted(missing))}.")
-        moments, held_back = (
-            {name: pooled([one.result() for one in sums[name]]) for name in self._layers if name in sums}
-            for sums in (kept, held)
-        )
-        return moments, held_back if len(held_back) == len(moments) else None
+        moments = {name: pooled([one.finish() for one in kept.pop(name)]) for name in self._layers}
+        if not all(sums[0].tokens for sums in held.values()):
+            return moments, None
+        return moments, {name: pooled([one.finish() for one in held.pop(name)]) for name in self._layers}
+
+    def _accumulator(self, layer: nn.Module, family: Family) -> Accumulator:
+        names, config = family.names(layer), self.model.config
+        query, key = getattr(layer, names["query"]), getattr(layer, names["key"])
+        return Accumulator(query.in_features, key.in_features, config.num_attention_heads, self.model.device)
 
     def _learn(self, output: Any) -> None:
         self._batches += 1
@@ -147,9 +155,9 @@ class Collector:
             mask = self._mask.reshape(queries.shape[:2]).to(scores)
             scores, tokens = scores * mask[:, None, :, None], int(mask.sum())
         sums = self._sums[self._batches % self.period == 0 if self.holding is None else self.holding]
-        accumulators = sums.setdefault(one.name, [])
+        accumulators = sums[one.name]
         if number == len(accumulators):
-            accumulators.append(Accumulator(queries.shape[-1], keys.shape[-1], weights.shape[1], queries.device))
+            accumulators.append(accumulators[0].another())
         accumulators[number].add(queries, keys, scores, tokens, self._generator)
 
     def _on_call(self, module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:

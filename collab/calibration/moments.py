@@ -78,7 +78,11 @@ class LayerMoments:
 
 
 class Accumulator:
-    """Sums a layer's moments over any number of batches and passes, in float64, in memory that does not grow."""
+    """Sums a layer's moments over any number of batches and passes, in float64, in memory that does not grow.
+
+    Attributes:
+        tokens: query tokens seen so far.
+    """
 
     def __init__(self, query_width: int, key_width: int, num_heads: int, device: torch.device) -> None:
         def zeros(*shape: int) -> Tensor:
@@ -88,7 +92,7 @@ class Accumulator:
         self._key = zeros(key_width, key_width)
         self._mean = zeros(num_heads, query_width)
         self._weight = zeros(num_heads)
-        self._tokens = 0
+        self.tokens = 0
 
     def add(self, queries: Tensor, keys: Tensor, gradients: Tensor, tokens: int, generator: torch.Generator) -> None:
         """Adds one pass over one batch.
@@ -106,32 +110,39 @@ class Accumulator:
         # With random signs σ, E[(Σ_h σ_h u_h)(Σ_h σ_h u_h)ᵀ] = Σ_h u_h u_hᵀ, at the price of one head.
         signs = torch.randint(0, 2, (batch, heads, 1, 1), generator=generator).to(gradients) * 2 - 1
         mixed = ((gradients * signs).sum(dim=1) @ keys).flatten(0, 1)  # (B·T, D_k)
-        self._key += (mixed.mT @ mixed).double()
+        self._key += mixed.mT @ mixed
         rows = queries.flatten(0, 1)  # (B·T, D_q)
-        self._query += ((rows * weight.sum(dim=1).view(-1, 1)).mT @ rows).double()
+        self._query += (rows * weight.sum(dim=1).view(-1, 1)).mT @ rows
         by_head = weight.transpose(0, 1).flatten(1)  # (H, B·T)
-        self._mean += (by_head @ rows).double()
+        self._mean += by_head @ rows
         self._weight += by_head.sum(dim=1).double()
-        self._tokens += tokens
+        self.tokens += tokens
 
-    def result(self) -> LayerMoments:
-        """The moments of all that was added. A layer whose scores never mattered gets the identity."""
+    def another(self) -> Accumulator:
+        """An empty one of the same shape."""
+        return Accumulator(len(self._query), len(self._key), len(self._weight), self._query.device)
+
+    def finish(self) -> LayerMoments:
+        """The moments of all that was added, made of the sums themselves, so nothing can be added any more.
+
+        A layer whose scores never mattered gets the identity.
+        """
         total = self._weight.sum()
-        if self._tokens == 0 or not total > 0:
+        if self.tokens == 0 or not total > 0:
             return LayerMoments(
                 query_mean=torch.zeros_like(self._mean),
                 query_covariance=torch.eye(len(self._query), dtype=torch.float64, device=self._query.device),
                 key_covariance=torch.eye(len(self._key), dtype=torch.float64, device=self._key.device),
                 head_weight=torch.ones_like(self._weight),
-                tokens=self._tokens,
+                tokens=self.tokens,
             )
-        mean = self._mean / self._weight.clamp(min=torch.finfo(torch.float64).tiny).unsqueeze(1)  # (H, D_q)
+        mean = self._mean.div_(self._weight.clamp(min=torch.finfo(torch.float64).tiny).unsqueeze(1))  # (H, D_q)
         return LayerMoments(
             query_mean=mean,
-            query_covariance=(self._query - (mean.mT * self._weight) @ mean) / total,
-            key_covariance=self._key / self._tokens,
-            head_weight=self._weight / self._tokens,
-            tokens=self._tokens,
+            query_covariance=self._query.addmm_(mean.mT * self._weight, mean, alpha=-1).div_(total),
+            key_covariance=self._key.div_(self.tokens),
+            head_weight=self._weight / self.tokens,
+            tokens=self.tokens,
         )
 
 

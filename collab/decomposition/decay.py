@@ -28,7 +28,7 @@ def decay(tensor: HeadTensor, form: Form) -> Tensor:
 def _side_energy(tensor: HeadTensor, side: str) -> Tensor:
     """Eigenvalues of Σ_h A_h A_hᵀ, or of Σ_h A_hᵀ A_h for the keys, falling, (K,)."""
     own, other = (tensor.query, tensor.key) if side == "query" else (tensor.key, tensor.query)
-    heads = tensor.by_head(other.T.contiguous())  # (H, d, D)
+    heads = tensor.by_head(other.T)  # (H, d, D)
     blocks = heads @ heads.mT  # (H, d, d)
     root = torch.block_diag(*blocks) @ own.T  # (K, D)
     values = torch.linalg.eigvalsh(own @ root).clamp(min=0).flip(0)  # (D,)

@@ -93,7 +93,7 @@ class HeadTensor:
 
     def norm_squared(self) -> float:
         """‖𝒯‖² = Σ_h ‖A_h‖²."""
-        query, key = self.by_head(self.query.T.contiguous()), self.by_head(self.key.T.contiguous())  # (H, d, D)
+        query, key = self.by_head(self.query.T), self.by_head(self.key.T)  # (H, d, D)
         return float(((query @ query.mT).double() * (key @ key.mT)).sum())
 
     def project_query(self, factor: Tensor) -> Tensor:

@@ -38,8 +38,8 @@ class Metric:
         """Σ_h w_h ‖Σ_q^{1/2} A_h Σ_k^{1/2}‖²."""
         query = tensor.by_head(tensor.query.T @ self.query_covariance).mT  # (H, D_q, d)
         key = tensor.by_head(tensor.key.T @ self.key_covariance).mT  # (H, D_k, d)
-        query_gram = tensor.by_head(tensor.query.T.contiguous()) @ query  # (H, d, d)
-        key_gram = tensor.by_head(tensor.key.T.contiguous()) @ key  # (H, d, d)
+        query_gram = tensor.by_head(tensor.query.T) @ query  # (H, d, d)
+        key_gram = tensor.by_head(tensor.key.T) @ key  # (H, d, d)
         return float(((query_gram * key_gram).sum(dim=(1, 2)) * self.head_weight).sum())
 
     def relative_error(self, tensor: HeadTensor, factors: Factors, content_error: Tensor | None = None) -> float:
@@ -79,8 +79,8 @@ class Whitening:
     """
 
     def __init__(self, metric: Metric, damping: float = DAMPING) -> None:
-        self._query, self._query_inverse = _roots(metric.query_covariance, damping)
-        self._key, self._key_inverse = _roots(metric.key_covariance, damping)
+        self._query_axes, self._query_root = _axes(metric.query_covariance, damping)  # (D_q, D_q), (D_q, 1)
+        self._key_axes, self._key_root = _axes(metric.key_covariance, damping)  # (D_k, D_k), (D_k, 1)
         weight = metric.head_weight + damping * metric.head_weight.mean()
         self._head = (weight / weight.mean()).sqrt() if float(weight.sum()) > 0 else torch.ones_like(weight)  # (H,)
 
@@ -92,16 +92,16 @@ class Whitening:
             constant: (K,) the heads' queries at the mean input, bias included, to be approximated along with the rest
                 as one more row: an input that is always 1. None for none.
         """
-        query = self._query @ tensor.query  # (D_q, K)
+        query = self._query_axes.mT @ tensor.query * self._query_root  # (D_q, K)
         if constant is not None:
             query = torch.cat([query, constant.unsqueeze(0)])  # (D_q + 1, K)
         scale = self._head.repeat_interleave(tensor.head_dim)  # (K,)
-        return HeadTensor(query * scale, self._key @ tensor.key, tensor.num_heads)
+        return HeadTensor(query * scale, self._whiten_keys(tensor.key), tensor.num_heads)
 
     def unwhiten(self, factors: Factors) -> Factors:
         """Factors of the whitened tensor as factors of the original; the row of a constant is dropped."""
-        width = len(self._query_inverse)
-        query, key = self._query_inverse @ factors.query[:width], self._key_inverse @ factors.key
+        query = self._query_axes @ (factors.query[: len(self._query_root)] / self._query_root)  # (D_q, R)
+        key = self._key_axes @ (factors.key / self._key_root)  # (D_k, R)
         if factors.form == "concat":  # whose mixing stays 0/1, so the dimensions themselves are scaled
             query = query / (factors.mixing.T @ self._head)
             return replace(factors, query=query, key=key).canonical()
@@ -119,13 +119,15 @@ class Whitening:
             (R, n).
         """
         # By singular values, because keys may depend on one another.
-        return torch.linalg.pinv(self._key @ key) @ (self._key @ content)
+        return torch.linalg.pinv(self._whiten_keys(key)) @ self._whiten_keys(content)
+
+    def _whiten_keys(self, key: Tensor) -> Tensor:
+        return self._key_axes.mT @ key * self._key_root  # (D_k, n)
 
 
-def _roots(covariance: Tensor, damping: float) -> tuple[Tensor, Tensor]:
-    """The symmetric square root of a damped covariance, and its inverse."""
-    values, vectors = torch.linalg.eigh((covariance + covariance.mT) / 2)
+def _axes(covariance: Tensor, damping: float) -> tuple[Tensor, Tensor]:
+    """V, (D, D), and ρ, (D, 1), such that diag(ρ) Vᵀ is a square root S of the damped covariance, SᵀS = Σ."""
+    values, vectors = torch.linalg.eigh(covariance)
     values = values.clamp(min=0)
     mean = values.mean()
-    root = (values + damping * (mean if mean > 0 else 1.0)).sqrt()
-    return (vectors * root) @ vectors.mT, (vectors / root) @ vectors.mT
+    return vectors, (values + damping * (mean if mean > 0 else 1.0)).sqrt().unsqueeze(1)

@@ -78,7 +78,7 @@ def _leading(tensor: HeadTensor, factor: Tensor, projected_other: Tensor, rank: 
     """
     projected = tensor.by_head(projected_other)  # (H, d, n)
     blocks = projected @ projected.mT  # (H, d, d)
-    weighted = (tensor.by_head(factor.T.contiguous()).mT @ blocks).movedim(0, 1)  # (D, H, d)
+    weighted = (tensor.by_head(factor.T).mT @ blocks).movedim(0, 1)  # (D, H, d)
     values, vectors = torch.linalg.eigh(weighted.reshape(factor.shape) @ factor.T)  # ascending
     return vectors[:, -rank:].flip(1), float(values[-rank:].sum())
 

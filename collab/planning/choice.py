@@ -155,15 +155,15 @@ def compare_forms(
         parameters: query/key parameters of each converted layer.
         config: of the conversion.
     """
-    rows = []
-    for (name, problem), limit in zip(problems.items(), parameters, strict=True):
-        shape = LayerShape.of(problem)
-        row: dict[str, Any] = {"name": name}
-        for form in FORMS:
-            rank = shape.rank_within(form, limit, config.content)
-            row[form] = {
-                "rank": rank,
-                "error": predict(problem, form, rank, config.content, config.solver_options) if rank else None,
-            }
-        rows.append(row)
-    return rows
+    pairs = zip(problems, parameters, strict=True)
+    return [{"name": name} | _compare(problems[name], limit, config) for name, limit in pairs]
+
+
+def _compare(problem: LayerProblem, parameters: int, config: ConversionConfig) -> dict[str, Any]:
+    """One layer in each form."""
+    row: dict[str, Any] = {}
+    for form in FORMS:
+        rank = LayerShape.of(problem).rank_within(form, parameters, config.content)
+        error = predict(problem, form, rank, config.content, config.solver_options) if rank else None
+        row[form] = {"rank": rank, "error": error}
+    return row
