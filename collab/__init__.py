@@ -26,10 +26,14 @@ Importing collab registers the converted models with transformers, so that ``Aut
 other Auto classes load them.
 """
 
+import importlib
+from typing import TYPE_CHECKING, Any
+
 from .agreement import score_errors
-from .calibration import Calibration, CalibrationOptions, DataSource, LayerMoments, calibrate
+from .calibration import Calibration, CalibrationOptions, LayerMoments, calibrate
 from .config import ConversionConfig
 from .conversion import Conversion, convert
+from .data import DataSource
 from .decomposition import SolverOptions
 from .errors import (
     AlreadyConvertedError,
@@ -38,21 +42,29 @@ from .errors import (
     CheckpointError,
     CollabError,
     ConfigurationError,
+    DataError,
     DeviceError,
+    ExtraError,
     OutputError,
     RankError,
     ShapeError,
+    TrainingError,
     UnsupportedArchitectureError,
     VerificationError,
     WeightsError,
 )
 from .exporting import ExportOptions, export
 from .families import register
-from .pipeline import CalibrationRequest, LoadOptions, convert_checkpoint
+from .pipeline import CalibrationRequest, HealRequest, LoadOptions, convert_checkpoint
 from .planning import Plan, make_plan
 from .reparametrization import Reparametrization, reparametrize
 from .report import ConversionReport, Count, LayerReport
 from .sequential import calibrate_in_order
+from .training.options import HealOptions, RunOptions
+
+if TYPE_CHECKING:
+    from .training.checkpoints import heal_checkpoint
+    from .training.heal import heal
 
 __all__ = [
     "AlreadyConvertedError",
@@ -68,9 +80,13 @@ __all__ = [
     "ConversionConfig",
     "ConversionReport",
     "Count",
+    "DataError",
     "DataSource",
     "DeviceError",
     "ExportOptions",
+    "ExtraError",
+    "HealOptions",
+    "HealRequest",
     "LayerMoments",
     "LayerReport",
     "LoadOptions",
@@ -78,8 +94,10 @@ __all__ = [
     "Plan",
     "RankError",
     "Reparametrization",
+    "RunOptions",
     "ShapeError",
     "SolverOptions",
+    "TrainingError",
     "UnsupportedArchitectureError",
     "VerificationError",
     "WeightsError",
@@ -88,9 +106,21 @@ __all__ = [
     "convert",
     "convert_checkpoint",
     "export",
+    "heal",
+    "heal_checkpoint",
     "make_plan",
     "reparametrize",
     "score_errors",
 ]
+
+_LATER = {"heal": ".training.heal", "heal_checkpoint": ".training.checkpoints"}
+"""What is slow to import, or needs an extra: where it is."""
+
+
+def __getattr__(name: str) -> Any:
+    if name in _LATER:
+        return getattr(importlib.import_module(_LATER[name], __name__), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
 
 register()

@@ -11,7 +11,7 @@ from torch.nn import functional
 from transformers import PreTrainedModel
 
 from .calibration import LayerMoments
-from .calibration.batches import Batch
+from .data.features import Batch
 from .families import require_family
 from .modeling.collab_attention import CollaborativeAttention
 from .problems import LayerProblems

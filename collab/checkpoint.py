@@ -127,7 +127,7 @@ def load_checkpoint(source: Source, *, seed: int = 0) -> Checkpoint:
         UnsupportedArchitectureError, AlreadyConvertedError: if it is not a model that collab converts.
         WeightsError: if attention weights are missing.
     """
-    config = _read_config(source.folder)
+    config = read_config(source.folder)
     refuse_unsupported(config["model_type"])
     family = families()[config["model_type"]]
     notes = []
@@ -138,39 +138,7 @@ def load_checkpoint(source: Source, *, seed: int = 0) -> Checkpoint:
         )
     native_class = _native_class(config, family)
     weights = check_weight_files(source.folder)
-    try:
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
-            model, info = native_class.from_pretrained(
-                source.folder,
-                dtype="auto",
-                local_files_only=True,
-                ignore_mismatched_sizes=True,  # to name what differs, below
-                output_loading_info=True,
-            )
-    except pickle.UnpicklingError as error:
-        raise CheckpointError(
-            f"{weights[0].name} is a pickle of more than plain weights, and unpickling it could run any code. Save it "
-            "as safetensors where you trust it: model.save_pretrained(folder)."
-        ) from error
-    except (
-        OSError,
-        EOFError,
-        RuntimeError,
-        ValueError,
-        TypeError,
-        KeyError,
-        AttributeError,
-        SafetensorError,
-        StrictDataclassError,
-    ) as error:
-        raise CheckpointError(f"{source.name} could not be loaded: {first_line(error)}") from error
-
-    for name, found, expected in sorted(info["mismatched_keys"]):
-        raise CheckpointError(
-            f"{name} has shape {tuple(found)} in the weights, but {tuple(expected)} by config.json. They do not belong "
-            "together."
-        )
+    model, info = read_model(native_class, source, seed, dtype="auto")
     missing = sorted(info["missing_keys"])
     layers = family.attention_layers(model)
     for name in missing:
@@ -190,7 +158,59 @@ def load_checkpoint(source: Source, *, seed: int = 0) -> Checkpoint:
     return Checkpoint(source, model, unused, tuple(notes))
 
 
-def _read_config(folder: Path) -> dict[str, Any]:
+def read_model(model_class: Any, source: Source, seed: int, **arguments: Any) -> tuple[PreTrainedModel, dict[str, Any]]:
+    """A model by `from_pretrained`, and what that says of the weights it found.
+
+    Args:
+        model_class: a model class or an Auto class.
+        source: where it is.
+        seed: of the weights that the checkpoint lacks.
+        arguments: further ones of `from_pretrained`.
+
+    Raises:
+        CheckpointError: if it cannot be loaded, or a weight does not have the shape that the config gives it.
+    """
+    try:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            model, info = model_class.from_pretrained(
+                source.folder,
+                local_files_only=True,
+                ignore_mismatched_sizes=True,  # to name what differs, below
+                output_loading_info=True,
+                **arguments,
+            )
+    except pickle.UnpicklingError as error:
+        raise CheckpointError(
+            f"{_PICKLE} is a pickle of more than plain weights, and unpickling it could run any code. Save it as "
+            "safetensors where you trust it: model.save_pretrained(folder)."
+        ) from error
+    except (
+        OSError,
+        EOFError,
+        RuntimeError,
+        ValueError,
+        TypeError,
+        KeyError,
+        AttributeError,
+        SafetensorError,
+        StrictDataclassError,
+    ) as error:
+        raise CheckpointError(f"{source.name} could not be loaded: {first_line(error)}") from error
+    for name, found, expected in sorted(info["mismatched_keys"]):
+        raise CheckpointError(
+            f"{name} has shape {tuple(found)} in the weights, but {tuple(expected)} by config.json. They do not belong "
+            "together."
+        )
+    return model, info
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """The config of a model's folder.
+
+    Raises:
+        CheckpointError: if there is none, or it does not say what the model is.
+    """
     path = folder / "config.json"
     if not path.is_file():
         modules = read_json(folder / "modules.json") if (folder / "modules.json").is_file() else []

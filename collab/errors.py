@@ -49,8 +49,20 @@ class VerificationError(CollabError, RuntimeError):
     """A written model does not reload to the model that was written."""
 
 
-class CalibrationError(CollabError, ValueError):
-    """Calibration data cannot be read or used, or a cache of moments belongs to something else."""
+class DataError(CollabError, ValueError):
+    """Data cannot be read, or does not fit the model or the task."""
+
+
+class CalibrationError(DataError):
+    """Calibration data cannot be used, or a cache of moments belongs to something else."""
+
+
+class TrainingError(CollabError, RuntimeError):
+    """Training cannot go on: a loss that is not a number, too little memory, or another run's unfinished work."""
+
+
+class ExtraError(CollabError, ImportError):
+    """A package that this needs is not installed; it comes with one of collab's extras."""
 
 
 class BudgetError(ConfigurationError):

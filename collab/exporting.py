@@ -7,6 +7,7 @@ import logging
 import re
 import shutil
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -17,14 +18,13 @@ from .card import write_card
 from .checkpoint import Checkpoint, Source, read_json
 from .conversion import Conversion
 from .errors import ConfigurationError, VerificationError
+from .history import CARD_FILE, REPORT_FILE, Step, append, append_to_card
 from .modeling.collab_model import auto_classes
 from .output import check_output, check_space, staged
 from .report import ConversionReport
 from .verify import verify
 
 logger = logging.getLogger(__name__)
-
-REPORT_FILE = "collab_report.json"
 
 # Files that travel with a model as they are. Weights and config are written anew, everything else is left behind.
 _CARRIED = (
@@ -82,6 +82,7 @@ def export(
     checkpoint: Checkpoint | None = None,
     options: ExportOptions | None = None,
     trust_remote_code: bool = False,
+    steps: Sequence[Step] = (),
 ) -> ConversionReport:
     """Writes a converted model with all it needs to be loaded, checks that it reloads, and only then puts it in place.
 
@@ -92,6 +93,7 @@ def export(
             weights are carried over. Without it the folder holds the model, its code, the card and the report.
         options: how to write.
         trust_remote_code: let transformers run a tokenizer's code that comes with the original.
+        steps: what was done to the model since, for report and card.
 
     Returns:
         The report that was written, with what the check found.
@@ -112,7 +114,8 @@ def export(
         model.save_pretrained(folder, state_dict=state, max_shard_size=options.max_shard_size)
         if source is not None:
             carry_over(source.folder, folder, trust_remote_code)
-        report = replace(conversion.report, verification=verify(folder, model))
+        history = tuple(step.record for step in steps)
+        report = replace(conversion.report, verification=verify(folder, model), history=history)
         (folder / REPORT_FILE).write_text(report.to_json(), encoding="utf-8")
         write_card(
             folder,
@@ -121,8 +124,46 @@ def export(
             source=source.folder if source else None,
             auto_class=_auto_class(model),
         )
+        for step in steps:
+            append_to_card(folder, step, name=output.name)
     logger.info("Wrote %s.", output)
     return report
+
+
+def republish(
+    model: PreTrainedModel,
+    output: str | Path,
+    source: Path,
+    step: Step,
+    *,
+    overwrite: bool = False,
+    trust_remote_code: bool = False,
+) -> None:
+    """Writes a model that was trained further, with what its folder holds besides, as `export` does.
+
+    Args:
+        model: native or converted.
+        output: the folder to write.
+        source: the folder that it was loaded from; its report and card go along and grow by a step.
+        step: what was done.
+        overwrite: replace a model that collab wrote there.
+        trust_remote_code: let transformers run a tokenizer's code that comes with the model.
+
+    Raises:
+        OutputError, VerificationError: as `export`.
+    """
+    output = Path(output).expanduser()
+    check_output(output, source, overwrite)
+    check_space(output, _size(model.state_dict()))
+    with staged(output, overwrite) as folder:
+        model.save_pretrained(folder)
+        carry_over(source, folder, trust_remote_code)
+        verify(folder, model)
+        for name in (REPORT_FILE, CARD_FILE):
+            if (source / name).is_file():
+                shutil.copyfile(source / name, folder / name)
+        append(folder, step, name=output.name)
+    logger.info("Wrote %s.", output)
 
 
 def carry_over(source: Path, folder: Path, trust_remote_code: bool = False) -> None:

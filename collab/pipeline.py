@@ -2,32 +2,34 @@
 
 from __future__ import annotations
 
-import logging
+import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
-from transformers import AutoImageProcessor, AutoTokenizer, PreTrainedModel
+from transformers import PreTrainedModel
 
-from .calibration import Calibration, CalibrationOptions, DataSource, calibrate
+from .calibration import Calibration, CalibrationOptions, calibrate
 from .calibration.calibrate import OnBatch
 from .checkpoint import Checkpoint, Source, load_checkpoint, resolve_source
 from .config import ConversionConfig
 from .conversion import Conversion, convert, is_lossless, require_convertible
+from .data import DataSource
 from .decomposition import SolverOptions
 from .errors import ConfigurationError, WeightsError
 from .exporting import ExportOptions, export
+from .loading import load_processor
 from .output import check_output
 from .planning import Plan, make_plan
 from .planning.plan import FRACTIONS
 from .reparametrization import Content
 from .report import ConversionReport, LayerReport
 from .sequential import calibrate_in_order
-
-logger = logging.getLogger(__name__)
+from .training.options import HealOptions, OnStep
+from .training.work import work_folder
 
 
 @dataclass(frozen=True)
@@ -69,6 +71,21 @@ class CalibrationRequest:
     def __post_init__(self) -> None:
         if self.in_order and self.cache is not None:
             raise ConfigurationError("Moments in order belong to one conversion, so they are not cached.")
+
+
+@dataclass(frozen=True)
+class HealRequest:
+    """What to heal a conversion on, before it is written.
+
+    Attributes:
+        source: ``synthetic`` (random vocabulary) or a `DataSource`, which calibrates too if nothing else is asked for.
+        options: how.
+        restart: forget an unfinished healing of the same output.
+    """
+
+    source: Literal["synthetic"] | DataSource
+    options: HealOptions = field(default_factory=HealOptions)
+    restart: bool = False
 
 
 def load_model(source: Source, load: LoadOptions, seed: int = 0) -> Checkpoint:
@@ -117,7 +134,7 @@ def calibrate_checkpoint(
                 "--calibration for a more faithful result.",
             )
         source = "synthetic"
-    processor = _processor(checkpoint, trust_remote_code)
+    processor = load_processor(checkpoint.source, model, trust_remote_code)
     if request.in_order and config is not None:
         return calibrate_in_order(model, config, source, tokenizer=processor, options=request.options), ()
     calibration = calibrate(
@@ -132,11 +149,13 @@ def convert_checkpoint(
     config: ConversionConfig,
     *,
     calibration: CalibrationRequest | None = None,
+    heal: HealRequest | None = None,
     load: LoadOptions | None = None,
     write: ExportOptions | None = None,
     command: str | None = None,
     on_batch: OnBatch | None = None,
     on_layer: Callable[[LayerReport, int], None] | None = None,
+    on_step: OnStep | None = None,
 ) -> ConversionReport:
     """Converts a checkpoint into a folder that appears whole or not at all.
 
@@ -145,11 +164,14 @@ def convert_checkpoint(
         output: the folder to write.
         config: what to do.
         calibration: what to calibrate on; by default random vocabulary. At full rank there is nothing to calibrate.
+        heal: what to heal the result on; None for no training. Unfinished healing is kept beside the output, in
+            `OUTPUT.training`, and the same call goes on from there.
         load: how to read the original.
         write: how to write the result.
         command: the command line, for the report and the model card.
         on_batch: called after every batch of the calibration, with their number and the number in all.
         on_layer: called as soon as a layer is solved, with its report and the number of layers in all.
+        on_step: called after every step of healing.
 
     Returns:
         The report, as written to `collab_report.json`.
@@ -168,20 +190,42 @@ def convert_checkpoint(
     require_convertible(checkpoint.model)
     if is_lossless(checkpoint.model, config) and request.source == "default":
         request = replace(request, source="none")
+    elif heal is not None and request.source == "default" and heal.source != "synthetic":
+        request = replace(request, source=heal.source)
     found, notes = calibrate_checkpoint(
         checkpoint, request, config, trust_remote_code=load.trust_remote_code, on_batch=on_batch
     )
-    conversion = convert(checkpoint.model, config, calibration=found, inplace=True, on_layer=on_layer)
+    conversion = convert(checkpoint.model, config, calibration=found, inplace=heal is None, on_layer=on_layer)
+    steps = []
+    if heal is not None:
+        from .training.checkpoints import heal_conversion  # which needs accelerate, and is slow to import
+
+        processor = load_processor(checkpoint.source, checkpoint.model, load.trust_remote_code)
+        steps.append(
+            heal_conversion(
+                conversion.model,
+                checkpoint.model,
+                processor,
+                heal.source,
+                heal.options,
+                output,
+                restart=heal.restart,
+                on_step=on_step,
+            )
+        )
     if load.dtype is not None:
         _cast_model(conversion.model, load.dtype)
         checkpoint = replace(checkpoint, unused=_cast(checkpoint.unused, load.dtype))
     report = replace(
         conversion.report,
-        source=model if source.revision is None else f"{model} at {source.revision}",
+        source=model,
+        revision=source.revision,
         command=command,
         notes=(*checkpoint.notes, *notes, *conversion.report.notes),
     )
-    return export(Conversion(conversion.model, report), output, checkpoint, write, load.trust_remote_code)
+    report = export(Conversion(conversion.model, report), output, checkpoint, write, load.trust_remote_code, steps)
+    shutil.rmtree(work_folder(output), ignore_errors=True)
+    return report
 
 
 def plan_checkpoint(
@@ -203,18 +247,6 @@ def plan_checkpoint(
         checkpoint, calibration or CalibrationRequest(), trust_remote_code=load.trust_remote_code, on_batch=on_batch
     )
     return make_plan(checkpoint.model, found, fractions=fractions, content=content, solver=solver, on_layer=on_layer)
-
-
-def _processor(checkpoint: Checkpoint, trust_remote_code: bool) -> Any:
-    """The tokenizer or image processor beside a checkpoint; None where there is none, or it does not load."""
-    loader: Any = AutoTokenizer if checkpoint.model.main_input_name == "input_ids" else AutoImageProcessor
-    try:
-        return loader.from_pretrained(
-            checkpoint.source.folder, trust_remote_code=trust_remote_code, local_files_only=True
-        )
-    except (OSError, ValueError, ImportError, KeyError, TypeError) as error:
-        logger.info("No tokenizer or image processor: %s", error)
-        return None
 
 
 def _cast_model(model: PreTrainedModel, dtype: torch.dtype) -> None:

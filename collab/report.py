@@ -82,9 +82,11 @@ class ConversionReport:
         seconds: time of the whole conversion.
         versions: of collab, torch, transformers, tensorly, Python.
         source: where the model came from, if it was loaded from somewhere.
+        revision: the commit on the Hub, if it came from there.
         command: the command line that did it, if one did.
         verification: what reloading the export showed, once it was exported.
         notes: what a user should know besides.
+        history: what was done to the model after the conversion, such as healing.
     """
 
     layers: tuple[LayerReport, ...]
@@ -99,14 +101,17 @@ class ConversionReport:
     comparison: list[dict[str, Any]] = field(default_factory=list)
     versions: dict[str, str] = field(default_factory=lambda: installed_versions())
     source: str | None = None
+    revision: str | None = None
     command: str | None = None
     verification: dict[str, Any] | None = None
     notes: tuple[str, ...] = ()
+    history: tuple[dict[str, Any], ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """The report as JSON values."""
         return {
             "source": self.source,
+            "revision": self.revision,
             "command": self.command,
             "settings": self.settings,
             "versions": self.versions,
@@ -123,6 +128,7 @@ class ConversionReport:
             "comparison": self.comparison,
             "verification": self.verification,
             "notes": list(self.notes),
+            "history": list(self.history),
         }
 
     def to_json(self) -> str:

@@ -14,7 +14,7 @@ from torch import Tensor
 from transformers import BertTokenizer, PreTrainedModel
 
 import collab
-from collab.calibration import DataSource, read_rows
+from collab.data import DataSource, read_rows
 from collab.families import require_family
 from collab.inputs import probe_inputs
 
@@ -203,7 +203,7 @@ class TestSources:
         if suffix != "txt":
             pairs = read_rows(DataSource(str(file), ("sentence", "other")), 100)
             assert set(pairs) == {(sentence, "x") for sentence in expected}
-            with pytest.raises(collab.CalibrationError, match="no column 'text'; it has label, sentence, other"):
+            with pytest.raises(collab.DataError, match="no column 'text'; it has label, sentence, other"):
                 read_rows(DataSource(str(file), ("text",)), 100)
 
     def test_a_file_without_a_header(self, tmp_path: Path) -> None:
@@ -256,10 +256,10 @@ class TestBadInput:
     def test_too_few_rows(self, tmp_path: Path, tokenizer: BertTokenizer) -> None:
         model = tiny_model(BERT)
         (tmp_path / "empty.txt").write_text("\n\n")
-        with pytest.raises(collab.CalibrationError, match="no rows"):
+        with pytest.raises(collab.DataError, match="no rows"):
             collab.calibrate(model, DataSource(str(tmp_path / "empty.txt")), tokenizer=tokenizer)
         for rows in ([], ["a b"]):
-            with pytest.raises(collab.CalibrationError, match="at least 2 rows"):
+            with pytest.raises(collab.DataError, match="At least 2 rows"):
                 collab.calibrate(model, rows, tokenizer=tokenizer)
         with pytest.raises(collab.CalibrationError, match="not called once"):
             collab.calibrate(model, lambda model: None)
@@ -302,9 +302,9 @@ class TestBadInput:
             ("nowhere/at-all", "no data set of that name"),
             (str(tmp_path / "rows.docx"), "no kind that is read"),
         ):
-            with pytest.raises(collab.CalibrationError, match=message):
+            with pytest.raises(collab.DataError, match=message):
                 collab.calibrate(model, DataSource(source), tokenizer=tokenizer)
-        with pytest.raises(collab.CalibrationError, match="tokenizer"):
+        with pytest.raises(collab.DataError, match="tokenizer"):
             collab.calibrate(model, SENTENCES)
         with pytest.raises(collab.CalibrationError, match="must hold tensors"):
             collab.calibrate(model, [{"input_ids": [1, 2]}, {"input_ids": [1]}])

@@ -337,7 +337,7 @@ class TestFromACheckpoint:
         shutil.copytree(source, repository / "snapshots" / commit)
         monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(cache))
         report = self.convert("someone/original", tmp_path / "out")
-        assert report.source == f"someone/original at {commit}"
+        assert (report.source, report.revision) == ("someone/original", commit)
         assert ModelCard.load(tmp_path / "out" / "README.md").data.base_model == "someone/original"
         with pytest.raises(collab.CheckpointError, match="no model of that name"):
             self.convert("someone/else", tmp_path / "other")

@@ -4,7 +4,6 @@
 """
 
 from .calibrate import Calibration, CalibrationOptions, calibrate
-from .data import DataSource, read_rows
 from .moments import LayerMoments
 
-__all__ = ["Calibration", "CalibrationOptions", "DataSource", "LayerMoments", "calibrate", "read_rows"]
+__all__ = ["Calibration", "CalibrationOptions", "LayerMoments", "calibrate"]

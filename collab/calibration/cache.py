@@ -14,8 +14,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from ..data.features import Batch
 from ..errors import CalibrationError, OutputError
-from .batches import Batch
 from .moments import LayerMoments
 
 _FORMAT = "collab calibration 1"

@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from ..data import DataSource
+from ..data.features import Batch
+from ..data.prepare import Unlabelled, features_of, hold_back, require_two
 from ..errors import CalibrationError, ConfigurationError
 from ..families import require_family
-from ..inputs import longest_input
 from . import cache as moments_cache
-from .batches import Batch, image_batches, synthetic_batches, text_batches
+from .batches import batched
 from .collect import Collector
-from .data import DataSource, read_rows
 from .moments import LayerMoments
 
 logger = logging.getLogger(__name__)
@@ -94,7 +95,7 @@ class PreparedData:
     summary: dict[str, Any]
 
 
-Data = DataSource | PreparedData | Literal["synthetic"] | Iterable[Any] | Callable[[PreTrainedModel], object]
+Data = Unlabelled | PreparedData | Callable[[PreTrainedModel], object]
 
 
 def calibrate(
@@ -181,49 +182,18 @@ def prepare(model: PreTrainedModel, data: Any, tokenizer: Any, options: Calibrat
     Raises:
         CalibrationError: if the data cannot be read or used.
     """
-    if isinstance(data, str) and data == "synthetic":
-        period = options.period
-        held = synthetic_batches(model, tokenizer, max(1, options.samples // period), options.seed + 1)
-        kept = synthetic_batches(model, tokenizer, options.samples - options.samples // period, options.seed)
-        return PreparedData(kept, held, {"source": "synthetic", "rows": options.samples})
-    images = model.main_input_name == "pixel_values"
-    summary: dict[str, Any] = {"source": "rows"}
-    if isinstance(data, str):
-        data = DataSource(data)
-    if isinstance(data, DataSource):
-        name = Path(data.path).name if Path(data.path).expanduser().exists() else data.path
-        summary = {"source": name, "columns": list(data.columns), "subset": data.subset, "split": data.split}
-        data = read_rows(data, options.samples, images=images, seed=options.seed)
-    rows = list(data)
-    if len(rows) < 2:
-        raise CalibrationError(
-            f"Calibration takes at least 2 rows, one of them to hold back; here {'is' if len(rows) == 1 else 'are'} "
-            f"{len(rows)}."
-        )
-    summary["rows"] = len(rows)
-    if isinstance(rows[0], Mapping):
-        _check_batches(rows)
-        kept, held = _split(rows, options.period)
-        return PreparedData([dict(batch) for batch in kept], [dict(batch) for batch in held], summary)
-    rows = rows[: options.samples]
-    if tokenizer is None:
-        raise CalibrationError("Text needs the model's tokenizer, and images its image processor: pass tokenizer=...")
-    kept_rows, held_rows = _split(rows, options.period)
-    if images:
-        kept, held = (image_batches(model, tokenizer, one) for one in (kept_rows, held_rows))
-        return PreparedData(kept, held, summary)
-    kept, held = (text_batches(model, tokenizer, one, options.max_length) for one in (kept_rows, held_rows))
-    longest = max(batch["input_ids"].shape[-1] for batch in (*kept, *held))
-    limit = longest_input(model)
-    if longest >= min(options.max_length or limit, limit):
-        logger.warning("Calibration text longer than %d tokens was cut.", longest)
+    if not isinstance(data, str | DataSource):
+        data = list(data)
+        if data and isinstance(data[0], Mapping):
+            require_two(data)
+            _check_batches(data)
+            kept, held = hold_back([dict(batch) for batch in data], options.period)
+            return PreparedData(kept, held, {"source": "rows", "rows": len(data)})
+    features, summary = features_of(
+        model, tokenizer, data, samples=options.samples, max_length=options.max_length, seed=options.seed
+    )
+    kept, held = (batched(model, tokenizer, part) for part in hold_back(features, options.period))
     return PreparedData(kept, held, summary)
-
-
-def _split(rows: list[Any], period: int) -> tuple[list[Any], list[Any]]:
-    period = min(period, len(rows))
-    held = rows[period - 1 :: period]
-    return [row for number, row in enumerate(rows, 1) if number % period], held
 
 
 def _check_batches(rows: list[Any]) -> None:

@@ -7,6 +7,7 @@ from importlib.metadata import version
 import click
 
 from .convert import convert
+from .heal import heal
 from .plan import plan
 
 
@@ -21,3 +22,4 @@ def main() -> None:
 
 main.add_command(convert)
 main.add_command(plan)
+main.add_command(heal)

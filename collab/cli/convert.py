@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,19 +15,22 @@ from ..config import ConversionConfig
 from ..decomposition import FORMS
 from ..exporting import ExportOptions
 from ..hub import check_repo_id, push
-from ..pipeline import convert_checkpoint
+from ..pipeline import HealRequest, convert_checkpoint
+from ..training.options import HealOptions
 from .options import (
     RankType,
     calibration_of,
     calibration_options,
     content_option,
+    heal_source,
     loading_of,
     loading_options,
+    overwrite_option,
     solver_of,
     solver_options,
     verbosity_options,
 )
-from .running import bars, failures, set_up_logging
+from .running import INTERRUPTED_TRAINING, bars, failures, set_up_logging
 from .tables import show_report
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -90,6 +94,14 @@ Examples:
     is_flag=True,
     help="Calibrate every layer with the layers before it converted; as many passes as there are layers.",
 )
+@click.option(
+    "--heal",
+    metavar="SOURCE",
+    help="Train what is new against the original, without labels, on a file or data set of text, or synthetic. The "
+    "text calibrates too, if nothing else is named.",
+)
+@click.option("--heal-steps", type=int, default=HealOptions().run.steps, show_default=True, help="Steps of 32 rows.")
+@click.option("--restart", is_flag=True, help="Forget unfinished healing of OUTPUT instead of going on with it.")
 @solver_options
 @click.option("--dtype", type=click.Choice(list(_DTYPES)), help="Of the exported weights.  [default: the checkpoint's]")
 @click.option(
@@ -100,7 +112,7 @@ Examples:
     help="Of the tensorly solver's start and of weights that are missing.",
 )
 @loading_options
-@click.option("--overwrite", is_flag=True, help="Replace a model that collab wrote to OUTPUT.")
+@overwrite_option
 @click.option("--max-shard-size", default=ExportOptions.max_shard_size, show_default=True, help="Largest weights file.")
 @click.option("--base-model", help="Hub id of the original, for the model card.  [default: MODEL]")
 @click.option("--push-to-hub", metavar="REPO", help="Upload the result to this Hub id.")
@@ -111,7 +123,7 @@ def convert(model: str, output: Path, **given: Any) -> None:
     Say how much to keep by --rank, --params or --max-error.
     """
     set_up_logging(-1 if given["quiet"] else given["verbose"])
-    with failures():
+    with failures(INTERRUPTED_TRAINING if given["heal"] else "Interrupted. Nothing was written."):
         if given["push_to_hub"]:
             check_repo_id(given["push_to_hub"])
         config = ConversionConfig(
@@ -131,17 +143,24 @@ def convert(model: str, output: Path, **given: Any) -> None:
             },
             solver=solver_of(given),
         )
+        heal = None
+        if given["heal"]:
+            run = replace(HealOptions().run, steps=given["heal_steps"])
+            options = HealOptions(max_length=given["max_length"], run=run)
+            heal = HealRequest(heal_source(given, given["heal"]), options, given["restart"])
         with bars(shown=not given["quiet"]) as progress:
             report = convert_checkpoint(
                 model,
                 output,
                 config,
                 calibration=calibration_of(given),
+                heal=heal,
                 load=loading_of(given, _DTYPES.get(given["dtype"])),
                 write=ExportOptions(given["overwrite"], given["max_shard_size"], given["base_model"]),
                 command=f"collab {shlex.join(sys.argv[1:])}",
                 on_batch=progress.batch,
                 on_layer=progress.layer,
+                on_step=progress.step,
             )
     if given["as_json"]:
         click.echo(report.to_json(), nl=False)

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import click
 
-from ..calibration import CalibrationOptions, DataSource
+from ..calibration import CalibrationOptions
+from ..data import DataSource
 from ..decomposition import METHODS, SolverOptions
 from ..errors import ConfigurationError
 from ..pipeline import CalibrationRequest, LoadOptions
 from ..rank import Rank
 from ..reparametrization import CONTENTS
+from ..training.options import Precision, RunOptions
 
 Command = Callable[..., Any]
 
@@ -128,6 +130,50 @@ loading_options = _together(
     click.option("--trust-remote-code", is_flag=True, help="Run a tokenizer's code that comes with the checkpoint."),
 )
 
+training_options = _together(
+    click.option("--batch-size", type=int, default=RunOptions.batch_size, show_default=True, help="Rows in a step."),
+    click.option(
+        "--parts",
+        type=int,
+        default=RunOptions.parts,
+        show_default=True,
+        help="Pieces of a batch, to save memory.",
+    ),
+    click.option("--warmup", type=float, default=RunOptions.warmup, show_default=True, help="Part of the steps."),
+    click.option("--weight-decay", type=float, default=RunOptions.weight_decay, show_default=True, help="Of AdamW."),
+    click.option(
+        "--evaluations",
+        type=int,
+        default=RunOptions.evaluations,
+        show_default=True,
+        help="How often to measure and keep a checkpoint.",
+    ),
+    click.option("--patience", type=int, help="Stop after so many evaluations without improvement."),
+    click.option(
+        "--precision",
+        type=click.Choice(get_args(Precision)),
+        default="fp32",
+        show_default=True,
+        help="Of the arithmetic.",
+    ),
+    click.option("--gradient-checkpointing", is_flag=True, help="Less memory, more time."),
+    click.option("--device", type=click.Choice(["cpu", "cuda"]), help="[default: a GPU where there is one]"),
+    click.option("--seed", type=int, default=0, show_default=True, help="Of order, dropout and new weights."),
+    click.option("--max-length", type=int, help="Tokens of a row at most.  [default: as many as the model takes]"),
+    click.option("--restart", is_flag=True, help="Forget unfinished work on OUTPUT instead of going on with it."),
+)
+
+data_options = _together(
+    click.option(
+        "--text-column",
+        multiple=True,
+        help="Column with the text; twice for pairs. In a file without a header, its number from 0.",
+    ),
+    click.option("--subset", help="Configuration of a data set on the Hub."),
+)
+
+overwrite_option = click.option("--overwrite", is_flag=True, help="Replace a model that collab wrote to OUTPUT.")
+
 verbosity_options = _together(
     click.option(
         "--json", "as_json", is_flag=True, help="Print the result, and nothing else, as JSON on standard output."
@@ -153,12 +199,26 @@ def calibration_of(given: dict[str, Any]) -> CalibrationRequest:
     source: Any = given["calibration"] or "default"
     if source not in ("default", "synthetic", "none"):
         source = DataSource(source, given["text_column"], given["calibration_subset"], given["calibration_split"])
-    elif given["text_column"]:
+    elif given["text_column"] and not given.get("heal"):
         raise ConfigurationError(
             "--text-column says where the text is in a file or data set; give one by --calibration."
         )
     options = CalibrationOptions(given["calibration_samples"], given["max_length"])
     return CalibrationRequest(source, options, given["calibration_cache"], given.get("calibration_in_order", False))
+
+
+def run_of(given: dict[str, Any], **more: Any) -> RunOptions:
+    """The training run that the options describe."""
+    names = ["batch_size", "parts", "warmup", "weight_decay", "evaluations", "patience", "precision", "device", "seed"]
+    names.append("gradient_checkpointing")
+    return RunOptions(**{name: given[name] for name in names}, **more)
+
+
+def heal_source(given: dict[str, Any], name: str, split: str = "train") -> Any:
+    """Random vocabulary, or the data set that the options describe."""
+    if name == "synthetic":
+        return name
+    return DataSource(name, given["text_column"], given.get("subset"), split)
 
 
 def loading_of(given: dict[str, Any], dtype: Any = None) -> LoadOptions:

@@ -17,6 +17,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from ..errors import CollabError, ConfigurationError
 from ..report import LayerReport
 
+INTERRUPTED_TRAINING = "Interrupted. The same command goes on from the last checkpoint."
+
 
 class _WrongRequest(click.ClickException):
     """What was asked for cannot be done, whatever the files hold."""
@@ -58,7 +60,7 @@ def set_up_logging(verbosity: int) -> None:
 
 
 class Bars:
-    """A bar for calibration and one for layers, on standard error."""
+    """A bar on standard error for calibration, then layers, then steps of training."""
 
     def __init__(self, progress: Progress) -> None:
         self._progress = progress
@@ -74,6 +76,11 @@ class Bars:
         """Moves on after a layer."""
         text = layer if isinstance(layer, str) else f"{layer.name}: error {layer.error:.4f}"
         self._progress.update(self._task, description=text, advance=1, total=total)
+
+    def step(self, done: int, total: int, measured: dict[str, float]) -> None:
+        """Moves on after a step of training."""
+        shown = ", ".join(f"{name} {value:.4f}" for name, value in measured.items())
+        self._progress.update(self._task, description=f"training {shown}", completed=done, total=total)
 
 
 @contextlib.contextmanager

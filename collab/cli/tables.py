@@ -6,9 +6,11 @@ from pathlib import Path
 
 from rich import box
 from rich.console import Console
+from rich.markdown import Markdown
 from rich.table import Table
 
 from ..decomposition import FORMS
+from ..history import Step
 from ..planning import Plan
 from ..report import ConversionReport
 
@@ -79,6 +81,15 @@ def show_report(report: ConversionReport, output: Path) -> None:
         console.print(
             f"The {report.layers[0].form} form is larger than the original at this rank; a lower --rank is smaller."
         )
+    for step in report.history:
+        before, after = (
+            ", ".join(f"{name.replace('_', ' ')} {value:.4f}" for name, value in step[when].items() if name != "rows")
+            for when in ("before", "after")
+        )
+        console.print(
+            f"Healed in {step['steps']} steps, on {step['data']['held_back']} rows held back.", highlight=False
+        )
+        console.print(f"  before: {before}\n  after:  {after}", highlight=False)
     for note in report.notes:
         console.print(note, markup=False)
     console.print(
@@ -86,6 +97,14 @@ def show_report(report: ConversionReport, output: Path) -> None:
         markup=False,
         highlight=False,
     )
+
+
+def show_step(step: Step, output: Path | None = None) -> None:
+    """What was done to a model, as its card says it."""
+    console = Console()
+    console.print(Markdown(step.text))
+    if output is not None:
+        console.print(f"Wrote {output}", highlight=False)
 
 
 def show_plan(plan: Plan) -> None:

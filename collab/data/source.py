@@ -1,18 +1,14 @@
-"""Rows of calibration data: text, pairs of texts or images, from files and from the Hub."""
+"""Where data comes from: files, folders of images and data sets on the Hub, all read through `datasets`."""
 
 from __future__ import annotations
 
 import csv
-import random
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..errors import CalibrationError, ConfigurationError, first_line
-
-Row = Any
-"""A string, a pair of strings, or a PIL image."""
+from ..errors import ConfigurationError, DataError, first_line
 
 _BUILDERS = {
     ".txt": "text",
@@ -50,39 +46,47 @@ class DataSource:
             raise ConfigurationError(f"Give one text column, or two for pairs, not {len(self.columns)}.")
 
 
-def read_rows(source: DataSource, samples: int, *, images: bool = False, seed: int = 0) -> list[Row]:
-    """A random sample of a source's rows.
+@dataclass(frozen=True)
+class Records(Iterable[dict[str, Any]]):
+    """An open source.
+
+    Attributes:
+        source: what was opened.
+        stream: its rows, by column.
+        names: of the columns; none if there is not a single row.
+        features: what `datasets` knows of the columns, such as the names of labels.
+    """
+
+    source: DataSource
+    stream: Iterable[dict[str, Any]]
+    names: list[str]
+    features: dict[str, Any] = field(default_factory=dict)
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        """The rows; DataError where one cannot be read."""
+        try:
+            yield from self.stream
+        except (OSError, ValueError, KeyError, RuntimeError) as error:
+            raise DataError(f"{self.source.path} could not be read: {first_line(error)}") from error
+
+    def require(self, name: str) -> str:
+        """A column's name; DataError with the names of those that are there if it is not."""
+        if name not in self.names:
+            raise DataError(f"{self.source.path} has no column {name!r}; it has {', '.join(self.names) or 'none'}.")
+        return name
+
+
+def open_records(source: DataSource, *, images: bool = False, seed: int | None = None) -> Records:
+    """Opens a source, to be read in one pass.
 
     Args:
         source: where from.
-        samples: rows at most.
-        images: whether the rows are images.
-        seed: of the sample.
-
-    Returns:
-        Strings, pairs of strings, or images; empty ones are left out.
+        images: whether a folder is one of images.
+        seed: to shuffle a data set on the Hub, of which a hundred thousand rows are looked at then; None for its order.
 
     Raises:
-        CalibrationError: if the source cannot be read, a column is not there, or there is not a single row.
+        DataError: if it is not there or cannot be read.
     """
-    records, names = _open(source, images, seed)
-    if not names:
-        raise CalibrationError(f"{source.path} has no rows to calibrate on.")
-    columns = _columns(source, names, images)
-    rows = (tuple(record[name] for name in columns) for record in records)
-    if not images:
-        rows = (row for row in rows if all(isinstance(one, str) and one.strip() for one in row))
-    try:
-        sample = _reservoir(rows, samples, seed)
-    except (OSError, ValueError, KeyError, RuntimeError) as error:
-        raise CalibrationError(f"{source.path} could not be read: {first_line(error)}") from error
-    if not sample:
-        raise CalibrationError(f"{source.path} has no rows to calibrate on.")
-    return [row[0] if len(row) == 1 else row for row in sample]
-
-
-def _open(source: DataSource, images: bool, seed: int) -> tuple[Iterable[dict[str, Any]], list[str]]:
-    """Records and the names of their columns."""
     import datasets  # slow to import
 
     path = Path(source.path).expanduser()
@@ -92,7 +96,7 @@ def _open(source: DataSource, images: bool, seed: int) -> tuple[Iterable[dict[st
             stream = datasets.load_dataset("imagefolder", data_dir=str(path), split="train", streaming=True)
         elif path.is_file():
             if path.suffix not in _BUILDERS:
-                raise CalibrationError(f"{path} is of no kind that is read: {', '.join(_BUILDERS)}.")
+                raise DataError(f"{path} is of no kind that is read: {', '.join(_BUILDERS)}.")
             options, names = _csv_options(path, source.columns) if _BUILDERS[path.suffix] == "csv" else ({}, None)
             stream = datasets.load_dataset(
                 _BUILDERS[path.suffix], data_files=str(path), split="train", streaming=True, **options
@@ -100,26 +104,28 @@ def _open(source: DataSource, images: bool, seed: int) -> tuple[Iterable[dict[st
             if path.suffix == ".txt":
                 names = ["text"]
             if names is not None:
-                return stream, names
+                return Records(source, stream, names)
         elif path.is_dir():
-            raise CalibrationError(f"{path} is a folder. Give a file of text.")
+            raise DataError(f"{path} is a folder. Give a file of text.")
         else:
             stream = datasets.load_dataset(source.path, source.subset, split=source.split, streaming=True)
-            stream = stream.shuffle(seed=seed, buffer_size=10_000).take(100_000)
+            if seed is not None:
+                stream = stream.shuffle(seed=seed, buffer_size=10_000).take(100_000)
         if stream.column_names is None:
             stream = stream._resolve_features()
     except StopIteration:
-        return [], []
-    except CalibrationError:
+        return Records(source, [], [])
+    except DataError:
         raise
     except Exception as error:  # data sets fail in as many ways as there are loaders
-        raise CalibrationError(
+        raise DataError(
             f"There is no file {source.path!r} here that can be read, and no data set of that name could be had from "
             f"the Hub: {first_line(error)}"
             if not path.exists()
             else f"{path} could not be read: {first_line(error)}"
         ) from error
-    return stream, [str(name) for name in stream.column_names or []]
+    names = [str(name) for name in stream.column_names or []]
+    return Records(source, stream, names, dict(stream.features or {}))
 
 
 def _csv_options(path: Path, columns: tuple[str, ...]) -> tuple[dict[str, Any], list[str]]:
@@ -134,31 +140,3 @@ def _csv_options(path: Path, columns: tuple[str, ...]) -> tuple[dict[str, Any], 
         names = [str(number) for number in range(len(names))]
         options |= {"header": None, "names": names}
     return options, names
-
-
-def _columns(source: DataSource, names: list[str], images: bool) -> tuple[str, ...]:
-    for name in source.columns:
-        if name not in names:
-            raise CalibrationError(f"{source.path} has no column {name!r}; it has {', '.join(names) or 'none'}.")
-    if source.columns:
-        return source.columns
-    usual = ("image", "img") if images else ("text", "sentence")
-    found = next((name for name in usual if name in names), names[0] if len(names) == 1 else None)
-    if found is None:
-        raise CalibrationError(
-            f"{source.path} has several columns; say with --text-column which holds the text: {', '.join(names)}."
-        )
-    return (found,)
-
-
-def _reservoir(rows: Iterable[tuple], samples: int, seed: int) -> list[tuple]:
-    """A uniform sample in one pass, in random order."""
-    generator = random.Random(seed)
-    kept: list[tuple] = []
-    for count, row in enumerate(rows):
-        if count < samples:
-            kept.append(row)
-        elif (place := generator.randrange(count + 1)) < samples:
-            kept[place] = row
-    generator.shuffle(kept)
-    return kept

@@ -1,0 +1,83 @@
+"""Data of any kind as features of a model."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, Literal
+
+from transformers import PreTrainedModel
+
+from ..errors import DataError
+from ..inputs import longest_input
+from .features import Feature, image_features, length_of, synthetic_features, text_features
+from .rows import read_rows
+from .source import DataSource
+
+logger = logging.getLogger(__name__)
+
+Unlabelled = DataSource | Literal["synthetic"] | Iterable[Any]
+"""A source, random vocabulary, or strings, pairs of strings or images."""
+
+
+def features_of(
+    model: PreTrainedModel,
+    processor: Any | None,
+    data: Unlabelled,
+    *,
+    samples: int,
+    max_length: int | None = None,
+    seed: int = 0,
+) -> tuple[list[Feature], dict[str, Any]]:
+    """Rows without labels as features, and where they came from.
+
+    Args:
+        model: that will be run on them.
+        processor: its tokenizer, or image processor. Text needs it; random vocabulary is better for it.
+        data: what to read.
+        samples: rows at most.
+        max_length: tokens of a row at most; None for as many as the model takes.
+        seed: of the sample and of random vocabulary.
+
+    Raises:
+        DataError: if the data cannot be read or used, or there are fewer than two rows.
+    """
+    if isinstance(data, str) and data == "synthetic":
+        return synthetic_features(model, processor, samples, seed), {"source": "synthetic", "rows": samples}
+    images = model.main_input_name == "pixel_values"
+    summary: dict[str, Any] = {"source": "rows"}
+    if isinstance(data, str):
+        data = DataSource(data)
+    if isinstance(data, DataSource):
+        name = Path(data.path).name if Path(data.path).expanduser().exists() else data.path
+        summary = {"source": name, "columns": list(data.columns), "subset": data.subset, "split": data.split}
+        data = read_rows(data, samples, images=images, seed=seed)
+    rows = list(data)[:samples]
+    require_two(rows)
+    summary["rows"] = len(rows)
+    if processor is None:
+        raise DataError("Text needs the model's tokenizer, and images its image processor: pass tokenizer=...")
+    if images:
+        return image_features(model, processor, rows), summary
+    features = text_features(model, processor, rows, max_length)
+    limit = longest_input(model)
+    longest = max(map(length_of, features))
+    if longest >= min(max_length or limit, limit):
+        logger.warning("Text longer than %d tokens was cut.", longest)
+    return features, summary
+
+
+def require_two(rows: list[Any]) -> None:
+    """Raises a DataError for fewer than two rows."""
+    if len(rows) < 2:
+        raise DataError(
+            f"At least 2 rows are needed, one of them to hold back; here {'is' if len(rows) == 1 else 'are'} "
+            f"{len(rows)}."
+        )
+
+
+def hold_back(rows: list[Any], period: int) -> tuple[list[Any], list[Any]]:
+    """Rows to learn from, and every `period`-th to check on."""
+    period = min(period, len(rows))
+    return [row for number, row in enumerate(rows, 1) if number % period], rows[period - 1 :: period]

@@ -1,0 +1,132 @@
+"""What was done to a model after its conversion, in its report and its card: each step appends to both."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+from huggingface_hub import EvalResult, ModelCard, ModelCardData
+from huggingface_hub.repocard_data import model_index_to_eval_results
+
+from .checkpoint import read_json
+
+REPORT_FILE = "collab_report.json"
+CARD_FILE = "README.md"
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A metric for the card's model-index.
+
+    Attributes:
+        task: as the Hub names it, such as ``text-classification``.
+        dataset: what it was measured on.
+        metric: its name.
+        value: what was measured.
+    """
+
+    task: str
+    dataset: str
+    metric: str
+    value: float
+
+
+@dataclass(frozen=True)
+class Step:
+    """Something that was done to a model.
+
+    Attributes:
+        title: heading of its section in the card.
+        text: the section, in Markdown.
+        record: everything, as JSON values; ``step`` names its kind.
+        measured: metrics for the model-index.
+    """
+
+    title: str
+    text: str
+    record: dict[str, Any]
+    measured: tuple[Measured, ...] = field(default=())
+
+
+def read_report(folder: Path) -> dict[str, Any]:
+    """The report in a model's folder; empty if it has none.
+
+    Raises:
+        CheckpointError: if it is not valid JSON.
+    """
+    path = folder / REPORT_FILE
+    return read_json(path) if path.is_file() else {}
+
+
+def append(folder: Path, step: Step, *, name: str) -> None:
+    """Adds a step to a folder's report and card; each is created if it is not there.
+
+    Args:
+        folder: of the model.
+        step: what was done.
+        name: of the model, for the model-index and a new card.
+    """
+    report = read_report(folder)
+    report["history"] = [*report.get("history", []), step.record]
+    _write(folder / REPORT_FILE, json.dumps(report, indent=2) + "\n")
+    append_to_card(folder, step, name=name)
+
+
+def append_to_card(folder: Path, step: Step, *, name: str) -> None:
+    """Adds a step to a folder's card only; see `append`."""
+    _write(folder / CARD_FILE, _card(folder, step, name))
+
+
+def table(headings: list[str], rows: list[list[str]]) -> str:
+    """A Markdown table, its first column text and the others numbers."""
+    lines = [f"| {' | '.join(headings)} |", "|---|" + "---:|" * (len(headings) - 1)]
+    return "\n".join([*lines, *(f"| {' | '.join(row)} |" for row in rows)])
+
+
+def _card(folder: Path, step: Step, name: str) -> str:
+    path = folder / CARD_FILE
+    data: Any = ModelCardData()
+    text = f"# {name}\n"
+    if path.is_file():
+        content = path.read_text(encoding="utf-8", errors="replace")
+        try:
+            card = ModelCard(content, ignore_metadata_errors=True)
+            data, text = card.data, card.text.lstrip("\n")
+        except (ValueError, yaml.YAMLError):
+            text = content
+    if step.measured:
+        results = list(data.eval_results or [])
+        results += [
+            EvalResult(
+                task_type=one.task,
+                dataset_type=one.dataset,
+                dataset_name=one.dataset,
+                metric_type=one.metric,
+                metric_value=round(one.value, 6),
+            )
+            for one in step.measured
+        ]
+        data.eval_results = _latest(results)
+        data.model_name = data.model_name or name
+    header = f"---\n{data.to_yaml()}\n---\n\n" if data.to_dict() else ""
+    return f"{header}{text.rstrip()}\n\n## {step.title}\n\n{step.text}\n"
+
+
+def _latest(results: list[EvalResult]) -> list[EvalResult]:
+    """One result for each task, data set and metric: the last."""
+    return list({(one.task_type, one.dataset_name, one.metric_type): one for one in results}.values())
+
+
+def results_of(folder: Path) -> list[EvalResult]:
+    """The model-index in a folder's card."""
+    index = ModelCard.load(folder / CARD_FILE).data.to_dict().get("model-index") or []
+    return model_index_to_eval_results(index)[1] if index else []
+
+
+def _write(path: Path, text: str) -> None:
+    beside = path.with_name(f".{path.name}.partial")
+    beside.write_text(text, encoding="utf-8")
+    beside.replace(path)

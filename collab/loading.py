@@ -1,0 +1,104 @@
+"""Loading a model to train or to measure: an original or a converted one, with its tokenizer."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, field
+from typing import Any
+
+import transformers
+from transformers import AutoConfig, AutoImageProcessor, AutoTokenizer, PreTrainedModel
+
+from .checkpoint import Source, check_weight_files, read_config, read_model, resolve_source
+from .errors import CheckpointError, DataError, first_line
+from .families import families
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A model as it lies in its folder.
+
+    Attributes:
+        source: where from.
+        model: in evaluation mode.
+        processor: its tokenizer or image processor; None where there is none.
+        missing: weights that the folder does not hold, initialized at random.
+    """
+
+    source: Source
+    model: PreTrainedModel
+    processor: Any | None
+    missing: list[str] = field(default_factory=list)
+
+    @property
+    def tokenizer(self) -> Any:
+        """The tokenizer; DataError if there is none."""
+        if self.processor is None:
+            raise DataError(f"{self.source.name} has no tokenizer that loads. Put its files into the folder.")
+        return self.processor
+
+
+def load(
+    name: str,
+    revision: str | None = None,
+    *,
+    auto_class: Any = None,
+    config_changes: dict[str, Any] | None = None,
+    trust_remote_code: bool = False,
+    seed: int = 0,
+) -> Loaded:
+    """Reads a native or a converted model.
+
+    Args:
+        name: a folder or a Hub id.
+        revision: branch, tag or commit on the Hub.
+        auto_class: the Auto class to load with; None for the class that the config names.
+        config_changes: values of the config to replace, such as the labels of a new head.
+        trust_remote_code: let transformers run a tokenizer's code that comes with the model. A model's own code is
+            never run: collab has that of converted models.
+        seed: of the weights that the checkpoint lacks.
+
+    Raises:
+        CheckpointError: if it is not there, incomplete or damaged, or has no class with such a head.
+    """
+    source = resolve_source(name, revision)
+    raw = read_config(source.folder)
+    check_weight_files(source.folder)
+    try:
+        config = AutoConfig.from_pretrained(source.folder, local_files_only=True, trust_remote_code=False)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise CheckpointError(f"The config of {source.name} could not be read: {first_line(error)}") from error
+    for key, value in (config_changes or {}).items():
+        setattr(config, key, value)
+    arguments = {"trust_remote_code": False} if auto_class is not None else {}
+    model, info = read_model(
+        auto_class or _class_of(raw, source), source, seed, config=config, dtype="auto", **arguments
+    )
+    return Loaded(source, model.eval(), load_processor(source, model, trust_remote_code), sorted(info["missing_keys"]))
+
+
+def load_processor(source: Source, model: PreTrainedModel, trust_remote_code: bool = False) -> Any | None:
+    """The tokenizer or image processor in a model's folder; None where there is none, or it does not load."""
+    loader: Any = AutoTokenizer if model.main_input_name == "input_ids" else AutoImageProcessor
+    try:
+        return loader.from_pretrained(source.folder, trust_remote_code=trust_remote_code, local_files_only=True)
+    except (OSError, ValueError, ImportError, KeyError, TypeError) as error:
+        logger.info("No tokenizer or image processor: %s", error)
+        return None
+
+
+def _class_of(config: dict[str, Any], source: Source) -> Any:
+    """The model class that a config names, or the base model's where it names none."""
+    for family in families().values():
+        own = {model.__name__: model for model in family.models}
+        if family.config_class.model_type == config["model_type"]:
+            return own.get((config.get("architectures") or [""])[0], family.base)
+    architectures = config.get("architectures") or []
+    if not architectures:
+        return transformers.AutoModel
+    found = getattr(transformers, architectures[0], None)
+    if found is None:
+        raise CheckpointError(f"{source.name} is a {architectures[0]}, which transformers does not have.")
+    return found

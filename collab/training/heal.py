@@ -1,0 +1,208 @@
+"""Healing: training what a conversion made new against the original, without labels."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+from ..agreement import agreement
+from ..data.features import collate
+from ..data.prepare import Unlabelled, features_of, hold_back
+from ..errors import ConfigurationError, TrainingError
+from ..modeling.collab_attention import CollaborativeAttention
+from ..report import installed_versions
+from .distillation import DistillationTrainer
+from .options import HealOptions, OnStep, Trainable
+from .run import run
+from .work import temporary_work
+
+logger = logging.getLogger(__name__)
+
+_PERIOD = 8
+_HELD_BACK = 512
+
+
+@dataclass(frozen=True)
+class Healing:
+    """What healing did.
+
+    Attributes:
+        report: the settings and what was measured on the held-back rows: ``before`` and ``after``, each with ``loss``,
+            the mean relative squared error of hidden states and logits, and the agreement with the teacher;
+            ``improved`` says whether the model was changed.
+    """
+
+    report: dict[str, Any]
+
+    @property
+    def improved(self) -> bool:
+        """Whether the model is better than before. If not, it is as it was."""
+        return self.report["improved"]
+
+
+def heal(
+    model: PreTrainedModel,
+    teacher: PreTrainedModel,
+    data: Unlabelled = "synthetic",
+    *,
+    tokenizer: Any = None,
+    options: HealOptions | None = None,
+    work: Path | None = None,
+    restart: bool = False,
+    on_step: OnStep | None = None,
+) -> Healing:
+    """Trains a converted model, in place, to have the hidden states of its original after every layer, and its logits.
+
+    The weights that come closest on the held-back rows are kept; if none come closer than those it had, it keeps them.
+
+    Args:
+        model: the converted model.
+        teacher: the original.
+        data: text or images such as the model will see; ``"synthetic"`` for random vocabulary.
+        tokenizer: the model's tokenizer, or image processor.
+        options: how.
+        work: a folder for unfinished work, from which an interrupted run goes on; None for a temporary one.
+        restart: forget an unfinished run in `work`.
+        on_step: called after every step with their number, the number in all, and what was last measured.
+
+    Raises:
+        ConfigurationError: if teacher and model do not go together, or there is nothing to train.
+        DataError: if the data cannot be read or used.
+        TrainingError: as `collab.training.run.run`.
+    """
+    options = options or HealOptions()
+    check_teacher(model, teacher)
+    features, summary = features_of(
+        model,
+        tokenizer,
+        data,
+        samples=options.samples,
+        max_length=options.max_length,
+        seed=options.run.seed,
+    )
+    kept, held = hold_back(features, max(_PERIOD, len(features) // _HELD_BACK))
+    start = time.perf_counter()
+    size = options.run.batch_size
+    batches = [collate(model, tokenizer, held[first : first + size]) for first in range(0, len(held), size)]
+    agreed = agreement(teacher, model, batches)
+    with _training_only(model, options.trainable) as parameters, temporary_work(work) as folder:
+        initial = {name: parameter.detach().clone() for name, parameter in parameters.items()}
+        result = run(
+            DistillationTrainer,
+            model,
+            options.run,
+            folder,
+            train=kept,
+            held_back=held,
+            collate=lambda rows: collate(model, tokenizer, rows),
+            restart=restart,
+            key=f"heal {options} {teacher.name_or_path}",
+            on_step=on_step,
+            teacher=teacher,
+        )
+        improved = result.best["loss"] < result.before["loss"]
+        if not improved:
+            with torch.no_grad():
+                for name, parameter in parameters.items():
+                    parameter.copy_(initial[name])
+            logger.warning(
+                "Healing made nothing better on the held-back rows (%.5f before, %.5f at best), so the model is as it "
+                "was. Give it more or other data, more steps, or a lower learning rate.",
+                result.before["loss"],
+                result.best["loss"],
+            )
+    after = agreement(teacher, model, batches) if improved else agreed
+    return Healing(
+        {
+            "step": "heal",
+            "data": summary | {"held_back": len(held)},
+            "settings": asdict(options),
+            "parameters": sum(parameter.numel() for parameter in parameters.values()),
+            "before": result.before | (agreed or {}),
+            "after": (result.best if improved else result.before) | (after or {}),
+            "improved": improved,
+            "steps": result.steps,
+            "best_step": result.best_step if improved else 0,
+            "evaluations": result.history,
+            "seconds": time.perf_counter() - start,
+            "versions": installed_versions(),
+        }
+    )
+
+
+def check_teacher(model: PreTrainedModel, teacher: PreTrainedModel) -> None:
+    """Makes sure that two models can be compared state by state.
+
+    Raises:
+        ConfigurationError: saying what differs.
+    """
+    for name, what in (
+        ("hidden_size", "hidden states of width"),
+        ("num_hidden_layers", "layers:"),
+        ("vocab_size", "a vocabulary of"),
+        ("num_labels", "labels:"),
+    ):
+        mine, other = getattr(model.config, name, None), getattr(teacher.config, name, None)
+        if mine != other:
+            raise ConfigurationError(
+                f"The teacher does not fit: it has {what} {other}, the model {mine}. The teacher must be the model "
+                "that this one was converted from."
+            )
+
+
+def check_tokenizers(tokenizer: Any, other: Any) -> None:
+    """Makes sure that a model and its teacher read text alike; ConfigurationError if not."""
+    if hasattr(tokenizer, "get_vocab") and hasattr(other, "get_vocab") and tokenizer.get_vocab() != other.get_vocab():
+        raise ConfigurationError("The teacher has another tokenizer than the model, so they cannot be compared.")
+
+
+@contextmanager
+def _training_only(model: PreTrainedModel, trainable: Trainable) -> Iterator[dict[str, nn.Parameter]]:
+    """Has only the chosen parameters require gradients, and nothing dropped, for a while; gives those parameters."""
+    chosen = _chosen(model, trainable)
+    if not chosen:
+        raise ConfigurationError("The model has no collaborative attention, so there are no new factors to heal.")
+    if any(parameter.dtype != torch.float32 for parameter in chosen.values()):
+        raise TrainingError("Healing needs weights in float32: model.float(). Cast them back afterwards.")
+    flags = {name: parameter.requires_grad for name, parameter in model.named_parameters()}
+    drops = [(module, name, getattr(module, name)) for module in model.modules() for name in _drops(module)]
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(name in chosen)
+    for module, name, _ in drops:
+        setattr(module, name, 0.0)
+    try:
+        yield chosen
+    finally:
+        for name, parameter in model.named_parameters():
+            parameter.requires_grad_(flags[name])
+        for module, name, value in drops:
+            setattr(module, name, value)
+
+
+def _drops(module: nn.Module) -> list[str]:
+    """Attributes of a module that are probabilities of dropping something."""
+    if isinstance(module, nn.Dropout):
+        return ["p"]
+    return ["attention_dropout"] if isinstance(module, CollaborativeAttention) else []
+
+
+def _chosen(model: PreTrainedModel, trainable: Trainable) -> dict[str, nn.Parameter]:
+    layers = {name: layer for name, layer in model.named_modules() if isinstance(layer, CollaborativeAttention)}
+    if trainable == "all":
+        return dict(model.named_parameters()) if layers else {}
+    prefixes = []
+    for name, layer in layers.items():
+        if trainable == "factors":
+            prefixes += [f"{name}.{part}" for part in ("query.", "key.", "mixing", "content_bias.", "query_offset")]
+        else:
+            prefixes += [f"{name}.", f"{name.rpartition('.')[0]}.{type(layer).sibling_output}."]
+    return {name: one for name, one in model.named_parameters() if name.startswith(tuple(prefixes))}

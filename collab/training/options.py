@@ -1,0 +1,98 @@
+"""How to train."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Literal, get_args
+
+from ..errors import ConfigurationError
+
+Precision = Literal["fp32", "bf16", "fp16"]
+Trainable = Literal["factors", "attention", "all"]
+
+OnStep = Callable[[int, int, dict[str, float]], None]
+"""Called after every step with the number done, the number in all, and what was last measured."""
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """What healing and fine-tuning have in common.
+
+    Attributes:
+        learning_rate: the highest; it rises over the first `warmup` of the steps and falls to zero by the last.
+        batch_size: rows in a step, over all processes and parts together.
+        steps: how many; None to go by `epochs`.
+        epochs: passes over the data, if `steps` is None.
+        warmup: the part of the steps over which the learning rate rises.
+        weight_decay: of AdamW.
+        evaluations: how often the held-back rows are looked at and a checkpoint is written.
+        patience: evaluations without improvement after which training stops; None to go to the end.
+        precision: ``bf16`` and ``fp16`` compute in half precision and keep the weights in float32.
+        parts: pieces that a batch is computed in, one after the other, to save memory.
+        gradient_checkpointing: compute activations twice instead of keeping them.
+        device: ``cpu``, or None for a GPU where there is one.
+        seed: of the order of the rows, of dropout and of new weights.
+
+    Raises:
+        ConfigurationError: if a value cannot be used.
+    """
+
+    learning_rate: float
+    batch_size: int = 32
+    steps: int | None = None
+    epochs: float = 3.0
+    warmup: float = 0.1
+    weight_decay: float = 0.0
+    evaluations: int = 6
+    patience: int | None = None
+    precision: Precision = "fp32"
+    parts: int = 1
+    gradient_checkpointing: bool = False
+    device: str | None = None
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("batch_size", "evaluations", "parts"):
+            if getattr(self, name) < 1:
+                raise ConfigurationError(f"{name} must be at least 1, not {getattr(self, name)}.")
+        for name in ("steps", "patience"):
+            if getattr(self, name) is not None and getattr(self, name) < 1:
+                raise ConfigurationError(f"{name} must be at least 1, not {getattr(self, name)}.")
+        if not self.learning_rate > 0 or not self.epochs > 0:
+            raise ConfigurationError("The learning rate and the number of epochs must be above 0.")
+        if not 0 <= self.warmup < 1 or not self.weight_decay >= 0:
+            raise ConfigurationError("warmup must be from 0 to below 1, and weight_decay not below 0.")
+        if self.precision not in get_args(Precision):
+            raise ConfigurationError(f"Unknown precision {self.precision!r}; choose fp32, bf16 or fp16.")
+        if self.batch_size % self.parts:
+            raise ConfigurationError(f"A batch of {self.batch_size} rows cannot be computed in {self.parts} parts.")
+        if self.device not in (None, "cpu", "cuda"):
+            raise ConfigurationError(f"device must be cpu or cuda, not {self.device!r}.")
+
+
+@dataclass(frozen=True)
+class HealOptions:
+    """How to heal.
+
+    Attributes:
+        trainable: ``factors`` (shared projections, M or cores, content), ``attention`` (with value and output
+            projections) or ``all``.
+        samples: rows at most; one in eight, and at most 512, are held back.
+        max_length: tokens of a row at most; None for as many as the model takes.
+        run: how to train.
+
+    Raises:
+        ConfigurationError: if a value cannot be used.
+    """
+
+    trainable: Trainable = "factors"
+    samples: int = 8192
+    max_length: int | None = None
+    run: RunOptions = field(default_factory=lambda: RunOptions(learning_rate=2e-3, steps=600))
+
+    def __post_init__(self) -> None:
+        if self.trainable not in get_args(Trainable):
+            raise ConfigurationError(f"Unknown part {self.trainable!r}; train factors, attention or all.")
+        if self.samples < 2:
+            raise ConfigurationError(f"Healing needs at least 2 rows, one of them to hold back, not {self.samples}.")

@@ -1,0 +1,301 @@
+"""One training run by transformers' `Trainer`, made safe: it resumes, stops at a bad loss, and says what helps.
+
+Everything unfinished is in a working folder: checkpoints that load like exports do, and `run.json`, which says what run
+they belong to. A checkpoint counts once it is whole, which a marker file in it says.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import importlib.util
+import json
+import logging
+import math
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import Sampler
+from transformers import (
+    EarlyStoppingCallback,
+    PreTrainedModel,
+    Trainer,
+    TrainerCallback,
+    TrainerControl,
+    TrainerState,
+    TrainingArguments,
+    set_seed,
+)
+from transformers.trainer_callback import PrinterCallback
+
+from ..data.features import length_of
+from ..errors import ConfigurationError, DeviceError, ExtraError, TrainingError
+from .options import OnStep, RunOptions
+from .sampling import LengthSampler
+from .work import WHOLE, newest_checkpoint, open_work, record_start
+
+logger = logging.getLogger(__name__)
+
+if importlib.util.find_spec("accelerate") is None:
+    raise ExtraError("Training needs the package accelerate: pip install 'collab[train]'.")
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """A finished run. The model it was given holds the best weights found.
+
+    Attributes:
+        before: what the held-back rows showed before the first step.
+        best: the same for the best checkpoint.
+        best_step: the step it was written at.
+        steps: steps done.
+        history: what every evaluation showed, with its step.
+        seconds: of the last process, if the run was interrupted.
+    """
+
+    before: dict[str, float]
+    best: dict[str, float]
+    best_step: int
+    steps: int
+    history: list[dict[str, float]]
+    seconds: float
+
+
+class GuardedTrainer(Trainer):
+    """A `Trainer` that stops at a loss that is not a number, before it spoils the weights."""
+
+    def _get_train_sampler(self, train_dataset: Any = None) -> Sampler[int]:
+        args = self.args
+        rows: Any = self.train_dataset if train_dataset is None else train_dataset
+        size = args.per_device_train_batch_size * args.gradient_accumulation_steps * args.world_size
+        return LengthSampler([length_of(row) for row in rows], size, args.seed)
+
+    def training_step(self, model: Any, inputs: dict[str, Any], num_items_in_batch: Any = None) -> Tensor:
+        """One step; TrainingError if its loss is NaN or infinite."""
+        loss = super().training_step(model, inputs, num_items_in_batch)
+        if not bool(loss.isfinite().all()):
+            raise TrainingError(
+                f"The loss became {float(loss.mean())} at step {self.state.global_step + 1}. The last good state is in "
+                f"{self.args.output_dir}. Lower --learning-rate, or compute in fp32 or bf16; then start anew with "
+                "--restart."
+            )
+        return loss
+
+
+class _Marker(TrainerCallback):
+    """Marks checkpoints that are whole, and sees to it that the last step is evaluated and kept."""
+
+    def on_step_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> TrainerControl:
+        if state.global_step >= state.max_steps:
+            control.should_evaluate = control.should_save = True
+        return control
+
+    def on_save(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        if state.is_world_process_zero:
+            (Path(args.output_dir) / f"checkpoint-{state.global_step}" / WHOLE).touch()
+
+
+class _Reporter(TrainerCallback):
+    def __init__(self, on_step: OnStep | None) -> None:
+        self._on_step = on_step
+        self._last: dict[str, float] = {}
+
+    def on_evaluate(self, args: Any, state: Any, control: Any, metrics: Any = None, **kwargs: Any) -> None:
+        self._last = _numbers(metrics or {})
+        logger.info("step %d: %s", state.global_step, self._last)
+
+    def on_step_end(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
+        if self._on_step is not None and state.is_world_process_zero:
+            self._on_step(state.global_step, state.max_steps, self._last)
+
+
+def run(
+    trainer_class: type[GuardedTrainer],
+    model: PreTrainedModel,
+    options: RunOptions,
+    work: Path,
+    *,
+    train: Sequence[dict[str, Any]],
+    held_back: Sequence[dict[str, Any]],
+    collate: Callable[[list[dict[str, Any]]], dict[str, Any]],
+    best_by: str = "loss",
+    greater_is_better: bool = False,
+    restart: bool = False,
+    key: str = "",
+    on_step: OnStep | None = None,
+    **trainer_arguments: Any,
+) -> RunResult:
+    """Trains a model in place, or finishes what an interrupted run with the same settings began.
+
+    Rows that do not fill a batch are left out of an epoch, so that a step sees the same rows whatever the number of
+    processes.
+
+    Args:
+        trainer_class: computes the loss.
+        model: what to train; parameters that do not require gradients stay.
+        options: how.
+        work: the working folder.
+        train: features of the rows to learn from.
+        held_back: features of the rows to judge by.
+        collate: makes a batch of features.
+        best_by: the metric that the best checkpoint has.
+        greater_is_better: whether more of it is better.
+        restart: forget an unfinished run in `work`.
+        key: what the run depends on besides, such as the teacher.
+        on_step: called after every step.
+        trainer_arguments: for `trainer_class`.
+
+    Raises:
+        TrainingError: if the loss is not a number, memory is short, or `work` holds the unfinished run of other
+            settings or data.
+        DeviceError: if the device is not there.
+    """
+    arguments = _arguments(options, work, len(train), best_by, greater_is_better)
+    callbacks = [_Marker(), _Reporter(on_step)]
+    if options.patience is not None:
+        callbacks.append(EarlyStoppingCallback(options.patience))
+    fingerprint = _fingerprint(model, options, train, held_back, key)
+    if options.gradient_checkpointing:
+        _checkpointing(model, "enable")
+    with _short_of_memory():
+        trainer = trainer_class(
+            model=model,
+            args=arguments,
+            train_dataset=list(train),
+            eval_dataset=sorted(held_back, key=length_of),  # little padding
+            data_collator=collate,
+            callbacks=callbacks,
+            **trainer_arguments,
+        )
+        trainer.remove_callback(PrinterCallback)
+        with trainer.args.main_process_first(desc="working folder"):
+            before = open_work(work, fingerprint, restart)
+        if before is None:
+            before = _numbers(trainer.evaluate())
+            if trainer.is_world_process_zero():
+                record_start(work, fingerprint, before)
+        set_seed(options.seed)
+        last = newest_checkpoint(work)
+        if last is not None:
+            logger.warning("Going on from %s.", last)
+        output = trainer.train(resume_from_checkpoint=str(last) if last else None)
+    history = [{"step": entry["step"]} | _numbers(entry) for entry in trainer.state.log_history if "eval_loss" in entry]
+    best_step = trainer.state.best_global_step or trainer.state.global_step
+    best = next((entry for entry in history if entry["step"] == best_step), history[-1])
+    if options.gradient_checkpointing:
+        _checkpointing(model, "disable")
+    model.zero_grad(set_to_none=True)
+    model.eval()
+    return RunResult(
+        before=before,
+        best={name: value for name, value in best.items() if name != "step"},
+        best_step=best_step,
+        steps=trainer.state.global_step,
+        history=history,
+        seconds=float(output.metrics["train_runtime"]),
+    )
+
+
+def _checkpointing(model: PreTrainedModel, what: str) -> None:
+    """Turns gradient checkpointing on or off, by its newer name where transformers has it."""
+    for name in ("activation", "gradient"):
+        if hasattr(model, f"{name}_checkpointing_{what}"):
+            getattr(model, f"{name}_checkpointing_{what}")()
+            return
+
+
+def _arguments(options: RunOptions, work: Path, rows: int, best_by: str, greater_is_better: bool) -> TrainingArguments:
+    cuda = torch.cuda.is_available()
+    if options.device == "cuda" and not cuda:
+        raise DeviceError("There is no CUDA device here. Leave --device away to train on the CPU.")
+    cpu = options.device == "cpu" or not cuda
+    if options.precision == "fp16" and cpu:
+        raise ConfigurationError("fp16 trains on a GPU only. Choose bf16 or fp32.")
+    processes = int(os.environ.get("WORLD_SIZE", "1"))
+    if options.batch_size % (processes * options.parts):
+        raise ConfigurationError(
+            f"A batch of {options.batch_size} rows cannot be divided among {processes} processes in {options.parts} "
+            "parts each. Give a --batch-size that can."
+        )
+    per_epoch = max(1, rows // options.batch_size)
+    steps = options.steps or max(1, math.ceil(per_epoch * options.epochs))
+    interval = max(1, steps // options.evaluations)
+    return TrainingArguments(
+        output_dir=str(work),
+        max_steps=steps,
+        per_device_train_batch_size=options.batch_size // processes // options.parts,
+        per_device_eval_batch_size=min(64, max(8, options.batch_size // options.parts)),
+        gradient_accumulation_steps=options.parts,
+        learning_rate=options.learning_rate,
+        lr_scheduler_type="linear",
+        warmup_steps=round(steps * options.warmup),
+        weight_decay=options.weight_decay,
+        bf16=options.precision == "bf16",
+        fp16=options.precision == "fp16",
+        eval_strategy="steps",
+        eval_steps=interval,
+        save_strategy="steps",
+        save_steps=interval,
+        save_total_limit=1,
+        load_best_model_at_end=True,
+        metric_for_best_model=best_by,
+        greater_is_better=greater_is_better,
+        logging_strategy="no",
+        logging_nan_inf_filter=False,
+        seed=options.seed,
+        data_seed=options.seed,
+        use_cpu=cpu,
+        dataloader_pin_memory=not cpu,
+        dataloader_drop_last=rows >= options.batch_size,
+        remove_unused_columns=False,
+        disable_tqdm=True,
+        report_to="none",
+        ddp_find_unused_parameters=False,
+    )
+
+
+def _fingerprint(
+    model: PreTrainedModel, options: RunOptions, train: Sequence[Any], held_back: Sequence[Any], key: str
+) -> str:
+    """What a run depends on."""
+    digest = hashlib.sha256(json.dumps([asdict(options), key]).encode())
+    for name, tensor in sorted(model.state_dict().items()):
+        digest.update(f"{name}{tuple(tensor.shape)}".encode())
+        digest.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
+    for rows in (train, held_back):
+        for row in rows:
+            for name in sorted(row):
+                value = row[name]
+                digest.update(value.numpy().tobytes() if isinstance(value, Tensor) else repr(value).encode())
+    return digest.hexdigest()
+
+
+def _numbers(metrics: dict[str, Any]) -> dict[str, float]:
+    """The metrics of an evaluation, without its timings."""
+    dropped = ("runtime", "samples_per_second", "steps_per_second", "model_preparation_time")
+    found = {name.removeprefix("eval_"): value for name, value in metrics.items() if name.startswith("eval_")}
+    return {name: float(value) for name, value in found.items() if name not in dropped}
+
+
+@contextlib.contextmanager
+def _short_of_memory() -> Iterator[None]:
+    try:
+        yield
+    except (torch.OutOfMemoryError, MemoryError) as error:
+        raise TrainingError(_TOO_LITTLE) from error
+    except RuntimeError as error:
+        if "can't allocate memory" in str(error):
+            raise TrainingError(_TOO_LITTLE) from error
+        raise
+
+
+_TOO_LITTLE = (
+    "There is too little memory. What helps, in this order: --parts 4 (the same result in smaller pieces), "
+    "--gradient-checkpointing (slower), --precision bf16, a shorter --max-length, a smaller --batch-size. What was "
+    "done is kept, but other settings start anew with --restart."
+)

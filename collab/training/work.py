@@ -1,0 +1,78 @@
+"""The folder of unfinished work: which run it belongs to, and which of its checkpoints are whole."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from ..errors import TrainingError
+
+WHOLE = "collab_checkpoint_is_whole"
+"""A file that is put into a checkpoint last."""
+
+_RECORD = "run.json"
+
+
+def work_folder(output: Path) -> Path:
+    """Where the unfinished work on an output folder is kept: beside it."""
+    return output.with_name(f"{output.name}.training")
+
+
+@contextlib.contextmanager
+def temporary_work(work: Path | None) -> Iterator[Path]:
+    """A working folder: the one given, or one that is gone afterwards."""
+    if work is not None:
+        yield work
+        return
+    with tempfile.TemporaryDirectory(prefix="collab.") as folder:
+        yield Path(folder) / "work"
+
+
+def newest_checkpoint(work: Path) -> Path | None:
+    """The latest whole checkpoint of a working folder."""
+    found = [path.parent for path in work.glob(f"checkpoint-*/{WHOLE}")]
+    return max(found, key=lambda path: int(path.name.rpartition("-")[2]), default=None)
+
+
+def is_main_process() -> bool:
+    """Whether this is the only process, or the one of several that writes."""
+    return int(os.environ.get("RANK", "0")) == 0
+
+
+def open_work(work: Path, fingerprint: str, restart: bool) -> dict[str, float] | None:
+    """Prepares a working folder; returns what an unfinished run measured before its first step, if there is one."""
+    if restart and is_main_process():
+        shutil.rmtree(work, ignore_errors=True)
+    work.mkdir(parents=True, exist_ok=True)
+    path = work / _RECORD
+    if not path.is_file():
+        if any(work.iterdir()):
+            raise TrainingError(f"{work} is in the way: it is where unfinished work is kept. Move it away.")
+        return None
+    try:
+        record = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError:
+        record = {}
+    if record.get("fingerprint") != fingerprint:
+        raise TrainingError(
+            f"{work} holds an unfinished run with other settings, another model or other data. Repeat its command to "
+            "finish it, or add --restart to forget it."
+        )
+    if is_main_process():
+        for checkpoint in work.glob("checkpoint-*"):
+            if not (checkpoint / WHOLE).is_file():
+                shutil.rmtree(checkpoint)
+    return record["before"]
+
+
+def record_start(work: Path, fingerprint: str, before: dict[str, float]) -> None:
+    """Notes which run a folder belongs to, and what was measured before its first step."""
+    path = work / _RECORD
+    beside = path.with_suffix(".partial")
+    beside.write_text(json.dumps({"fingerprint": fingerprint, "before": before}), encoding="utf-8")
+    beside.replace(path)

@@ -1,0 +1,267 @@
+"""Healing: it makes a conversion better or leaves it alone, goes on after an interruption, and refuses bad input."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from tiny import BY_TYPE, ROWS, Row, every_form, largest_difference, tiny_model
+from transformers import AutoModel, AutoModelForSequenceClassification, BertForSequenceClassification, BertTokenizer
+
+import collab
+from collab.inputs import probe_inputs
+from collab.training.options import HealOptions, RunOptions
+
+pytest.importorskip("accelerate", reason="the train extra is not installed")
+
+BERT = BY_TYPE["bert"]
+RUN = RunOptions(learning_rate=3e-3, batch_size=8, steps=24, evaluations=3, device="cpu")
+FEW = HealOptions(samples=96, run=RUN)
+WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"abcdefghijklmnopqrstuvwxyz"]
+TEXT = [" ".join("abcdefghijklmnopqrstuvwxyz"[(i * 7 + j * j) % 26] for j in range(2 + i % 9)) for i in range(96)]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A tiny classifier with its tokenizer."""
+    model = tiny_model(BERT, BertForSequenceClassification)
+    model.save_pretrained(tmp_path / "original")
+    (tmp_path / "original" / "vocab.txt").write_text("\n".join(WORDS))
+    BertTokenizer(str(tmp_path / "original" / "vocab.txt")).save_pretrained(tmp_path / "original")
+    (tmp_path / "text.txt").write_text("\n".join(TEXT))
+    return tmp_path / "original"
+
+
+def command(*arguments: object) -> list[str]:
+    return [sys.executable, "-m", "collab", *map(str, arguments)]
+
+
+class TestHeal:
+    @pytest.mark.parametrize("row", ROWS, ids=[row.model_type for row in ROWS])
+    def test_comes_closer_in_every_family(self, row: Row) -> None:
+        teacher = tiny_model(row)
+        model = collab.convert(teacher, collab.ConversionConfig(rank=8)).model
+        data: object = "synthetic"
+        if model.main_input_name == "pixel_values":
+            pytest.skip("there is no random data for images")
+        before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+        healing = collab.heal(model, teacher, data, options=FEW)
+        assert healing.improved
+        assert healing.report["after"]["loss"] < healing.report["before"]["loss"]
+        changed = {name for name, tensor in model.state_dict().items() if not torch.equal(tensor, before[name])}
+        assert changed
+        assert all(
+            any(part in name for part in (".query.", ".key.", "mixing", "content_bias", "q_lin", "k_lin"))
+            for name in changed
+        )
+        assert all(parameter.requires_grad for parameter in model.parameters())
+        assert not model.training
+
+    @every_form
+    @pytest.mark.parametrize("content", ["exact", "folded"])
+    def test_every_form(self, form: str, content: str) -> None:
+        teacher = tiny_model(BERT)
+        model = collab.convert(teacher, collab.ConversionConfig(rank=8, form=form, content=content)).model
+        assert collab.heal(model, teacher, options=FEW).improved
+
+    @pytest.mark.parametrize("trainable", ["attention", "all"])
+    def test_more_can_be_trained(self, trainable: str) -> None:
+        teacher = tiny_model(BERT)
+        model = collab.convert(teacher, collab.ConversionConfig(rank=4)).model
+        before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+        assert collab.heal(model, teacher, options=replace(FEW, trainable=trainable)).improved
+        changed = {name for name, tensor in model.state_dict().items() if not torch.equal(tensor, before[name])}
+        assert any(".value." in name for name in changed)
+        assert any("attention.output.dense" in name for name in changed)
+        assert any("intermediate" in name for name in changed) == (trainable == "all")
+
+    def test_never_worse(self, caplog: pytest.LogCaptureFixture) -> None:
+        """An exact conversion cannot get better, and steps far too large make any worse."""
+        teacher = tiny_model(BERT)
+        for rank, rate in ((32, 1e-3), (8, 10.0)):
+            model = collab.convert(teacher, collab.ConversionConfig(rank=rank)).model
+            inputs = probe_inputs(model)
+            before = model(**inputs)
+            healing = collab.heal(model, teacher, options=replace(FEW, run=replace(RUN, learning_rate=rate)))
+            assert not healing.improved
+            assert largest_difference(before, model(**inputs)) == 0
+            assert "nothing better" in caplog.text
+
+    def test_padding_does_not_count(self) -> None:
+        from collab.training.distillation import relative_errors
+
+        teacher = tiny_model(BERT)
+        model = collab.convert(teacher, collab.ConversionConfig(rank=8)).model
+        inputs = probe_inputs(model)
+        with torch.no_grad():
+            outputs = [one(**inputs, output_hidden_states=True) for one in (model, teacher)]
+            errors = relative_errors(*outputs, inputs["attention_mask"])
+            for states in outputs[0].hidden_states:
+                states[inputs["attention_mask"] == 0] = 1e6
+            assert torch.equal(errors, relative_errors(*outputs, inputs["attention_mask"]))
+        assert errors.shape == (2,)
+
+    def test_parts_give_the_same_result(self) -> None:
+        teacher = tiny_model(BERT)
+        losses = []
+        for parts in (1, 4):
+            model = collab.convert(teacher, collab.ConversionConfig(rank=8)).model
+            options = replace(FEW, run=replace(RUN, parts=parts, gradient_checkpointing=parts == 4))
+            losses.append(collab.heal(model, teacher, options=options).report["after"]["loss"])
+        assert losses[0] == pytest.approx(losses[1], rel=0.05)  # a part's errors are relative to its own rows
+
+
+class TestHealCommand:
+    def test_heals_a_conversion(self, folder: Path, tmp_path: Path) -> None:
+        collab.convert_checkpoint(str(folder), tmp_path / "converted", collab.ConversionConfig(rank=8))
+        arguments = ("--steps", 20, "--batch-size", 8, "--evaluations", 2, "--learning-rate", 3e-3)
+        done = subprocess.run(
+            command(
+                "heal",
+                tmp_path / "converted",
+                tmp_path / "healed",
+                "--data",
+                tmp_path / "text.txt",
+                "--json",
+                *arguments,
+            ),
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        printed = json.loads(done.stdout)
+        assert printed["after"]["loss"] < printed["before"]["loss"]
+        assert {path.name for path in tmp_path.iterdir()} == {"original", "converted", "healed", "text.txt"}
+        report = json.loads((tmp_path / "healed" / "collab_report.json").read_text())
+        assert [step["step"] for step in report["history"]] == ["heal"]
+        assert report["settings"]["rank"] == 8
+        assert "## Healing" in (tmp_path / "healed" / "README.md").read_text()
+        model = AutoModelForSequenceClassification.from_pretrained(tmp_path / "healed")
+        assert type(model).__name__ == "CollabBertForSequenceClassification"
+        assert (tmp_path / "healed" / "modeling_collab_bert.py").exists() or list(
+            (tmp_path / "healed").glob("collab_*.py")
+        )
+
+    def test_convert_and_heal(self, folder: Path, tmp_path: Path) -> None:
+        request = collab.HealRequest(collab.DataSource(str(tmp_path / "text.txt")), FEW)
+        config = collab.ConversionConfig(rank=8)
+        report = collab.convert_checkpoint(str(folder), tmp_path / "healed", config, heal=request)
+        assert report.calibration["source"] == "text.txt"
+        assert report.history[0]["after"]["loss"] < report.history[0]["before"]["loss"]
+        assert json.loads((tmp_path / "healed" / "collab_report.json").read_text())["history"]
+        assert "## Healing" in (tmp_path / "healed" / "README.md").read_text()
+        assert {path.name for path in tmp_path.iterdir()} == {"original", "healed", "text.txt"}
+
+    def test_killed_and_resumed(self, folder: Path, tmp_path: Path) -> None:
+        collab.convert_checkpoint(str(folder), tmp_path / "converted", collab.ConversionConfig(rank=8))
+        arguments = ["--data", tmp_path / "text.txt", "--steps", 400, "--batch-size", 8, "--evaluations", 20, "--json"]
+
+        def heal(output: str) -> list[str]:
+            return command("heal", tmp_path / "converted", tmp_path / output, *arguments)
+
+        whole = subprocess.run(heal("whole"), capture_output=True, text=True, check=True)
+        process = subprocess.Popen(heal("killed"), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        work = tmp_path / "killed.training"
+        deadline = time.monotonic() + 120
+        while not list(work.glob("checkpoint-*/collab_checkpoint_is_whole")) and time.monotonic() < deadline:
+            assert process.poll() is None, "it finished before it could be killed"
+            time.sleep(0.01)
+        os.kill(process.pid, signal.SIGKILL)
+        process.wait()
+        assert not (tmp_path / "killed").exists()
+        checkpoint = next(work.glob("checkpoint-*/collab_checkpoint_is_whole")).parent
+        AutoModel.from_pretrained(checkpoint)
+        refused = subprocess.run([*heal("killed"), "--seed", "1"], capture_output=True, text=True, check=False)
+        assert refused.returncode == 1
+        assert "--restart" in refused.stderr
+        resumed = subprocess.run(heal("killed"), capture_output=True, text=True, check=True)
+        assert "Going on from" in resumed.stderr
+        first, second = (json.loads(done.stdout) for done in (whole, resumed))
+        for when in ("before", "after"):
+            assert first[when] == pytest.approx(second[when], rel=1e-6)
+        assert first["evaluations"] == [pytest.approx(one) for one in second["evaluations"]]
+        states = [AutoModel.from_pretrained(tmp_path / name).state_dict() for name in ("whole", "killed")]
+        assert all(torch.allclose(states[0][name], states[1][name], atol=1e-6) for name in states[0])
+        assert not work.exists()
+
+
+class TestBadInput:
+    def test_a_teacher_that_does_not_fit(self) -> None:
+        teacher = tiny_model(BERT)
+        model = collab.convert(teacher, collab.ConversionConfig(rank=8)).model
+        with pytest.raises(collab.ConfigurationError, match="hidden states of width 16, the model 32"):
+            collab.heal(model, tiny_model(BERT, hidden_size=16), options=FEW)
+        with pytest.raises(collab.ConfigurationError, match="a vocabulary of 61"):
+            collab.heal(model, tiny_model(BERT, vocab_size=61), options=FEW)
+
+    def test_another_tokenizer(self, folder: Path, tmp_path: Path) -> None:
+        collab.convert_checkpoint(str(folder), tmp_path / "converted", collab.ConversionConfig(rank=8))
+        other = tmp_path / "other"
+        AutoModel.from_pretrained(folder).save_pretrained(other)
+        (other / "vocab.txt").write_text("\n".join(reversed(WORDS)))
+        BertTokenizer(str(other / "vocab.txt")).save_pretrained(other)
+        done = subprocess.run(
+            command("heal", tmp_path / "converted", tmp_path / "out", "--teacher", other),
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 2
+        assert "another tokenizer" in done.stderr
+        assert "Traceback" not in done.stderr
+
+    def test_a_loss_that_is_no_number(self, tmp_path: Path) -> None:
+        teacher = tiny_model(BERT)
+        model = collab.convert(teacher, collab.ConversionConfig(rank=8)).model
+        run = replace(RUN, learning_rate=1e30, warmup=0.0)
+        with pytest.raises(collab.TrainingError, match=r"The loss became .* at step \d+\. The last good state"):
+            collab.heal(model, teacher, options=replace(FEW, run=run), work=tmp_path / "work")
+
+    def test_too_little_memory(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        from collab.training.distillation import DistillationTrainer
+
+        def fail(*arguments: object, **named: object) -> None:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+
+        monkeypatch.setattr(DistillationTrainer, "compute_loss", fail)
+        teacher = tiny_model(BERT)
+        model = collab.convert(teacher, collab.ConversionConfig(rank=8)).model
+        with pytest.raises(collab.TrainingError, match=r"--parts 4 .* --gradient-checkpointing"):
+            collab.heal(model, teacher, options=FEW)
+
+    def test_nothing_to_heal(self) -> None:
+        teacher = tiny_model(BERT)
+        with pytest.raises(collab.ConfigurationError, match="no collaborative attention"):
+            collab.heal(tiny_model(BERT), teacher, options=FEW)
+
+    @pytest.mark.parametrize(
+        "values",
+        [{"batch_size": 0}, {"learning_rate": 0.0}, {"parts": 3}, {"precision": "fp8"}, {"steps": 0}, {"warmup": 1.0}],
+    )
+    def test_options(self, values: dict) -> None:
+        with pytest.raises(collab.ConfigurationError):
+            replace(RUN, **values)
+
+    def test_fp16_without_a_gpu(self) -> None:
+        teacher = tiny_model(BERT)
+        model = collab.convert(teacher, collab.ConversionConfig(rank=8)).model
+        with pytest.raises(collab.ConfigurationError, match="fp16 trains on a GPU"):
+            collab.heal(model, teacher, options=replace(FEW, run=replace(RUN, precision="fp16")))
+
+    def test_without_a_report(self, folder: Path, tmp_path: Path) -> None:
+        model = collab.convert(AutoModel.from_pretrained(folder), collab.ConversionConfig(rank=8)).model
+        model.save_pretrained(tmp_path / "bare")
+        done = subprocess.run(
+            command("heal", tmp_path / "bare", tmp_path / "out"), capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 2
+        assert "--teacher" in done.stderr
