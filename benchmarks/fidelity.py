@@ -24,9 +24,8 @@ from typing import Any
 import numpy as np
 import torch
 import transformers
-from common import COLORS, RESULTS, demo_folder, machine, markdown, stsb, write
-from scipy.stats import spearmanr
-from sentence_transformers import SentenceTransformer
+from common import COLORS, RESULTS, demo_folder, machine, markdown, write
+from judge import Judge, stsb_sentences
 
 import collab
 
@@ -53,28 +52,18 @@ def settings(quick: bool) -> list[dict[str, Any]]:
     return rows
 
 
-class Judge:
-    """What every conversion is held against: the original's embeddings, and its scores on sentences none has seen."""
+class Bench:
+    """Converts, and measures what comes out."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.first, self.second, self.scores = stsb("dev")
-        self.spearman, self.embeddings = self.embed(demo_folder())
-        first, second, _ = stsb("train")
-        sentences = sorted(set(first + second))
-        rows = [sentences[i] for i in np.random.default_rng(0).permutation(len(sentences))]
+        self.judge = Judge()
+        rows = stsb_sentences()
         self.data = folder / "stsb-train.txt"
         self.data.write_text("\n".join(rows[:1024]))
         self.original = transformers.AutoModel.from_pretrained(demo_folder())
         tokenizer = transformers.AutoTokenizer.from_pretrained(demo_folder())
         self.moments = collab.calibrate(self.original, rows[1024:3072], tokenizer=tokenizer).moments
-
-    def embed(self, folder: Path) -> tuple[float, np.ndarray]:
-        """Spearman correlation times 100, and the embeddings."""
-        model = SentenceTransformer(str(folder), device="cpu")
-        embeddings = model.encode(self.first + self.second, batch_size=64)
-        a, b = np.split(embeddings / np.linalg.norm(embeddings, axis=1, keepdims=True), 2)
-        return 100 * float(spearmanr((a * b).sum(axis=1), self.scores).statistic), np.concatenate([a, b])
 
     def row(self, setting: dict[str, Any]) -> dict[str, Any]:
         """One conversion. The moments of a calibration are kept for the next one that uses the same data."""
@@ -93,7 +82,7 @@ class Judge:
                 calibration=collab.CalibrationRequest(source, cache=cache),
             )
             seconds = time.perf_counter() - start
-            spearman, embeddings = self.embed(output)
+            measured = self.judge.measure(output)
             converted = transformers.AutoModel.from_pretrained(output)
         errors = collab.score_errors(self.original, converted, self.moments)
         return setting | {
@@ -102,8 +91,7 @@ class Judge:
             "model_ratio": report.model.ratio,
             "weight_error": float(np.mean([layer.error for layer in report.layers])),
             "score_error": float(np.mean(list(errors.values()))),
-            "spearman": spearman,
-            "cosine": float((embeddings * self.embeddings).sum(axis=1).mean()),
+            **measured,
             "solve_seconds": sum(layer.seconds for layer in report.layers),
             "seconds": seconds,
         }
@@ -118,14 +106,14 @@ def main() -> None:
     partial = RESULTS / "fidelity.partial.json"
     done = json.loads(partial.read_text()) if partial.exists() else []
     with tempfile.TemporaryDirectory() as folder:
-        judge = Judge(Path(folder))
+        bench = Bench(Path(folder))
         for setting in settings(quick):
             if any(row["setting"] == setting for row in done):
                 continue
-            done.append(judge.row(setting) | {"setting": setting})
+            done.append(bench.row(setting) | {"setting": setting})
             partial.write_text(json.dumps(done))
             print(f"{setting}: {done[-1]['spearman']:.2f} {done[-1]['cosine']:.4f}", flush=True)
-    result = {"machine": machine(), "original_spearman": judge.spearman, "rows": done}
+    result = {"machine": machine(), "original_spearman": bench.judge.spearman, "rows": done}
     write("fidelity", result, table(result))
     draw(result)
     partial.unlink()

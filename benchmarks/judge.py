@@ -1,0 +1,37 @@
+"""What conversions of the demo checkpoint are held against: STS-B dev, which none of them has seen."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+from common import demo_folder, stsb
+from scipy.stats import spearmanr
+from sentence_transformers import SentenceTransformer
+
+
+def stsb_sentences() -> list[str]:
+    """The sentences of STS-B train, each once, in random order."""
+    first, second, _ = stsb("train")
+    sentences = sorted(set(first + second))
+    return [sentences[i] for i in np.random.default_rng(0).permutation(len(sentences))]
+
+
+class Judge:
+    """The original's embeddings of STS-B dev, and its correlation with the human scores."""
+
+    def __init__(self) -> None:
+        self.first, self.second, self.scores = stsb("dev")
+        self.spearman, self.embeddings = self._embed(demo_folder())
+
+    def measure(self, folder: Path) -> dict[str, float]:
+        """Spearman correlation ×100 of a model, and the mean cosine of its embeddings with the original's."""
+        spearman, embeddings = self._embed(folder)
+        return {"spearman": spearman, "cosine": float((embeddings * self.embeddings).sum(axis=1).mean())}
+
+    def _embed(self, folder: Path) -> tuple[float, np.ndarray]:
+        model = SentenceTransformer(str(folder), device="cpu")
+        embeddings = model.encode(self.first + self.second, batch_size=64)
+        embeddings = embeddings / np.linalg.norm(embeddings, axis=1, keepdims=True)
+        a, b = np.split(embeddings, 2)
+        return 100 * float(spearmanr((a * b).sum(axis=1), self.scores).statistic), embeddings
