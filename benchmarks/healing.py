@@ -1,6 +1,6 @@
 """What healing gives back: conversions of the demo checkpoint, healed without labels, judged on STS-B dev.
 
-Every row is one run of what `collab convert --rank R --heal TEXT` does, on STS-B train sentences, sentences of WikiText,
+Every row is one run of what `collab convert --rank R --heal TEXT` does, on STS-B train sentences, WikiText sentences,
 or random vocabulary: Spearman correlation ×100 and cosine to the original's embeddings before and after, and seconds of
 the whole command.
 
