@@ -60,11 +60,14 @@ from .planning import Plan, make_plan
 from .reparametrization import Reparametrization, reparametrize
 from .report import ConversionReport, Count, LayerReport
 from .sequential import calibrate_in_order
-from .training.options import HealOptions, RunOptions
+from .training.options import FinetuneOptions, HealOptions, RunOptions
 
 if TYPE_CHECKING:
-    from .training.checkpoints import heal_checkpoint
+    from .evaluation.evaluate import EvaluateOptions, evaluate
+    from .training.finetune import finetune
+    from .training.finetune_checkpoint import finetune_checkpoint
     from .training.heal import heal
+    from .training.heal_checkpoint import heal_checkpoint
 
 __all__ = [
     "AlreadyConvertedError",
@@ -83,8 +86,10 @@ __all__ = [
     "DataError",
     "DataSource",
     "DeviceError",
+    "EvaluateOptions",
     "ExportOptions",
     "ExtraError",
+    "FinetuneOptions",
     "HealOptions",
     "HealRequest",
     "LayerMoments",
@@ -105,7 +110,10 @@ __all__ = [
     "calibrate_in_order",
     "convert",
     "convert_checkpoint",
+    "evaluate",
     "export",
+    "finetune",
+    "finetune_checkpoint",
     "heal",
     "heal_checkpoint",
     "make_plan",
@@ -113,7 +121,14 @@ __all__ = [
     "score_errors",
 ]
 
-_LATER = {"heal": ".training.heal", "heal_checkpoint": ".training.checkpoints"}
+_LATER = {
+    "EvaluateOptions": ".evaluation.evaluate",
+    "evaluate": ".evaluation.evaluate",
+    "finetune": ".training.finetune",
+    "finetune_checkpoint": ".training.finetune_checkpoint",
+    "heal": ".training.heal",
+    "heal_checkpoint": ".training.heal_checkpoint",
+}
 """What is slow to import, or needs an extra: where it is."""
 
 

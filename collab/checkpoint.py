@@ -158,13 +158,16 @@ def load_checkpoint(source: Source, *, seed: int = 0) -> Checkpoint:
     return Checkpoint(source, model, unused, tuple(notes))
 
 
-def read_model(model_class: Any, source: Source, seed: int, **arguments: Any) -> tuple[PreTrainedModel, dict[str, Any]]:
+def read_model(
+    model_class: Any, source: Source, seed: int, reshape: bool = False, **arguments: Any
+) -> tuple[PreTrainedModel, dict[str, Any]]:
     """A model by `from_pretrained`, and what that says of the weights it found.
 
     Args:
         model_class: a model class or an Auto class.
         source: where it is.
         seed: of the weights that the checkpoint lacks.
+        reshape: whether weights of another shape than the config gives them may start anew.
         arguments: further ones of `from_pretrained`.
 
     Raises:
@@ -197,7 +200,7 @@ def read_model(model_class: Any, source: Source, seed: int, **arguments: Any) ->
         StrictDataclassError,
     ) as error:
         raise CheckpointError(f"{source.name} could not be loaded: {first_line(error)}") from error
-    for name, found, expected in sorted(info["mismatched_keys"]):
+    for name, found, expected in [] if reshape else sorted(info["mismatched_keys"]):
         raise CheckpointError(
             f"{name} has shape {tuple(found)} in the weights, but {tuple(expected)} by config.json. They do not belong "
             "together."

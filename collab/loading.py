@@ -46,6 +46,7 @@ def load(
     *,
     auto_class: Any = None,
     config_changes: dict[str, Any] | None = None,
+    new_head: bool = False,
     trust_remote_code: bool = False,
     seed: int = 0,
 ) -> Loaded:
@@ -56,6 +57,7 @@ def load(
         revision: branch, tag or commit on the Hub.
         auto_class: the Auto class to load with; None for the class that the config names.
         config_changes: values of the config to replace, such as the labels of a new head.
+        new_head: let weights whose shape the changed config does not give start anew at random.
         trust_remote_code: let transformers run a tokenizer's code that comes with the model. A model's own code is
             never run: collab has that of converted models.
         seed: of the weights that the checkpoint lacks.
@@ -74,7 +76,7 @@ def load(
         setattr(config, key, value)
     arguments = {"trust_remote_code": False} if auto_class is not None else {}
     model, info = read_model(
-        auto_class or _class_of(raw, source), source, seed, config=config, dtype="auto", **arguments
+        auto_class or _class_of(raw, source), source, seed, new_head, config=config, dtype="auto", **arguments
     )
     return Loaded(source, model.eval(), load_processor(source, model, trust_remote_code), sorted(info["missing_keys"]))
 

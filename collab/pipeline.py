@@ -198,7 +198,7 @@ def convert_checkpoint(
     conversion = convert(checkpoint.model, config, calibration=found, inplace=heal is None, on_layer=on_layer)
     steps = []
     if heal is not None:
-        from .training.checkpoints import heal_conversion  # which needs accelerate, and is slow to import
+        from .training.heal_checkpoint import heal_conversion  # which needs accelerate, and is slow to import
 
         processor = load_processor(checkpoint.source, checkpoint.model, load.trust_remote_code)
         steps.append(

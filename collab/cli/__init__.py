@@ -7,6 +7,8 @@ from importlib.metadata import version
 import click
 
 from .convert import convert
+from .evaluate import evaluate
+from .finetune import finetune
 from .heal import heal
 from .plan import plan
 
@@ -23,3 +25,5 @@ def main() -> None:
 main.add_command(convert)
 main.add_command(plan)
 main.add_command(heal)
+main.add_command(finetune)
+main.add_command(evaluate)

@@ -64,13 +64,13 @@ def heal(model: str, output: Path, **given: Any) -> None:
     """
     set_up_logging(-1 if given["quiet"] else given["verbose"])
     with failures(INTERRUPTED_TRAINING):
-        from ..training.checkpoints import heal_checkpoint, healing_step  # slow to import
+        from ..training.heal_checkpoint import heal_checkpoint, healing_step  # slow to import
 
         options = HealOptions(
             given["trainable"],
             given["samples"],
             given["max_length"],
-            run_of(given, learning_rate=given["learning_rate"], steps=given["steps"]),
+            run_of(given, _RUN, learning_rate=given["learning_rate"], steps=given["steps"]),
         )
         with bars(shown=not given["quiet"]) as progress:
             healing = heal_checkpoint(

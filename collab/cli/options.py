@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
 
@@ -140,7 +141,7 @@ training_options = _together(
         help="Pieces of a batch, to save memory.",
     ),
     click.option("--warmup", type=float, default=RunOptions.warmup, show_default=True, help="Part of the steps."),
-    click.option("--weight-decay", type=float, default=RunOptions.weight_decay, show_default=True, help="Of AdamW."),
+    click.option("--weight-decay", type=float, help="Of AdamW.  [default: 0.01 to fine-tune, 0 to heal]"),
     click.option(
         "--evaluations",
         type=int,
@@ -207,11 +208,11 @@ def calibration_of(given: dict[str, Any]) -> CalibrationRequest:
     return CalibrationRequest(source, options, given["calibration_cache"], given.get("calibration_in_order", False))
 
 
-def run_of(given: dict[str, Any], **more: Any) -> RunOptions:
+def run_of(given: dict[str, Any], default: RunOptions, **more: Any) -> RunOptions:
     """The training run that the options describe."""
     names = ["batch_size", "parts", "warmup", "weight_decay", "evaluations", "patience", "precision", "device", "seed"]
     names.append("gradient_checkpointing")
-    return RunOptions(**{name: given[name] for name in names}, **more)
+    return replace(default, **{name: given[name] for name in names if given[name] is not None}, **more)
 
 
 def heal_source(given: dict[str, Any], name: str, split: str = "train") -> Any:

@@ -21,6 +21,7 @@ from ..errors import ConfigurationError, TrainingError
 from ..modeling.collab_attention import CollaborativeAttention
 from ..report import installed_versions
 from .distillation import DistillationTrainer
+from .dropping import set_dropout
 from .options import HealOptions, OnStep, Trainable
 from .run import run
 from .work import temporary_work
@@ -174,25 +175,14 @@ def _training_only(model: PreTrainedModel, trainable: Trainable) -> Iterator[dic
     if any(parameter.dtype != torch.float32 for parameter in chosen.values()):
         raise TrainingError("Healing needs weights in float32: model.float(). Cast them back afterwards.")
     flags = {name: parameter.requires_grad for name, parameter in model.named_parameters()}
-    drops = [(module, name, getattr(module, name)) for module in model.modules() for name in _drops(module)]
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(name in chosen)
-    for module, name, _ in drops:
-        setattr(module, name, 0.0)
     try:
-        yield chosen
+        with set_dropout(model, 0.0):
+            yield chosen
     finally:
         for name, parameter in model.named_parameters():
             parameter.requires_grad_(flags[name])
-        for module, name, value in drops:
-            setattr(module, name, value)
-
-
-def _drops(module: nn.Module) -> list[str]:
-    """Attributes of a module that are probabilities of dropping something."""
-    if isinstance(module, nn.Dropout):
-        return ["p"]
-    return ["attention_dropout"] if isinstance(module, CollaborativeAttention) else []
 
 
 def _chosen(model: PreTrainedModel, trainable: Trainable) -> dict[str, nn.Parameter]:

@@ -96,3 +96,29 @@ class HealOptions:
             raise ConfigurationError(f"Unknown part {self.trainable!r}; train factors, attention or all.")
         if self.samples < 2:
             raise ConfigurationError(f"Healing needs at least 2 rows, one of them to hold back, not {self.samples}.")
+
+
+@dataclass(frozen=True)
+class FinetuneOptions:
+    """How to fine-tune.
+
+    Attributes:
+        max_length: tokens of a row at most; None for as many as the model takes.
+        distill: how much the teacher's answers count beside the labels, from 0 to 1; of no meaning without a teacher.
+        dropout: set every dropout probability to this; None to leave the model's own.
+        run: how to train.
+
+    Raises:
+        ConfigurationError: if a value cannot be used.
+    """
+
+    max_length: int | None = None
+    distill: float = 0.5
+    dropout: float | None = None
+    run: RunOptions = field(default_factory=lambda: RunOptions(learning_rate=5e-5, weight_decay=0.01))
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.distill <= 1:
+            raise ConfigurationError(f"distill must be from 0 to 1, not {self.distill}.")
+        if self.dropout is not None and not 0 <= self.dropout < 1:
+            raise ConfigurationError(f"dropout must be from 0 to below 1, not {self.dropout}.")

@@ -69,6 +69,12 @@ class RunResult:
 class GuardedTrainer(Trainer):
     """A `Trainer` that stops at a loss that is not a number, before it spoils the weights."""
 
+    loss_is_scaled_for_ga = False
+
+    def __init__(self, **arguments: Any) -> None:
+        super().__init__(**arguments)
+        self.model_accepts_loss_kwargs = False  # our losses are means over the rows of a part
+
     def _get_train_sampler(self, train_dataset: Any = None) -> Sampler[int]:
         args = self.args
         rows: Any = self.train_dataset if train_dataset is None else train_dataset
@@ -184,7 +190,10 @@ def run(
         if last is not None:
             logger.warning("Going on from %s.", last)
         output = trainer.train(resume_from_checkpoint=str(last) if last else None)
-    history = [{"step": entry["step"]} | _numbers(entry) for entry in trainer.state.log_history if "eval_loss" in entry]
+        trainer.accelerator.unwrap_model(model, keep_fp32_wrapper=False)  # or it would go on computing in bf16
+    history = [
+        {"step": entry["step"]} | _numbers(entry) for entry in trainer.state.log_history if f"eval_{best_by}" in entry
+    ]
     best_step = trainer.state.best_global_step or trainer.state.global_step
     best = next((entry for entry in history if entry["step"] == best_step), history[-1])
     if options.gradient_checkpointing:

@@ -1,4 +1,4 @@
-"""Training a model in a folder into another folder: what `collab heal` does."""
+"""Healing a model in a folder into another folder: what `collab heal` does."""
 
 from __future__ import annotations
 

@@ -1,0 +1,108 @@
+"""Metrics of predictions, with bootstrap intervals.
+
+Predictions are columns with a value for each row, from which every metric can be computed on any selection of rows. So
+rows are what the bootstrap draws again (Efron and Tibshirani 1993), and two models are compared on the same draws.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from ..errors import ExtraError
+
+try:
+    from scipy.stats import pearsonr, spearmanr
+    from sklearn.metrics import accuracy_score, f1_score, matthews_corrcoef
+except ImportError as error:
+    raise ExtraError("Metrics need scipy and scikit-learn: pip install 'collab[train]'.") from error
+
+Columns = dict[str, np.ndarray]
+"""Predictions and labels, or counts, one for each row."""
+
+_Metric = Callable[[Columns], float]
+
+
+def _correlation(function: Any) -> _Metric:
+    def metric(columns: Columns) -> float:
+        first, second = columns["predicted"], columns["label"]
+        if len(first) < 2 or np.ptp(first) == 0 or np.ptp(second) == 0:
+            return 0.0  # nothing to correlate
+        return float(function(first, second).statistic)
+
+    return metric
+
+
+def _f1(columns: Columns) -> float:
+    """Of class 1 where there are two, the mean over the classes where there are more."""
+    labels, predicted = columns["label"], columns["predicted"]
+    binary = int(columns["classes"][0]) <= 2
+    return float(f1_score(labels, predicted, average="binary" if binary else "macro", zero_division=0))
+
+
+def _ratio(above: Sequence[str], below: Sequence[str]) -> _Metric:
+    def metric(columns: Columns) -> float:
+        total = sum(columns[name].sum() for name in below)
+        return float(sum(columns[name].sum() for name in above) / total) if total else 0.0
+
+    return metric
+
+
+_CORRELATIONS = {"spearman": _correlation(spearmanr), "pearson": _correlation(pearsonr)}
+_METRICS: dict[str, dict[str, _Metric]] = {
+    "classification": {
+        "accuracy": lambda columns: float(accuracy_score(columns["label"], columns["predicted"])),
+        "f1": _f1,
+        "matthews": lambda columns: float(matthews_corrcoef(columns["label"], columns["predicted"])),
+    },
+    "regression": _CORRELATIONS,
+    "similarity": _CORRELATIONS,
+    "token-classification": {
+        "f1": _ratio(["found", "found"], ["entities", "entities_predicted"]),
+        "precision": _ratio(["found"], ["entities_predicted"]),
+        "recall": _ratio(["found"], ["entities"]),
+        "accuracy": _ratio(["correct"], ["tokens"]),
+    },
+    "masked-lm": {"loss": _ratio(["loss"], ["tokens"]), "accuracy": _ratio(["correct"], ["tokens"])},
+}
+
+
+def measure(kind: str, columns: Columns) -> dict[str, float]:
+    """Every metric of a kind of task."""
+    return {name: metric(columns) for name, metric in _METRICS[kind].items()}
+
+
+def intervals(
+    kind: str, columns: Columns, other: Columns | None = None, *, draws: int = 1000, level: float = 0.95, seed: int = 0
+) -> dict[str, dict[str, float]]:
+    """Every metric with its bootstrap interval, or the difference of two models' on the same rows.
+
+    Args:
+        kind: of the task.
+        columns: predictions of a model.
+        other: of another on the same rows, to take from the first's; None for the first's metrics themselves.
+        draws: how often rows are drawn again.
+        level: the part of the draws that the interval holds.
+        seed: of the draws.
+
+    Returns:
+        By name: ``value``, ``low`` and ``high``.
+    """
+    rows = len(next(iter(columns.values())))
+    generator = np.random.default_rng(seed)
+    chosen = [generator.integers(rows, size=rows) for _ in range(draws)]
+    tails = [100 * (1 - level) / 2, 100 * (1 + level) / 2]
+    found = {}
+    for name, metric in _METRICS[kind].items():
+
+        def value(selected: Any, metric: _Metric = metric) -> float:
+            first = metric({key: column[selected] for key, column in columns.items()})
+            if other is None:
+                return first
+            return first - metric({key: column[selected] for key, column in other.items()})
+
+        low, high = np.percentile([value(one) for one in chosen], tails) if draws else (np.nan, np.nan)
+        found[name] = {"value": value(slice(None)), "low": float(low), "high": float(high)}
+    return found

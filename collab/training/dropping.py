@@ -1,0 +1,36 @@
+"""Dropout, set for a while."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+from torch import nn
+
+from ..modeling.collab_attention import CollaborativeAttention
+
+
+@contextlib.contextmanager
+def set_dropout(model: nn.Module, probability: float | None) -> Iterator[None]:
+    """Gives every dropout of a model another probability inside the context.
+
+    Args:
+        model: native or converted.
+        probability: None to leave them.
+    """
+    found = [(module, name, getattr(module, name)) for module in model.modules() for name in _names(module)]
+    try:
+        if probability is not None:
+            for module, name, _ in found:
+                setattr(module, name, probability)
+        yield
+    finally:
+        for module, name, value in found:
+            setattr(module, name, value)
+
+
+def _names(module: nn.Module) -> list[str]:
+    """Attributes of a module that are probabilities of dropping something."""
+    if isinstance(module, nn.Dropout):
+        return ["p"]
+    return ["attention_dropout"] if isinstance(module, CollaborativeAttention) else []

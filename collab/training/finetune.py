@@ -1,0 +1,175 @@
+"""Fine-tuning a model, original or converted, on a task."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from transformers import PreTrainedModel
+
+from ..data.features import Batch, Feature
+from ..errors import ConfigurationError
+from ..report import installed_versions
+from ..tasks.encoding import collator, encode, masked, names_of, padded
+from ..tasks.examples import Examples
+from ..tasks.metrics import intervals, measure
+from ..tasks.predict import predict
+from ..tasks.task import Task
+from .dropping import set_dropout
+from .options import FinetuneOptions, OnStep
+from .run import GuardedTrainer, run
+from .work import temporary_work
+
+logger = logging.getLogger(__name__)
+
+Collate = Callable[[list[Feature]], Batch]
+
+
+class TaskTrainer(GuardedTrainer):
+    """A trainer that judges checkpoints by the task's metrics, as `collab evaluate` computes them.
+
+    Args:
+        task: what is learnt.
+        judge: makes batches of the rows to evaluate on.
+        teacher: a model whose answers count beside the labels; None for none.
+        distill: how much they count.
+        arguments: of `Trainer`.
+    """
+
+    def __init__(
+        self, *, task: Task, judge: Collate, teacher: PreTrainedModel | None, distill: float, **arguments: Any
+    ) -> None:
+        super().__init__(**arguments)
+        self._task = task
+        self._judge = judge
+        self._teacher = None if teacher is None else teacher.eval().to(self.args.device)
+        self._distill = distill
+
+    def evaluate(self, *arguments: Any, metric_key_prefix: str = "eval", **named: Any) -> dict[str, float]:
+        """The metrics of all rows to evaluate on. Every process computes them, so that all agree."""
+        rows: Any = self.eval_dataset
+        unwrapped: Any = self.accelerator.unwrap_model(self.model)
+        columns = predict(self._task.kind, unwrapped, rows, self._judge)
+        metrics = {f"{metric_key_prefix}_{name}": value for name, value in measure(self._task.kind, columns).items()}
+        self.log(metrics)
+        self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
+        return metrics
+
+    def compute_loss(
+        self, model: nn.Module, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
+    ) -> Any:
+        """The task's loss, and where there is a teacher the distance to its answers."""
+        outputs = model(**inputs)
+        loss = outputs.loss
+        if self._teacher is not None:
+            with torch.no_grad():
+                answers = self._teacher(**{name: inputs[name] for name in inputs if name != "labels"}).logits
+            loss = (1 - self._distill) * loss + self._distill * _distance(outputs.logits, answers, inputs["labels"])
+        return (loss, outputs) if return_outputs else loss
+
+
+def finetune(
+    model: PreTrainedModel,
+    task: Task,
+    train: Examples,
+    held_back: Examples,
+    *,
+    tokenizer: Any,
+    options: FinetuneOptions | None = None,
+    teacher: PreTrainedModel | None = None,
+    work: Path | None = None,
+    restart: bool = False,
+    on_step: OnStep | None = None,
+) -> dict[str, Any]:
+    """Trains a model with a task's head, in place; it ends with the weights of its best checkpoint.
+
+    Args:
+        model: native or converted, with a head that fits the labels.
+        task: what to learn.
+        train: rows to learn from.
+        held_back: rows to choose the best checkpoint by.
+        tokenizer: the model's.
+        options: how.
+        teacher: a model for the same task, to learn from besides.
+        work: a folder for unfinished work, from which an interrupted run goes on; None for a temporary one.
+        restart: forget an unfinished run in `work`.
+        on_step: called after every step.
+
+    Returns:
+        The report: settings, data, and the metrics of the best checkpoint with their intervals.
+
+    Raises:
+        ConfigurationError: if the teacher's head is another, or the tokenizer does not serve the task.
+        DataError: if a label does not fit the head.
+        TrainingError: as `collab.training.run.run`.
+    """
+    options = options or FinetuneOptions()
+    if teacher is not None and names_of(teacher) != names_of(model):
+        raise ConfigurationError(
+            f"The teacher answers with {', '.join(names_of(teacher))}, the model with {', '.join(names_of(model))}."
+        )
+    start = time.perf_counter()
+    rows, judged = (encode(task, one, model, tokenizer, options.max_length) for one in (train, held_back))
+    judge: Collate = collator(task, model, tokenizer)
+    if task.kind == "masked-lm":
+        judged = masked(judged, tokenizer, options.run.seed)
+        judge = lambda features: padded(model, tokenizer, features)  # noqa: E731
+    with set_dropout(model, options.dropout), temporary_work(work) as folder:
+        result = run(
+            TaskTrainer,
+            model,
+            options.run,
+            folder,
+            train=rows,
+            held_back=judged,
+            collate=collator(task, model, tokenizer),
+            best_by=task.best_by,
+            greater_is_better=task.greater_is_better,
+            restart=restart,
+            key=f"finetune {task} {options} {teacher.name_or_path if teacher is not None else None}",
+            on_step=on_step,
+            task=task,
+            judge=judge,
+            teacher=teacher,
+            distill=options.distill,
+        )
+    return {
+        "step": "finetune",
+        "task": task.kind,
+        "data": {"train": train.source, "rows": len(rows), "eval": held_back.source, "eval_rows": len(judged)},
+        "settings": asdict(options),
+        "labels": names_of(model) if task.kind in ("classification", "token-classification") else [],
+        "best_by": task.best_by,
+        "before": result.before,
+        "metrics": intervals(task.kind, predict(task.kind, model, judged, judge)),
+        "best_step": result.best_step,
+        "steps": result.steps,
+        "evaluations": result.history,
+        "seconds": time.perf_counter() - start,
+        "versions": installed_versions(),
+    }
+
+
+def _distance(logits: Tensor, answers: Tensor, labels: Tensor) -> Tensor:
+    """How far a model's answers are from its teacher's: squared difference of numbers, divergence of classes."""
+    if logits.shape[-1] == 1:
+        return functional.mse_loss(logits.float(), answers.float())
+    divergence = functional.kl_div(
+        logits.float().log_softmax(-1), answers.float().log_softmax(-1), log_target=True, reduction="none"
+    ).sum(-1)  # (B,) or (B, T)
+    if divergence.shape == labels.shape and divergence.ndim > 1:
+        seen = labels >= 0
+        return (divergence * seen).sum() / seen.sum().clamp(min=1)
+    return divergence.mean()
+
+
+def report_rows(report: dict[str, Any]) -> Sequence[tuple[str, dict[str, float]]]:
+    """The metrics of a report, the one that checkpoints were chosen by first."""
+    return sorted(report["metrics"].items(), key=lambda item: item[0] != report.get("best_by"))

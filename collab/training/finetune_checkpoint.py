@@ -1,0 +1,177 @@
+"""Fine-tuning a model in a folder into another folder: what `collab finetune` does."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..checkpoint import read_config, resolve_source
+from ..data import DataSource
+from ..errors import ConfigurationError, DataError
+from ..exporting import republish
+from ..history import Measured, Step, table
+from ..loading import load
+from ..output import check_output
+from ..tasks.examples import Examples, label_names, read_examples
+from ..tasks.task import Task
+from .finetune import finetune
+from .options import FinetuneOptions, OnStep
+from .work import is_main_process, work_folder
+
+
+@dataclass(frozen=True)
+class LabelledData:
+    """Labelled rows to learn from and to evaluate on.
+
+    Attributes:
+        train: None for the task's own.
+        held_back: likewise.
+        label_column: of the labels; found by its usual names if None.
+        labels: names of the classes, in the order of their numbers; found in the data if empty.
+        samples: rows of `train` at most, the first ones; None for all.
+    """
+
+    train: DataSource | None = None
+    held_back: DataSource | None = None
+    label_column: str | None = None
+    labels: tuple[str, ...] = ()
+    samples: int | None = None
+
+    def read(self, task: Task) -> tuple[Examples, Examples]:
+        """Both as examples.
+
+        Raises:
+            ConfigurationError: if one is not named, and the task has no data of its own.
+            DataError: if they cannot be read.
+        """
+        found = []
+        for source, own, option, samples in (
+            (self.train, task.train, "--train", self.samples),
+            (self.held_back, task.held_back, "--eval", None),
+        ):
+            if source is None and own is None:
+                raise ConfigurationError(f"Say with {option} where the rows are; {task.kind} has none of its own.")
+            found.append(read_examples(source or own, task, self.label_column, samples))  # type: ignore[arg-type]
+        return found[0], found[1]
+
+
+def finetune_checkpoint(
+    model: str,
+    output: str | Path,
+    task: Task,
+    data: LabelledData,
+    *,
+    options: FinetuneOptions | None = None,
+    teacher: str | None = None,
+    new_head: bool = False,
+    revision: str | None = None,
+    trust_remote_code: bool = False,
+    overwrite: bool = False,
+    restart: bool = False,
+    command: str | None = None,
+    on_step: OnStep | None = None,
+) -> dict[str, Any]:
+    """Fine-tunes a model in a folder, or on the Hub, into a folder that appears whole or not at all.
+
+    Unfinished work is in a folder beside it, called `OUTPUT.training`; the same call goes on from there.
+
+    Args:
+        model: a folder or a Hub id, of an original or a converted model.
+        output: the folder to write.
+        task: what to learn.
+        data: the rows.
+        options: how.
+        teacher: a model for the same task, to learn from besides the labels.
+        new_head: replace a head for other labels by a new one.
+        revision: branch, tag or commit of the model on the Hub.
+        trust_remote_code: let transformers run a tokenizer's code that comes with the model.
+        overwrite: replace a model that collab wrote to `output`.
+        restart: forget unfinished work.
+        command: the command line, for report and card.
+        on_step: called after every step.
+
+    Returns:
+        The report; see `finetune`.
+
+    Raises:
+        CollabError: of the kind that `load`, `read_examples`, `finetune` and `republish` raise.
+    """
+    options = options or FinetuneOptions()
+    output = Path(output).expanduser()
+    source = resolve_source(model, revision)
+    check_output(output, source.folder, overwrite)
+    train, held_back = data.read(task)
+    loaded = load(
+        model,
+        revision,
+        auto_class=task.auto_class,
+        config_changes=_head(task, read_config(source.folder), train, held_back, data.labels, new_head),
+        new_head=new_head,
+        trust_remote_code=trust_remote_code,
+        seed=options.run.seed,
+    )
+    loaded.model.float()
+    report = finetune(
+        loaded.model,
+        task,
+        train,
+        held_back,
+        tokenizer=loaded.tokenizer,
+        options=options,
+        teacher=None if teacher is None else load(teacher, auto_class=task.auto_class).model,
+        work=work_folder(output),
+        restart=restart,
+        on_step=on_step,
+    )
+    report.update(command=command, teacher=teacher)
+    if is_main_process():
+        republish(
+            loaded.model,
+            output,
+            loaded.source.folder,
+            finetuning_step(report, task),
+            overwrite=overwrite,
+            trust_remote_code=trust_remote_code,
+        )
+        shutil.rmtree(work_folder(output), ignore_errors=True)
+    return report
+
+
+def _head(
+    task: Task, config: dict[str, Any], train: Examples, held_back: Examples, given: tuple[str, ...], new_head: bool
+) -> dict[str, Any]:
+    """What the config must say of a head that fits the labels; nothing if the model's own does."""
+    if task.kind == "masked-lm":
+        return {}
+    names = ["score"] if task.kind == "regression" else label_names([train, held_back], given)
+    existing = config.get("id2label") or {"0": "LABEL_0", "1": "LABEL_1"}
+    own = (config.get("architectures") or [""])[0].endswith((task.head or "").removeprefix("AutoModel"))
+    if own and not new_head:
+        if len(existing) != len(names):
+            raise DataError(
+                f"The data has {len(names)} labels ({', '.join(names[:5])}), and the model's head {len(existing)}: "
+                f"{', '.join(map(str, existing.values()))}. Train a new head with --new-head."
+            )
+        if not given:
+            return {}
+    kind = {"regression": "regression", "classification": "single_label_classification"}.get(task.kind)
+    return {
+        "id2label": dict(enumerate(names)),
+        "label2id": {name: number for number, name in enumerate(names)},
+        "problem_type": kind,
+    }
+
+
+def finetuning_step(report: dict[str, Any], task: Task) -> Step:
+    """Fine-tuning as a section of the card, with its metrics in the model-index."""
+    data, metrics = report["data"], report["metrics"].items()
+    train, judged = (Path(data[name]).name for name in ("train", "eval"))
+    rows = [[name, f"{one['value']:.4f}", f"{one['low']:.4f} to {one['high']:.4f}"] for name, one in metrics]
+    text = (
+        f"Fine-tuned for {task.kind} on `{train}` ({data['rows']} rows) for {report['steps']} steps; the checkpoint of "
+        f"step {report['best_step']} had the best {task.best_by} on `{judged}` ({data['eval_rows']} rows):\n\n"
+    )
+    measured = tuple(Measured(task.hub_name, judged, name, one["value"]) for name, one in metrics)
+    return Step("Fine-tuning", text + table(["", "value", "95 % interval"], rows), report, measured)

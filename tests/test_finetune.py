@@ -1,0 +1,382 @@
+"""Fine-tuning and evaluation: every task, resuming, several processes, metrics against their definitions, bad input."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from click.testing import CliRunner
+from tiny import BY_TYPE, tiny_model
+from transformers import AutoModel, AutoModelForSequenceClassification, BertTokenizerFast
+
+import collab
+from collab.checkpoint import read_json
+from collab.cli import main
+from collab.history import results_of
+
+for extra in ("accelerate", "sklearn", "scipy"):
+    pytest.importorskip(extra, reason="the train extra is not installed")
+
+from collab.tasks.metrics import intervals, measure
+from collab.tasks.task import task_named
+from collab.training.finetune_checkpoint import LabelledData, finetune_checkpoint
+
+LETTERS = "abcdefghijklmnopqrstuvwxyz"
+WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *LETTERS]
+RUN = collab.RunOptions(learning_rate=5e-3, batch_size=16, steps=60, evaluations=3, device="cpu")
+OPTIONS = collab.FinetuneOptions(dropout=0.0, run=RUN)
+FAST = ("--steps", "40", "--batch-size", "16", "--evaluations", "4", "--learning-rate", "5e-3", "--device", "cpu")
+
+
+def rows(count: int, seed: int) -> list[dict[str, Any]]:
+    """Words of letters; the label says whether there is an ``a``."""
+    generator = random.Random(seed)
+    found = []
+    for number in range(count):
+        words = [generator.choice(LETTERS[1:]) for _ in range(generator.randint(2, 8))]
+        if number % 2:
+            words[generator.randrange(len(words))] = "a"
+        tags = ["B-A" if word == "a" else "O" for word in words]
+        found.append(
+            {"sentence": " ".join(words), "other": words[0], "label": number % 2, "tokens": words, "tags": tags}
+        )
+    return found
+
+
+def write(path: Path, table: list[dict[str, Any]], columns: list[str]) -> Path:
+    if path.suffix == ".jsonl":
+        path.write_text("\n".join(json.dumps({name: row[name] for name in columns}) for row in table))
+        return path
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, columns, delimiter="\t" if path.suffix == ".tsv" else ",")
+        writer.writeheader()
+        writer.writerows({name: row[name] for name in columns} for row in table)
+    return path
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A converted tiny model with its tokenizer."""
+    tiny_model(BY_TYPE["bert"]).save_pretrained(tmp_path / "original")
+    (tmp_path / "original" / "vocab.txt").write_text("\n".join(WORDS))
+    BertTokenizerFast(str(tmp_path / "original" / "vocab.txt")).save_pretrained(tmp_path / "original")
+    collab.convert_checkpoint(str(tmp_path / "original"), tmp_path / "converted", collab.ConversionConfig(rank=16))
+    for name, seed in (("train", 1), ("dev", 2)):
+        write(tmp_path / f"{name}.tsv", rows(128, seed), ["sentence", "label"])
+    return tmp_path / "converted"
+
+
+def data(folder: Path, suffix: str = ".tsv", **more: Any) -> LabelledData:
+    train, dev = (collab.DataSource(str(folder.parent / f"{name}{suffix}")) for name in ("train", "dev"))
+    return LabelledData(train, dev, **more)
+
+
+def command(*arguments: object) -> list[str]:
+    return [sys.executable, "-m", "collab", *map(str, arguments)]
+
+
+def call(*arguments: object) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command(*arguments), capture_output=True, text=True, check=False)
+
+
+class TestTasks:
+    @pytest.mark.parametrize("which", ["original", "converted"])
+    def test_classification(self, folder: Path, tmp_path: Path, which: str) -> None:
+        output = tmp_path / "tuned"
+        task = task_named("classification")
+        report = finetune_checkpoint(str(folder.parent / which), output, task, data(folder), options=OPTIONS)
+        assert report["metrics"]["accuracy"]["value"] > 0.9 > report["before"]["accuracy"]
+        assert report["labels"] == ["LABEL_0", "LABEL_1"]
+        kind = "CollabBertForSequenceClassification" if which == "converted" else "BertForSequenceClassification"
+        assert type(AutoModelForSequenceClassification.from_pretrained(output)).__name__ == kind
+        steps = [step["step"] for step in read_json(output / "collab_report.json")["history"]]
+        assert steps == ["finetune"]
+        values = {one.metric_type: one.metric_value for one in results_of(output)}
+        assert values["accuracy"] == pytest.approx(report["metrics"]["accuracy"]["value"])
+        measured = collab.evaluate(str(output), collab.DataSource(str(tmp_path / "dev.tsv")))
+        assert measured["metrics"] == report["metrics"], "evaluate finds what training found"
+
+    def test_labels_by_name_and_pairs(self, folder: Path, tmp_path: Path) -> None:
+        for name, seed in (("train", 1), ("dev", 2)):
+            table = [row | {"label": ["no", "yes"][row["label"]]} for row in rows(64, seed)]
+            write(tmp_path / f"{name}.csv", table, ["other", "sentence", "label"])
+        columns = ("other", "sentence")
+        train, dev = (collab.DataSource(str(tmp_path / f"{name}.csv"), columns) for name in ("train", "dev"))
+        task = task_named("classification", "f1")
+        short = replace(OPTIONS, run=replace(RUN, steps=4, evaluations=1))
+        report = finetune_checkpoint(str(folder), tmp_path / "tuned", task, LabelledData(train, dev), options=short)
+        assert report["labels"] == ["no", "yes"]
+        assert report["best_by"] == "f1"
+        config = read_json(tmp_path / "tuned" / "config.json")
+        assert config["label2id"] == {"no": 0, "yes": 1}
+
+    def test_regression(self, folder: Path, tmp_path: Path) -> None:
+        for name, seed in (("train", 1), ("dev", 2)):
+            table = [row | {"score": row["label"] * 2.5} for row in rows(128, seed)]
+            write(tmp_path / f"{name}.csv", table, ["sentence", "score"])
+        report = finetune_checkpoint(
+            str(folder), tmp_path / "tuned", task_named("regression"), data(folder, ".csv"), options=OPTIONS
+        )
+        assert report["metrics"]["pearson"]["value"] > 0.8
+        assert read_json(tmp_path / "tuned" / "config.json")["problem_type"] == "regression"
+
+    def test_token_classification(self, folder: Path, tmp_path: Path) -> None:
+        pytest.importorskip("seqeval", reason="the train extra is not installed")
+        for name, seed in (("train", 1), ("dev", 2)):
+            write(tmp_path / f"{name}.jsonl", rows(128, seed), ["tokens", "tags"])
+        report = finetune_checkpoint(
+            str(folder), tmp_path / "tuned", task_named("token-classification"), data(folder, ".jsonl"), options=OPTIONS
+        )
+        assert report["labels"] == ["B-A", "O"]
+        assert report["metrics"]["f1"]["value"] > 0.9
+
+    def test_masked_lm(self, folder: Path, tmp_path: Path) -> None:
+        for name, seed in (("train", 1), ("dev", 2)):
+            (tmp_path / f"{name}.txt").write_text("\n\n".join(row["sentence"] for row in rows(64, seed)))
+        report = finetune_checkpoint(
+            str(folder), tmp_path / "tuned", task_named("masked-lm"), data(folder, ".txt"), options=OPTIONS
+        )
+        assert report["metrics"]["loss"]["value"] < report["before"]["loss"]
+        assert report["data"]["rows"] == 64, "empty lines do not count"
+
+    def test_distillation(self, folder: Path, tmp_path: Path) -> None:
+        task = task_named("classification")
+        finetune_checkpoint(str(tmp_path / "original"), tmp_path / "teacher", task, data(folder), options=OPTIONS)
+        options = replace(OPTIONS, distill=1.0)  # labels do not count at all
+        report = finetune_checkpoint(
+            str(folder), tmp_path / "tuned", task, data(folder), options=options, teacher=str(tmp_path / "teacher")
+        )
+        assert report["metrics"]["accuracy"]["value"] > 0.8 > report["before"]["accuracy"]
+
+    def test_parts_give_the_same_result(self, folder: Path, tmp_path: Path) -> None:
+        task = task_named("classification")
+        found = []
+        for parts in (1, 4):
+            run = replace(RUN, steps=10, evaluations=1, parts=parts, gradient_checkpointing=parts == 4)
+            output = tmp_path / f"tuned{parts}"
+            finetune_checkpoint(str(folder), output, task, data(folder), options=replace(OPTIONS, run=run))
+            found.append(AutoModelForSequenceClassification.from_pretrained(output).state_dict())
+        assert all(torch.allclose(found[0][name], found[1][name], atol=1e-4) for name in found[0])
+
+    def test_bf16(self, folder: Path, tmp_path: Path) -> None:
+        run = replace(RUN, steps=10, evaluations=1, precision="bf16")
+        task = task_named("classification")
+        finetune_checkpoint(str(folder), tmp_path / "tuned", task, data(folder), options=replace(OPTIONS, run=run))
+        assert AutoModel.from_pretrained(tmp_path / "tuned").dtype == torch.float32
+
+
+class TestRuns:
+    def arguments(self, folder: Path, output: Path) -> list[object]:
+        files = ("--train", folder.parent / "train.tsv", "--eval", folder.parent / "dev.tsv")
+        return ["finetune", folder, output, "--task", "classification", *files, *FAST, "--json"]
+
+    def test_killed_and_resumed(self, folder: Path, tmp_path: Path) -> None:
+        """With dropout, so that the states of the random generators matter."""
+        more = ("--steps", "300", "--evaluations", "20")
+        whole = call(*self.arguments(folder, tmp_path / "whole"), *more)
+        assert whole.returncode == 0, whole.stderr
+        process = subprocess.Popen(
+            command(*self.arguments(folder, tmp_path / "killed"), *more),
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        work = tmp_path / "killed.training"
+        deadline = time.monotonic() + 120
+        while not list(work.glob("checkpoint-*/collab_checkpoint_is_whole")) and time.monotonic() < deadline:
+            assert process.poll() is None, "it finished before it could be killed"
+            time.sleep(0.01)
+        os.kill(process.pid, signal.SIGKILL)
+        process.wait()
+        assert not (tmp_path / "killed").exists()
+        checkpoint = next(work.glob("checkpoint-*/collab_checkpoint_is_whole")).parent
+        assert list(checkpoint.glob("collab_*.py")), "a checkpoint travels with its code"
+        resumed = call(*self.arguments(folder, tmp_path / "killed"), *more)
+        assert resumed.returncode == 0, resumed.stderr
+        assert "Going on from" in resumed.stderr
+        first, second = (json.loads(done.stdout) for done in (whole, resumed))
+        assert first["metrics"] == second["metrics"]
+        assert first["evaluations"] == second["evaluations"]
+        states = [
+            AutoModelForSequenceClassification.from_pretrained(tmp_path / name).state_dict()
+            for name in ("whole", "killed")
+        ]
+        assert all(torch.allclose(states[0][name], states[1][name], atol=1e-6) for name in states[0])
+
+    def test_two_processes_equal_one(self, folder: Path, tmp_path: Path) -> None:
+        more = ("--dropout", "0")
+        done = call(*self.arguments(folder, tmp_path / "one"), *more)
+        assert done.returncode == 0, done.stderr
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        launcher = ["accelerate.commands.launch", "--cpu", "--num_processes", "2", "--num_machines", "1"]
+        launcher += ["--mixed_precision", "no", "--dynamo_backend", "no", "--main_process_port", str(port)]
+        launcher += ["-m", "collab", *map(str, self.arguments(folder, tmp_path / "two")), *more]
+        two = subprocess.run(
+            [sys.executable, "-m", *launcher],
+            capture_output=True,
+            text=True,
+            check=False,
+            env=os.environ | {"OMP_NUM_THREADS": "1"},
+        )
+        assert two.returncode == 0, two.stderr
+        first, second = json.loads(done.stdout), json.loads(two.stdout)
+        assert first["steps"] == second["steps"] == 40
+        states = [
+            AutoModelForSequenceClassification.from_pretrained(tmp_path / name).state_dict() for name in ("one", "two")
+        ]
+        assert all(torch.allclose(states[0][name], states[1][name], atol=1e-4) for name in states[0])
+        assert not (tmp_path / "two.training").exists()
+
+
+class TestEvaluate:
+    def test_against_the_original(self, folder: Path, tmp_path: Path) -> None:
+        table = [row | {"score": row["label"]} for row in rows(40, 3)]
+        write(tmp_path / "pairs.csv", table, ["sentence", "other", "score"])
+        arguments = ["--data", tmp_path / "pairs.csv", "--task", "similarity", "--text-column", "sentence"]
+        arguments += ["--text-column", "other", "--against", tmp_path / "original", "--draws", 50]
+        done = call("evaluate", folder, *arguments, "--json", "--record")
+        assert done.returncode == 0, done.stderr
+        report = json.loads(done.stdout)
+        against = report["against"]
+        for name, one in report["metrics"].items():
+            assert one["low"] <= one["value"] <= one["high"]
+            difference = against["difference"][name]["value"]
+            assert difference == pytest.approx(one["value"] - against["metrics"][name]["value"])
+        assert len(against["hidden_cosine"]) == 2
+        assert 0 < against["hidden_cosine"][-1] < 1
+        assert against["parameters"]["model"] < against["parameters"]["against"]
+        assert against["tokens_per_second"]["ratio"] > 0
+        assert against["agreement"]["rows"] == 40
+        assert "## Evaluation" in (folder / "README.md").read_text()
+        assert read_json(folder / "collab_report.json")["history"][0]["step"] == "evaluate"
+        assert call("evaluate", folder, *arguments).stdout.count("spearman") == 1
+
+    def test_a_model_against_itself(self, folder: Path, tmp_path: Path) -> None:
+        finetune_checkpoint(
+            str(folder), tmp_path / "tuned", task_named("classification"), data(folder), options=OPTIONS
+        )
+        source = collab.DataSource(str(tmp_path / "dev.tsv"))
+        report = collab.evaluate(str(tmp_path / "tuned"), source, against=str(tmp_path / "tuned"))
+        against = report["against"]
+        assert against["agreement"]["kl"] == pytest.approx(0, abs=1e-6)
+        assert against["agreement"]["top1"] == 1
+        assert against["hidden_cosine"] == pytest.approx([1, 1], abs=1e-6)
+        assert all(one == {"value": 0, "low": 0, "high": 0} for one in against["difference"].values())
+
+    def test_metrics(self) -> None:
+        columns = {
+            "label": np.array([1, 1, 0, 0]),
+            "predicted": np.array([1, 0, 0, 0]),
+            "classes": np.array([2] * 4),
+        }
+        assert measure("classification", columns) == pytest.approx(
+            {"accuracy": 3 / 4, "f1": 2 / 3, "matthews": 1 / 3**0.5}
+        )
+        columns = {"loss": np.array([1.0, 3.0]), "tokens": np.array([1, 3]), "correct": np.array([1, 0])}
+        assert measure("masked-lm", columns) == {"loss": 1.0, "accuracy": 0.25}
+        columns = {"label": np.arange(5.0), "predicted": np.arange(5.0) ** 3}
+        assert measure("regression", columns)["spearman"] == pytest.approx(1)
+        assert measure("regression", columns)["pearson"] < 1
+
+    def test_intervals_cover(self) -> None:
+        """Of 95 % intervals of an accuracy, about 95 % hold the true one."""
+        generator = np.random.default_rng(0)
+        held = 0
+        for seed in range(100):
+            labels = np.ones(200, dtype=int)
+            predicted = (generator.random(200) < 0.8).astype(int)
+            columns = {"label": labels, "predicted": predicted, "classes": np.full(200, 2)}
+            one = intervals("classification", columns, draws=200, seed=seed)["accuracy"]
+            held += one["low"] <= 0.8 <= one["high"]
+        assert 85 <= held <= 100
+
+    def test_entities(self) -> None:
+        pytest.importorskip("seqeval", reason="the train extra is not installed")
+        from collab.tasks.predict import _entities
+
+        names = ["O", "B-X", "I-X"]
+        labels = torch.tensor([[1, 2, 0, 1, -100]])
+        predicted = torch.tensor([[1, 2, 0, 0, 1]])
+        assert _entities(names, predicted, labels, labels != -100) == {
+            "found": [1],
+            "entities": [2],
+            "entities_predicted": [1],
+        }
+
+
+class TestBadInput:
+    def refused(self, folder: Path, *arguments: object) -> str:
+        names = [path.name for path in folder.parent.iterdir()]
+        done = CliRunner().invoke(main, ["finetune", *map(str, (folder, folder.parent / "tuned", *arguments, *FAST))])
+        assert done.exit_code in (1, 2)
+        assert isinstance(done.exception, SystemExit), "a message, not a traceback"
+        assert [path.name for path in folder.parent.iterdir()] == names
+        return " ".join(done.stderr.split())
+
+    def test_data(self, folder: Path, tmp_path: Path) -> None:
+        train, dev = (("--train", tmp_path / "train.tsv"), ("--eval", tmp_path / "dev.tsv"))
+        task = ("--task", "classification")
+        both = (*task, *train, *dev)
+        assert "no column 'text'; it has sentence, label" in self.refused(folder, *both, "--text-column", "text")
+        assert "no column 'class'" in self.refused(folder, *task, *train, *dev, "--label-column", "class")
+        assert "--eval" in self.refused(folder, *task, *train)
+        (tmp_path / "empty.tsv").write_text("sentence\tlabel\n")
+        assert "empty.tsv has no rows" in self.refused(folder, *task, *train, "--eval", tmp_path / "empty.tsv")
+        assert "no metric of classification" in self.refused(folder, *task, *train, *dev, "--metric", "pearson")
+        assert "Unknown task" in self.refused(folder, "--task", "glue/xyz", *train, *dev)
+        assert "only 1 names" in self.refused(folder, *task, *train, *dev, "--labels", "one")
+        words = write(tmp_path / "words.csv", [{"sentence": "a", "label": "x"}] * 2, ["sentence", "label"])
+        assert "are not numbers" in self.refused(folder, "--task", "regression", "--train", words, *dev)
+
+    def test_labels_that_do_not_fit_the_head(self, folder: Path, tmp_path: Path) -> None:
+        task = task_named("classification")
+        short = replace(OPTIONS, run=replace(RUN, steps=2, evaluations=1))
+        finetune_checkpoint(str(folder), tmp_path / "tuned", task, data(folder), options=short)
+        for name in ("train", "dev"):
+            table = [row | {"label": number % 3} for number, row in enumerate(rows(32, 1))]
+            write(tmp_path / f"{name}.csv", table, ["sentence", "label"])
+        arguments = (str(tmp_path / "tuned"), tmp_path / "again", task, data(folder, ".csv"))
+        with pytest.raises(collab.DataError, match=r"3 labels .* head 2: .* --new-head"):
+            finetune_checkpoint(*arguments, options=short)
+        report = finetune_checkpoint(*arguments, options=short, new_head=True)
+        assert len(report["labels"]) == 3
+        with pytest.raises(collab.DataError, match="the label 2, but the model's head knows"):
+            collab.evaluate(str(tmp_path / "tuned"), collab.DataSource(str(tmp_path / "dev.csv")))
+
+    def test_no_head(self, folder: Path, tmp_path: Path) -> None:
+        with pytest.raises(collab.DataError, match=r"no head for classification.*Fine-tune it first"):
+            collab.evaluate(str(folder), collab.DataSource(str(tmp_path / "dev.tsv")), task_named("classification"))
+        with pytest.raises(collab.ConfigurationError, match="--task"):
+            collab.evaluate(str(folder), collab.DataSource(str(tmp_path / "dev.tsv")))
+
+    def test_a_teacher_for_other_labels(self, folder: Path, tmp_path: Path) -> None:
+        short = replace(OPTIONS, run=replace(RUN, steps=2, evaluations=1))
+        task = task_named("classification")
+        finetune_checkpoint(str(folder), tmp_path / "teacher", task, data(folder, labels=("no", "yes")), options=short)
+        with pytest.raises(collab.ConfigurationError, match="The teacher answers with no, yes"):
+            finetune_checkpoint(
+                str(folder), tmp_path / "tuned", task, data(folder), options=short, teacher=str(tmp_path / "teacher")
+            )
+
+    def test_comparison_with_another_width(self, folder: Path, tmp_path: Path) -> None:
+        tiny_model(BY_TYPE["bert"], hidden_size=16).save_pretrained(tmp_path / "narrow")
+        for path in (tmp_path / "original").glob("*token*"):
+            (tmp_path / "narrow" / path.name).write_bytes(path.read_bytes())
+        write(tmp_path / "pairs.csv", rows(8, 3), ["sentence", "other", "label"])
+        source = collab.DataSource(str(tmp_path / "pairs.csv"), ("sentence", "other"))
+        with pytest.raises(collab.ConfigurationError, match=r"hidden states of width 32, .* 16"):
+            collab.evaluate(str(folder), source, task_named("similarity"), against=str(tmp_path / "narrow"))
