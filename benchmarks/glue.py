@@ -1,0 +1,284 @@
+"""The paper's protocol on real tasks, with the control that it lacks: fine-tune, convert, fine-tune again or heal.
+
+For SST-2, CoLA and STS-B, from the demo checkpoint:
+
+1. ``original``: fine-tuned.
+2. ``control``: the original fine-tuned a second time, as long as the conversions are.
+3. For every form and part of the query/key parameters: ``converted`` (calibrated on the task's training sentences,
+   nothing trained), ``tuned`` (then fine-tuned as the control) and ``healed`` (instead: without labels, against 1).
+
+    python benchmarks/glue.py                    # two cores, under two hours: one seed, part of SST-2 the second time
+    python benchmarks/glue.py --full             # a GPU: all rows, three seeds
+    python benchmarks/glue.py --task sst2        # one task; may be given several times
+
+Metrics are those of the development sets (accuracy, Matthews correlation, Spearman correlation), with 95 % bootstrap
+intervals. Writes results/glue.json, .md and .png. Rows are kept as they finish, and a run that was stopped goes on.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import shutil
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from common import COLORS, RESULTS, demo_folder, machine, markdown, shared_data, write
+
+import collab
+from collab.evaluation.evaluate import evaluate
+from collab.tasks.task import task_named
+from collab.training.finetune_checkpoint import LabelledData, finetune_checkpoint
+
+FORMS = ("cp", "tucker", "concat")
+PARTS = (1 / 2, 1 / 3, 1 / 6)
+WORK = Path(__file__).parent / "work"
+
+
+@dataclass(frozen=True)
+class Setting:
+    """How long a task is trained: epochs the first time, rows and epochs the second, steps of healing."""
+
+    first: float
+    again: float
+    samples: int | None
+    heal_steps: int
+
+
+QUICK = {
+    "sst2": Setting(2, 1, 16_000, 300),
+    "cola": Setting(4, 2, None, 200),
+    "stsb": Setting(4, 2, None, 200),
+}
+FULL = {name: Setting(3, 3, None, 1000) for name in QUICK}
+
+
+class Bench:
+    """One task with one seed: its data, and a folder for its models."""
+
+    def __init__(self, name: str, setting: Setting, seed: int) -> None:
+        self.name = name
+        self.setting = setting
+        self.task = task_named(f"glue/{name}")
+        self.run = collab.RunOptions(learning_rate=5e-5, weight_decay=0.01, seed=seed)
+        self.folder = WORK / f"{name}-{seed}-{setting.first:g}-{setting.again:g}"
+        self.folder.mkdir(parents=True, exist_ok=True)
+        data = shared_data() / "data"
+        if name == "sst2":
+            files, columns, self.label = ("sst2/train.tsv", "sst2/dev.tsv"), ("sentence",), "label"
+        elif name == "cola":
+            files, columns, self.label = ("cola/in_domain_train.tsv", "cola/in_domain_dev.tsv"), ("3",), "1"
+        else:
+            files, columns, self.label = ("stsb/train.csv", "stsb/dev.csv"), ("0", "1"), "2"
+        self.train, self.dev = (collab.DataSource(str(data / file), columns) for file in files)
+
+    def original(self) -> Path:
+        """The fine-tuned original."""
+        output = self.folder / "original"
+        if not output.exists():
+            self._finetune(demo_folder(), output, self.setting.first, None)
+        return output
+
+    def again(self, model: Path, output: Path) -> None:
+        """The second fine-tuning."""
+        self._finetune(model, output, self.setting.again, self.setting.samples)
+
+    def convert(self, form: str, part: float, output: Path, healed: bool) -> None:
+        """A conversion of the fine-tuned original, calibrated, and healed if wanted, on the training sentences."""
+        text = self._text()
+        heal = None
+        if healed:
+            run = replace(collab.HealOptions().run, steps=self.setting.heal_steps, seed=self.run.seed)
+            heal = collab.HealRequest(text, collab.HealOptions(run=run))
+        collab.convert_checkpoint(
+            str(self.original()),
+            output,
+            collab.ConversionConfig(params=part, form=form),
+            calibration=collab.CalibrationRequest(text),
+            heal=heal,
+        )
+
+    def measure(self, model: Path) -> dict[str, float]:
+        """The task's metric on the development set, with its interval."""
+        report = evaluate(str(model), self.dev, self.task, label_column=self.label)
+        found = report["metrics"][self.task.best_by]
+        against = None if model == self.original() else self._difference(model)
+        return {**found, "difference": against}
+
+    def _difference(self, model: Path) -> dict[str, float]:
+        """The difference to the control, on the same draws."""
+        control = self.folder / "control"
+        if not control.exists() or model == control:
+            return {}
+        options = collab.EvaluateOptions(repeats=1)
+        report = evaluate(
+            str(model), self.dev, self.task, label_column=self.label, against=str(control), options=options
+        )
+        return report["against"]["difference"][self.task.best_by]
+
+    def _finetune(self, model: Path, output: Path, epochs: float, samples: int | None) -> None:
+        options = collab.FinetuneOptions(run=replace(self.run, epochs=epochs))
+        data = LabelledData(self.train, self.dev, self.label, samples=samples)
+        finetune_checkpoint(str(model), output, self.task, data, options=options)
+
+    def _text(self) -> collab.DataSource:
+        """The training rows without their labels."""
+        if self.name == "stsb":
+            return self.train
+        if self.name == "sst2":
+            return self.train
+        file = self.folder / "sentences.txt"
+        if not file.exists():
+            with open(self.train.path, newline="", encoding="utf-8") as rows:
+                found = [row[3] for row in csv.reader(rows, delimiter="\t", quoting=csv.QUOTE_NONE)]
+            file.write_text("\n".join(found), encoding="utf-8")
+        return collab.DataSource(str(file))
+
+
+def settings(names: list[str], seeds: int) -> list[dict[str, Any]]:
+    """Everything that is measured, in order."""
+    found: list[dict[str, Any]] = []
+    for seed in range(seeds):
+        for name in names:
+            found += [{"task": name, "seed": seed, "what": what} for what in ("original", "control")]
+            found += [
+                {"task": name, "seed": seed, "what": what, "form": form, "part": part}
+                for part in (PARTS[1], PARTS[0], PARTS[2])
+                for form in FORMS
+                for what in ("converted", "tuned", "healed")
+            ]
+    return found
+
+
+def row(bench: Bench, setting: dict[str, Any]) -> dict[str, Any]:
+    """One model, trained and measured."""
+    what, start = setting["what"], time.perf_counter()
+    original = bench.original()
+    if what == "original":
+        return setting | {"metric": bench.measure(original), "seconds": time.perf_counter() - start}
+    output = bench.folder / "control"
+    if what == "control":
+        if not output.exists():
+            bench.again(original, output)
+        return setting | {"metric": bench.measure(output), "seconds": time.perf_counter() - start}
+    form, part = setting["form"], setting["part"]
+    output = bench.folder / f"{form}-{part:.3f}-{what}"
+    converted = bench.folder / f"{form}-{part:.3f}-converted"
+    if what == "healed":
+        bench.convert(form, part, output, healed=True)
+        shutil.rmtree(converted, ignore_errors=True)
+    else:
+        if not converted.exists():
+            bench.convert(form, part, converted, healed=False)
+        if what == "tuned":
+            bench.again(converted, output)
+    found = setting | {"metric": bench.measure(output), "seconds": time.perf_counter() - start}
+    parameters = json.loads((output / "collab_report.json").read_text())["parameters"]
+    found |= {"query_key": parameters["query_key"]["ratio"], "model": parameters["model"]["ratio"]}
+    if what != "converted":
+        shutil.rmtree(output)
+    return found
+
+
+def main() -> None:
+    """Runs what is missing."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--full", action="store_true")
+    parser.add_argument("--task", action="append", choices=list(QUICK))
+    given = parser.parse_args()
+    transformers.logging.disable_progress_bar()
+    name = "glue-full" if given.full else "glue"
+    chosen, seeds = (FULL, 3) if given.full else (QUICK, 1)
+    file = RESULTS / f"{name}.json"
+    result = json.loads(file.read_text()) if file.exists() else {"rows": []}
+    done = result["rows"]
+    for setting in settings(given.task or list(QUICK), seeds):
+        if any(all(one.get(key) == value for key, value in setting.items()) for one in done):
+            continue
+        bench = Bench(setting["task"], chosen[setting["task"]], setting["seed"])
+        done.append(row(bench, setting))
+        print(done[-1], flush=True)
+        result |= {"machine": machine(), "settings": {one: vars(value) for one, value in chosen.items()}}
+        write(name, result, table(result))
+        draw(name, result)
+    shutil.rmtree(WORK, ignore_errors=True)
+
+
+def label(one: dict[str, Any]) -> str:
+    """What a row is, in words."""
+    names = {
+        "original": "original, fine-tuned",
+        "control": "original, fine-tuned again (control)",
+        "converted": "converted",
+        "tuned": "converted, fine-tuned again",
+        "healed": "converted, healed without labels",
+    }
+    return f"{one['form']}, {names[one['what']]}" if "form" in one else names[one["what"]]
+
+
+def table(result: dict[str, Any]) -> str:
+    """A table for each task."""
+    parts = []
+    for task in dict.fromkeys(one["task"] for one in result["rows"]):
+        rows = [one for one in result["rows"] if one["task"] == task]
+        seeds = sorted({one["seed"] for one in rows})
+        cells = []
+        for first in [one for one in rows if one["seed"] == seeds[0]]:
+            same = [one for one in rows if label(one) == label(first) and one.get("part") == first.get("part")]
+            values = [100 * one["metric"]["value"] for one in same]
+            difference = first["metric"].get("difference") or {}
+            cells.append(
+                [
+                    label(first),
+                    f"{first['query_key']:.3f}" if "form" in first else "1",
+                    f"{sum(values) / len(values):.1f}",
+                    f"{100 * first['metric']['low']:.1f} to {100 * first['metric']['high']:.1f}",
+                    "{:+.1f} ({:+.1f} to {:+.1f})".format(*(100 * difference[key] for key in ("value", "low", "high")))
+                    if difference
+                    else "",
+                    f"{first['seconds']:.0f}",
+                ]
+            )
+        metric = task_named(f"glue/{task}").best_by
+        headings = ["", "query/key left", f"{metric} ×100", "95 % interval", "less the control", "seconds"]
+        parts += [f"### {task}", markdown(headings, cells)]
+    return "\n\n".join(parts)
+
+
+def draw(name: str, result: dict[str, Any]) -> None:
+    """The metric against the query/key parameters that are left."""
+    import matplotlib.pyplot as plt
+
+    tasks = list(dict.fromkeys(one["task"] for one in result["rows"]))
+    figure, axes = plt.subplots(1, len(tasks), figsize=(4.5 * len(tasks), 4), layout="constrained", squeeze=False)
+    styles = {"converted": (":", "o"), "healed": ("--", "s"), "tuned": ("-", "^")}
+    for axis, task in zip(axes[0], tasks, strict=True):
+        rows = [one for one in result["rows"] if one["task"] == task and one["seed"] == 0]
+        for form in FORMS:
+            for what, (line, mark) in styles.items():
+                points = sorted(
+                    (one["query_key"], 100 * one["metric"]["value"])
+                    for one in rows
+                    if one.get("form") == form and one["what"] == what
+                )
+                if points:
+                    axis.plot(
+                        *zip(*points, strict=True), line, marker=mark, color=COLORS[form], label=f"{form}, {what}"
+                    )
+        control = next((one for one in rows if one["what"] == "control"), None)
+        if control:
+            axis.axhline(100 * control["metric"]["value"], color="black", linewidth=0.8, label="control")
+        axis.set(title=task, xlabel="query/key parameters left", ylabel=task_named(f"glue/{task}").best_by)
+    axes[0][0].legend(fontsize=6)
+    figure.savefig(RESULTS / f"{name}.png", dpi=200)
+    plt.close(figure)
+
+
+if __name__ == "__main__":
+    torch.manual_seed(0)
+    main()
