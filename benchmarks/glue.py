@@ -12,13 +12,13 @@ For SST-2, CoLA and STS-B, from the demo checkpoint:
     python benchmarks/glue.py --task sst2        # one task; may be given several times
 
 Metrics are those of the development sets (accuracy, Matthews correlation, Spearman correlation), with 95 % bootstrap
-intervals. Writes results/glue.json, .md and .png. Rows are kept as they finish, and a run that was stopped goes on.
+intervals. Writes results/glue.json, .md and .png. Rows are kept as they finish, and a run that was stopped goes on; the
+models are in benchmarks/work meanwhile.
 """
 
 from __future__ import annotations
 
 import argparse
-import csv
 import json
 import shutil
 import time
@@ -90,7 +90,7 @@ class Bench:
 
     def convert(self, form: str, part: float, output: Path, healed: bool) -> None:
         """A conversion of the fine-tuned original, calibrated, and healed if wanted, on the training sentences."""
-        text = self._text()
+        text = self.train  # without its labels
         heal = None
         if healed:
             run = replace(collab.HealOptions().run, steps=self.setting.heal_steps, seed=self.run.seed)
@@ -126,19 +126,6 @@ class Bench:
         data = LabelledData(self.train, self.dev, self.label, samples=samples)
         finetune_checkpoint(str(model), output, self.task, data, options=options)
 
-    def _text(self) -> collab.DataSource:
-        """The training rows without their labels."""
-        if self.name == "stsb":
-            return self.train
-        if self.name == "sst2":
-            return self.train
-        file = self.folder / "sentences.txt"
-        if not file.exists():
-            with open(self.train.path, newline="", encoding="utf-8") as rows:
-                found = [row[3] for row in csv.reader(rows, delimiter="\t", quoting=csv.QUOTE_NONE)]
-            file.write_text("\n".join(found), encoding="utf-8")
-        return collab.DataSource(str(file))
-
 
 def settings(names: list[str], seeds: int) -> list[dict[str, Any]]:
     """Everything that is measured, in order."""
@@ -169,19 +156,20 @@ def row(bench: Bench, setting: dict[str, Any]) -> dict[str, Any]:
     form, part = setting["form"], setting["part"]
     output = bench.folder / f"{form}-{part:.3f}-{what}"
     converted = bench.folder / f"{form}-{part:.3f}-converted"
-    if what == "healed":
-        bench.convert(form, part, output, healed=True)
-        shutil.rmtree(converted, ignore_errors=True)
-    else:
-        if not converted.exists():
-            bench.convert(form, part, converted, healed=False)
-        if what == "tuned":
+    if what != "healed" and not converted.exists():
+        bench.convert(form, part, converted, healed=False)
+    if not output.exists():
+        if what == "healed":
+            bench.convert(form, part, output, healed=True)
+        else:
             bench.again(converted, output)
     found = setting | {"metric": bench.measure(output), "seconds": time.perf_counter() - start}
     parameters = json.loads((output / "collab_report.json").read_text())["parameters"]
     found |= {"query_key": parameters["query_key"]["ratio"], "model": parameters["model"]["ratio"]}
     if what != "converted":
         shutil.rmtree(output)
+    if what == "healed":
+        shutil.rmtree(converted, ignore_errors=True)
     return found
 
 
@@ -206,7 +194,6 @@ def main() -> None:
         result |= {"machine": machine(), "settings": {one: vars(value) for one, value in chosen.items()}}
         write(name, result, table(result))
         draw(name, result)
-    shutil.rmtree(WORK, ignore_errors=True)
 
 
 def label(one: dict[str, Any]) -> str:
@@ -246,6 +233,9 @@ def table(result: dict[str, Any]) -> str:
             )
         metric = task_named(f"glue/{task}").best_by
         headings = ["", "query/key left", f"{metric} ×100", "95 % interval", "less the control", "seconds"]
+        if len(seeds) > 1:
+            headings[2] += f", mean of {len(seeds)} seeds"
+            headings[3], headings[4] = (f"{one}, seed {seeds[0]}" for one in headings[3:5])
         parts += [f"### {task}", markdown(headings, cells)]
     return "\n\n".join(parts)
 

@@ -146,7 +146,7 @@ def load_checkpoint(source: Source, *, seed: int = 0) -> Checkpoint:
             raise WeightsError(f"{name} is not in the checkpoint, so there is no attention to convert.")
     if missing:
         notes.append(f"Not in the checkpoint, so initialized at random (seed {seed}): {', '.join(missing)}.")
-    unused = _read_tensors(weights, info["unexpected_keys"])
+    unused = read_tensors(weights, info["unexpected_keys"])
     if unused:
         some = ", ".join(sorted(unused)[:3])
         notes.append(
@@ -281,7 +281,7 @@ def check_weight_files(folder: Path) -> list[Path]:
     return files
 
 
-def _read_tensors(files: list[Path], names: set[str]) -> dict[str, Tensor]:
+def read_tensors(files: list[Path], names: set[str]) -> dict[str, Tensor]:
     """The named floating-point tensors, as far as the files have them under these names."""
     found: dict[str, Tensor] = {}
     if not names:

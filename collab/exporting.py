@@ -18,7 +18,7 @@ from .card import write_card
 from .checkpoint import Checkpoint, Source, read_json
 from .conversion import Conversion
 from .errors import ConfigurationError, VerificationError
-from .history import CARD_FILE, REPORT_FILE, Step, append, append_to_card
+from .history import CARD_FILE, REPORT_FILE, Step, append, append_to_card, forget_results
 from .modeling.collab_model import auto_classes
 from .output import check_output, check_space, staged
 from .report import ConversionReport
@@ -136,6 +136,7 @@ def republish(
     source: Path,
     step: Step,
     *,
+    unused: dict[str, Tensor] | None = None,
     overwrite: bool = False,
     trust_remote_code: bool = False,
 ) -> None:
@@ -146,6 +147,7 @@ def republish(
         output: the folder to write.
         source: the folder that it was loaded from; its report and card go along and grow by a step.
         step: what was done.
+        unused: weights that the model has no place for, to be kept.
         overwrite: replace a model that collab wrote there.
         trust_remote_code: let transformers run a tokenizer's code that comes with the model.
 
@@ -154,14 +156,16 @@ def republish(
     """
     output = Path(output).expanduser()
     check_output(output, source, overwrite)
-    check_space(output, _size(model.state_dict()))
+    state = {**model.state_dict(), **(unused or {})}
+    check_space(output, _size(state))
     with staged(output, overwrite) as folder:
-        model.save_pretrained(folder)
+        model.save_pretrained(folder, state_dict=state)
         carry_over(source, folder, trust_remote_code)
         verify(folder, model)
         for name in (REPORT_FILE, CARD_FILE):
             if (source / name).is_file():
                 shutil.copyfile(source / name, folder / name)
+        forget_results(folder)
         append(folder, step, name=output.name)
     logger.info("Wrote %s.", output)
 

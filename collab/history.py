@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -84,6 +85,18 @@ def table(headings: list[str], rows: list[list[str]]) -> str:
     """A Markdown table, its first column text and the others numbers."""
     lines = [f"| {' | '.join(headings)} |", "|---|" + "---:|" * (len(headings) - 1)]
     return "\n".join([*lines, *(f"| {' | '.join(row)} |" for row in rows)])
+
+
+def forget_results(folder: Path) -> None:
+    """Takes the model-index out of a card: its metrics are those of weights that have changed since."""
+    path = folder / CARD_FILE
+    if not path.is_file():
+        return
+    with contextlib.suppress(ValueError, yaml.YAMLError, UnicodeDecodeError):
+        card: Any = ModelCard.load(path, ignore_metadata_errors=True)
+        if card.data.eval_results:
+            card.data.eval_results = None
+            _write(path, str(card))
 
 
 def _card(folder: Path, step: Step, name: str) -> str:

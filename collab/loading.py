@@ -6,10 +6,12 @@ import logging
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 import transformers
+from torch import Tensor
 from transformers import AutoConfig, AutoImageProcessor, AutoTokenizer, PreTrainedModel
 
-from .checkpoint import Source, check_weight_files, read_config, read_model, resolve_source
+from .checkpoint import Source, check_weight_files, read_config, read_model, read_tensors, resolve_source
 from .errors import CheckpointError, DataError, first_line
 from .families import families
 
@@ -25,12 +27,14 @@ class Loaded:
         model: in evaluation mode.
         processor: its tokenizer or image processor; None where there is none.
         missing: weights that the folder does not hold, initialized at random.
+        unused: weights that the class which the config names has no place for, to be kept.
     """
 
     source: Source
     model: PreTrainedModel
     processor: Any | None
     missing: list[str] = field(default_factory=list)
+    unused: dict[str, Tensor] = field(default_factory=dict)
 
     @property
     def tokenizer(self) -> Any:
@@ -38,6 +42,14 @@ class Loaded:
         if self.processor is None:
             raise DataError(f"{self.source.name} has no tokenizer that loads. Put its files into the folder.")
         return self.processor
+
+    def require_head(self, kind: str) -> None:
+        """Raises a DataError if the head for a kind of task would be random."""
+        head = [one for one in self.missing if not one.startswith(f"{self.model.base_model_prefix}.")]
+        if head:
+            raise DataError(
+                f"{self.source.name} has no head for {kind}: {', '.join(head[:3])} would be random. Fine-tune it first."
+            )
 
 
 def load(
@@ -57,7 +69,7 @@ def load(
         revision: branch, tag or commit on the Hub.
         auto_class: the Auto class to load with; None for the class that the config names.
         config_changes: values of the config to replace, such as the labels of a new head.
-        new_head: let weights whose shape the changed config does not give start anew at random.
+        new_head: let everything outside the base model start anew at random.
         trust_remote_code: let transformers run a tokenizer's code that comes with the model. A model's own code is
             never run: collab has that of converted models.
         seed: of the weights that the checkpoint lacks.
@@ -67,7 +79,7 @@ def load(
     """
     source = resolve_source(name, revision)
     raw = read_config(source.folder)
-    check_weight_files(source.folder)
+    files = check_weight_files(source.folder)
     try:
         config = AutoConfig.from_pretrained(source.folder, local_files_only=True, trust_remote_code=False)
     except (OSError, ValueError, KeyError, TypeError) as error:
@@ -78,7 +90,19 @@ def load(
     model, info = read_model(
         auto_class or _class_of(raw, source), source, seed, new_head, config=config, dtype="auto", **arguments
     )
-    return Loaded(source, model.eval(), load_processor(source, model, trust_remote_code), sorted(info["missing_keys"]))
+    if new_head:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            fresh = type(model)(config)
+        fresh.base_model.load_state_dict(model.base_model.state_dict())
+        model = fresh.to(model.dtype)  # type: ignore[arg-type]
+    return Loaded(
+        source,
+        model.eval(),
+        load_processor(source, model, trust_remote_code),
+        sorted(info["missing_keys"]),
+        read_tensors(files, info["unexpected_keys"]) if auto_class is None else {},
+    )
 
 
 def load_processor(source: Source, model: PreTrainedModel, trust_remote_code: bool = False) -> Any | None:

@@ -224,7 +224,8 @@ def convert_checkpoint(
         notes=(*checkpoint.notes, *notes, *conversion.report.notes),
     )
     report = export(Conversion(conversion.model, report), output, checkpoint, write, load.trust_remote_code, steps)
-    shutil.rmtree(work_folder(output), ignore_errors=True)
+    if heal is not None:
+        shutil.rmtree(work_folder(output), ignore_errors=True)
     return report
 
 

@@ -198,7 +198,7 @@ class TestBadInput:
     def test_a_teacher_that_does_not_fit(self) -> None:
         teacher = tiny_model(BERT)
         model = collab.convert(teacher, collab.ConversionConfig(rank=8)).model
-        with pytest.raises(collab.ConfigurationError, match="hidden states of width 16, the model 32"):
+        with pytest.raises(collab.ConfigurationError, match="hidden states of width 16, this one 32"):
             collab.heal(model, tiny_model(BERT, hidden_size=16), options=FEW)
         with pytest.raises(collab.ConfigurationError, match="a vocabulary of 61"):
             collab.heal(model, tiny_model(BERT, vocab_size=61), options=FEW)
@@ -216,14 +216,14 @@ class TestBadInput:
             check=False,
         )
         assert done.returncode == 2
-        assert "another tokenizer" in done.stderr
+        assert "different tokenizers" in done.stderr
         assert "Traceback" not in done.stderr
 
     def test_a_loss_that_is_no_number(self, tmp_path: Path) -> None:
         teacher = tiny_model(BERT)
         model = collab.convert(teacher, collab.ConversionConfig(rank=8)).model
         run = replace(RUN, learning_rate=1e30, warmup=0.0)
-        with pytest.raises(collab.TrainingError, match=r"The loss became .* at step \d+\. The last good state"):
+        with pytest.raises(collab.TrainingError, match=r"The loss is not a number .* at step \d+\..* --restart"):
             collab.heal(model, teacher, options=replace(FEW, run=run), work=tmp_path / "work")
 
     def test_too_little_memory(self, monkeypatch: pytest.MonkeyPatch) -> None:

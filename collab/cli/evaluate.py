@@ -11,6 +11,7 @@ from typing import Any
 import click
 
 from ..data import DataSource
+from ..history import append
 from ..tasks.task import GLUE, KINDS, task_named
 from .options import data_options, loading_options, verbosity_options
 from .running import bars, failures, set_up_logging
@@ -45,9 +46,11 @@ def evaluate(model: str, **given: Any) -> None:
     with failures("Interrupted."):
         task = task_named(given["task"]) if given["task"] else None
 
-        from ..evaluation.evaluate import EvaluateOptions, evaluation_step, record  # slow to import
+        from ..evaluation.evaluate import EvaluateOptions, check_recordable, evaluation_step  # slow to import
         from ..evaluation.evaluate import evaluate as measure
 
+        if given["recorded"]:
+            check_recordable(Path(model))
         source = None
         if given["data"]:
             source = DataSource(given["data"], given["text_column"], given["subset"], given["split"])
@@ -64,9 +67,9 @@ def evaluate(model: str, **given: Any) -> None:
                 trust_remote_code=given["trust_remote_code"],
                 command=f"collab {shlex.join(sys.argv[1:])}",
             )
-        step = evaluation_step(report, task.hub_name if task else None)
+        step = evaluation_step(report)
         if given["recorded"]:
-            record(Path(model), step)
+            append(Path(model), step, name=Path(model).resolve().name)
     if given["as_json"]:
         click.echo(json.dumps(report, indent=2))
     elif not given["quiet"]:

@@ -38,13 +38,7 @@ Examples:
 )
 @click.argument("model")
 @click.argument("output", type=click.Path(path_type=Path))
-@click.option(
-    "--task",
-    required=True,
-    metavar="TASK",
-    help=f"{', '.join(one for one in KINDS if one != 'similarity')}, "
-    f"or with its data, columns and metric: {', '.join(GLUE)}.",
-)
+@click.option("--task", required=True, metavar="TASK", help=_TASKS)
 @click.option("--train", help="Rows to learn from: a CSV, TSV, JSON Lines or Parquet file, or a data set on the Hub.")
 @click.option("--eval", "held_back", help="Rows to choose the best checkpoint by: the same.")
 @data_options

@@ -219,7 +219,8 @@ def heal_source(given: dict[str, Any], name: str, split: str = "train") -> Any:
     """Random vocabulary, or the data set that the options describe."""
     if name == "synthetic":
         return name
-    return DataSource(name, given["text_column"], given.get("subset"), split)
+    subset = given["subset"] if "subset" in given else given["calibration_subset"]
+    return DataSource(name, given["text_column"], subset, split)
 
 
 def loading_of(given: dict[str, Any], dtype: Any = None) -> LoadOptions:

@@ -133,7 +133,7 @@ def _csv_options(path: Path, columns: tuple[str, ...]) -> tuple[dict[str, Any], 
     options: dict[str, Any] = {"keep_default_na": False}
     if path.suffix == ".tsv":
         options |= {"sep": "\t", "quoting": csv.QUOTE_NONE}
-    with path.open(newline="", encoding="utf-8") as file:
+    with path.open(newline="", encoding="utf-8-sig") as file:
         quoting = options.get("quoting", csv.QUOTE_MINIMAL)
         names = next(csv.reader(file, delimiter=options.get("sep", ","), quoting=quoting), [])
     if columns and all(name.isdigit() for name in columns):  # no header

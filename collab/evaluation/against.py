@@ -13,7 +13,6 @@ from transformers import PreTrainedModel
 
 from ..agreement import agreement
 from ..data.features import Batch, Feature, collate, length_of
-from ..errors import ConfigurationError
 from ..loading import Loaded
 
 _ROWS = 32
@@ -26,7 +25,7 @@ def compare(model: Loaded, other: Loaded, features: Sequence[Feature], *, repeat
 
     Args:
         model: the one in question.
-        other: the one that it is held against, usually the original.
+        other: the one that it is held against, usually the original; `check_comparable` has passed them.
         features: without labels; of more than a thousand, that many evenly from all, and a quarter of them for speed.
         repeats: how often each runs over all rows for its speed, in turn with the other.
 
@@ -35,18 +34,8 @@ def compare(model: Loaded, other: Loaded, features: Sequence[Feature], *, repeat
         ``parameters`` and ``bytes`` of both, and ``tokens_per_second`` of both with the ratio of their medians and the
         least and largest ratio of a round.
 
-    Raises:
-        ConfigurationError: if their inputs or states cannot be compared.
     """
     first, second = model.model, other.model
-    if first.config.hidden_size != second.config.hidden_size:
-        raise ConfigurationError(
-            f"{model.source.name} has hidden states of width {first.config.hidden_size}, {other.source.name} of width "
-            f"{second.config.hidden_size}. Give the model that this one was made from."
-        )
-    vocabularies = [one.tokenizer.get_vocab() for one in (model, other) if hasattr(one.processor, "get_vocab")]
-    if len(vocabularies) == 2 and vocabularies[0] != vocabularies[1]:
-        raise ConfigurationError(f"{model.source.name} and {other.source.name} have different tokenizers.")
     batches = batches_of(model, _some(features, _COMPARED))
     timed = batches_of(model, _some(features, _TIMED))
     return {

@@ -11,10 +11,11 @@ import numpy as np
 import torch
 
 from ..checkpoint import read_config, resolve_source
+from ..comparable import check_comparable, check_tokenizers
 from ..data import DataSource
 from ..data.features import Feature, text_features
 from ..errors import ConfigurationError, DataError
-from ..history import Measured, Step, append, read_report, table
+from ..history import Measured, Step, read_report, table
 from ..loading import Loaded, load
 from ..report import installed_versions
 from ..tasks.encoding import collator, encode, masked, padded
@@ -22,6 +23,7 @@ from ..tasks.examples import Examples, numbers, read_examples
 from ..tasks.metrics import Columns, intervals
 from ..tasks.predict import predict
 from ..tasks.task import Task, task_of
+from ..training.options import check_length
 from .against import compare
 from .embedding import similarities
 
@@ -52,6 +54,7 @@ class EvaluateOptions:
     def __post_init__(self) -> None:
         if self.draws < 0 or self.repeats < 1 or (self.samples is not None and self.samples < 1):
             raise ConfigurationError("draws must be at least 0, and repeats and samples at least 1.")
+        check_length(self.max_length)
 
 
 def evaluate(
@@ -97,18 +100,22 @@ def evaluate(
         raise ConfigurationError(f"Say with --data where the rows are; {task.kind} has none of its own.")
     examples = read_examples(source, task, label_column, options.samples)
     loaded = _load(model, revision, task, options, trust_remote_code)
+    other = None if against is None else _load(against, None, task, options, trust_remote_code)
+    if other is not None:
+        check_comparable(loaded.model, other.model)
+        check_tokenizers(loaded.processor, other.processor)
     columns, features = _predictions(loaded, task, examples, options)
     report: dict[str, Any] = {
         "step": "evaluate",
         "model": model,
         "task": task.kind,
-        "data": {"source": source.path, "split": source.split, "rows": len(examples.texts)},
+        "hub_name": task.hub_name,
+        "data": {"source": examples.name, "rows": len(examples.texts)},
         "metrics": intervals(task.kind, columns, draws=options.draws, seed=options.seed),
         "command": command,
         "versions": installed_versions(),
     }
-    if against is not None:
-        other = _load(against, None, task, options, trust_remote_code)
+    if other is not None:
         theirs, _ = _predictions(other, task, examples, options)
         report["against"] = compare(loaded, other, features, repeats=options.repeats) | {
             "metrics": intervals(task.kind, theirs, draws=options.draws, seed=options.seed),
@@ -118,10 +125,10 @@ def evaluate(
     return report
 
 
-def evaluation_step(report: dict[str, Any], hub_name: str | None = None) -> Step:
+def evaluation_step(report: dict[str, Any]) -> Step:
     """An evaluation as a section of the card, with its metrics in the model-index."""
     data = report["data"]
-    name = Path(data["source"]).name
+    name = data["source"]
     rows = [[f"{metric}", _interval(one)] for metric, one in report["metrics"].items()]
     headings = ["", "value (95 % interval)"]
     against = report.get("against")
@@ -147,29 +154,21 @@ def evaluation_step(report: dict[str, Any], hub_name: str | None = None) -> Step
         ]
         text += "\n\n" + table([f"against {other}", ""], pairs)
     measured = tuple(
-        Measured(hub_name or report["task"], name, metric, one["value"]) for metric, one in report["metrics"].items()
+        Measured(report["hub_name"], name, metric, one["value"]) for metric, one in report["metrics"].items()
     )
     return Step("Evaluation", text, report, measured)
 
 
-def record(folder: Path, step: Step) -> None:
-    """Adds an evaluation to the report and the card in a folder that collab wrote.
-
-    Raises:
-        ConfigurationError: if collab did not write it.
-    """
+def check_recordable(folder: Path) -> None:
+    """Makes sure that a folder has a report of collab's to add an evaluation to; ConfigurationError if not."""
     if not read_report(folder):
         raise ConfigurationError(f"{folder} has no report of collab's to add to. Leave --record away.")
-    append(folder, step, name=folder.name)
 
 
 def _load(name: str, revision: str | None, task: Task, options: EvaluateOptions, trust_remote_code: bool) -> Loaded:
     loaded = load(name, revision, auto_class=task.auto_class, trust_remote_code=trust_remote_code)
-    head = [one for one in loaded.missing if not one.startswith(f"{loaded.model.base_model_prefix}.")]
-    if head and task.head is not None:
-        raise DataError(
-            f"{name} has no head for {task.kind}: {', '.join(head[:3])} would be random. Fine-tune it first."
-        )
+    if task.head is not None:
+        loaded.require_head(task.kind)
     device = torch.device(options.device or ("cuda" if torch.cuda.is_available() else "cpu"))
     loaded.model.to(device)  # type: ignore[arg-type]
     return loaded
@@ -200,4 +199,6 @@ def _predictions(
 
 def _interval(one: dict[str, float], sign: bool = False) -> str:
     form = "+.4f" if sign else ".4f"
+    if one["low"] is None:
+        return f"{one['value']:{form}}"
     return f"{one['value']:{form}} ({one['low']:{form}} to {one['high']:{form}})"

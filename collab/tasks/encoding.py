@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from transformers import DataCollatorForLanguageModeling, PreTrainedModel
+from torch import Tensor
+from transformers import PreTrainedModel
 
 from ..data.features import Batch, Feature, collate, text_features
 from ..errors import ConfigurationError
@@ -41,11 +43,11 @@ def encode(
 def names_of(model: PreTrainedModel) -> list[str]:
     """The classes of a model's head, in order."""
     names: Any = model.config.id2label
-    return [str(names[number]) for number in range(len(names))]
+    return [str(names[number]) for number in sorted(names)]
 
 
 def collator(task: Task, model: PreTrainedModel, tokenizer: Any) -> Callable[[list[Feature]], Batch]:
-    """What makes a batch of features with labels: padded, and for masked language models masked anew every time.
+    """What makes a padded batch of features with labels; of masked language models without, see `mask_batch`.
 
     Raises:
         ConfigurationError: if the tokenizer has no mask token and the task needs one.
@@ -53,7 +55,7 @@ def collator(task: Task, model: PreTrainedModel, tokenizer: Any) -> Callable[[li
     if task.kind == "masked-lm":
         if tokenizer.mask_token is None:
             raise ConfigurationError("The tokenizer has no mask token, so this is no masked language model.")
-        return DataCollatorForLanguageModeling(tokenizer, mlm_probability=MASKED)
+        return lambda features: collate(model, tokenizer, features)
 
     def make(features: list[Feature]) -> Batch:
         if task.kind == "token-classification":
@@ -64,6 +66,32 @@ def collator(task: Task, model: PreTrainedModel, tokenizer: Any) -> Callable[[li
         return batch
 
     return make
+
+
+def mask_batch(batch: Batch, tokenizer: Any, seed: int, step: int) -> Batch:
+    """Masks a batch to learn from: of the tokens chosen eight in ten are hidden, one is replaced, one stays (BERT).
+
+    What is chosen hangs on the row, the seed and the step alone, so it is the same in any number of processes and
+    after an interruption.
+    """
+    ids = batch["input_ids"].clone()  # (B, T)
+    special = torch.tensor(tokenizer.all_special_ids, device=ids.device)
+    rows = zip(ids.cpu(), batch["attention_mask"].cpu().bool(), strict=True)
+    draws = torch.stack([_draw(row, seen, seed, step) for row, seen in rows]).to(ids.device)  # (B, 3, T)
+    first = draws[:, 0].masked_fill(torch.isin(ids, special), 2.0)  # (B, T)
+    # One of every row at least, unless it has only special tokens.
+    chosen = (first < MASKED) | ((first == first.amin(dim=1, keepdim=True)) & (first < 2))
+    labels = ids.masked_fill(~chosen, IGNORED)
+    random = (draws[:, 2] * len(tokenizer)).long().clamp(max=len(tokenizer) - 1)
+    ids = torch.where(chosen & (draws[:, 1] < 0.8), torch.full_like(ids, tokenizer.mask_token_id), ids)
+    ids = torch.where(chosen & (draws[:, 1] >= 0.9), random, ids)
+    return {**batch, "input_ids": ids, "labels": labels}
+
+
+def _draw(ids: Tensor, seen: Tensor, seed: int, step: int) -> Tensor:
+    row = zlib.crc32(ids[seen].numpy().tobytes())  # without the padding, which is another in another batch
+    generator = torch.Generator().manual_seed((row * 1_000_003 + seed * 10_007 + step) % 2**63)
+    return torch.rand(len(ids), 3, generator=generator).T  # so that a row's draws do not hang on its padding
 
 
 def masked(features: Sequence[Feature], tokenizer: Any, seed: int) -> list[Feature]:

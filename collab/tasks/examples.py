@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from ..data import DataSource
@@ -28,13 +30,15 @@ class Examples:
     """Rows of a task.
 
     Attributes:
-        source: where they are from, for messages and reports.
+        source: where they are from, for messages.
+        name: what they are called, for reports.
         texts: one or two strings each; for token classification a list of words each.
         labels: one each: a number, a class's name or number, or a list of them; empty for masked language models.
         names: what `datasets` knows of the classes' names.
     """
 
     source: str
+    name: str
     texts: list[Any]
     labels: list[Any]
     names: tuple[str, ...] | None = None
@@ -54,7 +58,8 @@ def read_examples(
     Raises:
         DataError: if the source cannot be read, lacks a column, or has no rows.
     """
-    label_column = label_column or task.label_column
+    if label_column is None and source in (task.train, task.held_back):
+        label_column = task.label_column
     records = open_records(source)
     if not records.names:
         raise DataError(f"{source.path} has no rows.")
@@ -74,12 +79,12 @@ def read_examples(
             continue  # an empty line
         found.append(row)
         if labels is not None:
-            if record[labels] is None or record[labels] == "":
-                raise DataError(f"Row {number + 1} of {source.path} has no label in {labels}.")
+            _check_label(record[labels], row, words, f"Row {number + 1} of {source.path}", labels)
             answers.append(record[labels])
     if not found:
         raise DataError(f"{source.path} has no rows.")
-    return Examples(source.path, found, answers, _names(records, labels))
+    name = "/".join(filter(None, (Path(source.path).name, source.subset)))
+    return Examples(source.path, name, found, answers, _names(records, labels))
 
 
 def label_names(examples: Sequence[Examples], given: Sequence[str] = ()) -> list[str]:
@@ -121,14 +126,13 @@ def class_numbers(examples: Examples, names: Sequence[str]) -> list[Any]:
         DataError: if the head has no such class.
     """
     numbers = {name: number for number, name in enumerate(names)}
+    # A number is that of a name where the data names its classes, and else that of the head's class.
+    known = examples.names if examples.names and set(examples.names) <= set(names) else names
 
     def number(value: Any) -> int:
-        if not isinstance(value, str):
-            if examples.names and examples.names[value] in numbers:
-                return numbers[examples.names[value]]
-            if 0 <= value < len(names):
-                return int(value)
-        elif value in numbers:
+        if isinstance(value, int) and 0 <= value < len(known):
+            return numbers[known[value]] if str(value) not in numbers else numbers[str(value)]
+        if isinstance(value, str) and value in numbers:
             return numbers[value]
         raise DataError(
             f"{examples.source} has the label {value!r}, but the model's head knows {', '.join(names)}. Train a new "
@@ -141,11 +145,14 @@ def class_numbers(examples: Examples, names: Sequence[str]) -> list[Any]:
 def numbers(examples: Examples) -> list[float]:
     """The labels as numbers; DataError if one is none."""
     try:
-        return [float(value) for value in examples.labels]
+        found = [float(value) for value in examples.labels]
     except (TypeError, ValueError) as error:
         raise DataError(
             f"The labels of {examples.source} are not numbers, so this is no regression: {error}."
         ) from error
+    if not all(map(math.isfinite, found)):
+        raise DataError(f"The labels of {examples.source} are not all finite numbers.")
+    return found
 
 
 def _texts(records: Records, task: Task) -> tuple[str, ...]:
@@ -178,9 +185,20 @@ def _label(records: Records, task: Task, given: str | None, texts: tuple[str, ..
     return found
 
 
+def _check_label(label: Any, row: Any, words: bool, where: str, column: str) -> None:
+    if label is None or label == "":
+        raise DataError(f"{where} has no label in {column}.")
+    if words != isinstance(label, list):
+        raise DataError(f"{where} should have {'a list of labels' if words else 'one label'} in {column}.")
+    if words and len(label) != len(row):
+        raise DataError(f"{where} has {len(row)} words and {len(label)} labels.")
+    if not all(isinstance(one, str | int | float) for one in (label if words else [label])):
+        raise DataError(f"{where} has in {column} what is no label: {label!r}.")
+
+
 def _is_text(row: Any, words: bool) -> bool:
     if words:
-        return isinstance(row, list) and bool(row)
+        return isinstance(row, list) and bool(row) and all(isinstance(word, str) for word in row)
     return all(isinstance(one, str) for one in row)
 
 

@@ -76,7 +76,7 @@ def measure(kind: str, columns: Columns) -> dict[str, float]:
 
 def intervals(
     kind: str, columns: Columns, other: Columns | None = None, *, draws: int = 1000, level: float = 0.95, seed: int = 0
-) -> dict[str, dict[str, float]]:
+) -> dict[str, dict[str, Any]]:
     """Every metric with its bootstrap interval, or the difference of two models' on the same rows.
 
     Args:
@@ -88,7 +88,7 @@ def intervals(
         seed: of the draws.
 
     Returns:
-        By name: ``value``, ``low`` and ``high``.
+        By name: ``value``, ``low`` and ``high``, which are None without draws.
     """
     rows = len(next(iter(columns.values())))
     generator = np.random.default_rng(seed)
@@ -103,6 +103,6 @@ def intervals(
                 return first
             return first - metric({key: column[selected] for key, column in other.items()})
 
-        low, high = np.percentile([value(one) for one in chosen], tails) if draws else (np.nan, np.nan)
-        found[name] = {"value": value(slice(None)), "low": float(low), "high": float(high)}
+        low, high = map(float, np.percentile([value(one) for one in chosen], tails)) if draws else (None, None)
+        found[name] = {"value": value(slice(None)), "low": low, "high": high}
     return found

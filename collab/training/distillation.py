@@ -67,7 +67,9 @@ class DistillationTrainer(GuardedTrainer):
         with torch.no_grad():
             expected = self._teacher(**inputs, output_hidden_states=True)
         actual = model(**inputs, output_hidden_states=True)
-        loss = relative_errors(actual, expected, inputs.get("attention_mask")).mean()
+        mask = inputs.get("attention_mask")
+        # Several choices for each example are rows of their own inside the model.
+        loss = relative_errors(actual, expected, None if mask is None else mask.flatten(0, -2)).mean()
         return (loss, actual) if return_outputs else loss
 
     def prediction_step(

@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 from ..data.features import Batch, Feature
 from ..errors import ConfigurationError
 from ..report import installed_versions
-from ..tasks.encoding import collator, encode, masked, names_of, padded
+from ..tasks.encoding import collator, encode, mask_batch, masked, names_of, padded
 from ..tasks.examples import Examples
 from ..tasks.metrics import intervals, measure
 from ..tasks.predict import predict
@@ -38,15 +38,24 @@ class TaskTrainer(GuardedTrainer):
     Args:
         task: what is learnt.
         judge: makes batches of the rows to evaluate on.
+        tokenizer: the model's.
         teacher: a model whose answers count beside the labels; None for none.
         distill: how much they count.
         arguments: of `Trainer`.
     """
 
     def __init__(
-        self, *, task: Task, judge: Collate, teacher: PreTrainedModel | None, distill: float, **arguments: Any
+        self,
+        *,
+        task: Task,
+        judge: Collate,
+        tokenizer: Any,
+        teacher: PreTrainedModel | None,
+        distill: float,
+        **arguments: Any,
     ) -> None:
         super().__init__(**arguments)
+        self._tokenizer = tokenizer
         self._task = task
         self._judge = judge
         self._teacher = None if teacher is None else teacher.eval().to(self.args.device)
@@ -66,6 +75,8 @@ class TaskTrainer(GuardedTrainer):
         self, model: nn.Module, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> Any:
         """The task's loss, and where there is a teacher the distance to its answers."""
+        if self._task.kind == "masked-lm":
+            inputs = mask_batch(inputs, self._tokenizer, self.args.seed, self.state.global_step)
         outputs = model(**inputs)
         loss = outputs.loss
         if self._teacher is not None:
@@ -137,13 +148,14 @@ def finetune(
             on_step=on_step,
             task=task,
             judge=judge,
+            tokenizer=tokenizer,
             teacher=teacher,
             distill=options.distill,
         )
     return {
         "step": "finetune",
         "task": task.kind,
-        "data": {"train": train.source, "rows": len(rows), "eval": held_back.source, "eval_rows": len(judged)},
+        "data": {"train": train.name, "rows": len(rows), "eval": held_back.name, "eval_rows": len(judged)},
         "settings": asdict(options),
         "labels": names_of(model) if task.kind in ("classification", "token-classification") else [],
         "best_by": task.best_by,

@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
-import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from transformers import PreTrainedModel
+
 from ..checkpoint import read_config, resolve_source
+from ..comparable import check_tokenizers
 from ..data import DataSource
 from ..errors import ConfigurationError, DataError
 from ..exporting import republish
 from ..history import Measured, Step, table
-from ..loading import load
+from ..loading import Loaded, load
 from ..output import check_output
 from ..tasks.examples import Examples, label_names, read_examples
 from ..tasks.task import Task
 from .finetune import finetune
 from .options import FinetuneOptions, OnStep
-from .work import is_main_process, work_folder
+from .work import finish, is_main_process, work_folder
 
 
 @dataclass(frozen=True)
@@ -98,6 +100,8 @@ def finetune_checkpoint(
     Raises:
         CollabError: of the kind that `load`, `read_examples`, `finetune` and `republish` raise.
     """
+    if task.head is None:
+        raise ConfigurationError(f"A model is not fine-tuned for {task.kind}, which is only measured.")
     options = options or FinetuneOptions()
     output = Path(output).expanduser()
     source = resolve_source(model, revision)
@@ -120,7 +124,7 @@ def finetune_checkpoint(
         held_back,
         tokenizer=loaded.tokenizer,
         options=options,
-        teacher=None if teacher is None else load(teacher, auto_class=task.auto_class).model,
+        teacher=None if teacher is None else _teacher(teacher, task, loaded),
         work=work_folder(output),
         restart=restart,
         on_step=on_step,
@@ -135,8 +139,16 @@ def finetune_checkpoint(
             overwrite=overwrite,
             trust_remote_code=trust_remote_code,
         )
-        shutil.rmtree(work_folder(output), ignore_errors=True)
+    finish(work_folder(output))
     return report
+
+
+def _teacher(name: str, task: Task, loaded: Loaded) -> PreTrainedModel:
+    """The model to learn from besides the labels."""
+    teacher = load(name, auto_class=task.auto_class)
+    teacher.require_head(task.kind)
+    check_tokenizers(loaded.processor, teacher.processor)
+    return teacher.model
 
 
 def _head(
@@ -148,15 +160,15 @@ def _head(
     names = ["score"] if task.kind == "regression" else label_names([train, held_back], given)
     existing = config.get("id2label") or {"0": "LABEL_0", "1": "LABEL_1"}
     own = (config.get("architectures") or [""])[0].endswith((task.head or "").removeprefix("AutoModel"))
-    if own and not new_head:
-        if len(existing) != len(names):
-            raise DataError(
-                f"The data has {len(names)} labels ({', '.join(names[:5])}), and the model's head {len(existing)}: "
-                f"{', '.join(map(str, existing.values()))}. Train a new head with --new-head."
-            )
-        if not given:
-            return {}
+    if own and not new_head and len(existing) != len(names):
+        raise DataError(
+            f"The data has {len(names)} labels ({', '.join(names[:5])}), and the model's head {len(existing)}: "
+            f"{', '.join(map(str, existing.values()))}. Train a new head with --new-head."
+        )
     kind = {"regression": "regression", "classification": "single_label_classification"}.get(task.kind)
+    if own and not new_head and not given:
+        return {"problem_type": kind}
+    _check_tags(task, names)
     return {
         "id2label": dict(enumerate(names)),
         "label2id": {name: number for number, name in enumerate(names)},
@@ -164,10 +176,20 @@ def _head(
     }
 
 
+def _check_tags(task: Task, names: list[str]) -> None:
+    """Entities can be found only where tags say how they begin."""
+    tagged = all(name == "O" or name[:2] in ("B-", "I-", "E-", "S-", "L-", "U-") for name in names)
+    if task.kind == "token-classification" and task.best_by != "accuracy" and not tagged:
+        raise DataError(
+            f"The tags {', '.join(names[:5])} do not say where an entity begins (B-, I-, O), so it cannot be judged by "
+            f"{task.best_by}. Name them with --labels, or choose --metric accuracy."
+        )
+
+
 def finetuning_step(report: dict[str, Any], task: Task) -> Step:
     """Fine-tuning as a section of the card, with its metrics in the model-index."""
     data, metrics = report["data"], report["metrics"].items()
-    train, judged = (Path(data[name]).name for name in ("train", "eval"))
+    train, judged = data["train"], data["eval"]
     rows = [[name, f"{one['value']:.4f}", f"{one['low']:.4f} to {one['high']:.4f}"] for name, one in metrics]
     text = (
         f"Fine-tuned for {task.kind} on `{train}` ({data['rows']} rows) for {report['steps']} steps; the checkpoint of "

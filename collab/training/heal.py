@@ -15,6 +15,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from ..agreement import agreement
+from ..comparable import check_comparable
 from ..data.features import collate
 from ..data.prepare import Unlabelled, features_of, hold_back
 from ..errors import ConfigurationError, TrainingError
@@ -81,7 +82,7 @@ def heal(
         TrainingError: as `collab.training.run.run`.
     """
     options = options or HealOptions()
-    check_teacher(model, teacher)
+    check_comparable(model, teacher)
     features, summary = features_of(
         model,
         tokenizer,
@@ -90,7 +91,7 @@ def heal(
         max_length=options.max_length,
         seed=options.run.seed,
     )
-    kept, held = hold_back(features, max(_PERIOD, len(features) // _HELD_BACK))
+    kept, held = hold_back(features, max(_PERIOD, -(-len(features) // _HELD_BACK)))
     start = time.perf_counter()
     size = options.run.batch_size
     batches = [collate(model, tokenizer, held[first : first + size]) for first in range(0, len(held), size)]
@@ -138,32 +139,6 @@ def heal(
             "versions": installed_versions(),
         }
     )
-
-
-def check_teacher(model: PreTrainedModel, teacher: PreTrainedModel) -> None:
-    """Makes sure that two models can be compared state by state.
-
-    Raises:
-        ConfigurationError: saying what differs.
-    """
-    for name, what in (
-        ("hidden_size", "hidden states of width"),
-        ("num_hidden_layers", "layers:"),
-        ("vocab_size", "a vocabulary of"),
-        ("num_labels", "labels:"),
-    ):
-        mine, other = getattr(model.config, name, None), getattr(teacher.config, name, None)
-        if mine != other:
-            raise ConfigurationError(
-                f"The teacher does not fit: it has {what} {other}, the model {mine}. The teacher must be the model "
-                "that this one was converted from."
-            )
-
-
-def check_tokenizers(tokenizer: Any, other: Any) -> None:
-    """Makes sure that a model and its teacher read text alike; ConfigurationError if not."""
-    if hasattr(tokenizer, "get_vocab") and hasattr(other, "get_vocab") and tokenizer.get_vocab() != other.get_vocab():
-        raise ConfigurationError("The teacher has another tokenizer than the model, so they cannot be compared.")
 
 
 @contextmanager

@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import contextlib
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from transformers import PreTrainedModel
 
+from ..comparable import check_tokenizers
 from ..data.prepare import Unlabelled
 from ..errors import CheckpointError, ConfigurationError
 from ..exporting import republish
 from ..history import Step, read_report, table
 from ..loading import Loaded, load
 from ..output import check_output
-from .heal import Healing, check_tokenizers, heal
+from .heal import Healing, heal
 from .options import HealOptions, OnStep
-from .work import is_main_process, work_folder
+from .work import finish, is_main_process, processes, work_folder
 
 
 @contextlib.contextmanager
@@ -91,10 +91,11 @@ def heal_checkpoint(
             output,
             loaded.source.folder,
             healing_step(healing),
+            unused=loaded.unused,
             overwrite=overwrite,
             trust_remote_code=trust_remote_code,
         )
-        shutil.rmtree(work, ignore_errors=True)
+    finish(work)
     return healing
 
 
@@ -110,6 +111,8 @@ def heal_conversion(
     on_step: OnStep | None = None,
 ) -> Step:
     """Heals what was just converted, before it is written to `output`; returns the step for its report and card."""
+    if processes() > 1:
+        raise ConfigurationError("Convert in one process, and heal what comes out in several: collab heal.")
     with in_float32(model):
         healing = heal(
             model,
@@ -152,6 +155,10 @@ def _teacher(loaded: Loaded, name: str | None) -> Loaded:
         )
     if not report.get("source"):
         raise ConfigurationError(f"{loaded.source.name} has no report that names its original. Name it with --teacher.")
+    if report.get("revision") is None and not Path(report["source"]).expanduser().is_dir():
+        raise CheckpointError(
+            f"The original, which the report calls {report['source']}, is not a folder here. Name it with --teacher."
+        )
     try:
         return load(report["source"], report.get("revision"))
     except CheckpointError as error:

@@ -15,6 +15,12 @@ OnStep = Callable[[int, int, dict[str, float]], None]
 """Called after every step with the number done, the number in all, and what was last measured."""
 
 
+def check_length(max_length: int | None) -> None:
+    """Raises a ConfigurationError for a length that holds no text."""
+    if max_length is not None and max_length < 3:
+        raise ConfigurationError(f"max_length must be at least 3 tokens, two of them special ones, not {max_length}.")
+
+
 @dataclass(frozen=True)
 class RunOptions:
     """What healing and fine-tuning have in common.
@@ -94,6 +100,7 @@ class HealOptions:
     def __post_init__(self) -> None:
         if self.trainable not in get_args(Trainable):
             raise ConfigurationError(f"Unknown part {self.trainable!r}; train factors, attention or all.")
+        check_length(self.max_length)
         if self.samples < 2:
             raise ConfigurationError(f"Healing needs at least 2 rows, one of them to hold back, not {self.samples}.")
 
@@ -118,6 +125,7 @@ class FinetuneOptions:
     run: RunOptions = field(default_factory=lambda: RunOptions(learning_rate=5e-5, weight_decay=0.01))
 
     def __post_init__(self) -> None:
+        check_length(self.max_length)
         if not 0 <= self.distill <= 1:
             raise ConfigurationError(f"distill must be from 0 to 1, not {self.distill}.")
         if self.dropout is not None and not 0 <= self.dropout < 1:

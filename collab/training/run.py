@@ -12,7 +12,6 @@ import importlib.util
 import json
 import logging
 import math
-import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -20,7 +19,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.data import Sampler
 from transformers import (
     EarlyStoppingCallback,
     PreTrainedModel,
@@ -37,7 +35,7 @@ from ..data.features import length_of
 from ..errors import ConfigurationError, DeviceError, ExtraError, TrainingError
 from .options import OnStep, RunOptions
 from .sampling import LengthSampler
-from .work import WHOLE, newest_checkpoint, open_work, record_start
+from .work import WHOLE, drop_other_checkpoints, newest_checkpoint, open_work, processes, record_start
 
 logger = logging.getLogger(__name__)
 
@@ -55,7 +53,6 @@ class RunResult:
         best_step: the step it was written at.
         steps: steps done.
         history: what every evaluation showed, with its step.
-        seconds: of the last process, if the run was interrupted.
     """
 
     before: dict[str, float]
@@ -63,7 +60,6 @@ class RunResult:
     best_step: int
     steps: int
     history: list[dict[str, float]]
-    seconds: float
 
 
 class GuardedTrainer(Trainer):
@@ -71,30 +67,37 @@ class GuardedTrainer(Trainer):
 
     loss_is_scaled_for_ga = False
 
-    def __init__(self, **arguments: Any) -> None:
+    def __init__(self, *, sampler: LengthSampler, **arguments: Any) -> None:
         super().__init__(**arguments)
+        self._sampler = sampler
         self.model_accepts_loss_kwargs = False  # our losses are means over the rows of a part
 
-    def _get_train_sampler(self, train_dataset: Any = None) -> Sampler[int]:
-        args = self.args
-        rows: Any = self.train_dataset if train_dataset is None else train_dataset
-        size = args.per_device_train_batch_size * args.gradient_accumulation_steps * args.world_size
-        return LengthSampler([length_of(row) for row in rows], size, args.seed)
+    def _get_train_sampler(self, train_dataset: Any = None) -> LengthSampler:
+        return self._sampler
 
     def training_step(self, model: Any, inputs: dict[str, Any], num_items_in_batch: Any = None) -> Tensor:
         """One step; TrainingError if its loss is NaN or infinite."""
         loss = super().training_step(model, inputs, num_items_in_batch)
-        if not bool(loss.isfinite().all()):
+        bad = self.accelerator.reduce((~loss.isfinite()).any().float(), reduction="sum")  # in any process
+        if float(bad) > 0:
+            kept = newest_checkpoint(Path(str(self.args.output_dir)))
             raise TrainingError(
-                f"The loss became {float(loss.mean())} at step {self.state.global_step + 1}. The last good state is in "
-                f"{self.args.output_dir}. Lower --learning-rate, or compute in fp32 or bf16; then start anew with "
-                "--restart."
+                f"The loss is not a number (NaN or infinite) at step {self.state.global_step + 1}. "
+                f"{f'The last good state is in {kept}. ' if kept else ''}Lower --learning-rate, or compute in fp32 or "
+                "bf16; then start anew with --restart."
             )
         return loss
 
 
 class _Marker(TrainerCallback):
     """Marks checkpoints that are whole, and sees to it that the last step is evaluated and kept."""
+
+    def __init__(self, sampler: LengthSampler) -> None:
+        self._sampler = sampler
+
+    def on_epoch_begin(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
+        # transformers and accelerate do not reach it in several processes.
+        self._sampler.set_epoch(state.global_step // self._sampler.steps)
 
     def on_step_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> TrainerControl:
         if state.global_step >= state.max_steps:
@@ -103,7 +106,10 @@ class _Marker(TrainerCallback):
 
     def on_save(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         if state.is_world_process_zero:
-            (Path(args.output_dir) / f"checkpoint-{state.global_step}" / WHOLE).touch()
+            work, name = Path(args.output_dir), f"checkpoint-{state.global_step}"
+            (work / name / "training_args.bin").unlink(missing_ok=True)  # a pickle that nobody reads
+            (work / name / WHOLE).touch()
+            drop_other_checkpoints(work, name, state.best_model_checkpoint)
 
 
 class _Reporter(TrainerCallback):
@@ -162,13 +168,12 @@ def run(
         DeviceError: if the device is not there.
     """
     arguments = _arguments(options, work, len(train), best_by, greater_is_better)
-    callbacks = [_Marker(), _Reporter(on_step)]
+    sampler = LengthSampler([length_of(row) for row in train], options.batch_size, options.seed)
+    callbacks = [_Marker(sampler), _Reporter(on_step)]
     if options.patience is not None:
         callbacks.append(EarlyStoppingCallback(options.patience))
     fingerprint = _fingerprint(model, options, train, held_back, key)
-    if options.gradient_checkpointing:
-        _checkpointing(model, "enable")
-    with _short_of_memory():
+    with _as_it_was(model, options.gradient_checkpointing), _short_of_memory():
         trainer = trainer_class(
             model=model,
             args=arguments,
@@ -176,38 +181,65 @@ def run(
             eval_dataset=sorted(held_back, key=length_of),  # little padding
             data_collator=collate,
             callbacks=callbacks,
+            sampler=sampler,
             **trainer_arguments,
         )
         trainer.remove_callback(PrinterCallback)
-        with trainer.args.main_process_first(desc="working folder"):
+        with trainer.args.main_process_first(local=False, desc="working folder"):
             before = open_work(work, fingerprint, restart)
         if before is None:
             before = _numbers(trainer.evaluate())
             if trainer.is_world_process_zero():
                 record_start(work, fingerprint, before)
-        set_seed(options.seed)
+        set_seed(options.seed + trainer.args.process_index)  # each process drops other activations
         last = newest_checkpoint(work)
         if last is not None:
             logger.warning("Going on from %s.", last)
-        output = trainer.train(resume_from_checkpoint=str(last) if last else None)
-        trainer.accelerator.unwrap_model(model, keep_fp32_wrapper=False)  # or it would go on computing in bf16
-    history = [
-        {"step": entry["step"]} | _numbers(entry) for entry in trainer.state.log_history if f"eval_{best_by}" in entry
-    ]
+        if last is not None and _is_finished(last, arguments.max_steps, options.patience):
+            trainer.state = TrainerState.load_from_json(str(last / "trainer_state.json"))
+            trainer._load_best_model()
+        else:
+            trainer.train(resume_from_checkpoint=str(last) if last else None)
+    log = trainer.state.log_history
+    history = [{"step": entry["step"]} | _numbers(entry) for entry in log if f"eval_{best_by}" in entry]
     best_step = trainer.state.best_global_step or trainer.state.global_step
     best = next((entry for entry in history if entry["step"] == best_step), history[-1])
-    if options.gradient_checkpointing:
-        _checkpointing(model, "disable")
-    model.zero_grad(set_to_none=True)
-    model.eval()
     return RunResult(
         before=before,
         best={name: value for name, value in best.items() if name != "step"},
         best_step=best_step,
         steps=trainer.state.global_step,
         history=history,
-        seconds=float(output.metrics["train_runtime"]),
     )
+
+
+@contextlib.contextmanager
+def _as_it_was(model: PreTrainedModel, checkpointing: bool) -> Iterator[None]:
+    """Takes back what `Trainer` and accelerate leave on a model: a wrapped forward, settings, gradients."""
+    cached = getattr(model.config, "use_cache", None)
+    if checkpointing:
+        _checkpointing(model, "enable")
+    try:
+        yield
+    finally:
+        for name in ("forward", "_original_forward"):
+            model.__dict__.pop(name, None)
+        if checkpointing:
+            _checkpointing(model, "disable")
+        if cached is None:
+            model.config.__dict__.pop("use_cache", None)
+        else:
+            model.config.use_cache = cached
+        model.zero_grad(set_to_none=True)
+        model.eval()
+
+
+def _is_finished(checkpoint: Path, steps: int, patience: int | None) -> bool:
+    """Whether a run had done all that it was to do when it was interrupted."""
+    state = TrainerState.load_from_json(str(checkpoint / "trainer_state.json"))
+    measured = [entry["step"] for entry in state.log_history if any(name.startswith("eval_") for name in entry)]
+    waited = sum(step > (state.best_global_step or 0) for step in measured)
+    return state.global_step >= steps or (patience is not None and waited >= patience)
 
 
 def _checkpointing(model: PreTrainedModel, what: str) -> None:
@@ -225,19 +257,20 @@ def _arguments(options: RunOptions, work: Path, rows: int, best_by: str, greater
     cpu = options.device == "cpu" or not cuda
     if options.precision == "fp16" and cpu:
         raise ConfigurationError("fp16 trains on a GPU only. Choose bf16 or fp32.")
-    processes = int(os.environ.get("WORLD_SIZE", "1"))
-    if options.batch_size % (processes * options.parts):
+    if options.batch_size % (processes() * options.parts):
         raise ConfigurationError(
-            f"A batch of {options.batch_size} rows cannot be divided among {processes} processes in {options.parts} "
+            f"A batch of {options.batch_size} rows cannot be divided among {processes()} processes in {options.parts} "
             "parts each. Give a --batch-size that can."
         )
+    if options.precision == "bf16" and not cpu and not torch.cuda.is_bf16_supported():
+        raise ConfigurationError("This GPU does not compute in bf16. Choose fp16 or fp32.")
     per_epoch = max(1, rows // options.batch_size)
     steps = options.steps or max(1, math.ceil(per_epoch * options.epochs))
     interval = max(1, steps // options.evaluations)
-    return TrainingArguments(
+    arguments = TrainingArguments(
         output_dir=str(work),
         max_steps=steps,
-        per_device_train_batch_size=options.batch_size // processes // options.parts,
+        per_device_train_batch_size=options.batch_size // processes() // options.parts,
         per_device_eval_batch_size=min(64, max(8, options.batch_size // options.parts)),
         gradient_accumulation_steps=options.parts,
         learning_rate=options.learning_rate,
@@ -250,7 +283,6 @@ def _arguments(options: RunOptions, work: Path, rows: int, best_by: str, greater
         eval_steps=interval,
         save_strategy="steps",
         save_steps=interval,
-        save_total_limit=1,
         load_best_model_at_end=True,
         metric_for_best_model=best_by,
         greater_is_better=greater_is_better,
@@ -265,7 +297,11 @@ def _arguments(options: RunOptions, work: Path, rows: int, best_by: str, greater
         disable_tqdm=True,
         report_to="none",
         ddp_find_unused_parameters=False,
+        restore_callback_states_from_checkpoint=options.patience is not None,
     )
+    # Several GPUs are for several processes; in one, transformers would copy the model to all and multiply the batch.
+    arguments._n_gpu = min(1, arguments.n_gpu)
+    return arguments
 
 
 def _fingerprint(
@@ -304,7 +340,7 @@ def _short_of_memory() -> Iterator[None]:
 
 
 _TOO_LITTLE = (
-    "There is too little memory. What helps, in this order: --parts 4 (the same result in smaller pieces), "
+    "There is too little memory. What helps, in this order: --parts 4 (a step in smaller pieces), "
     "--gradient-checkpointing (slower), --precision bf16, a shorter --max-length, a smaller --batch-size. What was "
     "done is kept, but other settings start anew with --restart."
 )

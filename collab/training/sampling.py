@@ -13,6 +13,8 @@ _POOL = 32
 class LengthSampler(Sampler[int]):
     """Rows in random order, those of like length in the same batch, so that little is padding.
 
+    A pass leaves out the rows that do not fill a batch, other ones every time.
+
     The order depends on the seed and the epoch alone: not on the number of processes, nor on what ran before.
 
     Args:
@@ -31,18 +33,20 @@ class LengthSampler(Sampler[int]):
         """Chooses the order of another pass over the rows."""
         self._epoch = epoch
 
+    @property
+    def steps(self) -> int:
+        """Batches in a pass over the rows."""
+        return max(1, len(self._lengths) // self._batch_size)
+
     def __len__(self) -> int:
-        return len(self._lengths)
+        return min(len(self._lengths), self.steps * self._batch_size)
 
     def __iter__(self) -> Iterator[int]:
         generator = torch.Generator().manual_seed(self._seed * 1_000_003 + self._epoch)
-        order = torch.randperm(len(self._lengths), generator=generator).tolist()
+        order = torch.randperm(len(self._lengths), generator=generator).tolist()[: len(self)]
         pool, size = self._batch_size * _POOL, self._batch_size
         for start in range(0, len(order), pool):
             rows = sorted(order[start : start + pool], key=lambda row: self._lengths[row])
             batches = [rows[first : first + size] for first in range(0, len(rows), size)]
-            full = [batch for batch in batches if len(batch) == size]
-            rest = [row for batch in batches if len(batch) < size for row in batch]
-            for number in torch.randperm(len(full), generator=generator).tolist():
-                yield from full[number]
-            yield from rest  # of the last pool; whatever does not fill a batch comes last
+            for number in torch.randperm(len(batches), generator=generator).tolist():
+                yield from batches[number]

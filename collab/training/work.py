@@ -10,16 +10,18 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from ..errors import TrainingError
+from ..errors import ConfigurationError, TrainingError
 
 WHOLE = "collab_checkpoint_is_whole"
 """A file that is put into a checkpoint last."""
 
 _RECORD = "run.json"
+_RECORD_PARTIAL = "run.partial"
 
 
 def work_folder(output: Path) -> Path:
     """Where the unfinished work on an output folder is kept: beside it."""
+    output = output.resolve()
     return output.with_name(f"{output.name}.training")
 
 
@@ -29,6 +31,8 @@ def temporary_work(work: Path | None) -> Iterator[Path]:
     if work is not None:
         yield work
         return
+    if processes() > 1:
+        raise ConfigurationError("Several processes need a working folder that they share: pass work=...")
     with tempfile.TemporaryDirectory(prefix="collab.") as folder:
         yield Path(folder) / "work"
 
@@ -39,6 +43,28 @@ def newest_checkpoint(work: Path) -> Path | None:
     return max(found, key=lambda path: int(path.name.rpartition("-")[2]), default=None)
 
 
+def drop_other_checkpoints(work: Path, *keep: str | None) -> None:
+    """Deletes all checkpoints but those named. A checkpoint stops counting as whole before it starts to go."""
+    for checkpoint in work.glob("checkpoint-*"):
+        if str(checkpoint) not in keep and checkpoint.name not in keep:
+            (checkpoint / WHOLE).unlink(missing_ok=True)
+            shutil.rmtree(checkpoint, ignore_errors=True)
+
+
+def finish(work: Path) -> None:
+    """Deletes a working folder once every process is done with it."""
+    from accelerate import PartialState
+
+    PartialState().wait_for_everyone()
+    if is_main_process():
+        shutil.rmtree(work, ignore_errors=True)
+
+
+def processes() -> int:
+    """How many processes train together."""
+    return int(os.environ.get("WORLD_SIZE", "1"))
+
+
 def is_main_process() -> bool:
     """Whether this is the only process, or the one of several that writes."""
     return int(os.environ.get("RANK", "0")) == 0
@@ -46,13 +72,13 @@ def is_main_process() -> bool:
 
 def open_work(work: Path, fingerprint: str, restart: bool) -> dict[str, float] | None:
     """Prepares a working folder; returns what an unfinished run measured before its first step, if there is one."""
+    path = work / _RECORD
+    if work.exists() and not path.is_file() and (not work.is_dir() or _holds_something(work)):
+        raise TrainingError(f"{work} is in the way: it is where unfinished work is kept. Move it away.")
     if restart and is_main_process():
         shutil.rmtree(work, ignore_errors=True)
     work.mkdir(parents=True, exist_ok=True)
-    path = work / _RECORD
     if not path.is_file():
-        if any(work.iterdir()):
-            raise TrainingError(f"{work} is in the way: it is where unfinished work is kept. Move it away.")
         return None
     try:
         record = json.loads(path.read_text(encoding="utf-8"))
@@ -70,9 +96,13 @@ def open_work(work: Path, fingerprint: str, restart: bool) -> dict[str, float] |
     return record["before"]
 
 
+def _holds_something(work: Path) -> bool:
+    return any(path.name != _RECORD_PARTIAL for path in work.iterdir())
+
+
 def record_start(work: Path, fingerprint: str, before: dict[str, float]) -> None:
     """Notes which run a folder belongs to, and what was measured before its first step."""
     path = work / _RECORD
-    beside = path.with_suffix(".partial")
+    beside = work / _RECORD_PARTIAL
     beside.write_text(json.dumps({"fingerprint": fingerprint, "before": before}), encoding="utf-8")
     beside.replace(path)
