@@ -218,6 +218,32 @@ class TestRuns:
         ]
         assert all(torch.allclose(states[0][name], states[1][name], atol=1e-6) for name in states[0])
 
+    @pytest.mark.parametrize("patience", [None, 1])
+    def test_interrupted_before_it_is_written(
+        self, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, patience: int | None
+    ) -> None:
+        """All steps are done, or patience is at its end: the next call trains no further."""
+        from collab.training import finetune_checkpoint as module
+
+        task = task_named("classification")
+        options = replace(OPTIONS, run=replace(RUN, steps=30, evaluations=5, patience=patience))
+        whole = finetune_checkpoint(str(folder), tmp_path / "whole", task, data(folder), options=options)
+        write_it = module.republish
+
+        def interrupt(*arguments: object, **named: object) -> None:
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(module, "republish", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            finetune_checkpoint(str(folder), tmp_path / "late", task, data(folder), options=options)
+        monkeypatch.setattr(module, "republish", write_it)
+        again = finetune_checkpoint(str(folder), tmp_path / "late", task, data(folder), options=options)
+        for name in ("metrics", "best_step", "steps", "evaluations"):
+            assert again[name] == whole[name]
+        configs = [read_json(tmp_path / name / "config.json") for name in ("whole", "late")]
+        assert configs[0] == configs[1]
+        assert "use_cache" not in set(configs[0]) - set(read_json(folder / "config.json"))
+
     def test_two_processes_equal_one(self, folder: Path, tmp_path: Path) -> None:
         more = ("--dropout", "0")
         done = call(*self.arguments(folder, tmp_path / "one"), *more)
