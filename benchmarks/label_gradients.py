@@ -1,7 +1,7 @@
 """Whose gradient weighs the scores in calibration: of answers drawn from the model (Fisher), or of the true labels?
 
-The demo checkpoint is fine-tuned on SST-2 for 500 steps, then calibrated on 1,024 training sentences both ways. What its
-conversions answer on the development set is held against the fine-tuned model.
+The demo checkpoint is fine-tuned on SST-2 for 500 steps, then calibrated on 1,024 training sentences both ways. What
+its conversions answer on the development set is held against the fine-tuned model.
 
     python benchmarks/label_gradients.py
 
