@@ -218,7 +218,7 @@ class TestSources:
         processor = transformers.ViTImageProcessor(size={"height": 16, "width": 16})
         calibration = collab.calibrate(model, DataSource(str(tmp_path)), tokenizer=processor)
         assert calibration.summary["rows"] == 4
-        with pytest.raises(collab.CalibrationError, match="no synthetic calibration for images"):
+        with pytest.raises(collab.DataError, match="no synthetic data for images"):
             collab.calibrate(model)
 
 

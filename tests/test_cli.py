@@ -203,7 +203,7 @@ class TestCalibration:
             (["--calibration", text, "--text-column", "text"], "it has id, first, second", 1),
             (["--calibration", text], "several columns", 1),
             (["--calibration", tmp_path / "empty.txt"], "no rows", 1),
-            (["--calibration", tmp_path / "one.txt"], "at least 2 rows", 1),
+            (["--calibration", tmp_path / "one.txt"], "At least 2 rows", 1),
             (["--calibration", "not/there"], "no data set of that name", 1),
             (["--text-column", "text"], "give one by --calibration", 2),
             (["--calibration-samples", 1], "at least 2 rows", 2),
