@@ -6,6 +6,8 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForMultipleChoice, PreTrainedModel
 
+from .errors import ConfigurationError
+
 
 def longest_input(model: PreTrainedModel) -> int:
     """Tokens that a model takes at most."""
@@ -14,6 +16,18 @@ def longest_input(model: PreTrainedModel) -> int:
     padding = getattr(getattr(embeddings, "position_embeddings", None), "padding_idx", None)
     # RoBERTa and its kin number positions from the padding id on.
     return max(1, positions if padding is None else positions - padding - 1)
+
+
+def longest_text(model: PreTrainedModel, max_length: int | None) -> int:
+    """Tokens that a text is cut to: as many as are wanted, None for all, and never more than the model takes."""
+    limit = longest_input(model)
+    return min(max_length or limit, limit)
+
+
+def check_length(max_length: int | None) -> None:
+    """Raises a ConfigurationError for a length that holds no text."""
+    if max_length is not None and max_length < 3:
+        raise ConfigurationError(f"max_length must be at least 3 tokens, two of them special ones, not {max_length}.")
 
 
 def has_choices(model: PreTrainedModel) -> bool:

@@ -6,11 +6,9 @@ import csv
 import json
 import os
 import random
-import signal
 import socket
 import subprocess
 import sys
-import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,6 +17,7 @@ import numpy as np
 import pytest
 import torch
 from click.testing import CliRunner
+from processes import command, kill_midway
 from tiny import BY_TYPE, tiny_model
 from transformers import AutoModel, AutoModelForSequenceClassification, AutoTokenizer, BertTokenizerFast
 
@@ -85,10 +84,6 @@ def folder(tmp_path: Path) -> Path:
 def data(folder: Path, suffix: str = ".tsv", **more: Any) -> LabelledData:
     train, dev = (collab.DataSource(str(folder.parent / f"{name}{suffix}")) for name in ("train", "dev"))
     return LabelledData(train, dev, **more)
-
-
-def command(*arguments: object) -> list[str]:
-    return [sys.executable, "-m", "collab", *map(str, arguments)]
 
 
 def call(*arguments: object) -> subprocess.CompletedProcess[str]:
@@ -191,20 +186,9 @@ class TestRuns:
         more = ("--steps", "300", "--evaluations", "20")
         whole = call(*self.arguments(folder, tmp_path / "whole"), *more)
         assert whole.returncode == 0, whole.stderr
-        process = subprocess.Popen(
-            command(*self.arguments(folder, tmp_path / "killed"), *more),
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-        )
         work = tmp_path / "killed.training"
-        deadline = time.monotonic() + 120
-        while not list(work.glob("checkpoint-*/collab_checkpoint_is_whole")) and time.monotonic() < deadline:
-            assert process.poll() is None, "it finished before it could be killed"
-            time.sleep(0.01)
-        os.kill(process.pid, signal.SIGKILL)
-        process.wait()
+        checkpoint = kill_midway(command(*self.arguments(folder, tmp_path / "killed"), *more), work)
         assert not (tmp_path / "killed").exists()
-        checkpoint = next(work.glob("checkpoint-*/collab_checkpoint_is_whole")).parent
         assert list(checkpoint.glob("collab_*.py")), "a checkpoint travels with its code"
         resumed = call(*self.arguments(folder, tmp_path / "killed"), *more)
         assert resumed.returncode == 0, resumed.stderr

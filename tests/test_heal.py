@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
 import subprocess
-import sys
-import time
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+from processes import command, kill_midway
 from tiny import BY_TYPE, ROWS, Row, every_form, largest_difference, tiny_model
 from transformers import AutoModel, AutoModelForSequenceClassification, BertForSequenceClassification, BertTokenizer
 
@@ -38,10 +35,6 @@ def folder(tmp_path: Path) -> Path:
     BertTokenizer(str(tmp_path / "original" / "vocab.txt")).save_pretrained(tmp_path / "original")
     (tmp_path / "text.txt").write_text("\n".join(TEXT))
     return tmp_path / "original"
-
-
-def command(*arguments: object) -> list[str]:
-    return [sys.executable, "-m", "collab", *map(str, arguments)]
 
 
 class TestHeal:
@@ -169,16 +162,9 @@ class TestHealCommand:
             return command("heal", tmp_path / "converted", tmp_path / output, *arguments)
 
         whole = subprocess.run(heal("whole"), capture_output=True, text=True, check=True)
-        process = subprocess.Popen(heal("killed"), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         work = tmp_path / "killed.training"
-        deadline = time.monotonic() + 120
-        while not list(work.glob("checkpoint-*/collab_checkpoint_is_whole")) and time.monotonic() < deadline:
-            assert process.poll() is None, "it finished before it could be killed"
-            time.sleep(0.01)
-        os.kill(process.pid, signal.SIGKILL)
-        process.wait()
+        checkpoint = kill_midway(heal("killed"), work)
         assert not (tmp_path / "killed").exists()
-        checkpoint = next(work.glob("checkpoint-*/collab_checkpoint_is_whole")).parent
         AutoModel.from_pretrained(checkpoint)
         refused = subprocess.run([*heal("killed"), "--seed", "1"], capture_output=True, text=True, check=False)
         assert refused.returncode == 1

@@ -147,7 +147,13 @@ def convert(model: str, output: Path, **given: Any) -> None:
         if given["heal"]:
             run = replace(HealOptions().run, steps=given["heal_steps"])
             options = HealOptions(max_length=given["max_length"], run=run)
-            heal = HealRequest(heal_source(given, given["heal"], given["calibration_split"]), options, given["restart"])
+            heal = HealRequest(
+                heal_source(
+                    given["heal"], given["text_column"], given["calibration_subset"], given["calibration_split"]
+                ),
+                options,
+                given["restart"],
+            )
         with bars(shown=not given["quiet"]) as progress:
             report = convert_checkpoint(
                 model,

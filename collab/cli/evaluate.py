@@ -13,7 +13,7 @@ import click
 from ..data import DataSource
 from ..history import append
 from ..tasks.task import GLUE, KINDS, task_named
-from .options import data_options, loading_options, verbosity_options
+from .options import data_options, loading_options, max_length_option, verbosity_options
 from .running import bars, failures, set_up_logging
 from .tables import show_step
 
@@ -32,7 +32,7 @@ Examples:
 @click.option("--label-column", help="Column with the label; in a file without a header, its number from 0.")
 @click.option("--against", metavar="MODEL", help="Another model, measured on the same rows and in turn for its speed.")
 @click.option("--samples", type=int, help="Rows at most, the first ones.  [default: all]")
-@click.option("--max-length", type=int, help="Tokens of a row at most.  [default: as many as the model takes]")
+@max_length_option
 @click.option("--draws", type=int, default=1000, show_default=True, help="Of the bootstrap, for the intervals.")
 @click.option("--repeats", type=int, default=3, show_default=True, help="Rounds of the comparison of speed.")
 @click.option("--device", type=click.Choice(["cpu", "cuda"]), help="[default: a GPU where there is one]")

@@ -76,7 +76,7 @@ def heal(model: str, output: Path, **given: Any) -> None:
             healing = heal_checkpoint(
                 model,
                 output,
-                heal_source(given, given["data"], given["split"]),
+                heal_source(given["data"], given["text_column"], given["subset"], given["split"]),
                 options=options,
                 teacher=given["teacher"],
                 revision=given["revision"],

@@ -56,6 +56,16 @@ def _together(*options: Callable[[Command], Command]) -> Callable[[Command], Com
     return decorate
 
 
+text_column_option = click.option(
+    "--text-column",
+    multiple=True,
+    help="Column with the text; twice for pairs. In a file without a header, its number from 0.",
+)
+
+max_length_option = click.option(
+    "--max-length", type=int, help="Tokens of a row at most.  [default: as many as the model takes]"
+)
+
 calibration_options = _together(
     click.option(
         "--calibration",
@@ -63,11 +73,7 @@ calibration_options = _together(
         help="What the scores are kept for: a file (text, CSV, TSV, JSON Lines, Parquet), a data set on the Hub, a "
         "folder of images; synthetic (random vocabulary); or none (the weights alone).  [default: synthetic for text]",
     ),
-    click.option(
-        "--text-column",
-        multiple=True,
-        help="Column with the text; twice for pairs. In a file without a header, its number from 0.",
-    ),
+    text_column_option,
     click.option("--calibration-subset", help="Configuration of a data set on the Hub."),
     click.option("--calibration-split", default="train", show_default=True, help="Split of a data set on the Hub."),
     click.option(
@@ -77,7 +83,7 @@ calibration_options = _together(
         show_default=True,
         help="Rows at most; one in eight is held back to check.",
     ),
-    click.option("--max-length", type=int, help="Tokens of a row at most.  [default: as many as the model takes]"),
+    max_length_option,
     click.option(
         "--calibration-cache",
         type=click.Path(path_type=Path, dir_okay=False),
@@ -160,16 +166,12 @@ training_options = _together(
     click.option("--gradient-checkpointing", is_flag=True, help="Less memory, more time."),
     click.option("--device", type=click.Choice(["cpu", "cuda"]), help="[default: a GPU where there is one]"),
     click.option("--seed", type=int, default=0, show_default=True, help="Of order, dropout and new weights."),
-    click.option("--max-length", type=int, help="Tokens of a row at most.  [default: as many as the model takes]"),
+    max_length_option,
     click.option("--restart", is_flag=True, help="Forget unfinished work on OUTPUT instead of going on with it."),
 )
 
 data_options = _together(
-    click.option(
-        "--text-column",
-        multiple=True,
-        help="Column with the text; twice for pairs. In a file without a header, its number from 0.",
-    ),
+    text_column_option,
     click.option("--subset", help="Configuration of a data set on the Hub."),
 )
 
@@ -215,12 +217,9 @@ def run_of(given: dict[str, Any], default: RunOptions, **more: Any) -> RunOption
     return replace(default, **{name: given[name] for name in names if given[name] is not None}, **more)
 
 
-def heal_source(given: dict[str, Any], name: str, split: str = "train") -> Any:
-    """Random vocabulary, or the data set that the options describe."""
-    if name == "synthetic":
-        return name
-    subset = given["subset"] if "subset" in given else given["calibration_subset"]
-    return DataSource(name, given["text_column"], subset, split)
+def heal_source(name: str, columns: tuple[str, ...], subset: str | None, split: str) -> Any:
+    """Random vocabulary, or a file or data set."""
+    return name if name == "synthetic" else DataSource(name, columns, subset, split)
 
 
 def loading_of(given: dict[str, Any], dtype: Any = None) -> LoadOptions:

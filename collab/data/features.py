@@ -10,7 +10,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from ..errors import DataError
-from ..inputs import has_choices, longest_input
+from ..inputs import has_choices, longest_input, longest_text
 from .rows import Row
 
 Feature = dict[str, Any]
@@ -31,8 +31,7 @@ def text_features(
         rows: strings or pairs of strings.
         max_length: tokens at most; None, or more than the model takes, for as many as it takes.
     """
-    limit = longest_input(model)
-    length = min(max_length or limit, limit)
+    length = longest_text(model, max_length)
     firsts = [row if isinstance(row, str) else row[0] for row in rows]
     seconds = None if isinstance(rows[0], str) or len(rows[0]) == 1 else [row[1] for row in rows]
     # A tokenizer warns of every text beyond the model's limit, cut or not.
@@ -97,6 +96,12 @@ def collate(model: PreTrainedModel, tokenizer: Any | None, features: Sequence[Fe
     if has_choices(model):
         return {name: value.unsqueeze(1) for name, value in batch.items()}  # one choice for each example
     return batch
+
+
+def row_batches(model: PreTrainedModel, processor: Any | None, features: Sequence[Feature], rows: int) -> list[Batch]:
+    """Batches of so many rows, those of like length together."""
+    order = sorted(features, key=length_of)
+    return [collate(model, processor, order[start : start + rows]) for start in range(0, len(order), rows)]
 
 
 def length_of(feature: Feature) -> int:

@@ -10,7 +10,7 @@ from typing import Any, Literal
 from transformers import PreTrainedModel
 
 from ..errors import DataError
-from ..inputs import longest_input
+from ..inputs import longest_text
 from .features import Feature, image_features, length_of, synthetic_features, text_features
 from .rows import read_rows
 from .source import DataSource
@@ -61,9 +61,8 @@ def features_of(
     if images:
         return image_features(model, processor, rows), summary
     features = text_features(model, processor, rows, max_length)
-    limit = longest_input(model)
     longest = max(map(length_of, features))
-    if longest >= min(max_length or limit, limit):
+    if longest >= longest_text(model, max_length):
         logger.warning("Text longer than %d tokens was cut.", longest)
     return features, summary
 

@@ -12,7 +12,7 @@ from torch.nn import functional
 from transformers import PreTrainedModel
 
 from ..agreement import agreement
-from ..data.features import Batch, Feature, collate, length_of
+from ..data.features import Batch, Feature, row_batches
 from ..loading import Loaded
 
 _ROWS = 32
@@ -33,7 +33,6 @@ def compare(model: Loaded, other: Loaded, features: Sequence[Feature], *, repeat
         ``agreement`` (`collab.agreement`), ``hidden_cosine`` (mean over the tokens, for the state after every layer),
         ``parameters`` and ``bytes`` of both, and ``tokens_per_second`` of both with the ratio of their medians and the
         least and largest ratio of a round.
-
     """
     first, second = model.model, other.model
     batches = batches_of(model, _some(features, _COMPARED))
@@ -55,10 +54,7 @@ def _some(features: Sequence[Feature], count: int) -> Sequence[Feature]:
 
 def batches_of(loaded: Loaded, features: Sequence[Feature]) -> list[Batch]:
     """Rows of like length together, in batches of 32, on the model's device."""
-    order = sorted(features, key=length_of)
-    batches = [
-        collate(loaded.model, loaded.processor, order[start : start + _ROWS]) for start in range(0, len(order), _ROWS)
-    ]
+    batches = row_batches(loaded.model, loaded.processor, features, _ROWS)
     return [{name: value.to(loaded.model.device) for name, value in batch.items()} for batch in batches]
 
 

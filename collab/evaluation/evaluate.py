@@ -16,14 +16,14 @@ from ..data import DataSource
 from ..data.features import Feature, text_features
 from ..errors import ConfigurationError, DataError
 from ..history import Measured, Step, read_report, table
+from ..inputs import check_length
 from ..loading import Loaded, load
 from ..report import installed_versions
-from ..tasks.encoding import collator, encode, masked, padded
+from ..tasks.encoding import encode, to_judge, without_labels
 from ..tasks.examples import Examples, numbers, read_examples
 from ..tasks.metrics import Columns, intervals
 from ..tasks.predict import predict
 from ..tasks.task import Task, task_of
-from ..training.options import check_length
 from .against import compare
 from .embedding import similarities
 
@@ -36,7 +36,7 @@ class EvaluateOptions:
         max_length: tokens of a row at most; None for as many as the model takes.
         samples: rows at most, the first ones; None for all.
         draws: of the bootstrap; 0 for no intervals.
-        repeats: rounds of the comparison of speed; 0 for none.
+        repeats: rounds of the comparison of speed.
         device: ``cpu``, or None for a GPU where there is one.
         seed: of the bootstrap and of masked tokens.
 
@@ -188,13 +188,9 @@ def _predictions(
         }
         first = [pair[0] for pair in examples.texts]
         return columns, text_features(model, tokenizer, first, options.max_length)
-    features = encode(task, examples, model, tokenizer, options.max_length)
-    if task.kind == "masked-lm":
-        features = masked(features, tokenizer, options.seed)
-        columns = predict(task.kind, model, features, lambda rows: padded(model, tokenizer, rows))
-    else:
-        columns = predict(task.kind, model, features, collator(task, model, tokenizer))
-    return columns, [{name: row[name] for name in row if name != "labels"} for row in features]
+    encoded = encode(task, examples, model, tokenizer, options.max_length)
+    features, collate = to_judge(task, model, tokenizer, encoded, options.seed)
+    return predict(task.kind, model, features, collate), without_labels(features)
 
 
 def _interval(one: dict[str, float], sign: bool = False) -> str:

@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 
 from ..data.features import Batch, Feature, collate, text_features
 from ..errors import ConfigurationError
-from ..inputs import longest_input
+from ..inputs import longest_text
 from .examples import Examples, class_numbers, numbers
 from .task import Task
 
@@ -20,6 +20,8 @@ IGNORED = -100
 """The label of a token that has none; what transformers' losses leave out."""
 
 MASKED = 0.15
+
+Collate = Callable[[list[Feature]], Batch]
 
 
 def encode(
@@ -46,7 +48,7 @@ def names_of(model: PreTrainedModel) -> list[str]:
     return [str(names[number]) for number in sorted(names)]
 
 
-def collator(task: Task, model: PreTrainedModel, tokenizer: Any) -> Callable[[list[Feature]], Batch]:
+def collator(task: Task, model: PreTrainedModel, tokenizer: Any) -> Collate:
     """What makes a padded batch of features with labels; of masked language models without, see `mask_batch`.
 
     Raises:
@@ -59,8 +61,8 @@ def collator(task: Task, model: PreTrainedModel, tokenizer: Any) -> Callable[[li
 
     def make(features: list[Feature]) -> Batch:
         if task.kind == "token-classification":
-            return padded(model, tokenizer, features)
-        batch = collate(model, tokenizer, _without_labels(features))
+            return _padded(model, tokenizer, features)
+        batch = collate(model, tokenizer, without_labels(features))
         dtype = torch.long if task.kind == "classification" else torch.float32
         batch["labels"] = torch.tensor([row["labels"] for row in features], dtype=dtype)
         return batch
@@ -94,7 +96,7 @@ def _draw(ids: Tensor, seen: Tensor, seed: int, step: int) -> Tensor:
     return torch.rand(len(ids), 3, generator=generator).T  # so that a row's draws do not hang on its padding
 
 
-def masked(features: Sequence[Feature], tokenizer: Any, seed: int) -> list[Feature]:
+def _masked(features: Sequence[Feature], tokenizer: Any, seed: int) -> list[Feature]:
     """Rows of a masked language model, masked once and for all, to evaluate on."""
     generator = torch.Generator().manual_seed(seed)
     special = torch.tensor(tokenizer.all_special_ids)
@@ -112,9 +114,27 @@ def masked(features: Sequence[Feature], tokenizer: Any, seed: int) -> list[Featu
     return found
 
 
-def padded(model: PreTrainedModel, tokenizer: Any, features: Sequence[Feature]) -> Batch:
+def to_judge(
+    task: Task, model: PreTrainedModel, tokenizer: Any, features: Sequence[Feature], seed: int
+) -> tuple[list[Feature], Collate]:
+    """Encoded rows as they are evaluated, and what makes a batch of them.
+
+    Args:
+        task: what they are for.
+        model: that will be run on them.
+        tokenizer: its tokenizer.
+        features: what `encode` returned.
+        seed: of the tokens that are masked, in masked language models.
+    """
+    make = collator(task, model, tokenizer)
+    if task.kind != "masked-lm":
+        return list(features), make
+    return _masked(features, tokenizer, seed), lambda rows: _padded(model, tokenizer, rows)
+
+
+def _padded(model: PreTrainedModel, tokenizer: Any, features: Sequence[Feature]) -> Batch:
     """A batch of rows that have a label for every token."""
-    batch = collate(model, tokenizer, _without_labels(features))
+    batch = collate(model, tokenizer, without_labels(features))
     length = batch["input_ids"].shape[1]
     batch["labels"] = torch.full((len(features), length), IGNORED)
     for number, row in enumerate(features):
@@ -124,7 +144,8 @@ def padded(model: PreTrainedModel, tokenizer: Any, features: Sequence[Feature]) 
     return batch
 
 
-def _without_labels(features: Sequence[Feature]) -> list[Feature]:
+def without_labels(features: Sequence[Feature]) -> list[Feature]:
+    """Rows as the model takes them."""
     return [{name: row[name] for name in row if name != "labels"} for row in features]
 
 
@@ -132,13 +153,11 @@ def _encode_words(examples: Examples, model: PreTrainedModel, tokenizer: Any, ma
     """Words in pieces; the first piece of a word has its label."""
     if not tokenizer.is_fast:
         raise ConfigurationError("Token classification needs a fast tokenizer, which knows the word of every token.")
-
-    limit = longest_input(model)
     encoded = tokenizer(
         examples.texts,
         is_split_into_words=True,
         truncation=True,
-        max_length=min(max_length or limit, limit),
+        max_length=longest_text(model, max_length),
         verbose=False,
     )
     found = []

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -11,18 +11,16 @@ from torch import Tensor
 from torch.nn import functional
 from transformers import PreTrainedModel
 
-from ..data.features import Batch, Feature, length_of
+from ..data.features import Feature, length_of
 from ..errors import ExtraError
-from .encoding import IGNORED, names_of
+from .encoding import IGNORED, Collate, names_of
 from .metrics import Columns
 
 TOKENS = 4096
 """Tokens in a batch at most, unless one row alone has more."""
 
 
-def predict(
-    kind: str, model: PreTrainedModel, features: Sequence[Feature], collate: Callable[[list[Feature]], Batch]
-) -> Columns:
+def predict(kind: str, model: PreTrainedModel, features: Sequence[Feature], collate: Collate) -> Columns:
     """Runs a model over labelled rows.
 
     Args:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import logging
 import time
-from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -14,10 +12,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers import PreTrainedModel
 
-from ..data.features import Batch, Feature
 from ..errors import ConfigurationError
 from ..report import installed_versions
-from ..tasks.encoding import collator, encode, mask_batch, masked, names_of, padded
+from ..tasks.encoding import Collate, collator, encode, mask_batch, names_of, to_judge
 from ..tasks.examples import Examples
 from ..tasks.metrics import intervals, measure
 from ..tasks.predict import predict
@@ -26,10 +23,6 @@ from .dropping import set_dropout
 from .options import FinetuneOptions, OnStep
 from .run import GuardedTrainer, run
 from .work import temporary_work
-
-logger = logging.getLogger(__name__)
-
-Collate = Callable[[list[Feature]], Batch]
 
 
 class TaskTrainer(GuardedTrainer):
@@ -128,10 +121,7 @@ def finetune(
         )
     start = time.perf_counter()
     rows, judged = (encode(task, one, model, tokenizer, options.max_length) for one in (train, held_back))
-    judge: Collate = collator(task, model, tokenizer)
-    if task.kind == "masked-lm":
-        judged = masked(judged, tokenizer, options.run.seed)
-        judge = lambda features: padded(model, tokenizer, features)  # noqa: E731
+    judged, judge = to_judge(task, model, tokenizer, judged, options.run.seed)
     with set_dropout(model, options.dropout), temporary_work(work) as folder:
         result = run(
             TaskTrainer,
@@ -180,8 +170,3 @@ def _distance(logits: Tensor, answers: Tensor, labels: Tensor) -> Tensor:
         seen = labels >= 0
         return (divergence * seen).sum() / seen.sum().clamp(min=1)
     return divergence.mean()
-
-
-def report_rows(report: dict[str, Any]) -> Sequence[tuple[str, dict[str, float]]]:
-    """The metrics of a report, the one that checkpoints were chosen by first."""
-    return sorted(report["metrics"].items(), key=lambda item: item[0] != report.get("best_by"))

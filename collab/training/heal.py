@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 
 from ..agreement import agreement
 from ..comparable import check_comparable
-from ..data.features import collate
+from ..data.features import collate, row_batches
 from ..data.prepare import Unlabelled, features_of, hold_back
 from ..errors import ConfigurationError, TrainingError
 from ..modeling.collab_attention import CollaborativeAttention
@@ -93,8 +93,7 @@ def heal(
     )
     kept, held = hold_back(features, max(_PERIOD, -(-len(features) // _HELD_BACK)))
     start = time.perf_counter()
-    size = options.run.batch_size
-    batches = [collate(model, tokenizer, held[first : first + size]) for first in range(0, len(held), size)]
+    batches = row_batches(model, tokenizer, held, options.run.batch_size)
     agreed = agreement(teacher, model, batches)
     with _training_only(model, options.trainable) as parameters, temporary_work(work) as folder:
         initial = {name: parameter.detach().clone() for name, parameter in parameters.items()}

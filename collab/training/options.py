@@ -7,18 +7,13 @@ from dataclasses import dataclass, field
 from typing import Literal, get_args
 
 from ..errors import ConfigurationError
+from ..inputs import check_length
 
 Precision = Literal["fp32", "bf16", "fp16"]
 Trainable = Literal["factors", "attention", "all"]
 
 OnStep = Callable[[int, int, dict[str, float]], None]
 """Called after every step with the number done, the number in all, and what was last measured."""
-
-
-def check_length(max_length: int | None) -> None:
-    """Raises a ConfigurationError for a length that holds no text."""
-    if max_length is not None and max_length < 3:
-        raise ConfigurationError(f"max_length must be at least 3 tokens, two of them special ones, not {max_length}.")
 
 
 @dataclass(frozen=True)
