@@ -64,6 +64,12 @@ from .training.options import FinetuneOptions, HealOptions, RunOptions
 
 if TYPE_CHECKING:
     from .evaluation.evaluate import EvaluateOptions, evaluate
+    from .heads.prune_checkpoint import prune_checkpoint
+    from .heads.removal import prune
+    from .heads.score_checkpoint import score_checkpoint
+    from .heads.scores import ScoreOptions, score_heads
+    from .heads.selection import PruneOptions
+    from .inspection import inspect_checkpoint, inspect_model
     from .training.finetune import finetune
     from .training.finetune_checkpoint import finetune_checkpoint
     from .training.heal import heal
@@ -97,9 +103,11 @@ __all__ = [
     "LoadOptions",
     "OutputError",
     "Plan",
+    "PruneOptions",
     "RankError",
     "Reparametrization",
     "RunOptions",
+    "ScoreOptions",
     "ShapeError",
     "SolverOptions",
     "TrainingError",
@@ -116,9 +124,15 @@ __all__ = [
     "finetune_checkpoint",
     "heal",
     "heal_checkpoint",
+    "inspect_checkpoint",
+    "inspect_model",
     "make_plan",
+    "prune",
+    "prune_checkpoint",
     "reparametrize",
+    "score_checkpoint",
     "score_errors",
+    "score_heads",
 ]
 
 _LATER = {
@@ -126,8 +140,16 @@ _LATER = {
     "evaluate": ".evaluation.evaluate",
     "finetune": ".training.finetune",
     "finetune_checkpoint": ".training.finetune_checkpoint",
+    "PruneOptions": ".heads.selection",
+    "ScoreOptions": ".heads.scores",
     "heal": ".training.heal",
     "heal_checkpoint": ".training.heal_checkpoint",
+    "inspect_checkpoint": ".inspection",
+    "inspect_model": ".inspection",
+    "prune": ".heads.removal",
+    "prune_checkpoint": ".heads.prune_checkpoint",
+    "score_checkpoint": ".heads.score_checkpoint",
+    "score_heads": ".heads.scores",
 }
 """What is slow to import, or needs an extra: where it is."""
 

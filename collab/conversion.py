@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import logging
 import time
 from collections.abc import Callable
@@ -14,6 +13,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 from transformers import initialization as init
 
 from .agreement import agreement
+from .assembly import assemble
 from .calibration import Calibration, LayerMoments
 from .config import ConversionConfig
 from .decomposition import Form
@@ -232,8 +232,6 @@ def _build(
 ) -> PreTrainedModel:
     """The collaborative model: the class as its config says, filled with the solved and the remaining weights."""
     config = _collaborative_config(native.config, family, [layer.spec for layer in replaced.values()])
-    with init.no_init_weights():
-        model = model_class(config, **optional_parts(native))
     layers = family.attention_layers(native)
     state: dict[str, Tensor] = {}
     trainable: dict[str, bool] = {}
@@ -245,20 +243,7 @@ def _build(
             trainable[renamed] = tensor.requires_grad
     for name, layer in replaced.items():
         state |= {f"{name}.{parameter}": tensor for parameter, tensor in layer.state.items()}
-    model.load_state_dict(state, strict=True, assign=True)
-    # Ties what the config ties where it is equal, as from_pretrained does.
-    model.tie_weights(missing_keys=set(), recompute_mapping=False)
-    model.to(native.device)  # type: ignore[arg-type]  # buffers that are not saved
-    for name, parameter in model.named_parameters():
-        parameter.requires_grad_(trainable.get(name, True))
-    for module in model.modules():
-        module._is_hf_initialized = True  # type: ignore[assignment]  # a wrapper that initializes its parts leaves these weights alone
-    model.train(native.training)
-    if any(getattr(module, "gradient_checkpointing", False) for module in native.modules()):
-        model.gradient_checkpointing_enable()
-    if getattr(native, "generation_config", None) is not None:
-        model.generation_config = native.generation_config if share else copy.deepcopy(native.generation_config)
-    return model
+    return assemble(model_class, config, state, native, trainable, share=share)
 
 
 def install(model: PreTrainedModel, family: Family, name: str, solved: Reparametrization) -> None:

@@ -134,8 +134,7 @@ def republish(
     model: PreTrainedModel,
     output: str | Path,
     source: Path,
-    step: Step,
-    *,
+    *steps: Step,
     unused: dict[str, Tensor] | None = None,
     overwrite: bool = False,
     trust_remote_code: bool = False,
@@ -145,8 +144,8 @@ def republish(
     Args:
         model: native or converted.
         output: the folder to write.
-        source: the folder that it was loaded from; its report and card go along and grow by a step.
-        step: what was done.
+        source: the folder that it was loaded from; its report and card go along and grow by the steps.
+        steps: what was done.
         unused: weights that the model has no place for, to be kept.
         overwrite: replace a model that collab wrote there.
         trust_remote_code: let transformers run a tokenizer's code that comes with the model.
@@ -166,7 +165,8 @@ def republish(
             if (source / name).is_file():
                 shutil.copyfile(source / name, folder / name)
         forget_results(folder)
-        append(folder, step, name=output.name)
+        for step in steps:
+            append(folder, step, name=output.name)
     logger.info("Wrote %s.", output)
 
 

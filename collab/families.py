@@ -106,8 +106,7 @@ class Family:
         names = self.names(layer)
         if "dense" in names:
             return getattr(layer, names["dense"])
-        block = name.rpartition(".")[0]
-        return model.get_submodule(f"{block}.{self.base.attention_classes[type(layer)].sibling_output}")
+        return model.get_submodule(self.base.attention_classes[type(layer)].output_name(name))
 
 
 @cache

@@ -1,14 +1,14 @@
-"""Figures, for the commands that draw."""
+"""The figure of a plan."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from .errors import ConfigurationError, OutputError
 from .planning import Plan
+from .plotting import BLUE, GREEN, GREY, ORANGE, VERMILION, pyplot, save
 
-# Okabe and Ito's colours, which colour-blind readers can tell apart, with marks for those who see none.
-_STYLES = {"concat": ("#999999", "s"), "cp": ("#0072B2", "o"), "tucker": ("#009E73", "^")}
+# With marks for those who see no colours.
+_STYLES = {"concat": (GREY, "s"), "cp": (BLUE, "o"), "tucker": (GREEN, "^")}
 
 
 def draw_plan(plan: Plan, file: Path) -> None:
@@ -19,16 +19,10 @@ def draw_plan(plan: Plan, file: Path) -> None:
         file: a .png, .pdf or .svg file.
 
     Raises:
-        ConfigurationError: if matplotlib is not installed.
+        ExtraError: if matplotlib is not installed.
         OutputError: if the file cannot be written.
     """
-    try:
-        import matplotlib
-
-        matplotlib.use("agg")
-        import matplotlib.pyplot as plt
-    except ImportError as error:
-        raise ConfigurationError('Figures need matplotlib: pip install "collab[figures]".') from error
+    plt = pyplot()
     figure, (left, right) = plt.subplots(1, 2, figsize=(10, 4), layout="constrained")
     for form, (color, mark) in _STYLES.items():
         points = sorted((one.query_key, one.error, one.rank) for one in plan.options if one.form == form)
@@ -38,9 +32,9 @@ def draw_plan(plan: Plan, file: Path) -> None:
     left.set(xlabel="query/key parameters left", ylabel=f"predicted error of the {_what(plan)}")
     left.legend()
     for name, color, label in (
-        ("query", "#0072B2", "$W_Q$"),
-        ("key", "#E69F00", "$W_K$"),
-        ("product", "#D55E00", "$W_Q W_K^\\top$"),
+        ("query", BLUE, "$W_Q$"),
+        ("key", ORANGE, "$W_K$"),
+        ("product", VERMILION, "$W_Q W_K^\\top$"),
     ):
         for number, one in enumerate(plan.spectra):
             right.plot(
@@ -53,12 +47,7 @@ def draw_plan(plan: Plan, file: Path) -> None:
             )
     right.set(xlabel="principal components", ylabel="energy captured", ylim=(0, 1.02))
     right.legend(title="layers, last darkest")
-    try:
-        figure.savefig(file, dpi=200)
-    except (OSError, ValueError) as error:
-        raise OutputError(f"The figure could not be written to {file}: {error}.") from error
-    finally:
-        plt.close(figure)
+    save(figure, file)
 
 
 def _what(plan: Plan) -> str:

@@ -88,7 +88,7 @@ def load(
         setattr(config, key, value)
     arguments = {"trust_remote_code": False} if auto_class is not None else {}
     model, info = read_model(
-        auto_class or _class_of(raw, source), source, seed, new_head, config=config, dtype="auto", **arguments
+        auto_class or model_class_of(raw, source.name), source, seed, new_head, config=config, dtype="auto", **arguments
     )
     if new_head:
         with torch.random.fork_rng(devices=[]):
@@ -115,7 +115,7 @@ def load_processor(source: Source, model: PreTrainedModel, trust_remote_code: bo
         return None
 
 
-def _class_of(config: dict[str, Any], source: Source) -> Any:
+def model_class_of(config: dict[str, Any], name: str) -> Any:
     """The model class that a config names, or the base model's where it names none."""
     for family in families().values():
         own = {model.__name__: model for model in family.models}
@@ -126,5 +126,5 @@ def _class_of(config: dict[str, Any], source: Source) -> Any:
         return transformers.AutoModel
     found = getattr(transformers, architectures[0], None)
     if found is None:
-        raise CheckpointError(f"{source.name} is a {architectures[0]}, which transformers does not have.")
+        raise CheckpointError(f"{name} is a {architectures[0]}, which transformers does not have.")
     return found

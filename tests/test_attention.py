@@ -189,7 +189,7 @@ def test_peft_names_are_there() -> None:
     ("entry", "message"),
     [
         ({"form": "cp"}, "form, rank"),
-        ({"form": "cp", "rank": 4, "heads": 3}, "newer collab"),
+        ({"form": "cp", "rank": 4, "gates": 3}, "newer collab"),
         ({"form": "svd", "rank": 4}, "Unknown form"),
         ({"form": "cp", "rank": 0}, "positive integer"),
         ({"form": "cp", "rank": 4, "head_ranks": [2, 2]}, "belong to the concat form"),

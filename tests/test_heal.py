@@ -88,6 +88,15 @@ class TestHeal:
             assert largest_difference(before, model(**inputs)) == 0
             assert "nothing better" in caplog.text
 
+    def test_few_rows_held_back(self) -> None:
+        """Fewer than a batch, and all of them count."""
+        teacher = tiny_model(BERT)
+        model = collab.convert(teacher, collab.ConversionConfig(rank=8)).model
+        options = replace(FEW, samples=44, run=replace(RUN, batch_size=16, steps=4))
+        report = collab.heal(model, teacher, options=options).report
+        assert report["data"]["held_back"] < 16
+        assert report["after"]["loss"] <= report["before"]["loss"]
+
     def test_padding_does_not_count(self) -> None:
         from collab.training.distillation import relative_errors
 

@@ -9,8 +9,11 @@ import click
 from .convert import convert
 from .evaluate import evaluate
 from .finetune import finetune
+from .heads import heads
 from .heal import heal
+from .inspect import inspect
 from .plan import plan
+from .prune import prune
 
 
 @click.group(
@@ -27,3 +30,6 @@ main.add_command(plan)
 main.add_command(heal)
 main.add_command(finetune)
 main.add_command(evaluate)
+main.add_command(inspect)
+main.add_command(heads)
+main.add_command(prune)

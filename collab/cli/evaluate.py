@@ -13,7 +13,7 @@ import click
 from ..data import DataSource
 from ..history import append
 from ..tasks.task import GLUE, KINDS, task_named
-from .options import data_options, loading_options, max_length_option, verbosity_options
+from .options import data_options, label_column_option, loading_options, max_length_option, verbosity_options
 from .running import bars, failures, set_up_logging
 from .tables import show_step
 
@@ -29,7 +29,7 @@ Examples:
 @click.option("--task", help=f"{', '.join(KINDS)}, or glue/ and a name: {', '.join(GLUE)}.  [default: the head's]")
 @data_options
 @click.option("--split", default="validation", show_default=True, help="Of a data set on the Hub.")
-@click.option("--label-column", help="Column with the label; in a file without a header, its number from 0.")
+@label_column_option
 @click.option("--against", metavar="MODEL", help="Another model, measured on the same rows and in turn for its speed.")
 @click.option("--samples", type=int, help="Rows at most, the first ones.  [default: all]")
 @max_length_option

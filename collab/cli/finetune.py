@@ -15,6 +15,7 @@ from ..tasks.task import GLUE, KINDS, task_named
 from ..training.options import FinetuneOptions
 from .options import (
     data_options,
+    label_column_option,
     loading_options,
     overwrite_option,
     run_of,
@@ -42,7 +43,7 @@ Examples:
 @click.option("--train", help="Rows to learn from: a CSV, TSV, JSON Lines or Parquet file, or a data set on the Hub.")
 @click.option("--eval", "held_back", help="Rows to choose the best checkpoint by: the same.")
 @data_options
-@click.option("--label-column", help="Column with the label; in a file without a header, its number from 0.")
+@label_column_option
 @click.option("--labels", help="Names of the classes in the order of their numbers: negative,positive.")
 @click.option("--train-split", default="train", show_default=True, help="Of a data set on the Hub.")
 @click.option("--eval-split", default="validation", show_default=True, help="Of a data set on the Hub.")

@@ -66,6 +66,10 @@ max_length_option = click.option(
     "--max-length", type=int, help="Tokens of a row at most.  [default: as many as the model takes]"
 )
 
+label_column_option = click.option(
+    "--label-column", help="Column with the label; in a file without a header, its number from 0."
+)
+
 calibration_options = _together(
     click.option(
         "--calibration",

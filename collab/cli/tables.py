@@ -21,7 +21,7 @@ def show_report(report: ConversionReport, output: Path) -> None:
     pattern, names = shortened([layer.name for layer in report.layers])
     calibrated = report.calibration is not None
     forms = " and ".join(sorted({one.form for one in report.layers}))
-    layers = _table(
+    layers = plain_table(
         f"{forms}: {pattern}",
         _caption(
             "scores: how far the heads' scores moved on calibration inputs, relative to their size, each weighed by "
@@ -44,7 +44,7 @@ def show_report(report: ConversionReport, output: Path) -> None:
         )
     console.print(layers)
     if report.comparison:
-        others = _table(f"Predicted error of the {'scores' if calibrated else 'weights'} at as many parameters")
+        others = plain_table(f"Predicted error of the {'scores' if calibrated else 'weights'} at as many parameters")
         others.add_column("layer")
         for form in FORMS:
             others.add_column(form, justify="right")
@@ -53,7 +53,7 @@ def show_report(report: ConversionReport, output: Path) -> None:
             cells = (f"{_error(one['error'])} (R={one['rank']})" if one["rank"] else "" for one in found)
             others.add_row(name, *cells)
         console.print(others)
-    totals = _table("Parameters")
+    totals = plain_table("Parameters")
     for heading in ("of", "before", "after", "after / before"):
         totals.add_column(heading, justify="left" if heading == "of" else "right")
     for name, count in (
@@ -112,7 +112,7 @@ def show_plan(plan: Plan) -> None:
     console = Console()
     what = "weights" if plan.calibration is None else "scores"
     lengths = list(plan.options[0].flops) if plan.options else []
-    table = _table(
+    table = plain_table(
         "What each form would give",
         _caption(
             f"error: predicted, of the {what}, all layers together; query/key, model: parameters left; at 32 ...: the "
@@ -137,7 +137,7 @@ def show_plan(plan: Plan) -> None:
         )
     console.print(table)
     pattern, names = shortened([one.name for one in plan.spectra])
-    spectra = _table(
+    spectra = plain_table(
         f"Principal components that hold 90 % of the energy: {pattern}",
         "Of the heads' query matrices side by side, of the key matrices, and of their product (figure 1 of the "
         "paper). Few for the product, many for the others: the heads share dimensions.",
@@ -154,7 +154,8 @@ def show_plan(plan: Plan) -> None:
     console.print(plan.recommendation, highlight=False)
 
 
-def _table(title: str, caption: str | None = None) -> Table:
+def plain_table(title: str, caption: str | None = None) -> Table:
+    """A table as all commands show them."""
     return Table(
         title=title, caption=caption, box=box.SIMPLE_HEAD, padding=(0, 1), title_justify="left", caption_justify="left"
     )

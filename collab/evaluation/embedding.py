@@ -7,53 +7,80 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
+from torch.nn import functional
+from transformers import PreTrainedModel
 
-from ..data.features import collate, length_of, text_features
+from ..data.features import collate, text_features
 from ..errors import ExtraError
 from ..loading import Loaded
 
 _ROWS = 64
 
 
-def embed(loaded: Loaded, sentences: Sequence[str], max_length: int | None = None) -> np.ndarray:
+class Embedder:
     """Embeddings of length one: by sentence-transformers where the folder is one of its models, else mean-pooled.
 
     Args:
-        loaded: the model.
-        sentences: what to embed.
+        loaded: the model; it is this one that runs, whatever has been done to it since it was loaded.
         max_length: tokens at most, of models that sentence-transformers does not know.
-
-    Returns:
-        (N, D).
 
     Raises:
         ExtraError: if it is a sentence-transformers model and that is not installed.
     """
-    if (loaded.source.folder / "modules.json").is_file():
-        try:
-            from sentence_transformers import SentenceTransformer
-        except ImportError as error:
-            raise ExtraError(
-                f"{loaded.source.name} is a sentence-transformers model: pip install 'collab[demo]'."
-            ) from error
-        encoder = SentenceTransformer(str(loaded.source.folder), device=str(loaded.model.device))
-        found: Any = encoder.encode(list(sentences), batch_size=_ROWS, normalize_embeddings=True)
-        return np.asarray(found)
-    features = text_features(loaded.model, loaded.tokenizer, sentences, max_length)
-    order = sorted(range(len(features)), key=lambda row: length_of(features[row]))
-    rows: list[np.ndarray] = []
-    with torch.no_grad():
-        for start in range(0, len(order), _ROWS):
-            batch = collate(loaded.model, loaded.tokenizer, [features[row] for row in order[start : start + _ROWS]])
-            batch = {name: value.to(loaded.model.device) for name, value in batch.items()}
-            states = loaded.model.base_model(**batch).last_hidden_state.float()  # (B, T, D)
-            mask = batch["attention_mask"].unsqueeze(-1)
-            mean = (states * mask).sum(1) / mask.sum(1).clamp(min=1)
-            rows.extend(torch.nn.functional.normalize(mean, dim=-1).cpu().numpy())
-    return np.stack(rows)[np.argsort(order)]
+
+    def __init__(self, loaded: Loaded, max_length: int | None = None) -> None:
+        self._loaded = loaded
+        self._max_length = max_length
+        self._encoder = None
+        if (loaded.source.folder / "modules.json").is_file():
+            self._encoder = _encoder(loaded)
+
+    def __call__(self, sentences: Sequence[str]) -> Tensor:
+        """(B, D), as a part of the graph where gradients are on."""
+        model = self._loaded.model
+        if self._encoder is not None:
+            batch = self._encoder.preprocess(list(sentences))
+            batch = {name: one.to(model.device) if isinstance(one, Tensor) else one for name, one in batch.items()}
+            return functional.normalize(self._encoder(batch)["sentence_embedding"].float(), dim=-1)
+        features = text_features(model, self._loaded.tokenizer, sentences, self._max_length)
+        batch = collate(model, self._loaded.tokenizer, features)
+        batch = {name: value.to(model.device) for name, value in batch.items()}
+        states = model.base_model(**batch).last_hidden_state  # (B, T, D)
+        return mean_embedding(states, batch["attention_mask"])
+
+    def embed(self, sentences: Sequence[str]) -> np.ndarray:
+        """(N, D), many at a time."""
+        order = sorted(range(len(sentences)), key=lambda row: len(sentences[row]))
+        rows: list[np.ndarray] = []
+        with torch.no_grad():
+            for start in range(0, len(order), _ROWS):
+                rows.extend(self([sentences[row] for row in order[start : start + _ROWS]]).cpu().numpy())
+        return np.stack(rows)[np.argsort(order)]
+
+    def similarities(self, pairs: Sequence[Sequence[str]]) -> np.ndarray:
+        """The cosine of each pair's embeddings, (N,)."""
+        first, second = (self.embed([pair[side] for pair in pairs]) for side in (0, 1))
+        return (first * second).sum(axis=1)
 
 
-def similarities(loaded: Loaded, pairs: Sequence[Sequence[str]], max_length: int | None = None) -> np.ndarray:
-    """The cosine of each pair's embeddings, (N,)."""
-    first, second = (embed(loaded, [pair[side] for pair in pairs], max_length) for side in (0, 1))
-    return (first * second).sum(axis=1)
+def mean_embedding(states: Tensor, mask: Tensor | None) -> Tensor:
+    """The mean over the tokens that are seen, of length one: (B, T, D) → (B, D)."""
+    weight = states.new_ones(states.shape[:2]) if mask is None else mask.to(states)
+    mean = (states * weight.unsqueeze(-1)).sum(1) / weight.sum(1, keepdim=True).clamp(min=1)
+    return functional.normalize(mean.float(), dim=-1)
+
+
+def _encoder(loaded: Loaded) -> Any:
+    try:
+        from sentence_transformers import SentenceTransformer
+    except ImportError as error:
+        raise ExtraError(
+            f"{loaded.source.name} is a sentence-transformers model: pip install 'collab[demo]'."
+        ) from error
+    encoder = SentenceTransformer(str(loaded.source.folder), device=str(loaded.model.device))
+    transformer = encoder[0]
+    for name, child in transformer.named_children():
+        if isinstance(child, PreTrainedModel):
+            setattr(transformer, name, loaded.model)
+    return encoder.eval()

@@ -25,7 +25,7 @@ from ..tasks.metrics import Columns, intervals
 from ..tasks.predict import predict
 from ..tasks.task import Task, task_of
 from .against import compare
-from .embedding import similarities
+from .embedding import Embedder
 
 
 @dataclass(frozen=True)
@@ -183,7 +183,7 @@ def _predictions(
         if len(examples.texts[0]) != 2:
             raise DataError("Similarity is of pairs: name two text columns.")
         columns = {
-            "predicted": similarities(loaded, examples.texts, options.max_length),
+            "predicted": Embedder(loaded, options.max_length).similarities(examples.texts),
             "label": np.array(numbers(examples)),
         }
         first = [pair[0] for pair in examples.texts]

@@ -10,7 +10,8 @@ Head h scores  s_h(x, y) = (x W̃_Q G_h W̃_Kᵀ yᵀ + c_h·y) / √d  with G_h
 - ``tucker``: a core in R^{R×R},
 
 and c_h ∈ R^{D_k} the content bias, into which the original query bias went. Folded, c_h is W̃_K u_h with an offset u_h
-of each head's query, and no additive bias is left. Values and output are the original ones.
+of each head's query, and no additive bias is left. Values and output are the original ones. A layer may have only some
+of the original's heads, or none; H is then the number that it has, and d stays.
 
 This file travels with every exported model; it imports only torch and transformers.
 """
@@ -48,8 +49,13 @@ class CollaborativeAttention(nn.Module):
     native_names: ClassVar[dict[str, str]] = {"query": "query", "key": "key", "value": "value"}
     sibling_output: ClassVar[str] = "output.dense"
 
+    query: nn.Linear
+    key: nn.Linear
     value: nn.Module
     dense: nn.Module
+    mixing: nn.Parameter
+    content_bias: nn.Linear | None
+    query_offset: nn.Parameter | None
 
     def __init__(self, native: Any, spec: AttentionSpec, config: Any) -> None:
         super().__init__()
@@ -57,34 +63,59 @@ class CollaborativeAttention(nn.Module):
         native_key = getattr(native, self.native_names["key"])
         self.config = config
         self.spec = spec
-        self.num_attention_heads = config.num_attention_heads
-        self.attention_head_size = native_query.out_features // self.num_attention_heads  # d
+        total = config.num_attention_heads
+        self.heads = tuple(range(total)) if spec.heads is None else spec.heads
+        if self.heads and self.heads[-1] >= total:
+            raise ValueError(f"heads {list(self.heads)} must be numbers below {total}.")
+        self.num_attention_heads = len(self.heads)
+        self.attention_head_size = native_query.out_features // total  # d
         self.scaling = self.attention_head_size**-0.5
         self.is_causal = getattr(native, "is_causal", False)
         self.layer_idx = getattr(native, "layer_idx", None)
         self.attention_dropout = self.native_dropout(native)
-
-        self.query = nn.Linear(native_query.in_features, spec.rank, bias=False)
-        self.key = nn.Linear(native_key.in_features, spec.rank, bias=False)
+        self.content_bias = self.query_offset = None
         self.head_ranks: tuple[int, ...] | None = None
         if spec.form == "concat":
             self.head_ranks = spec.head_ranks or _evenly(spec.rank, self.num_attention_heads)
             if len(self.head_ranks) != self.num_attention_heads:
                 raise ValueError(f"head_ranks must name {self.num_attention_heads} heads, not {len(self.head_ranks)}.")
-        elif spec.form == "cp":
+
+        for name, native_name in self.native_names.items():
+            if name not in ("query", "key", "value"):
+                setattr(self, name, getattr(native, native_name))
+        if not self.heads:
+            return
+        self.query = nn.Linear(native_query.in_features, spec.rank, bias=False)
+        self.key = nn.Linear(native_key.in_features, spec.rank, bias=False)
+        native_value = getattr(native, self.native_names["value"])
+        self.value = native_value
+        if self.num_attention_heads < total:
+            width = self.num_attention_heads * self.attention_head_size
+            self.value = nn.Linear(native_value.in_features, width, bias=native_value.bias is not None)
+        if spec.form == "cp":
             self.mixing = nn.Parameter(torch.empty(self.num_attention_heads, spec.rank))
-        else:
+        elif spec.form == "tucker":
             self.mixing = nn.Parameter(torch.empty(self.num_attention_heads, spec.rank, spec.rank))
         content = spec.content or ("none" if native_query.bias is None else "exact")
-        self.content_bias = self.query_offset = None
         if content == "exact":
             self.content_bias = nn.Linear(native_key.in_features, self.num_attention_heads, bias=False)
         elif content == "folded":
             rows = 1 if spec.form == "concat" else self.num_attention_heads
             self.query_offset = nn.Parameter(torch.empty(rows, spec.rank))
-        for name, native_name in self.native_names.items():
-            if name not in ("query", "key"):
-                setattr(self, name, getattr(native, native_name))
+
+    @classmethod
+    def output_name(cls, name: str) -> str:
+        """Where a collaborative model has the output projection W_O of the layer of this class called `name`."""
+        return f"{name}.dense" if "dense" in cls.native_names else f"{name.rpartition('.')[0]}.{cls.sibling_output}"
+
+    def output_of_heads(self, native: nn.Linear) -> nn.Module:
+        """The output projection W_O for the heads that there are, in place of the native one."""
+        if self.num_attention_heads * self.attention_head_size == native.in_features:
+            return native
+        if not self.heads:
+            return OutputBias(native.out_features, native.bias is not None)
+        width = self.num_attention_heads * self.attention_head_size
+        return nn.Linear(width, native.out_features, bias=native.bias is not None)
 
     @staticmethod
     def native_dropout(native: Any) -> float:
@@ -152,6 +183,8 @@ class CollaborativeAttention(nn.Module):
         implementation = self.config._attn_implementation
         if kwargs.get("output_attentions"):
             implementation = "eager"
+        if position_bias is not None and self.spec.heads is not None:
+            position_bias = position_bias[:, list(self.heads)]
         interface: Callable[..., tuple[Tensor, Tensor | None]] = ALL_ATTENTION_FUNCTIONS.get_interface(
             implementation, eager_attention_forward
         )
@@ -187,6 +220,12 @@ class CollaborativeAttention(nn.Module):
             **kwargs,
         )  # (B, T, H, d)
         return output.flatten(-2), weights
+
+    def without_heads(self, hidden_states: Tensor, keys: int) -> tuple[Tensor, Tensor]:
+        """What `forward` returns without heads: the output projection's bias, and no weights, (B, 0, T, S)."""
+        batch, length, _ = hidden_states.shape
+        context = hidden_states.new_zeros(batch, length, 0)
+        return self.output(context, hidden_states), hidden_states.new_zeros(batch, 0, length, keys)
 
     def output(self, context: Tensor, hidden_states: Tensor) -> Tensor:
         """What the family's attention layer does behind the heads: its output projection, where it owns one."""
@@ -237,11 +276,17 @@ class CollaborativeSelfAttention(CollaborativeAttention):
             encoder_hidden_states: not used; blocks that can hold either kind of attention pass it to both.
             **kwargs: for `attend`.
         """
+        cache = past_key_values
+        if isinstance(cache, EncoderDecoderCache):
+            cache = cache.self_attention_cache
+        if not self.heads:
+            seen = hidden_states.shape[1]
+            if cache is not None:  # whose first layer counts the tokens for the whole model
+                nothing = hidden_states.new_zeros(len(hidden_states), 1, seen, 1)
+                seen = cache.update(nothing, nothing, self.layer_idx)[0].shape[2]
+            return self.without_heads(hidden_states, seen)
         key, value, content = self.keys(hidden_states), self.values(hidden_states), self.bias(hidden_states)
-        if past_key_values is not None:
-            cache = past_key_values
-            if isinstance(cache, EncoderDecoderCache):
-                cache = cache.self_attention_cache
+        if cache is not None:
             packed = cache.update(_pack(key, content), self._merge(value), self.layer_idx)
             key, content, value = self._unpack(*packed)
         context, weights = self.attend(self.queries(hidden_states), key, value, content, attention_mask, **kwargs)
@@ -268,6 +313,10 @@ class CollaborativeCrossAttention(CollaborativeAttention):
             past_key_values: a transformers encoder-decoder cache.
             **kwargs: for `attend`.
         """
+        if not self.heads:
+            return self.without_heads(
+                hidden_states, 0 if encoder_hidden_states is None else encoder_hidden_states.shape[1]
+            )
         if past_key_values is not None and past_key_values.is_updated.get(self.layer_idx):
             layer = past_key_values.cross_attention_cache.layers[self.layer_idx]
             packed = layer.keys, layer.values
@@ -282,6 +331,25 @@ class CollaborativeCrossAttention(CollaborativeAttention):
         key, content, value = self._unpack(*packed)
         context, weights = self.attend(self.queries(hidden_states), key, value, content, attention_mask, **kwargs)
         return self.output(context, hidden_states), weights
+
+
+class OutputBias(nn.Module):
+    """What an output projection is with no heads before it: its bias, for every token.
+
+    Args:
+        width: D.
+        bias: whether there is one; zeros otherwise.
+    """
+
+    def __init__(self, width: int, bias: bool) -> None:
+        super().__init__()
+        self.width = width
+        self.bias = nn.Parameter(torch.empty(width)) if bias else None
+
+    def forward(self, context: Tensor) -> Tensor:
+        """(B, T, 0) → (B, T, D)."""
+        output = context.new_zeros(*context.shape[:-1], self.width)
+        return output if self.bias is None else output + self.bias
 
 
 def eager_attention_forward(

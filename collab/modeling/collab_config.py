@@ -22,6 +22,8 @@ class AttentionSpec:
         content: where the content term y·c_h is: ``exact``, an additive bias from a D×H projection of the keys' input;
             ``folded`` into an offset of each head's query, so that any attention kernel applies; or ``none``. None
             means exact if the native layer has a query bias, and none otherwise.
+        heads: which of the native layer's heads there are, in ascending order; None means all. Without a single one the
+            layer's output is the bias of its output projection, and it has rank 0.
 
     Raises:
         ValueError: if the entries do not fit together.
@@ -31,6 +33,7 @@ class AttentionSpec:
     rank: int
     head_ranks: tuple[int, ...] | None = None
     content: str | None = None
+    heads: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
         if self.content not in (None, *CONTENTS):
@@ -38,7 +41,12 @@ class AttentionSpec:
             raise ValueError(f"Unknown content {self.content!r} of collaborative attention; known are {known}.")
         if self.form not in FORMS:
             raise ValueError(f"Unknown form {self.form!r} of collaborative attention; known are {', '.join(FORMS)}.")
-        if not isinstance(self.rank, int) or self.rank < 1:
+        if self.heads is not None and (list(self.heads) != sorted(set(self.heads)) or min(self.heads, default=0) < 0):
+            raise ValueError(f"heads {list(self.heads)} must be different numbers from 0, in ascending order.")
+        if self.heads == ():
+            if self.rank != 0:
+                raise ValueError(f"An attention layer without heads has rank 0, not {self.rank!r}.")
+        elif not isinstance(self.rank, int) or self.rank < 1:
             raise ValueError(
                 f"The rank of a collaborative attention layer must be a positive integer, not {self.rank!r}."
             )
@@ -53,14 +61,14 @@ class AttentionSpec:
     @classmethod
     def from_dict(cls, entry: dict[str, Any]) -> "AttentionSpec":
         """Reads an entry of `collab_layers`."""
-        unknown = set(entry) - {"form", "rank", "head_ranks", "content"}
+        unknown = set(entry) - {"form", "rank", "head_ranks", "content", "heads"}
         if unknown or not {"form", "rank"} <= set(entry):
             raise ValueError(
-                f"An entry of collab_layers has form, rank and perhaps head_ranks and content, not {sorted(entry)}. "
-                "Was the model written by a newer collab?"
+                "An entry of collab_layers has form, rank and perhaps head_ranks, content and heads, not "
+                f"{sorted(entry)}. Was the model written by a newer collab?"
             )
-        owned = entry.get("head_ranks")
-        return cls(entry["form"], entry["rank"], None if owned is None else tuple(owned), entry.get("content"))
+        owned, heads = (None if entry.get(name) is None else tuple(entry[name]) for name in ("head_ranks", "heads"))
+        return cls(entry["form"], entry["rank"], owned, entry.get("content"), heads)
 
     def to_dict(self) -> dict[str, Any]:
         """Writes an entry of `collab_layers`."""
@@ -69,6 +77,8 @@ class AttentionSpec:
             entry["head_ranks"] = list(self.head_ranks)
         if self.content is not None:
             entry["content"] = self.content
+        if self.heads is not None:
+            entry["heads"] = list(self.heads)
         return entry
 
 
@@ -78,8 +88,9 @@ class CollaborativeConfig:
 
     Attributes:
         collab_layers: one entry for each attention layer, in the order of the model's modules: ``{"form": "cp", "rank":
-            128}``, with ``"head_ranks"`` besides in the concat form. A single entry stands for every layer. None means
-            the ``cp`` form with R = K throughout, which is where the paper's models trained from scratch start.
+            128}``, with ``"head_ranks"`` besides in the concat form, and ``"heads"`` where some were pruned. A single
+            entry stands for every layer. None means the ``cp`` form with R = K throughout, which is where the paper's
+            models trained from scratch start.
     """
 
     collab_layers: list[dict[str, Any]] | None = None

@@ -22,7 +22,7 @@ from transformers import initialization as init
 from transformers.dynamic_module_utils import get_relative_import_files
 from transformers.models.auto import modeling_auto
 
-from .collab_attention import CollaborativeAttention
+from .collab_attention import CollaborativeAttention, OutputBias
 
 if TYPE_CHECKING:
     _Model = PreTrainedModel  # to a type checker, a mixin is the model that it becomes a part of
@@ -49,7 +49,9 @@ class CollaborativeMixin(_Model):
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
         super()._init_weights(module)
-        if isinstance(module, CollaborativeAttention):
+        if isinstance(module, OutputBias) and module.bias is not None:
+            init.zeros_(module.bias)
+        if isinstance(module, CollaborativeAttention) and module.heads:
             if module.spec.form != "concat":
                 init.normal_(module.mixing, mean=0.0, std=module.initial_mixing_std)
             if module.content_bias is not None:
@@ -99,7 +101,10 @@ class CollaborativeBase(CollaborativeMixin):
         layers = [(name, layer) for name, layer in self.named_modules() if type(layer) in self.attention_classes]
         specs = config.attention_specs([attention_width(layer, self.attention_classes) for _, layer in layers])
         for (name, layer), spec in zip(layers, specs, strict=True):
-            self.set_submodule(name, self.attention_classes[type(layer)](layer, spec, config))
+            replacement = self.attention_classes[type(layer)](layer, spec, config)
+            self.set_submodule(name, replacement)
+            output = replacement.output_name(name)
+            self.set_submodule(output, replacement.output_of_heads(self.get_submodule(output)))  # type: ignore[arg-type]
         self.post_init()
 
 

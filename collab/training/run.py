@@ -75,6 +75,14 @@ class GuardedTrainer(Trainer):
     def _get_train_sampler(self, train_dataset: Any = None) -> LengthSampler:
         return self._sampler
 
+    def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:
+        """Every row that is held back: only training leaves out a last, smaller batch."""
+        dropping, self.args.dataloader_drop_last = self.args.dataloader_drop_last, False
+        try:
+            return super().get_eval_dataloader(eval_dataset)
+        finally:
+            self.args.dataloader_drop_last = dropping
+
     def training_step(self, model: Any, inputs: dict[str, Any], num_items_in_batch: Any = None) -> Tensor:
         """One step; TrainingError if its loss is NaN or infinite."""
         loss = super().training_step(model, inputs, num_items_in_batch)

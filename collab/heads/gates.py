@@ -1,0 +1,82 @@
+"""Gates on what the heads give to the output projection: to take a gradient by them, or to close some.
+
+They stand on the input of W_O, which every attention kernel of every family ends in, so nothing of the attention itself
+has to be changed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .layers import HeadLayer
+
+
+class RowGates:
+    """Gates ξ = 1 of every head for every row of a batch, in `by_layer`, (B, H) each, once a model has run.
+
+    Passes that share a layer's weights share its gates.
+    """
+
+    def __init__(self) -> None:
+        self.by_layer: dict[str, Tensor] = {}
+
+    def clear(self) -> None:
+        """Forgets the gates of the last batch."""
+        self.by_layer.clear()
+
+
+@contextlib.contextmanager
+def row_gates(layers: Sequence[HeadLayer]) -> Iterator[RowGates]:
+    """Has a gate that gradients reach on every head and row; see `RowGates`."""
+    gates = RowGates()
+
+    def gate(layer: HeadLayer) -> Callable[..., Any]:
+        def apply(module: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+            context = args[0]  # (B, T, H·d)
+            if layer.name not in gates.by_layer:
+                shape = len(context), len(layer.heads)
+                gates.by_layer[layer.name] = context.new_ones(shape, requires_grad=True)
+            return (_gated(context, gates.by_layer[layer.name]), *args[1:])
+
+        return apply
+
+    handles = [layer.output.register_forward_pre_hook(gate(layer)) for layer in layers if layer.heads]
+    try:
+        yield gates
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+@contextlib.contextmanager
+def closed(layers: Sequence[HeadLayer], heads: Mapping[str, Sequence[int]]) -> Iterator[None]:
+    """Has some heads give nothing: for each layer's name, their numbers in the original."""
+    handles = []
+    for layer in layers:
+        chosen = set(heads.get(layer.name, ()))
+        if chosen:
+            mask = torch.tensor([[float(head not in chosen) for head in layer.heads]])  # (1, H)
+            handles.append(layer.output.register_forward_pre_hook(_closing(mask)))
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _closing(mask: Tensor) -> Callable[..., Any]:
+    def apply(module: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        return (_gated(args[0], mask.to(args[0])), *args[1:])
+
+    return apply
+
+
+def _gated(context: Tensor, gates: Tensor) -> Tensor:
+    """(B, T, H·d) times (B or 1, H)."""
+    by_head = context.unflatten(-1, (gates.shape[1], -1))  # (B, T, H, d)
+    return (by_head * gates[:, None, :, None]).flatten(-2)

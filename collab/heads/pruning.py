@@ -1,0 +1,78 @@
+"""Pruning by scores, in one step or in several with new scores before each."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from transformers import PreTrainedModel
+
+from ..errors import ConfigurationError, DataError
+from ..loading import Loaded
+from .layers import head_layers, parameters
+from .removal import prune
+from .rows import HeadRows
+from .scores import OnDone, ScoreOptions, living_heads, score_heads
+from .selection import Keep, PruneOptions, by_number, least_important, most_important_per_layer
+
+
+def prune_by(
+    loaded: Loaded, rows: HeadRows | None, options: PruneOptions, on_done: OnDone = lambda *_: None
+) -> tuple[PreTrainedModel, dict[str, Any]]:
+    """Prunes a model as options say; the model itself is left as it was.
+
+    Args:
+        loaded: the model, original or converted.
+        rows: to score on; not needed where the heads are named.
+        options: what to prune.
+        on_done: called as work goes on.
+
+    Returns:
+        The pruned model, and what was done as JSON values: heads before, after and by layer.
+
+    Raises:
+        ConfigurationError: if a head is not there or none would be left.
+        DataError: if there is nothing to score on.
+    """
+    layers = head_layers(loaded.model)
+    before = living_heads(layers)
+    if options.fraction is not None and round(before * options.fraction) in (0, before):
+        raise ConfigurationError(
+            f"{options.fraction} of {before} heads is {round(before * options.fraction)} heads, when rounded; at least "
+            "one must go, and one stay."
+        )
+    model: PreTrainedModel = loaded.model
+    if options.keep is not None:
+        model = prune(model, by_number(layers, options.keep))
+    else:
+        if rows is None:
+            raise DataError("Heads are scored on data. Name some, or the heads to keep.")
+        for step in range(1, options.steps + 1):
+            current = replace(loaded, model=model)
+            model = prune(model, _next(current, rows, options, before, step, on_done))
+    after = head_layers(model)
+    record = {
+        "heads_before": before,
+        "heads_after": living_heads(after),
+        "heads": {layer.name: list(layer.heads) for layer in after},
+        "score": options.score if options.needs_scores else None,
+        "normalize": options.normalize,
+        "steps": options.steps,
+        "data": rows.summary if rows is not None and options.needs_scores else None,
+        "parameters": {"before": parameters(loaded.model), "after": parameters(model)},
+    }
+    return model, record
+
+
+def _next(current: Loaded, rows: HeadRows, options: PruneOptions, before: int, step: int, on_done: OnDone) -> Keep:
+    """What stays after a step. Every step removes an equal part."""
+    layers = head_layers(current.model)
+    settings = ScoreOptions((options.score,), normalize=options.normalize)
+    importance = score_heads(current, rows, settings, on_done).importance(options.score)
+    if options.fraction is not None:
+        goal = before - round(before * options.fraction * step / options.steps)
+        return least_important(importance, living_heads(layers) - goal)
+    assert options.per_layer is not None
+    most = max(len(layer.heads) for layer in layers)
+    count = options.per_layer + round((most - options.per_layer) * (1 - 1 / (options.steps - step + 1)))
+    return most_important_per_layer(importance, count)

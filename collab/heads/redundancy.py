@@ -1,0 +1,52 @@
+"""How alike heads are by their weights, and which shared dimensions each uses."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ..modeling.collab_attention import CollaborativeAttention
+from ..reparametrization import Approximation
+from .layers import HeadLayer
+
+
+def product_likeness(layer: HeadLayer) -> Tensor:
+    """The cosine ⟨A_h, A_g⟩ / ‖A_h‖‖A_g‖ of every two heads' query-key products, (H, H), float64.
+
+    By the factors, never by the D×D products themselves.
+    """
+    query, cores, key = _factors(layer)  # (D_q, P), (H, P, P), (D_k, P)
+    gram_query, gram_key = query.T @ query, key.T @ key  # (P, P)
+    moved = gram_query @ cores @ gram_key  # (H, P, P)
+    inner = torch.einsum("hpq,gpq->hg", moved, cores)
+    norms = inner.diagonal().clamp(min=torch.finfo(inner.dtype).tiny).sqrt()
+    return inner / (norms.unsqueeze(0) * norms.unsqueeze(1))
+
+
+def sharing(layer: HeadLayer) -> Tensor | None:
+    """How much each head uses each shared dimension, (H, R): |M|, or the norm of the core's rows.
+
+    The shared projections' columns are brought to norm 1 first, so that the entries can be compared.
+
+    Returns:
+        None for an original layer, where no dimension is shared.
+    """
+    if not isinstance(layer.module, CollaborativeAttention) or not layer.heads:
+        return None
+    query, cores, key = _factors(layer)
+    return (cores * query.norm(dim=0).unsqueeze(1) * key.norm(dim=0)).norm(dim=2)  # (H, R)
+
+
+def _factors(layer: HeadLayer) -> tuple[Tensor, Tensor, Tensor]:
+    """Query and key projections (D, P) and what stands between them for each head, (H, P, P), in float64."""
+    if isinstance(layer.module, CollaborativeAttention):
+        factors = Approximation.of_layer(layer.module).factors
+        mixing = factors.mixing.double().cpu()
+        cores = mixing if factors.form == "tucker" else torch.diag_embed(mixing)
+        return factors.query.double().cpu(), cores, factors.key.double().cpu()
+    assert layer.query is not None
+    assert layer.key is not None
+    heads = len(layer.heads)
+    owner = torch.eye(heads, dtype=torch.float64).repeat_interleave(layer.head_dim, dim=1)  # (H, K)
+    query, key = (one.weight.detach().T.double().cpu() for one in (layer.query, layer.key))  # (D, K)
+    return query, torch.diag_embed(owner), key

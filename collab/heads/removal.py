@@ -1,0 +1,126 @@
+"""Taking heads out of a model for good: their part of M or the cores, of the content term, of W_V and of W_O.
+
+An original becomes a collaborative model first, in the concat form at R = K with a folded content term, which is the
+original attention as it is; so one kind of model, with its config, its code and its ways of loading, holds whatever
+heads are left.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from ..assembly import assemble
+from ..config import ConversionConfig
+from ..conversion import convert
+from ..errors import ConfigurationError
+from ..modeling.collab_attention import CollaborativeAttention
+from ..modeling.collab_config import AttentionSpec
+from ..modeling.collab_model import CollaborativeMixin
+from .layers import head_layers
+
+LOSSLESS = ConversionConfig(rank=1.0, form="concat", content="folded", compare=False)
+"""The original's own attention as a collaborative layer."""
+
+
+def prune(model: PreTrainedModel, keep: Mapping[str, Sequence[int]]) -> PreTrainedModel:
+    """A model with only some of its heads; the other is left as it was.
+
+    Args:
+        model: original or converted, of any supported family. Where passes share a layer's weights (ALBERT), a head
+            goes from all of them.
+        keep: by layer name, the heads that stay, by their numbers in the original. Layers that are not named keep all.
+            A layer may lose all its heads; its output is then the bias of its output projection.
+
+    Returns:
+        A collaborative model; a copy if nothing is to go.
+
+    Raises:
+        ConfigurationError: if a layer or a head is not there, or no head of the whole model would be left.
+        CollabError: as `collab.convert` for an original.
+    """
+    check_keep(model, keep)
+    converted = model if isinstance(model, CollaborativeMixin) else convert(model, LOSSLESS).model
+    specs: list[AttentionSpec] = []
+    state: dict[str, Tensor] = {name: tensor.detach() for name, tensor in converted.state_dict().items()}
+    for name, layer in converted.named_modules():
+        if isinstance(layer, CollaborativeAttention):
+            kept = layer.heads if name not in keep else tuple(sorted(keep[name]))
+            specs.append(_prune_layer(state, name, layer, kept))
+    config = copy.deepcopy(converted.config)
+    config.collab_layers = [spec.to_dict() for spec in specs]
+    trainable = {name: parameter.requires_grad for name, parameter in converted.named_parameters()}
+    state = {name: tensor.clone() for name, tensor in state.items()}
+    return assemble(type(converted), config, state, converted, trainable)
+
+
+def check_keep(model: PreTrainedModel, keep: Mapping[str, Sequence[int]]) -> None:
+    """Makes sure that heads to keep are there, and that there are any; ConfigurationError if not."""
+    layers = {layer.name: layer for layer in head_layers(model)}
+    for name, heads in keep.items():
+        if name not in layers:
+            raise ConfigurationError(f"There is no attention layer {name}; there are {', '.join(layers)}.")
+        missing = sorted(set(heads) - set(layers[name].heads))
+        if missing:
+            raise ConfigurationError(
+                f"{name} has no head {missing[0]}: its heads are {', '.join(map(str, layers[name].heads)) or 'none'}."
+            )
+    if not any(len(keep.get(name, layer.heads)) for name, layer in layers.items()):
+        raise ConfigurationError("This would leave the model without a single head. Keep at least one.")
+
+
+def _prune_layer(
+    state: dict[str, Tensor], name: str, layer: CollaborativeAttention, kept: tuple[int, ...]
+) -> AttentionSpec:
+    """Takes what belongs to the other heads out of a model's state; returns the layer's new shape."""
+    if kept == layer.heads:
+        return layer.spec
+    spec, width = layer.spec, layer.attention_head_size
+    content = "exact" if layer.content_bias is not None else "none" if layer.query_offset is None else "folded"
+    output = layer.output_name(name)
+    if not kept:
+        owned = [one for one in state if one.startswith(f"{name}.")]
+        for one in owned:
+            if one.removeprefix(f"{name}.").split(".")[0] in ("query", "key", "value", "mixing", *_CONTENT):
+                del state[one]
+        del state[f"{output}.weight"]
+        return AttentionSpec(spec.form, 0, () if spec.form == "concat" else None, content, ())
+    places = torch.tensor([layer.heads.index(head) for head in kept])
+    rows = (places.unsqueeze(1) * width + torch.arange(width)).flatten()  # of W_Vᵀ
+
+    def cut(parameter: str, index: Tensor, dim: int = 0) -> None:
+        if parameter in state:
+            state[parameter] = state[parameter].index_select(dim, index.to(state[parameter].device))
+
+    cut(f"{name}.value.weight", rows)
+    cut(f"{name}.value.bias", rows)
+    cut(f"{output}.weight", rows, 1)
+    cut(f"{name}.content_bias.weight", places)
+    rank, head_ranks = spec.rank, None
+    if layer.head_ranks is None:
+        cut(f"{name}.mixing", places)
+        cut(f"{name}.query_offset", places)
+    else:
+        owner = torch.repeat_interleave(torch.arange(len(layer.heads)), torch.tensor(layer.head_ranks))  # (R,)
+        dimensions = torch.isin(owner, places).nonzero().flatten()
+        if not len(dimensions):
+            dimensions = torch.zeros(1, dtype=torch.long)  # see below
+        cut(f"{name}.query.weight", dimensions)
+        cut(f"{name}.key.weight", dimensions)
+        cut(f"{name}.query_offset", dimensions, 1)
+        head_ranks = tuple(layer.head_ranks[place] for place in places.tolist())
+        if not sum(head_ranks):  # heads that attend to everything alike: one dimension of zeros for them
+            head_ranks = (1, *head_ranks[1:])
+            for parameter in ("query.weight", "query_offset"):
+                if f"{name}.{parameter}" in state:
+                    state[f"{name}.{parameter}"] = torch.zeros_like(state[f"{name}.{parameter}"])
+        rank = sum(head_ranks)
+    heads = None if len(kept) == layer.config.num_attention_heads else kept
+    return AttentionSpec(spec.form, rank, head_ranks, content, heads)
+
+
+_CONTENT = ("content_bias", "query_offset")

@@ -1,0 +1,112 @@
+"""Rows that heads are judged on: with labels for a task, or without any."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..data import DataSource
+from ..data.features import Batch, Feature, row_batches, text_features
+from ..data.prepare import Unlabelled, features_of
+from ..errors import DataError
+from ..evaluation.embedding import Embedder
+from ..loading import Loaded
+from ..tasks.encoding import encode, to_judge, without_labels
+from ..tasks.examples import Examples, numbers, read_examples
+from ..tasks.task import Task
+from .goal import Goal, LabelledRows, OwnAnswers, SimilarPairs
+
+_ROWS = 32
+
+
+@dataclass(frozen=True)
+class HeadRows:
+    """Rows as a model takes them, whatever is done to its heads.
+
+    Attributes:
+        task: whose labels they have; None without labels.
+        features: of every row; of the first sentences where the task is similarity.
+        examples: as they were read, if they have labels.
+        max_length: tokens of a row at most.
+        seed: of drawn answers and masked tokens.
+        summary: where they are from, for reports.
+    """
+
+    task: Task | None
+    features: list[Feature]
+    examples: Examples | None = None
+    max_length: int | None = None
+    seed: int = 0
+    summary: dict[str, Any] = field(default_factory=dict)
+
+    def goal(self, loaded: Loaded, samples: int | None = None) -> Goal:
+        """What a model's heads are judged by on these rows.
+
+        Args:
+            loaded: the model, on its device.
+            samples: rows at most, the first ones; None for all.
+        """
+        model = loaded.model
+        if self.task is None or self.examples is None:
+            return OwnAnswers(model, self.batches(loaded, samples), self.seed)
+        if self.task.kind == "similarity":
+            embedder = Embedder(loaded, self.max_length)
+            pairs, scores = self.examples.texts[:samples], numbers(self.examples)[:samples]
+            return SimilarPairs(self.task, embedder, model, pairs, scores)
+        features, collate = to_judge(self.task, model, loaded.tokenizer, self.features[:samples], self.seed)
+        return LabelledRows(self.task, model, features, collate)
+
+    def batches(self, loaded: Loaded, samples: int | None = None) -> list[Batch]:
+        """The rows without labels, those of like length together, on the model's device."""
+        features = without_labels(self.features[:samples])
+        batches = row_batches(loaded.model, loaded.processor, features, _ROWS)
+        return [{name: value.to(loaded.model.device) for name, value in batch.items()} for batch in batches]
+
+
+def head_rows(
+    loaded: Loaded,
+    source: Unlabelled,
+    task: Task | None,
+    *,
+    label_column: str | None = None,
+    samples: int = 512,
+    max_length: int | None = None,
+    seed: int = 0,
+) -> HeadRows:
+    """Reads rows to judge heads on.
+
+    Args:
+        loaded: the model.
+        source: the rows.
+        task: whose labels to read; None to do without.
+        label_column: of the labels; found by its usual names if None.
+        samples: rows at most.
+        max_length: tokens of a row at most; None for as many as the model takes.
+        seed: of the sample, of drawn answers and of masked tokens.
+
+    Raises:
+        DataError: if the rows cannot be read, or there are no labels where the task needs them.
+    """
+    if task is None:
+        features, summary = features_of(
+            loaded.model, loaded.processor, source, samples=samples, max_length=max_length, seed=seed
+        )
+        return HeadRows(None, features, None, max_length, seed, summary)
+    if not isinstance(source, DataSource):
+        raise DataError("Labels come from a file or a data set. Name one, or leave the task away.")
+    try:
+        examples = read_examples(source, task, label_column, samples)
+    except DataError as error:
+        raise DataError(
+            f"{error} Without labels (no --task), every score is of the model's own answers; only the task's loss and "
+            "metric need them."
+        ) from error
+    summary = {"source": examples.name, "rows": len(examples.texts), "task": task.kind}
+    if task.kind == "similarity":
+        if len(examples.texts[0]) != 2:
+            raise DataError("Similarity is of pairs: name two text columns.")
+        numbers(examples)
+        firsts = text_features(loaded.model, loaded.tokenizer, [pair[0] for pair in examples.texts], max_length)
+        return HeadRows(task, firsts, examples, max_length, seed, summary)
+    features = encode(task, examples, loaded.model, loaded.tokenizer, max_length)
+    return HeadRows(task, features, examples, max_length, seed, summary)

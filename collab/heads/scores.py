@@ -1,0 +1,228 @@
+"""Every score of every head, and what they say of each other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..errors import ConfigurationError
+from ..loading import Loaded
+from .ablation import ablation
+from .gradient import gradient_importance
+from .layers import HeadLayer, head_layers
+from .redundancy import product_likeness, sharing
+from .rows import HeadRows
+from .statistics import NAMES as STATISTICS
+from .statistics import attention_statistics
+
+SCORES: dict[str, tuple[int, str]] = {
+    "gradient": (1, "mean |∂L/∂gate| over examples"),
+    "attention_norm": (1, "norm of a token's attention weights"),
+    "entropy": (-1, "of a token's attention weights, nats"),
+    "attention_variance": (1, "of a token's attention weights over the keys, in units of uniform weights"),
+    "confidence": (1, "a token's largest attention weight"),
+    "output_variance": (1, "of what the head adds to the layer's output, over tokens"),
+    "ablation": (1, "harm without the head"),
+    "alone": (-1, "harm with no other head in the layer"),
+    "like_weights": (-1, "largest cosine of A_h to another head's in the layer"),
+    "like_maps": (-1, "largest mean cosine of attention weights to another head's in the layer"),
+}
+"""By name: whether more means that the head matters more (1) or less (-1), and what it is."""
+
+OnDone = Callable[[str, int, int], None]
+"""Called as work goes on with what is being done, how much is done, and how much there is."""
+
+
+@dataclass(frozen=True)
+class ScoreOptions:
+    """How to score heads.
+
+    Attributes:
+        scores: which of `SCORES`; empty for all.
+        ablation_samples: rows that heads are closed on, the first ones; there are twice as many passes over them as
+            heads.
+        normalize: whether the gradient scores of each layer are divided by their norm (an option of Michel et al.).
+
+    Raises:
+        ConfigurationError: if there is no such score.
+    """
+
+    scores: tuple[str, ...] = ()
+    ablation_samples: int = 128
+    normalize: bool = False
+
+    def __post_init__(self) -> None:
+        unknown = set(self.scores) - set(SCORES)
+        if unknown:
+            raise ConfigurationError(f"Unknown score {sorted(unknown)[0]!r}; choose among {', '.join(SCORES)}.")
+        if self.ablation_samples < 2:
+            raise ConfigurationError("Ablation needs at least 2 rows.")
+
+    def wants(self, *names: str) -> bool:
+        """Whether one of these is to be computed."""
+        return not self.scores or any(name in self.scores for name in names)
+
+
+@dataclass(frozen=True)
+class HeadScores:
+    """Scores of a model's heads.
+
+    Attributes:
+        layers: the attention layers' names.
+        heads: by layer, the numbers in the original of the heads that it has.
+        total: heads of a layer of the original.
+        scores: by name and layer, one number for each of its heads.
+        likeness: ``weights`` and ``maps`` by layer, (H, H).
+        sharing: by layer, (H, R): how much each head uses each shared dimension; of converted models only.
+        harm_name: what ablation measured.
+        data: what was measured on.
+    """
+
+    layers: tuple[str, ...]
+    heads: dict[str, tuple[int, ...]]
+    total: int
+    scores: dict[str, dict[str, list[float]]]
+    likeness: dict[str, dict[str, list[list[float]]]] = field(default_factory=dict)
+    sharing: dict[str, list[list[float]]] = field(default_factory=dict)
+    harm_name: str = ""
+    data: dict[str, Any] = field(default_factory=dict)
+
+    def grid(self, name: str) -> np.ndarray:
+        """A score as (layers, heads of the original), NaN where a head is gone."""
+        found = np.full((len(self.layers), self.total), np.nan)
+        for row, layer in enumerate(self.layers):
+            if self.heads[layer]:
+                found[row, list(self.heads[layer])] = self.scores[name][layer]
+        return found
+
+    def importance(self, name: str) -> dict[str, dict[int, float]]:
+        """A score by layer and head, more being more important."""
+        sign = SCORES[name][0]
+        return {
+            layer: {head: sign * value for head, value in zip(self.heads[layer], values, strict=True)}
+            for layer, values in self.scores[name].items()
+        }
+
+    def correlations(self) -> dict[str, dict[str, float]]:
+        """Spearman's rank correlation of every two scores over the heads, each so that more is more important."""
+        return {
+            one: {other: rank_correlation(self.importance(one), self.importance(other)) for other in self.scores}
+            for one in self.scores
+        }
+
+    def to_dict(self) -> dict[str, Any]:
+        """The scores as JSON values."""
+        return {
+            "layers": list(self.layers),
+            "heads": {layer: list(heads) for layer, heads in self.heads.items()},
+            "heads_before_pruning": self.total,
+            "scores": self.scores,
+            "meaning": {name: SCORES[name][1] for name in self.scores},
+            "harm": self.harm_name,
+            "correlations": self.correlations(),
+            "likeness": self.likeness,
+            "sharing": self.sharing,
+            "data": self.data,
+        }
+
+
+def rank_correlation(one: Mapping[str, Mapping[int, float]], other: Mapping[str, Mapping[int, float]]) -> float:
+    """Spearman's correlation of two scores over the same heads; NaN if one of them is constant."""
+    from scipy.stats import rankdata
+
+    ranks = [rankdata([value for heads in score.values() for value in heads.values()]) for score in (one, other)]
+    if min(np.ptp(rank) for rank in ranks) == 0:
+        return float("nan")
+    return float(np.corrcoef(*ranks)[0, 1])
+
+
+def score_heads(
+    loaded: Loaded, rows: HeadRows, options: ScoreOptions | None = None, on_done: OnDone = lambda *_: None
+) -> HeadScores:
+    """Scores every head of a model.
+
+    Args:
+        loaded: the model, original or converted.
+        rows: to judge on.
+        options: what to compute.
+        on_done: called as work goes on.
+
+    Raises:
+        DataError: if the rows do not fit the model.
+    """
+    options = options or ScoreOptions()
+    model = loaded.model.eval()
+    layers = head_layers(model)
+    living = [layer for layer in layers if layer.heads]
+    found: dict[str, dict[str, Tensor]] = {}
+    likeness: dict[str, dict[str, Tensor]] = {}
+    harm_name = ""
+    if options.wants("gradient"):
+        goal = rows.goal(loaded)
+        scores = gradient_importance(goal, layers, _counter(on_done, "gradients", len(goal.losses())))
+        found["gradient"] = _normalized(scores) if options.normalize else scores
+    if options.wants(*STATISTICS, "like_maps"):
+        batches = rows.batches(loaded)
+        statistics = attention_statistics(model, layers, batches, _counter(on_done, "attention", len(batches)))
+        for name in STATISTICS:
+            if options.wants(name):
+                found[name] = {layer.name: statistics[layer.name].scores()[name] for layer in living}
+        if options.wants("like_maps"):
+            likeness["maps"] = {layer.name: statistics[layer.name].likeness() for layer in living}
+    if options.wants("ablation", "alone"):
+        goal = rows.goal(loaded, options.ablation_samples)
+        harm_name = goal.harm_name
+        changes = 2 * sum(len(layer.heads) for layer in layers)
+        without, alone = ablation(goal, layers, _counter(on_done, "ablation", changes))
+        found |= {name: one for name, one in (("ablation", without), ("alone", alone)) if options.wants(name)}
+    if options.wants("like_weights"):
+        likeness["weights"] = {layer.name: product_likeness(layer) for layer in living}
+    for kind, matrices in likeness.items():
+        found[f"like_{kind}"] = {name: _most_alike(matrix) for name, matrix in matrices.items()}
+    shared = {layer.name: sharing(layer) for layer in living}
+    return HeadScores(
+        layers=tuple(layer.name for layer in layers),
+        heads={layer.name: layer.heads for layer in layers},
+        total=layers[0].total,
+        scores={
+            name: {layer.name: found[name][layer.name].tolist() if layer.heads else [] for layer in layers}
+            for name in SCORES
+            if name in found
+        },
+        likeness={kind: {name: one.tolist() for name, one in matrices.items()} for kind, matrices in likeness.items()},
+        sharing={name: one.tolist() for name, one in shared.items() if one is not None},
+        harm_name=harm_name,
+        data=rows.summary,
+    )
+
+
+def _normalized(scores: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name: one / one.norm().clamp(min=1e-30) if len(one) else one for name, one in scores.items()}
+
+
+def _most_alike(matrix: Tensor) -> Tensor:
+    """The largest entry of each row but the diagonal; zero for a single head."""
+    if len(matrix) < 2:
+        return torch.zeros(len(matrix), dtype=matrix.dtype)
+    return (matrix - 2 * torch.eye(len(matrix), dtype=matrix.dtype)).amax(1)
+
+
+def _counter(on_done: OnDone, what: str, total: int) -> Callable[[], None]:
+    done = 0
+
+    def count() -> None:
+        nonlocal done
+        done += 1
+        on_done(what, done, total)
+
+    return count
+
+
+def living_heads(layers: Sequence[HeadLayer]) -> int:
+    """How many heads a model has."""
+    return sum(len(layer.heads) for layer in layers)

@@ -1,0 +1,129 @@
+"""What the heads' attention looks like, from one pass over rows without labels."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from transformers import PreTrainedModel
+
+from ..data.features import Batch
+from .layers import HeadLayer
+
+NAMES = ("attention_norm", "entropy", "attention_variance", "confidence", "output_variance")
+
+
+class AttentionStatistics:
+    """Sums over query tokens of what a layer's heads do."""
+
+    def __init__(self, layer: HeadLayer) -> None:
+        heads, width = len(layer.heads), layer.head_dim
+        self._layer = layer
+        self._tokens = 0
+        self._sums = {name: torch.zeros(heads, dtype=torch.float64) for name in NAMES[:-1]}
+        self._likeness = torch.zeros(heads, heads, dtype=torch.float64)
+        self._context_sum = torch.zeros(heads, width, dtype=torch.float64)
+        self._context_products = torch.zeros(heads, width, width, dtype=torch.float64)
+
+    def add(self, weights: Tensor, context: Tensor, mask: Tensor | None) -> None:
+        """Adds a pass.
+
+        Args:
+            weights: attention weights, (B, H, T, S).
+            context: what the output projection gets, (B, T, H·d).
+            mask: 1 where a token is no padding, (B, T), or None.
+        """
+        batch, heads, length, seen = weights.shape
+        rows = weights.float().transpose(1, 2).reshape(batch * length, heads, seen)  # (B·T, H, S)
+        outputs = context.float().view(batch * length, heads, -1)  # (B·T, H, d)
+        keys = torch.full((batch * length,), float(seen))
+        if mask is not None and mask.numel() == batch * length:
+            kept = mask.reshape(-1).bool()
+            keys = mask.reshape(batch, length).sum(1).repeat_interleave(length)[kept].float().cpu()
+            rows, outputs = rows[kept], outputs[kept]
+        squares = rows.square().sum(-1).double().cpu()  # (N, H)
+        self._tokens += len(rows)
+        self._sums["attention_norm"] += squares.sqrt().sum(0)
+        self._sums["entropy"] += torch.special.entr(rows).sum(-1).double().sum(0).cpu()
+        self._sums["attention_variance"] += (squares * keys.unsqueeze(1) - 1).sum(0)
+        self._sums["confidence"] += rows.amax(-1).double().sum(0).cpu()
+        unit = functional.normalize(rows, dim=-1)
+        self._likeness += (unit @ unit.mT).sum(0).double().cpu()
+        by_head = outputs.double().transpose(0, 1).cpu()  # (H, N, d)
+        self._context_sum += by_head.sum(1)
+        self._context_products += by_head.mT @ by_head
+
+    def scores(self) -> dict[str, Tensor]:
+        """Means over the tokens of each of `NAMES`, (H,) float64."""
+        means = {name: one / self._tokens for name, one in self._sums.items()}
+        mean = self._context_sum / self._tokens
+        covariance = self._context_products / self._tokens - mean.unsqueeze(2) * mean.unsqueeze(1)  # (H, d, d)
+        output = self._layer.output.weight.detach().double().cpu()  # type: ignore[operator]
+        by_head = output.unflatten(1, (len(self._layer.heads), -1)).transpose(0, 1)  # (H, D, d)
+        variance = ((by_head @ covariance) * by_head).sum((1, 2))
+        return {**means, "output_variance": variance.clamp(min=0)}
+
+    def likeness(self) -> Tensor:
+        """The mean cosine of every two heads' attention weights for the same token, (H, H)."""
+        return self._likeness / self._tokens
+
+
+def attention_statistics(
+    model: PreTrainedModel,
+    layers: Sequence[HeadLayer],
+    batches: Sequence[Batch],
+    on_batch: Callable[[], None] = lambda: None,
+) -> dict[str, AttentionStatistics]:
+    """Runs a model over rows and looks at its attention.
+
+    The kernel is the eager one meanwhile, because no other gives attention weights.
+
+    Args:
+        model: in evaluation mode.
+        layers: of the model.
+        batches: of features without labels, on its device.
+        on_batch: called after every batch.
+
+    Returns:
+        By layer, of those that have heads. Passes that share a layer's weights count alike.
+    """
+    living = [layer for layer in layers if layer.heads]
+    found = {layer.name: AttentionStatistics(layer) for layer in living}
+    contexts: dict[str, list[Tensor]] = {}
+    weights: dict[str, list[Tensor]] = {}
+
+    def keep_context(name: str) -> Callable[..., None]:
+        def hook(module: nn.Module, args: tuple) -> None:
+            contexts.setdefault(name, []).append(args[0])
+
+        return hook
+
+    def keep_weights(name: str) -> Callable[..., None]:
+        def hook(module: nn.Module, args: tuple, output: Any) -> None:
+            weights.setdefault(name, []).append(output[1])
+
+        return hook
+
+    handles = [layer.output.register_forward_pre_hook(keep_context(layer.name)) for layer in living]
+    handles += [layer.module.register_forward_hook(keep_weights(layer.name)) for layer in living]
+    implementation = model.config._attn_implementation
+    try:
+        model.set_attn_implementation("eager")
+        with torch.no_grad():
+            for batch in batches:
+                contexts.clear()
+                weights.clear()
+                model(**batch, output_attentions=True)  # some families give weights only when asked
+                mask = batch.get("attention_mask")
+                for name, statistics in found.items():
+                    for one, context in zip(weights[name], contexts[name], strict=True):
+                        statistics.add(one, context, mask)
+                on_batch()
+    finally:
+        for handle in handles:
+            handle.remove()
+        model.set_attn_implementation(implementation)
+    return found

@@ -1,0 +1,471 @@
+"""Scoring heads and removing them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from click.testing import CliRunner, Result
+from reload import outputs_without_collab
+from tiny import BY_TYPE, ROWS, Row, every_family, largest_difference, tensors, tiny_model
+from transformers import (
+    AutoModel,
+    BertForMaskedLM,
+    BertForSequenceClassification,
+    BertForTokenClassification,
+    BertLMHeadModel,
+    BertTokenizerFast,
+    PreTrainedModel,
+)
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+import collab
+from collab.cli import main
+from collab.heads.ablation import ablation
+from collab.heads.gates import closed
+from collab.heads.goal import OwnAnswers
+from collab.heads.gradient import gradient_importance
+from collab.heads.layers import head_layers, parameters
+from collab.heads.redundancy import product_likeness, sharing
+from collab.heads.scores import SCORES
+from collab.heads.statistics import attention_statistics
+from collab.inputs import probe_inputs
+from collab.modeling.collab_attention import CollaborativeAttention
+from collab.tasks.task import task_named
+
+BERT = BY_TYPE["bert"]
+WORDS = [f"word{number}" for number in range(55)]
+CONVERSIONS: list[dict[str, Any] | None] = [
+    None,
+    {"rank": 13, "form": "concat"},
+    {"rank": 16, "form": "cp"},
+    {"rank": 10, "form": "cp", "content": "folded"},
+    {"rank": 8, "form": "tucker"},
+]
+every_conversion = pytest.mark.parametrize(
+    "conversion", CONVERSIONS, ids=["original", "concat", "cp", "cp-folded", "tucker"]
+)
+
+
+def converted(model: PreTrainedModel, conversion: dict[str, Any] | None) -> PreTrainedModel:
+    return model if conversion is None else collab.convert(model, collab.ConversionConfig(**conversion)).model
+
+
+def some_gone(model: PreTrainedModel) -> tuple[dict[str, list[int]], dict[str, list[int]]]:
+    """Two heads of the first layer and all of the second: those that go, and those that stay."""
+    first, second = head_layers(model)[:2]
+    gone = {first.name: [0, 2], second.name: list(second.heads)}
+    return gone, {first.name: [1, 3], second.name: []}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A tiny classifier with a tokenizer, and labelled text."""
+    torch.manual_seed(0)
+    model = tiny_model(BERT, BertForSequenceClassification, num_labels=2, id2label={0: "no", 1: "yes"})
+    model.save_pretrained(tmp_path / "model")
+    vocabulary = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS]
+    (tmp_path / "vocab.txt").write_text("\n".join(vocabulary))
+    BertTokenizerFast(str(tmp_path / "vocab.txt")).save_pretrained(tmp_path / "model")
+    generator = np.random.default_rng(0)
+    lines = [" ".join(generator.choice(WORDS, size=generator.integers(3, 9))) for _ in range(40)]
+    rows = [f"{line}\t{number % 2}" for number, line in enumerate(lines)]
+    (tmp_path / "rows.tsv").write_text("\n".join(["sentence\tlabel", *rows]))
+    (tmp_path / "rows.txt").write_text("\n".join(lines))
+    return tmp_path
+
+
+def run(*arguments: Any) -> Result:
+    return CliRunner().invoke(main, [str(one) for one in arguments])
+
+
+class TestRemoval:
+    @every_family
+    @every_conversion
+    def test_is_a_closed_gate(self, row: Row, conversion: dict[str, Any] | None) -> None:
+        model = converted(tiny_model(row), conversion)
+        gone, keep = some_gone(model)
+        inputs = probe_inputs(model)
+        with torch.no_grad(), closed(head_layers(model), gone):
+            expected = model(**inputs)
+        with torch.no_grad():
+            whole = model(**inputs)
+            pruned = collab.prune(model, keep)
+            assert largest_difference(pruned(**inputs), expected) < 1e-5
+            assert largest_difference(model(**inputs), whole) == 0  # the model itself is as it was
+        assert largest_difference(expected, whole) > 1e-3
+        assert [layer.heads for layer in head_layers(pruned)[:2]] == [(1, 3), ()]
+        assert parameters(pruned)["attention"] < parameters(model)["attention"]
+
+    @every_family
+    def test_reloads_in_three_ways(self, row: Row, tmp_path: Path) -> None:
+        pruned = collab.prune(tiny_model(row), some_gone(tiny_model(row))[1])
+        pruned.save_pretrained(tmp_path / "pruned")
+        inputs = probe_inputs(pruned)
+        with torch.no_grad():
+            expected = pruned(**inputs)
+            reloaded = AutoModel.from_pretrained(tmp_path / "pruned")
+            assert largest_difference(reloaded(**inputs), expected) < 1e-6
+        job = {"folder": tmp_path / "pruned", "auto_class": "AutoModel", "inputs": inputs}
+        elsewhere = outputs_without_collab([job], tmp_path)[0]
+        for name, value in tensors(expected).items():
+            torch.testing.assert_close(elsewhere[name], value, atol=1e-6, rtol=0)
+        # Where neither collab nor its code may be used: a message, not a native model with random queries.
+        extra = CONFIG_MAPPING._extra_content.pop(pruned.config.model_type)
+        try:
+            with pytest.raises(ValueError, match="trust_remote_code=True"):
+                AutoModel.from_pretrained(tmp_path / "pruned", trust_remote_code=False)
+        finally:
+            CONFIG_MAPPING._extra_content[pruned.config.model_type] = extra
+
+    @every_family
+    def test_attentions_have_the_heads_that_are_left(self, row: Row) -> None:
+        model = tiny_model(row)
+        pruned = collab.prune(model, some_gone(model)[1])
+        pruned.set_attn_implementation("eager")
+        inputs = probe_inputs(pruned)
+        shapes = [one.shape[1] for one in pruned(**inputs, output_attentions=True).attentions]
+        assert shapes[:2] == [2, 0]
+
+    @pytest.mark.parametrize("implementation", ["eager", "sdpa"])
+    @every_conversion
+    def test_trains(self, implementation: str, conversion: dict[str, Any] | None) -> None:
+        model = converted(tiny_model(BERT, BertForSequenceClassification), conversion)
+        pruned = collab.prune(model, some_gone(model)[1])
+        pruned.set_attn_implementation(implementation)
+        pruned(**probe_inputs(pruned), labels=torch.tensor([0, 1])).loss.backward()
+        missing = [name for name, one in pruned.named_parameters() if one.grad is None]
+        assert missing == []
+
+    def test_in_steps_is_the_same(self) -> None:
+        model = tiny_model(BERT)
+        first = head_layers(model)[0].name
+        inputs = probe_inputs(model)
+        for conversion in CONVERSIONS:
+            start = converted(model, conversion)
+            twice = collab.prune(collab.prune(start, {first: [0, 1, 3]}), {first: [1, 3]})
+            assert largest_difference(twice(**inputs), collab.prune(start, {first: [1, 3]})(**inputs)) < 1e-6
+
+    def test_a_decoder_generates(self) -> None:
+        """With a first layer that has no heads, by which a cache counts its tokens."""
+        model = tiny_model(BERT, BertLMHeadModel, is_decoder=True)
+        first = head_layers(model)[0].name
+        pruned = collab.prune(model, {first: []})
+        ids = torch.tensor([[5, 6, 7, 8, 9]])
+        with torch.no_grad():
+            whole = pruned(input_ids=ids).logits[:, -1]
+            cache = pruned(input_ids=ids[:, :4], use_cache=True).past_key_values
+            last = pruned(input_ids=ids[:, 4:], past_key_values=cache).logits[:, -1]
+        assert float((whole - last).abs().max()) < 1e-4
+
+    def test_fresh_models_initialize(self) -> None:
+        pruned = collab.prune(tiny_model(BERT), some_gone(tiny_model(BERT))[1])
+        fresh = type(pruned)(pruned.config)
+        assert all(one.isfinite().all() for one in fresh.state_dict().values())
+
+    @pytest.mark.parametrize(
+        ("keep", "message"),
+        [
+            ({"encoder.layer.0.attention.self": [4]}, "no head 4"),
+            ({"encoder.layer.7.attention.self": [0]}, "no attention layer encoder.layer.7"),
+            ({f"encoder.layer.{number}.attention.self": [] for number in (0, 1)}, "without a single head"),
+        ],
+    )
+    def test_what_is_not_there(self, keep: dict[str, list[int]], message: str) -> None:
+        with pytest.raises(collab.ConfigurationError, match=message):
+            collab.prune(tiny_model(BERT), keep)
+
+
+class TestScores:
+    def test_gradient_is_the_derivative(self) -> None:
+        """Against a difference of losses with the gate a little closed."""
+        model = tiny_model(BERT, BertForSequenceClassification)
+        batch = {name: one[:1] for name, one in probe_inputs(model).items()}
+        layers = head_layers(model)
+        found = gradient_importance(OwnAnswers(model, [batch], seed=3), layers)
+        for layer in layers:
+            output = layer.output
+            for head in (0, 3):
+                columns = slice(head * layer.head_dim, (head + 1) * layer.head_dim)
+                losses = []
+                for step in (1e-2, -1e-2):
+                    weight = output.weight.detach().clone()
+                    with torch.no_grad():
+                        output.weight[:, columns] *= 1 + step
+                        losses.append(float(OwnAnswers(model, [batch], seed=3).losses()[0]()))
+                        output.weight.copy_(weight)
+                expected = abs(losses[0] - losses[1]) / 2e-2
+                assert float(found[layer.name][head]) == pytest.approx(expected, rel=2e-2, abs=1e-4)
+
+    @every_family
+    @pytest.mark.parametrize("conversion", [None, {"rank": 8, "form": "tucker"}], ids=["original", "tucker"])
+    def test_statistics(self, row: Row, conversion: dict[str, Any] | None) -> None:
+        model = converted(tiny_model(row), conversion)
+        layers = head_layers(model)
+        inputs = probe_inputs(model)
+        found = attention_statistics(model, layers, [inputs])
+        model.set_attn_implementation("eager")
+        weights = model(**inputs, output_attentions=True).attentions
+        mask = inputs.get("attention_mask", torch.ones(weights[0].shape[0], weights[0].shape[2]))
+        passes = len(weights) // len(layers)
+        if passes == 1:
+            rows = weights[0].detach().transpose(1, 2)[mask.bool()]  # (N, H, S)
+            scores = found[layers[0].name].scores()
+            entropy = -(rows * rows.clamp(min=1e-30).log()).sum(-1).mean(0)
+            torch.testing.assert_close(scores["entropy"].float(), entropy, atol=1e-4, rtol=1e-4)
+            torch.testing.assert_close(scores["confidence"].float(), rows.amax(-1).mean(0), atol=1e-4, rtol=1e-4)
+        for layer in layers:
+            scores = found[layer.name].scores()
+            assert all(one.isfinite().all() for one in scores.values())
+            assert float(found[layer.name].likeness().diagonal().sub(1).abs().max()) < 1e-4
+
+    @every_conversion
+    def test_likeness_of_weights(self, conversion: dict[str, Any] | None) -> None:
+        model = converted(tiny_model(BERT), conversion)
+        layer = head_layers(model)[0]
+        scores = _products(model)
+        expected = torch.nn.functional.normalize(scores.flatten(1), dim=1)
+        torch.testing.assert_close(product_likeness(layer).float(), expected @ expected.T, atol=1e-4, rtol=0)
+        shared = sharing(layer)
+        assert (shared is None) == (conversion is None)
+        if shared is not None and conversion is not None and conversion["form"] == "concat":
+            assert ((shared > 1e-9).sum(0) <= 1).all()
+
+    @pytest.mark.parametrize("row", ROWS[:2] + ROWS[6:], ids=lambda row: row.model_type)
+    def test_a_head_that_does_nothing_scores_nothing(self, row: Row) -> None:
+        model = tiny_model(row)
+        layers = head_layers(model)
+        width = layers[0].head_dim
+        with torch.no_grad():
+            layers[0].output.weight[:, width : 2 * width] = 0
+        goal = OwnAnswers(model, [probe_inputs(model)])
+        gradient = gradient_importance(goal, layers)[layers[0].name]
+        without, _ = ablation(goal, layers)
+        assert float(gradient[1]) == 0
+        assert float(without[layers[0].name][1]) == 0
+        assert float(gradient[0]) > 0
+        assert float(without[layers[0].name][0]) > 0
+
+
+def _products(model: PreTrainedModel) -> torch.Tensor:
+    """A_h of the first layer, (H, D, D), from its modules."""
+    layer = head_layers(model)[0].module
+    if not isinstance(layer, CollaborativeAttention):
+        query, key = (one.weight.unflatten(0, (4, -1)) for one in (layer.query, layer.key))  # (H, d, D)
+        return (query.mT @ key).detach()
+    eye = torch.eye(model.config.hidden_size).unsqueeze(0)
+    offset, layer.query_offset = layer.query_offset, None
+    query, key = layer.queries(eye)[0], layer.keys(eye)[0]  # (H, D, R)
+    layer.query_offset = offset
+    return (query @ key.mT).detach()
+
+
+# datasets leaves a file open that is not read to its end.
+unfinished = pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")
+
+
+class TestHeadsCommand:
+    @unfinished
+    def test_everything_with_figures(self, folder: Path) -> None:
+        done = run(
+            *("heads", folder / "model", "--data", folder / "rows.tsv", "--task", "classification", "--samples", 24),
+            *("--ablation-samples", 8, "--figures", folder / "figures", "--sentence", "word1 word2 word3", "--json"),
+            *("--data2", folder / "rows.tsv"),
+        )
+        assert done.exit_code == 0, done.stderr
+        found = json.loads(done.stdout)
+        assert set(found["scores"]) == set(SCORES)
+        assert all(len(row) == 4 for score in found["scores"].values() for row in score.values())
+        assert found["harm"] == "loss of accuracy"
+        assert found["data"]["task"] == "classification"
+        assert found["scores"] == found["data2"]["scores"]  # the same rows and seed
+        names = {path.name for path in (folder / "figures").iterdir()}
+        assert {"scores.png", "correlations.png", "ablation.png", "like-weights.png", "like-maps.png"} <= names
+        assert {"two-data-sets.png", "attention-1-layer-0.png", "attention-1-layer-1.png"} <= names
+
+    def test_of_a_conversion_without_labels(self, folder: Path) -> None:
+        collab.convert_checkpoint(str(folder / "model"), folder / "converted", collab.ConversionConfig(rank=8))
+        arguments = ("--data", folder / "rows.txt", "--samples", 16, "--score", "gradient", "--score", "like_weights")
+        done = run("heads", folder / "converted", *arguments, "--normalize", "--figures", folder / "figures")
+        assert done.exit_code == 0, done.stderr
+        assert "gradient" in done.stdout
+        assert (folder / "figures" / "sharing.png").is_file()
+
+    def test_of_a_pruned_model(self, folder: Path) -> None:
+        assert run("prune", folder / "model", folder / "pruned", "--keep", "0:1,3;1:").exit_code == 0
+        done = run("heads", folder / "pruned", "--data", folder / "rows.txt", "--ablation-samples", 8, "--json")
+        assert done.exit_code == 0, done.stderr
+        found = json.loads(done.stdout)
+        assert list(found["heads"].values()) == [[1, 3], []]
+        assert [len(row) for row in found["scores"]["gradient"].values()] == [2, 0]
+
+    @unfinished
+    @pytest.mark.parametrize(
+        ("native_class", "task", "data", "harm"),
+        [
+            (BertForMaskedLM, "masked-lm", "rows.txt", "rise of loss"),
+            (BertForTokenClassification, "token-classification", "tags.jsonl", "loss of accuracy"),
+        ],
+    )
+    def test_other_tasks(self, folder: Path, native_class: Any, task: str, data: str, harm: str) -> None:
+        model = tiny_model(BERT, native_class, id2label={0: "O", 1: "B-A"})
+        model.save_pretrained(folder / "model")
+        tags = [{"tokens": WORDS[start : start + 4], "tags": ["O", "B-A", "O", "B-A"]} for start in range(20)]
+        (folder / "tags.jsonl").write_text("\n".join(map(json.dumps, tags)))
+        loaded_task = task_named(task, "accuracy" if task != "masked-lm" else None)
+        scores, *_ = collab.score_checkpoint(
+            str(folder / "model"),
+            collab.DataSource(str(folder / data)),
+            task=loaded_task,
+            options=collab.ScoreOptions(("gradient", "ablation"), ablation_samples=4),
+            samples=12,
+        )
+        assert scores.harm_name == harm
+        assert (scores.grid("gradient") > 0).all()
+
+    def test_long_sentences_are_cut_in_figures(self, folder: Path) -> None:
+        arguments = ("--data", folder / "rows.txt", "--score", "entropy", "--figures", folder / "figures")
+        done = run("heads", folder / "model", *arguments, "--layer", 1, "--sentence", " ".join(WORDS[:35]))
+        assert done.exit_code == 0, done.stderr
+        assert "its maps show the first 32" in done.stderr
+        assert (folder / "figures" / "attention-1-layer-1.png").is_file()
+
+    @pytest.mark.parametrize(
+        ("arguments", "message"),
+        [
+            (("--data", "rows.txt", "--task", "classification"), "every score is of the model's own answers"),
+            (("--data", "rows.txt", "--score", "beauty"), "Unknown score"),
+            (("--data", "nowhere.txt"), "nowhere.txt"),
+            (("--data", "rows.txt", "--sentence", "a"), "--figures"),
+            (("--data", "rows.txt", "--figures", "figures", "--sentence", "a", "--layer", "9"), "no attention layer 9"),
+            (("--data", "synthetic", "--task", "classification"), "Labels come from a file"),
+        ],
+    )
+    def test_bad_input(
+        self, folder: Path, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...], message: str
+    ) -> None:
+        monkeypatch.chdir(folder)
+        done = run("heads", "model", *arguments, "--score", "entropy")
+        assert done.exit_code != 0
+        assert message in " ".join(done.stderr.split())
+        assert "Traceback" not in done.stderr
+
+
+class TestPruneCommand:
+    @unfinished
+    @pytest.mark.parametrize("start", ["model", "converted"])
+    def test_by_scores(self, folder: Path, start: str) -> None:
+        collab.convert_checkpoint(str(folder / "model"), folder / "converted", collab.ConversionConfig(rank=8))
+        done = run(
+            *("prune", folder / start, folder / "pruned", "--heads", 0.5, "--data", folder / "rows.tsv"),
+            *("--task", "classification", "--steps", 2, "--samples", 16, "--json"),
+        )
+        assert done.exit_code == 0, done.stderr
+        found = json.loads(done.stdout)
+        assert (found["heads_before"], found["heads_after"]) == (8, 4)
+        report = json.loads((folder / "pruned" / "collab_report.json").read_text())
+        assert [step["step"] for step in report["history"]] == ["prune"]
+        assert "## Pruning" in (folder / "pruned" / "README.md").read_text()
+        model = BertForSequenceClassification.from_pretrained(folder / "model")
+        assert found["parameters"]["after"]["attention"] < parameters(model)["attention"]
+
+    def test_per_layer(self, folder: Path) -> None:
+        arguments = ("--per-layer", 1, "--data", folder / "rows.txt", "--steps", 2, "--samples", 16)
+        done = run("prune", folder / "model", folder / "pruned", *arguments)
+        assert done.exit_code == 0, done.stderr
+        entries = json.loads((folder / "pruned" / "config.json").read_text())["collab_layers"]
+        assert [len(entry["heads"]) for entry in entries] == [1, 1]
+
+    def test_then_heals_trains_and_converts(self, folder: Path) -> None:
+        done = run(
+            *("prune", folder / "model", folder / "pruned", "--keep", "0:1,3;1:0,1,2", "--heal", folder / "rows.txt"),
+            *("--heal-steps", 4),
+        )
+        assert done.exit_code == 0, done.stderr
+        assert "Healed in 4 steps" in done.stdout
+        assert not (folder / "pruned.training").exists()
+        tuned = run(
+            *("finetune", folder / "pruned", folder / "tuned", "--task", "classification", "--steps", 2),
+            *("--train", folder / "rows.tsv", "--eval", folder / "rows.tsv"),
+        )
+        assert tuned.exit_code == 0, tuned.stderr
+        report = json.loads((folder / "tuned" / "collab_report.json").read_text())
+        assert [step["step"] for step in report["history"]] == ["prune", "heal", "finetune"]
+
+    @pytest.mark.parametrize(
+        ("arguments", "message"),
+        [
+            (("--heads", "1.0", "--data", "rows.txt"), "between 0 and 1"),
+            (("--heads", "0.01", "--data", "rows.txt"), "at least one must go"),
+            (("--heads", "0.5"), "--data"),
+            (("--heads", "0.5", "--per-layer", "1", "--data", "rows.txt"), "by one of"),
+            ((), "by one of"),
+            (("--keep", "0:9"), "no head 9"),
+            (("--keep", "7:1"), "no attention layer 7"),
+            (("--keep", "0:;1:"), "without a single head"),
+            (("--keep", "all"), "does not name heads"),
+            (("--per-layer", "0", "--data", "rows.txt"), "at least 1 head"),
+            (("--heads", "0.5", "--data", "rows.txt", "--task", "classification"), "Without labels"),
+        ],
+    )
+    def test_bad_input(
+        self, folder: Path, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...], message: str
+    ) -> None:
+        monkeypatch.chdir(folder)
+        done = run("prune", "model", "pruned", *arguments)
+        assert done.exit_code != 0
+        assert message in " ".join(done.stderr.split())
+        assert "Traceback" not in done.stderr
+        assert not (folder / "pruned").exists()
+
+    def test_tied_layers(self, tmp_path: Path) -> None:
+        """ALBERT's heads are shared by all passes; the command says so."""
+        model = tiny_model(BY_TYPE["albert"])
+        model.save_pretrained(tmp_path / "albert")
+        done = run("heads", tmp_path / "albert", "--data", "synthetic", "--samples", 8, "--score", "gradient")
+        assert done.exit_code == 0, done.stderr
+        assert "is the same in all of its passes" in " ".join(done.stdout.split())
+
+
+class TestInspect:
+    def test_heads_do_not_change_parameters(self, folder: Path) -> None:
+        found = {}
+        for heads in (2, 4):
+            done = run("inspect", folder / "model", "--num-heads", heads, "--json")
+            assert done.exit_code == 0, done.stderr
+            found[heads] = json.loads(done.stdout)
+        assert found[2]["parameters"] == found[4]["parameters"]
+        assert [found[heads]["layers"][0]["head_dim"] for heads in (2, 4)] == [16, 8]
+        assert "parameters stay the same" in found[4]["explanation"][0]
+        model = BertForSequenceClassification.from_pretrained(folder / "model")
+        assert found[4]["parameters"] == parameters(model)
+
+    def test_a_conversion_and_a_pruned_one(self, folder: Path) -> None:
+        collab.convert_checkpoint(str(folder / "model"), folder / "converted", collab.ConversionConfig(rank=8))
+        assert run("prune", folder / "converted", folder / "pruned", "--keep", "0:1;1:").exit_code == 0
+        for name, said in (("converted", "mixing matrix"), ("pruned", "heads were pruned")):
+            done = run("inspect", folder / name, "--length", 16)
+            assert done.exit_code == 0, done.stderr
+            assert said in " ".join(done.stdout.split())
+
+    @every_family
+    def test_every_family(self, row: Row) -> None:
+        model = tiny_model(row)
+        found = collab.inspect_model(model)
+        assert found.parameters["model"] == sum(one.numel() for one in model.parameters())
+        assert all(layer.flops == layer.flops_original for layer in found.layers)
+
+    @pytest.mark.parametrize(
+        ("arguments", "message"), [(("--num-heads", "5"), "cannot be divided"), (("--length", "0"), "at least 1 token")]
+    )
+    def test_bad_input(self, folder: Path, arguments: tuple[str, ...], message: str) -> None:
+        done = run("inspect", folder / "model", *arguments)
+        assert done.exit_code == 2
+        assert message in done.stderr
+
+    def test_no_model(self, tmp_path: Path) -> None:
+        assert "no folder" in run("inspect", tmp_path / "nothing").stderr
