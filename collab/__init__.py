@@ -45,6 +45,7 @@ from .errors import (
     DataError,
     DeviceError,
     ExtraError,
+    NotConvertedError,
     OutputError,
     RankError,
     ShapeError,
@@ -64,6 +65,8 @@ from .training.options import FinetuneOptions, HealOptions, RunOptions
 
 if TYPE_CHECKING:
     from .evaluation.evaluate import EvaluateOptions, evaluate
+    from .expanding.expand import Expansion, expand
+    from .expanding.expand_checkpoint import expand_checkpoint
     from .training.finetune import finetune
     from .training.finetune_checkpoint import finetune_checkpoint
     from .training.heal import heal
@@ -87,6 +90,7 @@ __all__ = [
     "DataSource",
     "DeviceError",
     "EvaluateOptions",
+    "Expansion",
     "ExportOptions",
     "ExtraError",
     "FinetuneOptions",
@@ -95,6 +99,7 @@ __all__ = [
     "LayerMoments",
     "LayerReport",
     "LoadOptions",
+    "NotConvertedError",
     "OutputError",
     "Plan",
     "RankError",
@@ -111,6 +116,8 @@ __all__ = [
     "convert",
     "convert_checkpoint",
     "evaluate",
+    "expand",
+    "expand_checkpoint",
     "export",
     "finetune",
     "finetune_checkpoint",
@@ -123,7 +130,10 @@ __all__ = [
 
 _LATER = {
     "EvaluateOptions": ".evaluation.evaluate",
+    "Expansion": ".expanding.expand",
     "evaluate": ".evaluation.evaluate",
+    "expand": ".expanding.expand",
+    "expand_checkpoint": ".expanding.expand_checkpoint",
     "finetune": ".training.finetune",
     "finetune_checkpoint": ".training.finetune_checkpoint",
     "heal": ".training.heal",

@@ -183,12 +183,21 @@ def check_weights(model: PreTrainedModel, family: Family) -> None:
     """
     for name, layer in family.attention_layers(model).items():
         for native_name in list(family.names(layer).values())[:3]:
-            projection = getattr(layer, native_name)
-            if type(projection) is not nn.Linear or type(projection.weight) is not nn.Parameter:
-                raise WeightsError(
-                    f"{name}.{native_name} is a {type(projection).__name__}, not a plain linear layer. Load the model "
-                    "without quantization, and merge adapters (merge_and_unload) before converting."
-                )
+            check_plain(f"{name}.{native_name}", getattr(layer, native_name))
+    check_finite(model)
+
+
+def check_plain(name: str, projection: nn.Module) -> None:
+    """Raises a WeightsError for a projection that is not a plain linear layer."""
+    if type(projection) is not nn.Linear or type(projection.weight) is not nn.Parameter:
+        raise WeightsError(
+            f"{name} is a {type(projection).__name__}, not a plain linear layer. Load the model without quantization, "
+            "and merge adapters (merge_and_unload) before converting."
+        )
+
+
+def check_finite(model: PreTrainedModel) -> None:
+    """Raises a WeightsError, naming the tensor, for a weight that is NaN, infinite or not in memory."""
     for name, tensor in model.state_dict().items():
         if tensor.device.type == "meta":
             raise WeightsError(
@@ -245,20 +254,35 @@ def _build(
             trainable[renamed] = tensor.requires_grad
     for name, layer in replaced.items():
         state |= {f"{name}.{parameter}": tensor for parameter, tensor in layer.state.items()}
+    fill(model, state, trainable, native, share=share)
+    return model
+
+
+def fill(
+    model: PreTrainedModel, state: dict[str, Tensor], trainable: dict[str, bool], like: PreTrainedModel, share: bool
+) -> None:
+    """Gives a model that was just built its weights, and what else it has in common with another one.
+
+    Args:
+        model: built without weights.
+        state: all of them.
+        trainable: which parameters are; those that are not named are.
+        like: the model that it was made from, whose device, mode and generation config it takes.
+        share: share the generation config instead of copying it.
+    """
     model.load_state_dict(state, strict=True, assign=True)
     # Ties what the config ties where it is equal, as from_pretrained does.
     model.tie_weights(missing_keys=set(), recompute_mapping=False)
-    model.to(native.device)  # type: ignore[arg-type]  # buffers that are not saved
+    model.to(like.device)  # type: ignore[arg-type]  # buffers that are not saved
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(trainable.get(name, True))
     for module in model.modules():
         module._is_hf_initialized = True  # type: ignore[assignment]  # a wrapper that initializes its parts leaves these weights alone
-    model.train(native.training)
-    if any(getattr(module, "gradient_checkpointing", False) for module in native.modules()):
+    model.train(like.training)
+    if any(getattr(module, "gradient_checkpointing", False) for module in like.modules()):
         model.gradient_checkpointing_enable()
-    if getattr(native, "generation_config", None) is not None:
-        model.generation_config = native.generation_config if share else copy.deepcopy(native.generation_config)
-    return model
+    if getattr(like, "generation_config", None) is not None:
+        model.generation_config = like.generation_config if share else copy.deepcopy(like.generation_config)
 
 
 def install(model: PreTrainedModel, family: Family, name: str, solved: Reparametrization) -> None:

@@ -37,6 +37,10 @@ class AlreadyConvertedError(CollabError, ValueError):
     """The model is a collaborative one already."""
 
 
+class NotConvertedError(CollabError, ValueError):
+    """The model is not a collaborative one, so there is nothing to expand."""
+
+
 class DeviceError(CollabError, RuntimeError):
     """The requested device is not there."""
 
