@@ -46,6 +46,7 @@ from .errors import (
     DeviceError,
     ExtraError,
     NotConvertedError,
+    OutOfMemoryError,
     OutputError,
     RankError,
     ShapeError,
@@ -64,6 +65,10 @@ from .sequential import calibrate_in_order
 from .training.options import FinetuneOptions, HealOptions, RunOptions
 
 if TYPE_CHECKING:
+    from .benching.bench import bench_models
+    from .benching.bench_checkpoint import bench
+    from .benching.options import BenchOptions
+    from .benching.report import BenchReport
     from .evaluation.evaluate import EvaluateOptions, evaluate
     from .expanding.expand import Expansion, expand
     from .expanding.expand_checkpoint import expand_checkpoint
@@ -74,6 +79,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "AlreadyConvertedError",
+    "BenchOptions",
+    "BenchReport",
     "BudgetError",
     "Calibration",
     "CalibrationError",
@@ -100,6 +107,7 @@ __all__ = [
     "LayerReport",
     "LoadOptions",
     "NotConvertedError",
+    "OutOfMemoryError",
     "OutputError",
     "Plan",
     "RankError",
@@ -111,6 +119,8 @@ __all__ = [
     "UnsupportedArchitectureError",
     "VerificationError",
     "WeightsError",
+    "bench",
+    "bench_models",
     "calibrate",
     "calibrate_in_order",
     "convert",
@@ -129,8 +139,12 @@ __all__ = [
 ]
 
 _LATER = {
+    "BenchOptions": ".benching.options",
+    "BenchReport": ".benching.report",
     "EvaluateOptions": ".evaluation.evaluate",
     "Expansion": ".expanding.expand",
+    "bench": ".benching.bench_checkpoint",
+    "bench_models": ".benching.bench",
     "evaluate": ".evaluation.evaluate",
     "expand": ".expanding.expand",
     "expand_checkpoint": ".expanding.expand_checkpoint",

@@ -45,6 +45,10 @@ class DeviceError(CollabError, RuntimeError):
     """The requested device is not there."""
 
 
+class OutOfMemoryError(CollabError, MemoryError):
+    """A model does not fit into memory at what was asked of it."""
+
+
 class OutputError(CollabError, OSError):
     """The output folder cannot be written."""
 

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
+import numpy as np
+
+from .benching.report import BenchReport
 from .errors import ConfigurationError, OutputError
 from .planning import Plan
 
@@ -22,13 +26,7 @@ def draw_plan(plan: Plan, file: Path) -> None:
         ConfigurationError: if matplotlib is not installed.
         OutputError: if the file cannot be written.
     """
-    try:
-        import matplotlib
-
-        matplotlib.use("agg")
-        import matplotlib.pyplot as plt
-    except ImportError as error:
-        raise ConfigurationError('Figures need matplotlib: pip install "collab[figures]".') from error
+    plt = _pyplot()
     figure, (left, right) = plt.subplots(1, 2, figsize=(10, 4), layout="constrained")
     for form, (color, mark) in _STYLES.items():
         points = sorted((one.query_key, one.error, one.rank) for one in plan.options if one.form == form)
@@ -53,12 +51,102 @@ def draw_plan(plan: Plan, file: Path) -> None:
             )
     right.set(xlabel="principal components", ylabel="energy captured", ylim=(0, 1.02))
     right.legend(title="layers, last darkest")
+    _save(plt, figure, file, dpi=200)
+
+
+def draw_bench(report: BenchReport, file: Path) -> None:
+    """Draws latency and throughput by length, or by batch size for images, with quartiles.
+
+    Args:
+        report: what to draw.
+        file: a .png, .pdf or .svg file.
+
+    Raises:
+        ConfigurationError: if matplotlib is not installed.
+        OutputError: if the file cannot be written.
+    """
+    plt = _pyplot()
+    from matplotlib.ticker import LogLocator, NullLocator, StrMethodFormatter
+
+    figure, (left, right) = plt.subplots(1, 2, figsize=(9, 4), layout="constrained")
+    text = report.unit == "tokens"
+    names = [one.name.rstrip("/").rpartition("/")[2] for one in report.models]
+    if len(set(names)) < len(names):
+        names = [one.name for one in report.models]
+    sizes = sorted({one.batch_size for one in report.settings})
+    for number, (name, (color, mark)) in enumerate(zip(names, (("#0072B2", "o"), ("#D55E00", "s")), strict=False)):
+        # One line for each batch size; for images the batch size is the axis.
+        for line, size in enumerate(sizes if text else [None]):
+            mine = [one for one in report.settings if size is None or one.batch_size == size]
+            at = [one.length if text else one.batch_size for one in mine]
+            middle = np.array([one.seconds[number].median for one in mine])
+            low = np.array([one.seconds[number].low for one in mine])
+            high = np.array([one.seconds[number].high for one in mine])
+            count = np.array([one.batch_size * (one.length or 1) for one in mine])
+            style = {
+                "color": color,
+                "marker": mark,
+                "linestyle": ("-", "--", ":", "-.")[line % 4],
+                "markerfacecolor": color if line == 0 else "white",
+                "capsize": 2,
+                "label": name if size is None else f"{name}, batch of {size}",
+            }
+            left.errorbar(at, middle * 1e3, yerr=[(middle - low) * 1e3, (high - middle) * 1e3], **style)
+            rate = count / middle
+            right.errorbar(at, rate, yerr=[rate - count / high, count / low - rate], **style)
+    ticks = sorted({one.length or one.batch_size for one in report.settings})
+    for axes, label in ((left, "milliseconds for a call"), (right, f"{report.unit} per second")):
+        axes.set(xlabel="tokens of a row" if text else "images in a batch", ylabel=label, xscale="log")
+        axes.set_xticks(ticks, [str(tick) for tick in ticks])
+        axes.xaxis.set_minor_locator(NullLocator())
+        axes.grid(alpha=0.3)
+    left.set_yscale("log")
+    left.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    left.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
+    left.yaxis.set_minor_locator(NullLocator())
+    right.set_ylim(bottom=0)
+    right.legend(fontsize=8)
+    title = f"{report.device}, {report.dtype}, median and quartiles of {report.rounds} rounds"
+    figure.suptitle(title, fontsize=9)
+    _save(plt, figure, file, dpi=300)
+
+
+def check_figure(file: Path) -> None:
+    """Makes sure, before any work is done, that a figure can be drawn to a file.
+
+    Raises:
+        ConfigurationError: if matplotlib is not installed, or draws no such files.
+        OutputError: if there is no such folder.
+    """
+    _pyplot()
+    if file.suffix.lower() not in (".png", ".pdf", ".svg"):
+        raise ConfigurationError(f"Figures are .png, .pdf or .svg files, which {file.name!r} is not.")
+    if not file.absolute().parent.is_dir():
+        raise OutputError(f"The figure could not be written to {file}: there is no folder {file.parent}.")
+
+
+def _pyplot() -> Any:
     try:
-        figure.savefig(file, dpi=200)
+        import matplotlib
+
+        matplotlib.use("agg")
+        import matplotlib.pyplot as plt
+    except ImportError as error:
+        raise ConfigurationError('Figures need matplotlib: pip install "collab[figures]".') from error
+    return plt
+
+
+def _save(plt: Any, figure: Any, file: Path, dpi: int) -> None:
+    """Writes a figure, whole or not at all."""
+    beside = file.with_name(f".partial.{file.name}")
+    try:
+        figure.savefig(beside, dpi=dpi)
+        beside.replace(file)
     except (OSError, ValueError) as error:
         raise OutputError(f"The figure could not be written to {file}: {error}.") from error
     finally:
         plt.close(figure)
+        beside.unlink(missing_ok=True)
 
 
 def _what(plan: Plan) -> str:

@@ -6,6 +6,7 @@ from importlib.metadata import version
 
 import click
 
+from .bench import bench
 from .convert import convert
 from .evaluate import evaluate
 from .expand import expand
@@ -29,3 +30,4 @@ main.add_command(heal)
 main.add_command(finetune)
 main.add_command(evaluate)
 main.add_command(expand)
+main.add_command(bench)

@@ -77,6 +77,10 @@ class Bars:
         text = layer if isinstance(layer, str) else f"{layer.name}: error {layer.error:.4f}"
         self._progress.update(self._task, description=text, advance=1, total=total)
 
+    def setting(self, done: int, total: int) -> None:
+        """Moves on after a batch size and length of a measurement."""
+        self._progress.update(self._task, description="measuring", completed=done, total=total)
+
     def step(self, done: int, total: int, measured: dict[str, float]) -> None:
         """Moves on after a step of training."""
         shown = ", ".join(f"{name} {value:.4f}" for name, value in measured.items())
