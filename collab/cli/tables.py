@@ -186,9 +186,9 @@ def show_bench(report: BenchReport) -> None:
         for label, seconds, rate in zip(labels, one.seconds, one.per_second, strict=True):
             first = label == labels[0]
             where = [str(one.batch_size), *([str(one.length)] * text)] if first else [""] * (1 + text)
-            spread = f"{seconds.low * 1e3:.4g} {seconds.high * 1e3:.4g}"
+            spread = f"{_milliseconds(seconds.low)} {_milliseconds(seconds.high)}"
             what.add_row(
-                *where, label, f"{seconds.median * 1e3:.4g}", spread, f"{rate:,.0f}", *(ratio if first else [])
+                *where, label, _milliseconds(seconds.median), spread, f"{rate:,.0f}", *(ratio if first else [])
             )
     console.print(what)
     rows, length = report.memory_at
@@ -198,8 +198,8 @@ def show_bench(report: BenchReport) -> None:
     sizes = _table(
         "Size",
         _caption(
-            "file: the weights on disk;",
-            f"peak memory: at {at}{', of a process that does nothing else' if resident else ''};" * measured,
+            "file: the weights on disk.",
+            f"peak memory: at {at}{', of a process that does nothing else' if resident else ''}." * measured,
             "libraries: what of it was there before the model was loaded." * resident,
         ),
     )
@@ -216,6 +216,12 @@ def show_bench(report: BenchReport) -> None:
     console.print(sizes)
     for note in report.notes:
         console.print(note, markup=False, highlight=False)
+
+
+def _milliseconds(seconds: float) -> str:
+    """Three digits, without an exponent."""
+    number = seconds * 1e3
+    return f"{number:.{0 if number >= 100 else 1 if number >= 10 else 2}f}"
 
 
 def _megabytes(count: int | None) -> str:
