@@ -45,6 +45,8 @@ from .errors import (
     DataError,
     DeviceError,
     ExtraError,
+    NotConvertedError,
+    OutOfMemoryError,
     OutputError,
     RankError,
     ShapeError,
@@ -63,7 +65,13 @@ from .sequential import calibrate_in_order
 from .training.options import FinetuneOptions, HealOptions, RunOptions
 
 if TYPE_CHECKING:
+    from .benching.bench import bench_models
+    from .benching.bench_checkpoint import bench
+    from .benching.options import BenchOptions
+    from .benching.report import BenchReport
     from .evaluation.evaluate import EvaluateOptions, evaluate
+    from .expanding.expand import Expansion, expand
+    from .expanding.expand_checkpoint import expand_checkpoint
     from .heads.prune_checkpoint import prune_checkpoint
     from .heads.removal import prune
     from .heads.score_checkpoint import score_checkpoint
@@ -77,6 +85,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "AlreadyConvertedError",
+    "BenchOptions",
+    "BenchReport",
     "BudgetError",
     "Calibration",
     "CalibrationError",
@@ -93,6 +103,7 @@ __all__ = [
     "DataSource",
     "DeviceError",
     "EvaluateOptions",
+    "Expansion",
     "ExportOptions",
     "ExtraError",
     "FinetuneOptions",
@@ -101,6 +112,8 @@ __all__ = [
     "LayerMoments",
     "LayerReport",
     "LoadOptions",
+    "NotConvertedError",
+    "OutOfMemoryError",
     "OutputError",
     "Plan",
     "PruneOptions",
@@ -114,11 +127,15 @@ __all__ = [
     "UnsupportedArchitectureError",
     "VerificationError",
     "WeightsError",
+    "bench",
+    "bench_models",
     "calibrate",
     "calibrate_in_order",
     "convert",
     "convert_checkpoint",
     "evaluate",
+    "expand",
+    "expand_checkpoint",
     "export",
     "finetune",
     "finetune_checkpoint",
@@ -136,8 +153,15 @@ __all__ = [
 ]
 
 _LATER = {
+    "BenchOptions": ".benching.options",
+    "BenchReport": ".benching.report",
     "EvaluateOptions": ".evaluation.evaluate",
+    "Expansion": ".expanding.expand",
+    "bench": ".benching.bench_checkpoint",
+    "bench_models": ".benching.bench",
     "evaluate": ".evaluation.evaluate",
+    "expand": ".expanding.expand",
+    "expand_checkpoint": ".expanding.expand_checkpoint",
     "finetune": ".training.finetune",
     "finetune_checkpoint": ".training.finetune_checkpoint",
     "PruneOptions": ".heads.selection",

@@ -33,6 +33,27 @@ def assemble(
     """
     with init.no_init_weights():
         model = model_class(config, **optional_parts(like))
+    fill(model, state, like, trainable, share=share)
+    return model
+
+
+def fill(
+    model: PreTrainedModel,
+    state: Mapping[str, Tensor],
+    like: PreTrainedModel,
+    trainable: Mapping[str, bool],
+    *,
+    share: bool = False,
+) -> None:
+    """Gives a model that was built without weights its weights, and what else it has in common with another one.
+
+    Args:
+        model: just built.
+        state: see `assemble`, as the others.
+        like: likewise.
+        trainable: likewise.
+        share: likewise.
+    """
     model.load_state_dict(dict(state), strict=True, assign=True)
     # Ties what the config ties where it is equal, as from_pretrained does.
     model.tie_weights(missing_keys=set(), recompute_mapping=False)
@@ -46,4 +67,3 @@ def assemble(
         model.gradient_checkpointing_enable()
     if getattr(like, "generation_config", None) is not None:
         model.generation_config = like.generation_config if share else copy.deepcopy(like.generation_config)
-    return model

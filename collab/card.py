@@ -12,8 +12,8 @@ from huggingface_hub import ModelCard, ModelCardData
 from .decomposition import FORMS
 from .report import ConversionReport
 
-_TAGS = ("collab", "collaborative-attention", "low-rank")
-_INHERITED = ("language", "license", "license_name", "license_link", "pipeline_tag", "datasets")
+TAGS = ("collab", "collaborative-attention", "low-rank")
+INHERITED = ("language", "license", "license_name", "license_link", "pipeline_tag", "datasets")
 
 
 def source_metadata(folder: Path) -> dict[str, Any]:
@@ -44,8 +44,8 @@ def write_card(
     data = ModelCardData(
         base_model=base_model,
         library_name="sentence-transformers" if sentence_transformers else "transformers",
-        tags=list(dict.fromkeys([*original.get("tags", []), *_TAGS])),
-        **{name: original[name] for name in _INHERITED if name in original},
+        tags=list(dict.fromkeys([*original.get("tags", []), *TAGS])),
+        **{name: original[name] for name in INHERITED if name in original},
     )
     text = f"---\n{data.to_yaml()}\n---\n\n{_body(folder, report, base_model, auto_class, sentence_transformers)}"
     (folder / "README.md").write_text(text, encoding="utf-8")

@@ -183,12 +183,21 @@ def check_weights(model: PreTrainedModel, family: Family) -> None:
     """
     for name, layer in family.attention_layers(model).items():
         for native_name in list(family.names(layer).values())[:3]:
-            projection = getattr(layer, native_name)
-            if type(projection) is not nn.Linear or type(projection.weight) is not nn.Parameter:
-                raise WeightsError(
-                    f"{name}.{native_name} is a {type(projection).__name__}, not a plain linear layer. Load the model "
-                    "without quantization, and merge adapters (merge_and_unload) before converting."
-                )
+            check_plain(f"{name}.{native_name}", getattr(layer, native_name))
+    check_finite(model)
+
+
+def check_plain(name: str, projection: nn.Module) -> None:
+    """Raises a WeightsError for a projection that is not a plain linear layer."""
+    if type(projection) is not nn.Linear or type(projection.weight) is not nn.Parameter:
+        raise WeightsError(
+            f"{name} is a {type(projection).__name__}, not a plain linear layer. Load the model without quantization, "
+            "and merge adapters (merge_and_unload) before converting."
+        )
+
+
+def check_finite(model: PreTrainedModel) -> None:
+    """Raises a WeightsError, naming the tensor, for a weight that is NaN, infinite or not in memory."""
     for name, tensor in model.state_dict().items():
         if tensor.device.type == "meta":
             raise WeightsError(

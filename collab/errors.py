@@ -37,8 +37,16 @@ class AlreadyConvertedError(CollabError, ValueError):
     """The model is a collaborative one already."""
 
 
+class NotConvertedError(CollabError, ValueError):
+    """The model is not a collaborative one, so there is nothing to expand."""
+
+
 class DeviceError(CollabError, RuntimeError):
     """The requested device is not there."""
+
+
+class OutOfMemoryError(CollabError, MemoryError):
+    """A model does not fit into memory at what was asked of it."""
 
 
 class OutputError(CollabError, OSError):

@@ -10,10 +10,12 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import ModuleType
 
 from torch import Tensor
 from transformers import AutoImageProcessor, AutoTokenizer, PreTrainedModel
 
+from . import modeling
 from .card import write_card
 from .checkpoint import Checkpoint, Source, read_json
 from .conversion import Conversion
@@ -122,7 +124,7 @@ def export(
             report,
             base_model=options.base_model or _base_model(source, model),
             source=source.folder if source else None,
-            auto_class=_auto_class(model),
+            auto_class=auto_class_of(sys.modules[type(model).__module__], type(model)),
         )
         for step in steps:
             append_to_card(folder, step, name=output.name)
@@ -136,10 +138,11 @@ def republish(
     source: Path,
     *steps: Step,
     unused: dict[str, Tensor] | None = None,
+    card: str | None = None,
     overwrite: bool = False,
     trust_remote_code: bool = False,
 ) -> None:
-    """Writes a model that was trained further, with what its folder holds besides, as `export` does.
+    """Writes a model that was trained further or expanded, with what its folder holds besides, as `export` does.
 
     Args:
         model: native or converted.
@@ -147,6 +150,7 @@ def republish(
         source: the folder that it was loaded from; its report and card go along and grow by the steps.
         steps: what was done.
         unused: weights that the model has no place for, to be kept.
+        card: a card to start from instead of the source's.
         overwrite: replace a model that collab wrote there.
         trust_remote_code: let transformers run a tokenizer's code that comes with the model.
 
@@ -164,6 +168,8 @@ def republish(
         for name in (REPORT_FILE, CARD_FILE):
             if (source / name).is_file():
                 shutil.copyfile(source / name, folder / name)
+        if card is not None:
+            (folder / CARD_FILE).write_text(card, encoding="utf-8")
         forget_results(folder)
         for step in steps:
             append(folder, step, name=output.name)
@@ -182,8 +188,10 @@ def carry_over(source: Path, folder: Path, trust_remote_code: bool = False) -> N
         VerificationError: if the tokenizer loads differently.
     """
     patterns = (*_CARRIED, "*.py") if trust_remote_code else _CARRIED
+    own = {path.name for path in Path(modeling.__path__[0]).glob("collab_*.py")}  # written with models that run on it
     for path in sorted({path for pattern in patterns for path in source.glob(pattern) if path.is_file()}):
-        if not (folder / path.name).exists():  # generation_config.json is written with models that generate
+        # generation_config.json is written with models that generate
+        if path.name not in own and not (folder / path.name).exists():
             shutil.copyfile(path, folder / path.name)
     _copy_sentence_transformers_modules(source, folder)
     _pin_tokenizer(source, folder, trust_remote_code)
@@ -245,11 +253,9 @@ def _base_model(source: Source | None, model: PreTrainedModel) -> str:
     return Path(name).name if Path(name).is_dir() else name
 
 
-def _auto_class(model: PreTrainedModel) -> str:
-    """The Auto class that loads a model with its head, the most telling one where several do."""
-    names = [
-        name for name, models in auto_classes(sys.modules[type(model).__module__]).items() if type(model) in models
-    ]
+def auto_class_of(module: ModuleType, model_class: type) -> str:
+    """The Auto class that loads a collaborative class of a family's file, the most telling one where several do."""
+    names = [name for name, models in auto_classes(module).items() if model_class in models]
     vague = ("AutoModelForTextEncoding", "AutoModelForPreTraining")
     return next((name for name in names if name not in vague), names[-1] if names else "AutoModel")
 

@@ -102,11 +102,15 @@ class Family:
 
     def output_projection(self, model: PreTrainedModel, name: str) -> nn.Module:
         """The linear layer behind the heads of a native attention layer, W_O, wherever the family keeps it."""
+        return model.get_submodule(self.output_name(model, name))
+
+    def output_name(self, model: PreTrainedModel, name: str) -> str:
+        """The module name of a native attention layer's output projection."""
         layer = model.get_submodule(name)
         names = self.names(layer)
         if "dense" in names:
-            return getattr(layer, names["dense"])
-        return model.get_submodule(self.base.attention_classes[type(layer)].output_name(name))
+            return f"{name}.{names['dense']}"
+        return self.base.attention_classes[type(layer)].output_name(name)
 
 
 @cache

@@ -42,21 +42,46 @@ def probe_inputs(model: PreTrainedModel, seed: int = 0) -> dict[str, Tensor]:
         model: of any supported family, with any head.
         seed: of the random numbers.
     """
+    inputs = random_inputs(model, 2, min(8, longest_input(model)), states=5, seed=seed)
+    if "attention_mask" in inputs:
+        mask = inputs["attention_mask"]
+        mask.flatten(0, -2)[1, mask.shape[-1] // 2 :] = 0
+    return inputs
+
+
+def random_inputs(
+    model: PreTrainedModel,
+    rows: int,
+    length: int,
+    *,
+    vocabulary: int | None = None,
+    states: int | None = None,
+    seed: int = 0,
+) -> dict[str, Tensor]:
+    """A random batch that a model accepts: sequences of one length, nothing masked, or images.
+
+    Args:
+        model: of any supported family, with any head.
+        rows: B.
+        length: T; images have the size that the model is for.
+        vocabulary: token ids are below this; None for all that the model has.
+        states: of the other model's, for cross-attention; None for T of them.
+        seed: of the random numbers.
+    """
     generator = torch.Generator().manual_seed(seed)
     config = model.config
     if model.main_input_name == "pixel_values":
         size = config.image_size
         height, width = size if isinstance(size, list | tuple) else (size, size)
-        pixels = torch.randn(2, config.num_channels, height, width, generator=generator)
+        pixels = torch.randn(rows, config.num_channels, height, width, generator=generator)
         return {"pixel_values": pixels.to(model.device, model.dtype)}
-    length = min(8, longest_input(model))
     inputs = {
-        "input_ids": torch.randint(config.vocab_size, (2, length), generator=generator),
-        "attention_mask": torch.ones(2, length, dtype=torch.long),
+        "input_ids": torch.randint(vocabulary or config.vocab_size, (rows, length), generator=generator),
+        "attention_mask": torch.ones(rows, length, dtype=torch.long),
     }
-    inputs["attention_mask"][1, length // 2 :] = 0
     if has_choices(model):
         inputs = {name: value.unsqueeze(1) for name, value in inputs.items()}  # one choice for each example
     if getattr(config, "add_cross_attention", False):
-        inputs["encoder_hidden_states"] = torch.randn(2, 5, config.hidden_size, generator=generator).to(model.dtype)
+        other = torch.randn(rows, states or length, config.hidden_size, generator=generator)
+        inputs["encoder_hidden_states"] = other.to(model.dtype)
     return {name: value.to(model.device) for name, value in inputs.items()}

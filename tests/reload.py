@@ -17,17 +17,18 @@ sys.modules["collab"] = None  # importing it fails from here on
 import torch, transformers
 transformers.logging.set_verbosity_error()
 for job in json.load(open(sys.argv[1])):
+    trust = job.get("trust_remote_code", True)
     if job["auto_class"] == "SentenceTransformer":
         from sentence_transformers import SentenceTransformer
-        model = SentenceTransformer(job["folder"], trust_remote_code=True)
+        model = SentenceTransformer(job["folder"], trust_remote_code=trust)
         outputs = {"embeddings": model.encode(job["sentences"], convert_to_tensor=True)}
     elif job["auto_class"] == "CrossEncoder":
         from sentence_transformers import CrossEncoder
-        model = CrossEncoder(job["folder"], trust_remote_code=True)
+        model = CrossEncoder(job["folder"], trust_remote_code=trust)
         outputs = {"scores": model.predict([job["sentences"]] * 2, convert_to_tensor=True)}
     else:
         auto_class = getattr(transformers, job["auto_class"])
-        model = auto_class.from_pretrained(job["folder"], trust_remote_code=True)
+        model = auto_class.from_pretrained(job["folder"], trust_remote_code=trust)
         with torch.no_grad():
             result = model(**torch.load(job["inputs"]))
         outputs = {name: value for name, value in result.items() if isinstance(value, torch.Tensor)}
@@ -54,7 +55,8 @@ def outputs_without_collab(jobs: list[dict], folder: Path) -> list[dict[str, tor
     """What exports compute where collab is not there.
 
     Args:
-        jobs: each with ``folder``, ``auto_class`` and ``inputs``, or ``sentences`` for SentenceTransformer.
+        jobs: each with ``folder``, ``auto_class`` and ``inputs``, or ``sentences`` for SentenceTransformer; and perhaps
+            ``trust_remote_code``, which is True otherwise.
         folder: for the files that go between the processes.
     """
     written = []

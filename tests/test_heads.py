@@ -141,6 +141,19 @@ class TestRemoval:
         missing = [name for name, one in pruned.named_parameters() if one.grad is None]
         assert missing == []
 
+    @every_family
+    @pytest.mark.parametrize(
+        "conversion", [None, {"rank": 12, "form": "concat", "content": "folded"}], ids=["original", "concat"]
+    )
+    def test_expands(self, row: Row, conversion: dict[str, Any] | None) -> None:
+        """To the native class, where heads that are gone are zeros."""
+        model = converted(tiny_model(row), conversion)
+        pruned = collab.prune(model, some_gone(model)[1])
+        native = collab.expand(pruned).model
+        assert type(native) is row.family.base.native_class()
+        inputs = probe_inputs(pruned)
+        assert largest_difference(native(**inputs), pruned(**inputs)) < 1e-5
+
     def test_in_steps_is_the_same(self) -> None:
         model = tiny_model(BERT)
         first = head_layers(model)[0].name

@@ -6,8 +6,10 @@ from importlib.metadata import version
 
 import click
 
+from .bench import bench
 from .convert import convert
 from .evaluate import evaluate
+from .expand import expand
 from .finetune import finetune
 from .heads import heads
 from .heal import heal
@@ -33,3 +35,5 @@ main.add_command(evaluate)
 main.add_command(inspect)
 main.add_command(heads)
 main.add_command(prune)
+main.add_command(expand)
+main.add_command(bench)

@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.markdown import Markdown
 from rich.table import Table
 
+from ..benching.report import BenchReport
 from ..decomposition import FORMS
 from ..history import Step
 from ..planning import Plan
@@ -152,6 +153,79 @@ def show_plan(plan: Plan) -> None:
         spectra.add_row(name, *map(str, found))
     console.print(spectra)
     console.print(plan.recommendation, highlight=False)
+
+
+def show_bench(report: BenchReport) -> None:
+    """Speed, memory and size, of a model or of two."""
+    console = Console()
+    two = len(report.models) == 2
+    labels = ["model", "against"][: len(report.models)]
+    what = plain_table(
+        f"{report.device}, {report.dtype}, {report.threads} threads{', torch.compile' if report.compiled else ''}",
+        _caption(
+            *(f"{label}: {one.name};" for label, one in zip(labels, report.models, strict=True)),
+            f"ms: of a call, median and quartiles of {report.rounds} rounds;",
+            "ratio: how many times as fast model is, of the medians, with the quartiles of single rounds; "
+            "above 1 it is faster." * two,
+        ),
+    )
+    text = report.unit == "tokens"
+    headings = [
+        "batch",
+        *(["length"] * text),
+        "",
+        "ms",
+        "quartiles",
+        f"{report.unit}/s",
+        *(["ratio", "quartiles"] * two),
+    ]
+    for heading in headings:
+        what.add_column(heading, justify="right" if heading else "left", no_wrap=True)
+    for one in report.settings:
+        ratio = [] if one.ratio is None else [f"{one.ratio.median:.2f}", f"{one.ratio.low:.2f} {one.ratio.high:.2f}"]
+        for label, seconds, rate in zip(labels, one.seconds, one.per_second, strict=True):
+            first = label == labels[0]
+            where = [str(one.batch_size), *([str(one.length)] * text)] if first else [""] * (1 + text)
+            spread = f"{_milliseconds(seconds.low)} {_milliseconds(seconds.high)}"
+            what.add_row(
+                *where, label, _milliseconds(seconds.median), spread, f"{rate:,.0f}", *(ratio if first else [])
+            )
+    console.print(what)
+    rows, length = report.memory_at
+    measured = any(one.memory is not None for one in report.models)
+    resident = any(one.memory is not None and one.memory.libraries_bytes is not None for one in report.models)
+    at = f"{rows} rows of {length} tokens" if length is not None else f"{rows} images"
+    sizes = plain_table(
+        "Size",
+        _caption(
+            "file: the weights on disk.",
+            f"peak memory: at {at}{', of a process that does nothing else' if resident else ''}." * measured,
+            "libraries: what of it was there before the model was loaded." * resident,
+        ),
+    )
+    for heading in ["", "class", "parameters", "file", *["peak memory"] * measured, *["libraries"] * resident]:
+        sizes.add_column(heading, justify="left" if heading in ("", "class") else "right", no_wrap=True)
+    for label, model in zip(labels, report.models, strict=True):
+        memory = model.memory
+        row = [label, model.class_name, f"{model.parameters:,}", _megabytes(model.file_bytes)]
+        if measured:
+            row.append(_megabytes(None if memory is None else memory.peak_bytes))
+        if resident:
+            row.append(_megabytes(None if memory is None else memory.libraries_bytes))
+        sizes.add_row(*row)
+    console.print(sizes)
+    for note in report.notes:
+        console.print(note, markup=False, highlight=False)
+
+
+def _milliseconds(seconds: float) -> str:
+    """Three digits, without an exponent."""
+    number = seconds * 1e3
+    return f"{number:.{0 if number >= 100 else 1 if number >= 10 else 2}f}"
+
+
+def _megabytes(count: int | None) -> str:
+    return "" if count is None else f"{count / 1e6:,.1f} MB"
 
 
 def plain_table(title: str, caption: str | None = None) -> Table:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,6 +13,7 @@ from transformers import PreTrainedModel
 from ..agreement import agreement
 from ..data.features import Batch, Feature, row_batches
 from ..loading import Loaded
+from ..timing import time_in_turn
 
 _ROWS = 32
 _COMPARED = 1024
@@ -61,21 +61,12 @@ def batches_of(loaded: Loaded, features: Sequence[Feature]) -> list[Batch]:
 def speeds(first: PreTrainedModel, second: PreTrainedModel, batches: Sequence[Batch], repeats: int) -> dict[str, float]:
     """Tokens per second of two models, measured in turn so that what else the machine does hits both."""
     tokens = sum(int(batch["attention_mask"].sum()) if "attention_mask" in batch else len(batch) for batch in batches)
+    runs = [(model, batches) for model in (first, second)]
+    time_in_turn([(model, batches[:1]) for model in (first, second)])  # warm
     rates: list[list[float]] = [[], []]
-    with torch.no_grad():
-        for model in (first, second):
-            model(**batches[0])  # warm
-        for _ in range(repeats):
-            seconds = [0.0, 0.0]
-            for batch in batches:
-                for number, model in enumerate((first, second)):
-                    _wait(model)
-                    start = time.perf_counter()
-                    model(**batch)
-                    _wait(model)
-                    seconds[number] += time.perf_counter() - start
-            for number in (0, 1):
-                rates[number].append(tokens / seconds[number])
+    for number in range(repeats):
+        for rate, seconds in zip(rates, time_in_turn(runs, backwards=number % 2 == 1), strict=True):
+            rate.append(tokens / seconds)
     ratios = [one / other for one, other in zip(*rates, strict=True)]
     return {
         "model": float(np.median(rates[0])),
@@ -107,8 +98,3 @@ def _hidden_cosine(first: PreTrainedModel, second: PreTrainedModel, batches: Seq
 
 def _both(first: PreTrainedModel, second: PreTrainedModel, measure: Any) -> dict[str, int]:
     return {"model": measure(first), "against": measure(second)}
-
-
-def _wait(model: PreTrainedModel) -> None:
-    if model.device.type == "cuda":
-        torch.cuda.synchronize(model.device)

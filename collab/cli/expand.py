@@ -1,0 +1,61 @@
+"""`collab expand`."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+from .options import loading_options, overwrite_option, verbosity_options
+from .running import bars, failures, set_up_logging
+from .tables import show_step
+
+
+@click.command(
+    epilog="""\b
+Examples:
+  collab expand converted native
+  collab expand converted native --allow-error 0.05"""
+)
+@click.argument("model")
+@click.argument("output", type=click.Path(path_type=Path))
+@click.option(
+    "--allow-error",
+    type=float,
+    default=0.0,
+    show_default=True,
+    help="Relative error of a layer's query-key products at most, where a native layer cannot hold them exactly.",
+)
+@loading_options
+@overwrite_option
+@verbosity_options
+def expand(model: str, output: Path, **given: Any) -> None:
+    """Turn a converted MODEL back into a plain model of its original class, and write it to the folder OUTPUT.
+
+    For servers that know only native classes: the result needs no code of its own, and has the original's size again.
+    """
+    set_up_logging(-1 if given["quiet"] else given["verbose"])
+    with failures():
+        from ..expanding.card import expansion_step
+        from ..expanding.expand_checkpoint import expand_checkpoint
+
+        command = f"collab {shlex.join(sys.argv[1:])}"
+        with bars(shown=not given["quiet"]):
+            expansion = expand_checkpoint(
+                model,
+                output,
+                allow_error=given["allow_error"],
+                revision=given["revision"],
+                trust_remote_code=given["trust_remote_code"],
+                overwrite=given["overwrite"],
+                command=command,
+            )
+        step = expansion_step(expansion, model, command)
+    if given["as_json"]:
+        click.echo(json.dumps(step.record, indent=2))
+    elif not given["quiet"]:
+        show_step(step, output)

@@ -1,0 +1,258 @@
+"""Measuring: what was asked for is measured, in turn, and what cannot be is refused."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+from click.testing import CliRunner, Result
+from tiny import BY_TYPE, every_family, every_head, random_model, tiny_model
+
+import collab
+from collab.cli import main
+from collab.inputs import random_inputs
+from collab.timing import Spread, time_in_turn
+
+BERT = BY_TYPE["bert"]
+FEW = collab.BenchOptions(batch_sizes=(2, 1, 2), lengths=(4, 8), rounds=3, device="cpu")
+
+
+def converted(native: transformers.PreTrainedModel) -> transformers.PreTrainedModel:
+    return collab.convert(native, collab.ConversionConfig(rank=8, compare=False)).model
+
+
+class TestTiming:
+    def test_in_turn_and_backwards(self) -> None:
+        """The slower model is the slower one, whichever begins, and each call follows the other's."""
+        calls: list[str] = []
+
+        def model(name: str, seconds: float) -> Callable[..., None]:
+            def call(**batch: torch.Tensor) -> None:
+                calls.append(name)
+                time.sleep(seconds)
+
+            return call
+
+        batches = [{"input_ids": torch.zeros(1, 1)}] * 2
+        runs = [(model("a", 0.02), batches), (model("b", 0.06), batches)]
+        for backwards in (False, True):
+            first, second = time_in_turn(runs, backwards=backwards)
+            assert 0.04 <= first < second
+            assert second >= 0.12
+        assert "".join(calls) == "ababbaba"
+
+    def test_spread(self) -> None:
+        assert Spread.of([5, 1, 2, 3, 4]) == Spread(median=3, low=2, high=4)
+
+
+class TestModels:
+    @every_family
+    def test_two_of_every_family(self, row: object) -> None:
+        native = tiny_model(row)
+        images = native.main_input_name == "pixel_values"
+        options = replace(FEW, lengths=None if images else (4, 8))
+        report = collab.bench_models([converted(native), native], options)
+        assert [one.batch_size for one in report.settings] == ([1, 2] if images else [1, 1, 2, 2])
+        assert [one.length for one in report.settings] == ([None] * 2 if images else [4, 8] * 2)
+        assert report.unit == ("images" if images else "tokens")
+        for one in report.settings:
+            assert one.ratio.median == pytest.approx(one.seconds[1].median / one.seconds[0].median)
+            assert one.per_second[0] == pytest.approx(one.batch_size * (one.length or 1) / one.seconds[0].median)
+            assert all(0 < seconds.low <= seconds.median <= seconds.high for seconds in one.seconds)
+        assert [one.parameters for one in report.models] == [
+            sum(one.numel() for one in model.parameters()) for model in (converted(native), native)
+        ]
+
+    @every_head
+    def test_inputs_for_every_head(self, row: object, native_class: type[transformers.PreTrainedModel]) -> None:
+        model = random_model(native_class, row.config())
+        inputs = random_inputs(model, 3, 7)
+        assert inputs.get("attention_mask", torch.ones(1)).all()
+        assert len(inputs[model.main_input_name]) == 3
+        with torch.no_grad():
+            model(**inputs)
+
+    def test_one_model_is_left_as_it_is(self) -> None:
+        model = tiny_model(BERT).train()
+        seen: list[tuple[int, int]] = []
+        report = collab.bench_models(
+            [model], replace(FEW, dtype="bf16"), on_setting=lambda done, total: seen.append((done, total))
+        )
+        assert model.training
+        assert model.dtype == torch.float32
+        assert seen == [(1, 4), (2, 4), (3, 4), (4, 4)]
+        assert all(one.ratio is None for one in report.settings)
+        assert report.dtype == "bf16"
+        assert report.models[0].memory is None
+        json.dumps(report.to_dict())
+
+    def test_lengths_are_clipped_with_a_message(self) -> None:
+        report = collab.bench_models([tiny_model(BERT)], replace(FEW, lengths=None, rounds=1))
+        assert [one.length for one in report.settings if one.batch_size == 1] == [32, 40]
+        assert report.notes == ("BertModel takes 40 tokens at most, so that was measured instead of longer rows.",)
+
+    def test_the_dtype_is_that_of_the_arithmetic(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        dtypes = set()
+        forward = transformers.BertModel.forward
+
+        def watched(self: transformers.BertModel, *given: object, **named: object) -> object:
+            output = forward(self, *given, **named)
+            dtypes.add(output.last_hidden_state.dtype)
+            return output
+
+        monkeypatch.setattr(transformers.BertModel, "forward", watched)
+        collab.bench_models([tiny_model(BERT)], replace(FEW, dtype="bf16"))
+        assert dtypes == {torch.bfloat16}
+
+    def test_compiled(self) -> None:
+        options = replace(FEW, batch_sizes=(1,), lengths=(4,), compile=True)
+        report = collab.bench_models([tiny_model(BERT, num_hidden_layers=1)], options)
+        assert report.compiled
+        assert report.settings[0].seconds[0].median < 1  # compiling was not timed
+
+    def test_too_little_memory(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        for failure in (
+            torch.OutOfMemoryError("CUDA out of memory"),
+            MemoryError(),
+            RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes"),
+        ):
+            forward = transformers.BertModel.forward
+
+            def fail(self: object, *given: object, _as: object = (failure, forward), **named: object) -> object:
+                if named["input_ids"].shape == (2, 8):
+                    raise _as[0]
+                return _as[1](self, *given, **named)
+
+            with monkeypatch.context() as patch:
+                patch.setattr(transformers.BertModel, "forward", fail)
+                with pytest.raises(collab.OutOfMemoryError, match="too little memory for 2 rows of 8 tokens"):
+                    collab.bench_models([tiny_model(BERT)], FEW)
+
+    def test_memory_that_really_runs_out(self) -> None:
+        """More than any machine has: torch refuses at once, before a byte is touched."""
+        with pytest.raises(collab.OutOfMemoryError, match="for 4000000000000 rows of 32 tokens"):
+            collab.bench_models([tiny_model(BERT)], replace(FEW, batch_sizes=(4_000_000_000_000,), lengths=(32,)))
+
+
+class TestBadInput:
+    def test_models_that_do_not_go_together(self) -> None:
+        with pytest.raises(collab.ConfigurationError, match="inputs of different kinds"):
+            collab.bench_models([tiny_model(BERT), tiny_model(BY_TYPE["vit"])], FEW)
+        images = [tiny_model(BY_TYPE["vit"], image_size=size) for size in (16, 32)]
+        with pytest.raises(collab.ConfigurationError, match="different sizes"):
+            collab.bench_models(images, replace(FEW, lengths=None))
+        with pytest.raises(collab.ConfigurationError, match="not 3"):
+            collab.bench_models([tiny_model(BERT)] * 3, FEW)
+
+    def test_the_shorter_model_limits(self) -> None:
+        models = [tiny_model(BERT), tiny_model(BERT, max_position_embeddings=12)]
+        with pytest.raises(collab.ConfigurationError, match="short takes 12 tokens at most, so --length 20"):
+            collab.bench_models(models, replace(FEW, lengths=(4, 20)), names=["long", "short"])
+
+    @pytest.mark.parametrize(
+        "values",
+        [
+            {"batch_sizes": (0,)},
+            {"batch_sizes": ()},
+            {"lengths": (0,)},
+            {"lengths": ()},
+            {"rounds": 0},
+            {"dtype": "fp8"},
+            {"device": "tpu"},
+        ],
+    )
+    def test_options(self, values: dict) -> None:
+        with pytest.raises(collab.ConfigurationError):
+            replace(FEW, **values)
+
+    @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+    def test_no_gpu(self) -> None:
+        with pytest.raises(collab.DeviceError, match="no CUDA device"):
+            collab.bench_models([tiny_model(BERT)], replace(FEW, device="cuda"))
+
+
+class TestCommand:
+    @pytest.fixture
+    def folders(self, tmp_path: Path) -> tuple[Path, Path]:
+        """An original and its conversion."""
+        tiny_model(BERT).save_pretrained(tmp_path / "original")
+        config = collab.ConversionConfig(rank=8, compare=False)
+        calibration = collab.CalibrationRequest("none")
+        collab.convert_checkpoint(str(tmp_path / "original"), tmp_path / "converted", config, calibration=calibration)
+        return tmp_path / "converted", tmp_path / "original"
+
+    def run(self, *arguments: object, fails: int = 0) -> Result:
+        result = CliRunner().invoke(main, ["bench", *map(str, arguments)])
+        assert result.exit_code == fails, result.output
+        assert "Traceback" not in result.output
+        return result
+
+    def test_tables_figure_and_memory(self, folders: tuple[Path, Path], tmp_path: Path) -> None:
+        converted, original = folders
+        arguments = ("--batch-size", 2, "--length", 8, "--rounds", 2, "--device", "cpu")
+        figure = tmp_path / "speed.png"
+        shown = self.run(converted, "--against", original, *arguments, "--figure", figure).stdout
+        for text in ("tokens/s", "ratio", "quartiles of 2 rounds", "CollabBertModel", "BertModel", "peak memory", "MB"):
+            assert text in " ".join(shown.split()), text
+        assert figure.stat().st_size > 10_000
+        assert {path.name for path in tmp_path.iterdir()} == {"original", "converted", "speed.png"}
+
+    def test_json(self, folders: tuple[Path, Path], tmp_path: Path) -> None:
+        """Without --against only the model is measured, whatever its report names."""
+        arguments = ("--length", 8, "--rounds", 2, "--device", "cpu", "--json")
+        report = json.loads(self.run(folders[0], *arguments).stdout)
+        assert [one["name"] for one in report["models"]] == [str(folders[0])]
+        model = report["models"][0]
+        assert model["file_bytes"] == (folders[0] / "model.safetensors").stat().st_size
+        assert model["memory"]["peak_bytes"] > model["memory"]["libraries_bytes"] > 50e6
+        assert report["memory_at"] == [8, 8]
+        assert [one["batch_size"] for one in report["settings"]] == [1, 8]
+        without = json.loads(self.run(folders[0], *arguments, "--no-memory").stdout)
+        assert without["models"][0]["memory"] is None
+
+    def test_images(self, tmp_path: Path) -> None:
+        tiny_model(BY_TYPE["vit"]).save_pretrained(tmp_path / "vit")
+        arguments = ("--rounds", 2, "--device", "cpu", "--no-memory")
+        shown = self.run(tmp_path / "vit", *arguments, "--figure", tmp_path / "speed.svg").stdout
+        assert "images/s" in shown
+        assert "length" not in shown
+        assert "images per second" in (tmp_path / "speed.svg").read_text()
+        assert "does not apply" in self.run(tmp_path / "vit", "--length", 8, fails=2).stderr
+
+    def test_bad_input(self, folders: tuple[Path, Path], tmp_path: Path) -> None:
+        converted = folders[0]
+        for options, message, code in (
+            (["--length", 41], "takes 40 tokens at most", 2),
+            (["--length", 0], "at least 1 token", 2),
+            (["--batch-size", 0], "at least 1", 2),
+            (["--rounds", 0], "at least 1", 2),
+            (["--dtype", "fp8"], "fp8", 2),
+            (["--against", tmp_path / "missing"], "no folder", 1),
+            (["--figure", tmp_path / "no" / "speed.png"], "no folder", 1),
+            (["--figure", tmp_path / "speed.txt"], ".png, .pdf or .svg", 2),
+        ):
+            assert message in self.run(converted, *options, fails=code).stderr.replace("\n", " "), options
+        assert "no folder" in self.run(tmp_path / "missing", fails=1).stderr
+
+    def test_a_process_that_fails_is_said(
+        self, folders: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    ) -> None:
+        monkeypatch.setattr("collab.benching.peak.sys.executable", "/bin/false")
+        arguments = ("--batch-size", 1, "--length", 8, "--rounds", 1, "--device", "cpu")
+        assert "Peak memory was not measured" in self.run(folders[0], *arguments).stdout
+
+    def test_a_process_that_is_killed_is_out_of_memory(
+        self, folders: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    ) -> None:
+        killed = tmp_path / "killed"
+        killed.write_text("#!/bin/sh\nkill -9 $$\n")
+        killed.chmod(0o755)
+        monkeypatch.setattr("collab.benching.peak.sys.executable", str(killed))
+        arguments = ("--batch-size", 3, "--length", 8, "--rounds", 1, "--device", "cpu")
+        assert "too little memory for 3 rows of 8 tokens" in self.run(folders[0], *arguments, fails=1).stderr
