@@ -64,6 +64,7 @@ from .training.options import FinetuneOptions, HealOptions, RunOptions
 
 if TYPE_CHECKING:
     from .evaluation.evaluate import EvaluateOptions, evaluate
+    from .onnx.export import OnnxOptions, export_onnx
     from .training.finetune import finetune
     from .training.finetune_checkpoint import finetune_checkpoint
     from .training.heal import heal
@@ -95,6 +96,7 @@ __all__ = [
     "LayerMoments",
     "LayerReport",
     "LoadOptions",
+    "OnnxOptions",
     "OutputError",
     "Plan",
     "RankError",
@@ -112,6 +114,7 @@ __all__ = [
     "convert_checkpoint",
     "evaluate",
     "export",
+    "export_onnx",
     "finetune",
     "finetune_checkpoint",
     "heal",
@@ -123,7 +126,9 @@ __all__ = [
 
 _LATER = {
     "EvaluateOptions": ".evaluation.evaluate",
+    "OnnxOptions": ".onnx.export",
     "evaluate": ".evaluation.evaluate",
+    "export_onnx": ".onnx.export",
     "finetune": ".training.finetune",
     "finetune_checkpoint": ".training.finetune_checkpoint",
     "heal": ".training.heal",

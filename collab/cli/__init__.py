@@ -8,6 +8,7 @@ import click
 
 from .convert import convert
 from .evaluate import evaluate
+from .export import export
 from .finetune import finetune
 from .heal import heal
 from .plan import plan
@@ -27,3 +28,4 @@ main.add_command(plan)
 main.add_command(heal)
 main.add_command(finetune)
 main.add_command(evaluate)
+main.add_command(export)
