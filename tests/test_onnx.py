@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from pathlib import Path
 
@@ -16,12 +17,13 @@ from tiny import BY_TYPE, random_model, tensors, tiny_model
 from transformers import (
     AutoConfig,
     AutoTokenizer,
-    BertForMaskedLM,
     BertForMultipleChoice,
     BertForSequenceClassification,
     BertLMHeadModel,
+    BertModel,
     BertTokenizer,
     PreTrainedModel,
+    ViTForImageClassification,
 )
 
 import collab
@@ -83,12 +85,12 @@ def test_every_form(form: str, rank: int, content: str, tmp_path: Path) -> None:
         np.testing.assert_allclose(actual["pooler_output"], expected[1].numpy(), rtol=0, atol=1e-4)
 
 
-@pytest.mark.parametrize("model_type", ["roberta", "distilbert", "mpnet", "deit"])
+@pytest.mark.parametrize("model_type", ["distilbert", "mpnet", "deit"])
 def test_other_families(model_type: str, tmp_path: Path) -> None:
     model = converted(tiny_model(BY_TYPE[model_type]))
     step = collab.export_onnx(saved(model, tmp_path), tmp_path / "out")
     pixels = {"pixel_values": torch.randn(3, 3, 16, 16)}
-    inputs = pixels if model_type == "deit" else text(3, 11, types=model_type == "roberta")
+    inputs = pixels if model_type == "deit" else text(3, 11, types=False)
     assert set(inputs) == set(step.record["inputs"])
     with torch.no_grad():
         expected = model(**inputs)[0].numpy()
@@ -138,7 +140,8 @@ class TestCommand:
         for name, size in record["bytes"].items():
             assert (out / name).stat().st_size == size
             onnx.checker.check_model(str(out / name))
-        assert not list(out.glob("*.safetensors"))
+        assert {path.suffix for path in out.iterdir()} == {".json", ".md", ".onnx", ".txt"}
+        assert json.loads((out / "config.json").read_text())["collab_layers"][0]["form"] == "tucker"
         card = ModelCard.load(out / "README.md")
         assert card.data.to_dict()["license"] == "mit"
         assert {"mine", "onnx"} <= set(card.data.tags)
@@ -164,8 +167,6 @@ class TestCommand:
         card = ModelCard.load(out / "README.md").text
         code = card.partition("```python\n")[2].partition("```")[0].replace("FOLDER", str(out))
         code = f"import sys; sys.modules['collab'] = None\n{code}\nprint(found[0].tolist())\n"
-        code += "from transformers import AutoConfig\n"
-        code += f"assert AutoConfig.from_pretrained({str(out)!r}, trust_remote_code=True).collab_layers\n"
         done = run_without_collab(code, cache=tmp_path / "modules")
         assert done.returncode == 0, done.stderr
         loaded = collab.loading.load(str(model))
@@ -175,22 +176,24 @@ class TestCommand:
         np.testing.assert_allclose(np.array(json.loads(done.stdout)), expected, rtol=0, atol=1e-4)
 
     def test_tables(self, tmp_path: Path) -> None:
-        result = run(saved(converted(tiny_model(BERT)), tmp_path), tmp_path / "out")
+        result = run(saved(converted(tiny_model(BY_TYPE["vit"])), tmp_path), tmp_path / "out")
         assert result.exit_code == 0, result.output
         for text_part in ("model.onnx", "largest difference", "Wrote"):
             assert text_part in result.stdout
         assert "model_quantized" not in result.stdout
-        assert AutoConfig.from_pretrained(tmp_path / "out").model_type == "collab_bert"
+        assert AutoConfig.from_pretrained(tmp_path / "out").model_type == "collab_vit"
 
 
 def test_sentence_embeddings(demo_folder: Path, tmp_path: Path) -> None:
-    """A real embedder: the graph with sentence-transformers' own pooling, from the exported folder alone."""
+    """Two layers of a real embedder: the graph with sentence-transformers' own pooling, from the folder alone."""
     models = pytest.importorskip("sentence_transformers", reason="the demo extra is not installed")
+    shutil.copytree(demo_folder, tmp_path / "source", ignore=shutil.ignore_patterns("*.safetensors"))
+    BertModel.from_pretrained(demo_folder, num_hidden_layers=2).save_pretrained(tmp_path / "source")
     none = collab.CalibrationRequest("none")
     config = collab.ConversionConfig(rank=64, form="concat", compare=False)
-    collab.convert_checkpoint(str(demo_folder), tmp_path / "model", config, calibration=none)
+    collab.convert_checkpoint(str(tmp_path / "source"), tmp_path / "model", config, calibration=none)
     step = collab.export_onnx(str(tmp_path / "model"), tmp_path / "out")
-    assert step.record["bytes"]["model.onnx"] > 80e6
+    assert step.record["bytes"]["model.onnx"] > 50e6
     sentences = ["Heads collaborate.", "Not at all, and at some length, says the other sentence.", "a"]
     expected = models.SentenceTransformer(str(tmp_path / "model")).encode(sentences, convert_to_tensor=True)
     batch = dict(AutoTokenizer.from_pretrained(tmp_path / "out")(sentences, padding=True, return_tensors="pt"))
@@ -207,16 +210,15 @@ class TestRefusals:
         before = sorted(output.parent.rglob("*"))
         result = run(*arguments)
         assert result.exit_code in (1, 2)
-        assert isinstance(result.exception.__context__, error), result.output
-        assert match in " ".join(result.stderr.split())
+        assert match in " ".join(result.stderr.split()), result.output
         assert "Traceback" not in result.output
+        with pytest.raises(error):
+            collab.export_onnx(*map(str, arguments))
         assert sorted(output.parent.rglob("*")) == before
 
     def test_decoders(self, tmp_path: Path) -> None:
         model = tiny_model(BERT, BertLMHeadModel, is_decoder=True)
-        self.refused(
-            collab.UnsupportedArchitectureError, "cache", saved(converted(model), tmp_path), tmp_path / "out"
-        )
+        self.refused(collab.UnsupportedArchitectureError, "cache", saved(converted(model), tmp_path), tmp_path / "out")
 
     def test_a_graph_that_computes_something_else(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         """A weight of the written graph is changed before it is checked."""
@@ -225,16 +227,16 @@ class TestRefusals:
         def spoil(*arguments: object) -> int:
             opset = write(*arguments)
             graph = onnx.load(str(arguments[1]))
-            bias = next(one for one in graph.graph.initializer if one.name.endswith("predictions.bias"))
+            bias = next(one for one in graph.graph.initializer if one.name.endswith("classifier.bias"))
             values = onnx.numpy_helper.to_array(bias).copy()
-            values[7] += 1e-2
+            values[0] += 1e-2
             bias.CopyFrom(onnx.numpy_helper.from_array(values, bias.name))
             onnx.save(graph, str(arguments[1]))
             return opset
 
         write = export.write_graph
         monkeypatch.setattr(export, "write_graph", spoil)
-        model = saved(converted(tiny_model(BERT, BertForMaskedLM)), tmp_path)
+        model = saved(tiny_model(BY_TYPE["vit"], ViTForImageClassification), tmp_path)
         self.refused(collab.VerificationError, "logits", model, tmp_path / "out")
 
     def test_without_the_extra(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -248,9 +250,8 @@ class TestRefusals:
         (tmp_path / "mine").mkdir()
         (tmp_path / "mine" / "file").write_text("mine")
         self.refused(collab.OutputError, "--overwrite", model, tmp_path / "mine")
-        assert run("--format", "onnx").exit_code == 2
 
-    def test_tensors_that_are_not_there(self, tmp_path: Path) -> None:
+    def test_no_model(self, tmp_path: Path) -> None:
         (tmp_path / "empty").mkdir()
         self.refused(collab.CheckpointError, "config.json", tmp_path / "empty", tmp_path / "out")
 

@@ -16,7 +16,6 @@ from ..errors import ExtraError
 from ..exporting import carry_over
 from ..history import REPORT_FILE, Step, append
 from ..loading import load
-from ..modeling.collab_model import CollaborativeMixin, auto_map, copy_code
 from ..output import check_output, check_space, staged
 from ..report import installed_versions
 from .card import export_step, write_card
@@ -112,10 +111,8 @@ def _require_extra() -> None:
 
 
 def _write_config(network: PreTrainedModel, folder: Path) -> None:
-    """The model's config, with the code that a collaborative one needs to be read where collab is not installed."""
-    if isinstance(network, CollaborativeMixin):
-        network.config.auto_map = auto_map(type(network))
-        copy_code(type(network), folder)
+    """The model's config. It names no code, which a graph does not need and tokenizers would ask leave to run."""
+    network.config.auto_map = None
     network.config.architectures = [type(network).__name__]
     network.config.save_pretrained(folder)
 

@@ -20,7 +20,11 @@ def quantize(file: Path, output: Path) -> None:
     import onnx
     from onnxruntime.quantization import QuantType, quantize_dynamic
 
-    graph = onnx.load(str(file), load_external_data=False).graph
+    model = onnx.load(str(file), load_external_data=False)
+    graph = model.graph
+    del graph.value_info[:]  # the quantizer transposes weights, but not the shapes that are noted for them
+    plain = file.with_name("plain.onnx")  # in the same folder, where weights of over 2 GB are looked for
+    onnx.save(model, str(plain))
     dimensions = {one.name: len(one.dims) for one in graph.initializer}
     # onnxruntime has no kernel for a scale per column of a stack of matrices, such as the cores of the tucker form.
     stacks = [node.name for node in graph.node if any(dimensions.get(name, 0) > 2 for name in node.input)]
@@ -29,7 +33,7 @@ def quantize(file: Path, output: Path) -> None:
     logger.setLevel(logging.ERROR)  # it advises, through the root logger, to optimize graphs of other exporters first
     try:
         quantize_dynamic(
-            str(file),
+            str(plain),
             str(output),
             per_channel=True,
             reduce_range=True,
@@ -39,6 +43,7 @@ def quantize(file: Path, output: Path) -> None:
         )
     finally:
         logger.setLevel(before)
+        plain.unlink()
 
 
 def _has_weights_beside(file: Path) -> bool:
