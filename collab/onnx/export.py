@@ -112,7 +112,8 @@ def _require_extra() -> None:
 
 def _write_config(network: PreTrainedModel, folder: Path) -> None:
     """The model's config. It names no code, which a graph does not need and tokenizers would ask leave to run."""
-    network.config.auto_map = None
+    if hasattr(network.config, "auto_map"):
+        del network.config.auto_map
     network.config.architectures = [type(network).__name__]
     network.config.save_pretrained(folder)
 

@@ -4,9 +4,9 @@ What `collab export --format onnx --int8` writes of the original and of conversi
 is from PyTorch, and time for 8 sequences of 128 tokens and 2 of 512, one row padded. The graphs run in turn, so that
 what else the machine does hits all of them; ratios are of neighbours in time.
 
-    python benchmarks/onnx.py
+    python benchmarks/serving.py
 
-Writes results/onnx.json and .md. About five minutes on two cores.
+Writes results/serving.json and .md. About five minutes on two cores.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def main() -> None:
                         "agreement": records[name]["verification" if file == GRAPH_FILE else "int8"],
                     }
                 )
-    write("onnx", {"machine": machine(), "load": load, "rounds": ROUNDS, "rows": rows}, table(rows, load))
+    write("serving", {"machine": machine(), "load": load, "rounds": ROUNDS, "rows": rows}, table(rows, load))
 
 
 def table(rows: list[dict[str, Any]], load: float) -> str:
