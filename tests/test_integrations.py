@@ -267,6 +267,9 @@ def test_flex_attention_with_a_sliding_window(form: str, rank: int, content: str
             found[kernel] = layer(hidden, attention_mask=mask)[0]
         model.set_attn_implementation("eager")
         everything = layer(hidden)[0]
+        whole = states(model, inputs | {"attention_mask": additive})
+        model.set_attn_implementation("flex_attention")
+        torch.testing.assert_close(states(model, inputs | {"attention_mask": blocks}), whole, rtol=0, atol=1e-5)
     assert (found["eager"] - everything).abs().max() > 1e-2
     for kernel in ("sdpa", "flex_attention"):
         torch.testing.assert_close(found[kernel], found["eager"], rtol=0, atol=1e-5)
