@@ -78,6 +78,7 @@ if TYPE_CHECKING:
     from .heads.scores import ScoreOptions, score_heads
     from .heads.selection import PruneOptions
     from .inspection import inspect_checkpoint, inspect_model
+    from .onnx.export import OnnxOptions, export_onnx
     from .training.finetune import finetune
     from .training.finetune_checkpoint import finetune_checkpoint
     from .training.heal import heal
@@ -113,6 +114,7 @@ __all__ = [
     "LayerReport",
     "LoadOptions",
     "NotConvertedError",
+    "OnnxOptions",
     "OutOfMemoryError",
     "OutputError",
     "Plan",
@@ -137,6 +139,7 @@ __all__ = [
     "expand",
     "expand_checkpoint",
     "export",
+    "export_onnx",
     "finetune",
     "finetune_checkpoint",
     "heal",
@@ -157,15 +160,17 @@ _LATER = {
     "BenchReport": ".benching.report",
     "EvaluateOptions": ".evaluation.evaluate",
     "Expansion": ".expanding.expand",
+    "OnnxOptions": ".onnx.export",
+    "PruneOptions": ".heads.selection",
+    "ScoreOptions": ".heads.scores",
     "bench": ".benching.bench_checkpoint",
     "bench_models": ".benching.bench",
     "evaluate": ".evaluation.evaluate",
     "expand": ".expanding.expand",
     "expand_checkpoint": ".expanding.expand_checkpoint",
+    "export_onnx": ".onnx.export",
     "finetune": ".training.finetune",
     "finetune_checkpoint": ".training.finetune_checkpoint",
-    "PruneOptions": ".heads.selection",
-    "ScoreOptions": ".heads.scores",
     "heal": ".training.heal",
     "heal_checkpoint": ".training.heal_checkpoint",
     "inspect_checkpoint": ".inspection",

@@ -54,7 +54,7 @@ class OutputError(CollabError, OSError):
 
 
 class VerificationError(CollabError, RuntimeError):
-    """A written model does not reload to the model that was written."""
+    """A written model does not reload to the model that was written, or its graph computes something else."""
 
 
 class DataError(CollabError, ValueError):

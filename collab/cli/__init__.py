@@ -10,6 +10,7 @@ from .bench import bench
 from .convert import convert
 from .evaluate import evaluate
 from .expand import expand
+from .export import export
 from .finetune import finetune
 from .heads import heads
 from .heal import heal
@@ -37,3 +38,4 @@ main.add_command(heads)
 main.add_command(prune)
 main.add_command(expand)
 main.add_command(bench)
+main.add_command(export)

@@ -1,0 +1,115 @@
+"""A model as an ONNX graph, by torch's own exporter."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from ..errors import UnsupportedArchitectureError, first_line
+from .samples import check_exportable, input_axes, sample
+
+
+class Graph(nn.Module):
+    """A model whose output is a tuple of its tensors, whatever else its config asks for.
+
+    Args:
+        model: in evaluation mode, in float32.
+
+    Attributes:
+        outputs: the tensors' names in their order.
+        inputs: what it takes, each with the names of its axes that may have any size.
+
+    Raises:
+        UnsupportedArchitectureError: if it is not one forward pass over text or images.
+    """
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        super().__init__()
+        check_exportable(model)
+        self.model = model
+        self.eval()
+        self.inputs = input_axes(model)
+        with torch.no_grad():
+            found = model(**self.example(), return_dict=True)
+        self.outputs = tuple(name for name, value in found.items() if isinstance(value, Tensor))
+
+    def example(self) -> dict[str, Tensor]:
+        """Inputs to trace with: two rows, one of them padded."""
+        return sample(self.model, 2, 8, torch.Generator().manual_seed(0))
+
+    def forward(self, inputs: dict[str, Tensor]) -> tuple[Tensor, ...]:
+        """The model's tensors for its inputs by name."""
+        found = self.model(**inputs, return_dict=True)
+        return tuple(found[name] for name in self.outputs)
+
+
+def write_graph(graph: Graph, file: Path) -> int:
+    """Writes a model as an ONNX graph, with the weights in a file beside it if it is over 2 GB.
+
+    Attention is traced in its plain form, where one key for all heads is one matrix product.
+
+    Args:
+        graph: of the model.
+        file: where to.
+
+    Returns:
+        The version of the ONNX operators that it uses.
+
+    Raises:
+        UnsupportedArchitectureError: if torch cannot trace it.
+    """
+    any_size = {name: dict(enumerate(axes)) for name, axes in graph.inputs.items()}
+    with _plain_attention(graph.model), _quiet_exporter():
+        try:
+            program: Any = torch.onnx.export(
+                graph,
+                kwargs={"inputs": graph.example()},
+                dynamo=True,
+                dynamic_shapes={"inputs": any_size},
+                input_names=list(graph.inputs),
+                output_names=list(graph.outputs),
+                verbose=False,
+            )
+        except torch.onnx.OnnxExporterError as error:
+            raise UnsupportedArchitectureError(
+                f"torch could not export {type(graph.model).__name__} to ONNX: {first_line(error.__cause__ or error)}"
+            ) from error
+    program.save(file)
+    return program.model.opset_imports[""]
+
+
+@contextlib.contextmanager
+def _plain_attention(model: PreTrainedModel) -> Iterator[None]:
+    """Has a model attend by matrix products and a softmax for a while."""
+    before = model.config._attn_implementation
+    model.set_attn_implementation("eager")
+    try:
+        yield
+    finally:
+        model.set_attn_implementation(before)
+
+
+@contextlib.contextmanager
+def _quiet_exporter() -> Iterator[None]:
+    """Keeps what torch says about operators of packages that no model here uses, and about itself, to itself."""
+    logger = logging.getLogger("torch.onnx")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message=r".*isinstance\(treespec, LeafSpec\)", category=FutureWarning)
+            # Inputs share their axes, as they should.
+            warnings.filterwarnings(
+                "ignore", message=r"# The axis name: .* shares the same shape", category=UserWarning
+            )
+            yield
+    finally:
+        logger.setLevel(level)

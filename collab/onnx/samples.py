@@ -1,0 +1,95 @@
+"""Inputs to trace a model with and to check its graph on."""
+
+from __future__ import annotations
+
+import inspect
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from ..errors import UnsupportedArchitectureError
+from ..inputs import has_choices, longest_input
+
+_LONGEST = 128
+_IMAGE = ("batch",)
+_TEXT = ("batch", "length")
+_CHOICES = ("batch", "choices", "length")
+
+
+def check_exportable(model: PreTrainedModel) -> None:
+    """Makes sure that a model is one forward pass over text or images.
+
+    Raises:
+        UnsupportedArchitectureError: with the reason, if it is not.
+    """
+    name = type(model).__name__
+    if model.config.is_encoder_decoder or getattr(model.config, "is_decoder", False) or model.can_generate():
+        raise UnsupportedArchitectureError(
+            f"{name} generates text with a cache that grows at every step, and one ONNX graph holds no such cache. "
+            "Encoders and their task heads export."
+        )
+    if model.main_input_name not in ("input_ids", "pixel_values"):
+        raise UnsupportedArchitectureError(
+            f"{name} takes {model.main_input_name}; models that take input_ids or pixel_values export to ONNX."
+        )
+
+
+def input_axes(model: PreTrainedModel) -> dict[str, tuple[str, ...]]:
+    """What a model's graph takes, each input with the names of its axes that may have any size.
+
+    Token types are an input where the model knows more than one.
+    """
+    if model.main_input_name == "pixel_values":
+        return {"pixel_values": _IMAGE}
+    axes = _CHOICES if has_choices(model) else _TEXT
+    names = ["input_ids", "attention_mask"]
+    types = getattr(model.config, "type_vocab_size", None) or 0
+    if types > 1 and _takes_token_types(model):
+        names.append("token_type_ids")
+    return dict.fromkeys(names, axes)
+
+
+def _takes_token_types(model: PreTrainedModel) -> bool:
+    return "token_type_ids" in inspect.signature(model.forward).parameters
+
+
+def sample(model: PreTrainedModel, batch: int, length: int, generator: torch.Generator) -> dict[str, Tensor]:
+    """Random inputs: images, or sequences of which each is half as long as the one before it, padded to the first.
+
+    Args:
+        model: `check_exportable` has passed it.
+        batch: B, rows.
+        length: T, tokens; cut to what the model takes.
+        generator: of the random numbers.
+
+    Returns:
+        What `input_axes` names, (B, T), (B, choices, T) or (B, C, height, width).
+    """
+    config = model.config
+    axes = input_axes(model)
+    if "pixel_values" in axes:
+        size = config.image_size
+        height, width = size if isinstance(size, list | tuple) else (size, size)
+        return {"pixel_values": torch.randn(batch, config.num_channels, height, width, generator=generator)}
+    length = min(length, longest_input(model))
+    shape: tuple[int, ...] = (batch, length)
+    seen = torch.tensor([max(1, length >> row) for row in range(batch)]).unsqueeze(1) > torch.arange(length)  # (B, T)
+    if len(axes["input_ids"]) == 3:
+        shape = (batch, 3, length)
+        seen = seen.unsqueeze(1).expand(shape)
+    tokens = torch.randint(config.vocab_size, shape, generator=generator)
+    inputs = {
+        "input_ids": torch.where(seen, tokens, getattr(config, "pad_token_id", None) or 0),
+        "attention_mask": seen.long(),
+    }
+    if "token_type_ids" in axes:
+        inputs["token_type_ids"] = torch.randint(config.type_vocab_size, shape, generator=generator)
+    return inputs
+
+
+def samples(model: PreTrainedModel, seed: int = 0) -> list[dict[str, Tensor]]:
+    """Inputs of several batch sizes and lengths, one row and one token included, padded and not."""
+    generator = torch.Generator().manual_seed(seed)
+    sizes = ((1, 1), (1, 7), (3, 16), (4, 33), (2, _LONGEST))
+    return [sample(model, batch, length, generator) for batch, length in sizes]

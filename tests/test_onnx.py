@@ -1,0 +1,269 @@
+"""Models as ONNX graphs: they compute what PyTorch computes, at any batch size and length."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from click.testing import CliRunner, Result
+from huggingface_hub import ModelCard
+from reload import run_without_collab
+from tiny import BY_TYPE, random_model, tensors, tiny_model
+from transformers import (
+    AutoConfig,
+    AutoTokenizer,
+    BertForMultipleChoice,
+    BertForSequenceClassification,
+    BertLMHeadModel,
+    BertModel,
+    BertTokenizer,
+    PreTrainedModel,
+    ViTForImageClassification,
+)
+
+import collab
+from collab.cli import main
+
+onnx = pytest.importorskip("onnx", reason="the onnx extra is not installed")
+ort = pytest.importorskip("onnxruntime", reason="the onnx extra is not installed")
+pytest.importorskip("onnxscript", reason="the onnx extra is not installed")
+
+BERT = BY_TYPE["bert"]
+WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"abcdefghijklmnopqrstuvwxyz"]
+
+
+def converted(native: PreTrainedModel, form: str = "cp", rank: int = 8, content: str = "exact") -> PreTrainedModel:
+    return collab.convert(native, collab.ConversionConfig(rank=rank, form=form, content=content)).model
+
+
+def saved(model: PreTrainedModel, tmp_path: Path) -> str:
+    model.save_pretrained(tmp_path / "model")
+    return str(tmp_path / "model")
+
+
+def run(*arguments: object) -> Result:
+    return CliRunner().invoke(main, ["export", *map(str, arguments), "--format", "onnx"])
+
+
+def run_graph(file: Path, inputs: dict[str, torch.Tensor]) -> dict[str, np.ndarray]:
+    session = ort.InferenceSession(str(file), providers=["CPUExecutionProvider"])
+    names = [one.name for one in session.get_outputs()]
+    return dict(zip(names, session.run(None, {name: one.numpy() for name, one in inputs.items()}), strict=True))
+
+
+def text(batch: int, length: int, types: bool = True) -> dict[str, torch.Tensor]:
+    """Random tokens, the last row padded on the left."""
+    mask = torch.ones(batch, length, dtype=torch.long)
+    mask[-1, : length // 3] = 0
+    inputs = {"input_ids": torch.randint(2, 60, (batch, length)), "attention_mask": mask}
+    return inputs | ({"token_type_ids": torch.randint(2, (batch, length))} if types else {})
+
+
+FORMS = [("cp", 8, "exact"), ("tucker", 8, "folded"), ("concat", 9, "exact")]  # 9 of 4 heads is uneven
+
+
+@pytest.mark.parametrize(("form", "rank", "content"), FORMS)
+def test_every_form(form: str, rank: int, content: str, tmp_path: Path) -> None:
+    """At batch sizes and lengths that were neither traced nor checked by the export itself."""
+    model = converted(tiny_model(BERT), form, rank, content)
+    step = collab.export_onnx(saved(model, tmp_path), tmp_path / "out")
+    assert step.record["verification"]["largest_difference"] < 1e-4
+    assert len({tuple(shape) for shape in step.record["verification"]["shapes"]}) == 5
+    for batch, length in ((1, 2), (5, 3), (2, 40)):
+        inputs = text(batch, length)
+        with torch.no_grad():
+            expected = model(**inputs)
+        actual = run_graph(tmp_path / "out" / "model.onnx", inputs)
+        assert list(actual) == ["last_hidden_state", "pooler_output"]
+        seen = inputs["attention_mask"].bool().numpy()
+        np.testing.assert_allclose(actual["last_hidden_state"][seen], expected[0].numpy()[seen], rtol=0, atol=1e-4)
+        np.testing.assert_allclose(actual["pooler_output"], expected[1].numpy(), rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("model_type", ["distilbert", "mpnet", "deit"])
+def test_other_families(model_type: str, tmp_path: Path) -> None:
+    model = converted(tiny_model(BY_TYPE[model_type]))
+    step = collab.export_onnx(saved(model, tmp_path), tmp_path / "out")
+    pixels = {"pixel_values": torch.randn(3, 3, 16, 16)}
+    inputs = pixels if model_type == "deit" else text(3, 11, types=False)
+    assert set(inputs) == set(step.record["inputs"])
+    with torch.no_grad():
+        expected = model(**inputs)[0].numpy()
+    actual = run_graph(tmp_path / "out" / "model.onnx", inputs)["last_hidden_state"]
+    seen = inputs["attention_mask"].bool().numpy() if "attention_mask" in inputs else ...
+    np.testing.assert_allclose(actual[seen], expected[seen], rtol=0, atol=1e-4)
+
+
+def test_a_native_head_with_three_axes(tmp_path: Path) -> None:
+    model = tiny_model(BERT, BertForMultipleChoice)
+    collab.export_onnx(saved(model, tmp_path), tmp_path / "out")
+    inputs = {name: value.unsqueeze(0).repeat(3, 1, 1) for name, value in text(4, 9).items()}  # 4 choices
+    with torch.no_grad():
+        expected = model(**inputs).logits.numpy()
+    np.testing.assert_allclose(
+        run_graph(tmp_path / "out" / "model.onnx", inputs)["logits"], expected, rtol=0, atol=1e-4
+    )
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, Result]:
+    """A converted classifier in half precision with a tokenizer, and its export by the command, int8 too."""
+    folder = tmp_path_factory.mktemp("onnx")
+    native = random_model(BertForSequenceClassification, BERT.config())
+    native.config.output_hidden_states = True  # which the graph leaves out
+    native.save_pretrained(folder / "native")
+    (folder / "native" / "vocab.txt").write_text("\n".join(WORDS))
+    BertTokenizer(str(folder / "native" / "vocab.txt")).save_pretrained(folder / "native")
+    (folder / "native" / "README.md").write_text("---\nlicense: mit\ntags:\n- mine\n---\n# Model\n")
+    config = collab.ConversionConfig(rank=8, form="tucker")
+    load = collab.LoadOptions(dtype=torch.float16)
+    collab.convert_checkpoint(
+        str(folder / "native"), folder / "model", config, calibration=collab.CalibrationRequest("none"), load=load
+    )
+    return folder / "model", folder / "out", run(folder / "model", folder / "out", "--int8", "--json")
+
+
+class TestCommand:
+    def test_folder(self, exported: tuple[Path, Path, Result]) -> None:
+        model, out, result = exported
+        assert result.exit_code == 0, result.output
+        record = json.loads(result.stdout)
+        report = json.loads((out / "collab_report.json").read_text())
+        assert report["history"] == [record]
+        assert report["layers"] == json.loads((model / "collab_report.json").read_text())["layers"]
+        assert record["outputs"] == ["logits"]
+        for name, size in record["bytes"].items():
+            assert (out / name).stat().st_size == size
+            onnx.checker.check_model(str(out / name))
+        assert {path.suffix for path in out.iterdir()} == {".json", ".md", ".onnx", ".txt"}
+        assert json.loads((out / "config.json").read_text())["collab_layers"][0]["form"] == "tucker"
+        card = ModelCard.load(out / "README.md")
+        assert card.data.to_dict()["license"] == "mit"
+        assert {"mine", "onnx"} <= set(card.data.tags)
+        assert "## ONNX" in card.text
+        assert f"{record['verification']['largest_difference']:.1e}" in card.text
+        assert {path.name for path in out.parent.iterdir()} == {"native", "model", "out"}
+
+    def test_int8(self, exported: tuple[Path, Path, Result]) -> None:
+        """Smaller, near, and not the same; the weights are integers, and the cores, which must not be, are not."""
+        _, out, result = exported
+        record = json.loads(result.stdout)
+        assert record["int8"]["lowest_cosine"] > 0.98
+        assert 1e-4 < record["int8"]["mean_difference"] < 0.1
+        small = onnx.load(str(out / "model_quantized.onnx")).graph
+        types = {len(one.dims): set() for one in small.initializer}
+        for one in small.initializer:
+            types[len(one.dims)].add(onnx.TensorProto.DataType.Name(one.data_type))
+        assert "INT8" in types[2]
+        assert types[3] == {"FLOAT"}
+
+    def test_card_runs_where_collab_is_not(self, exported: tuple[Path, Path, Result], tmp_path: Path) -> None:
+        model, out, _ = exported
+        card = ModelCard.load(out / "README.md").text
+        code = card.partition("```python\n")[2].partition("```")[0].replace("FOLDER", str(out))
+        code = f"import sys; sys.modules['collab'] = None\n{code}\nprint(found[0].tolist())\n"
+        done = run_without_collab(code, cache=tmp_path / "modules")
+        assert done.returncode == 0, done.stderr
+        loaded = collab.loading.load(str(model))
+        batch = loaded.tokenizer(["a sentence", "another"], padding=True, return_tensors="pt")
+        with torch.no_grad():
+            expected = loaded.model.float()(**batch).logits.numpy()
+        np.testing.assert_allclose(np.array(json.loads(done.stdout)), expected, rtol=0, atol=1e-4)
+
+    def test_tables(self, tmp_path: Path) -> None:
+        result = run(saved(converted(tiny_model(BY_TYPE["vit"])), tmp_path), tmp_path / "out")
+        assert result.exit_code == 0, result.output
+        for text_part in ("model.onnx", "largest difference", "Wrote"):
+            assert text_part in result.stdout
+        assert "model_quantized" not in result.stdout
+        assert AutoConfig.from_pretrained(tmp_path / "out").model_type == "collab_vit"
+
+
+def test_sentence_embeddings(demo_folder: Path, tmp_path: Path) -> None:
+    """Two layers of a real embedder: the graph with sentence-transformers' own pooling, from the folder alone."""
+    models = pytest.importorskip("sentence_transformers", reason="the demo extra is not installed")
+    shutil.copytree(demo_folder, tmp_path / "source", ignore=shutil.ignore_patterns("*.safetensors"))
+    BertModel.from_pretrained(demo_folder, num_hidden_layers=2).save_pretrained(tmp_path / "source")
+    none = collab.CalibrationRequest("none")
+    config = collab.ConversionConfig(rank=64, form="concat", compare=False)
+    collab.convert_checkpoint(str(tmp_path / "source"), tmp_path / "model", config, calibration=none)
+    step = collab.export_onnx(str(tmp_path / "model"), tmp_path / "out")
+    assert step.record["bytes"]["model.onnx"] > 50e6
+    sentences = ["Heads collaborate.", "Not at all, and at some length, says the other sentence.", "a"]
+    expected = models.SentenceTransformer(str(tmp_path / "model")).encode(sentences, convert_to_tensor=True)
+    batch = dict(AutoTokenizer.from_pretrained(tmp_path / "out")(sentences, padding=True, return_tensors="pt"))
+    states = torch.from_numpy(run_graph(tmp_path / "out" / "model.onnx", batch)["last_hidden_state"])
+    features = {"token_embeddings": states, "attention_mask": batch["attention_mask"]}
+    pooling = models.models.Pooling.load(str(tmp_path / "out" / "1_Pooling"))
+    actual = torch.nn.functional.normalize(pooling(features)["sentence_embedding"], dim=-1)
+    torch.testing.assert_close(actual, expected, rtol=0, atol=1e-5)
+
+
+class TestRefusals:
+    def refused(self, error: type[Exception], match: str, *arguments: object) -> None:
+        output = Path(str(arguments[1]))
+        before = sorted(output.parent.rglob("*"))
+        result = run(*arguments)
+        assert result.exit_code in (1, 2)
+        assert match in " ".join(result.stderr.split()), result.output
+        assert "Traceback" not in result.output
+        with pytest.raises(error):
+            collab.export_onnx(*map(str, arguments))
+        assert sorted(output.parent.rglob("*")) == before
+
+    def test_decoders(self, tmp_path: Path) -> None:
+        model = tiny_model(BERT, BertLMHeadModel, is_decoder=True)
+        self.refused(collab.UnsupportedArchitectureError, "cache", saved(converted(model), tmp_path), tmp_path / "out")
+
+    def test_a_graph_that_computes_something_else(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A weight of the written graph is changed before it is checked."""
+        from collab.onnx import export
+
+        def spoil(*arguments: object) -> int:
+            opset = write(*arguments)
+            graph = onnx.load(str(arguments[1]))
+            bias = next(one for one in graph.graph.initializer if one.name.endswith("classifier.bias"))
+            values = onnx.numpy_helper.to_array(bias).copy()
+            values[0] += 1e-2
+            bias.CopyFrom(onnx.numpy_helper.from_array(values, bias.name))
+            onnx.save(graph, str(arguments[1]))
+            return opset
+
+        write = export.write_graph
+        monkeypatch.setattr(export, "write_graph", spoil)
+        model = saved(tiny_model(BY_TYPE["vit"], ViTForImageClassification), tmp_path)
+        self.refused(collab.VerificationError, "logits", model, tmp_path / "out")
+
+    def test_without_the_extra(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setitem(sys.modules, "onnxruntime", None)
+        model = saved(tiny_model(BERT), tmp_path)
+        self.refused(collab.ExtraError, "onnxruntime: pip install 'collab[onnx]'", model, tmp_path / "out")
+
+    def test_output_is_there(self, tmp_path: Path) -> None:
+        model = saved(tiny_model(BERT), tmp_path)
+        self.refused(collab.OutputError, "input folder", model, model)
+        (tmp_path / "mine").mkdir()
+        (tmp_path / "mine" / "file").write_text("mine")
+        self.refused(collab.OutputError, "--overwrite", model, tmp_path / "mine")
+
+    def test_no_model(self, tmp_path: Path) -> None:
+        (tmp_path / "empty").mkdir()
+        self.refused(collab.CheckpointError, "config.json", tmp_path / "empty", tmp_path / "out")
+
+
+def test_the_model_is_left_as_it_was() -> None:
+    """Tracing changes the kernel only for a while."""
+    from collab.onnx.graph import Graph
+
+    model = converted(tiny_model(BERT))
+    before = model.config._attn_implementation
+    inputs = text(2, 5)
+    with torch.no_grad():
+        found = Graph(model)(inputs)
+        assert torch.equal(found[0], tensors(model(**inputs))["last_hidden_state"])
+    assert model.config._attn_implementation == before == "sdpa"
