@@ -6,6 +6,8 @@ import os
 from pathlib import Path
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # before anything reads it
+if "PYTEST_XDIST_WORKER" in os.environ:  # the workers are the parallelism
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import pytest
 import torch

@@ -196,9 +196,13 @@ class TestTucker:
         ours = decompose_tucker(tensor, rank, decompose_concat(tensor, rank), options)
         assert tensor.relative_error(ours.factors) == pytest.approx(tensor.relative_error(rival.factors), rel=1e-3)
 
-    def test_projections_are_orthonormal(self) -> None:
+    def test_projections_are_orthogonal_and_alike(self) -> None:
+        """Equal norms, with cores of the size of cp's mixing, for an optimizer whose steps are the same for all."""
         factors = decompose(shared_tensor(), "tucker", 8).factors
-        torch.testing.assert_close(factors.query.T @ factors.query, torch.eye(8, dtype=torch.float64))
+        scale = factors.query[:, 0].square().sum()
+        for basis in (factors.query, factors.key):
+            torch.testing.assert_close(basis.T @ basis, scale * torch.eye(8, dtype=torch.float64))
+        assert float(factors.mixing.square().sum()) == pytest.approx(factors.rank)
 
     def test_rank_above_the_width_of_an_input(self) -> None:
         tensor = shared_tensor(query_width=5, key_width=24)

@@ -63,7 +63,7 @@ def test_reload_with_collab(form: str, tmp_path: Path) -> None:
     assert AutoConfig.from_pretrained(tmp_path / "out").collab_layers == conversion.model.config.collab_layers
     inputs = probe_inputs(reloaded)
     with torch.no_grad():
-        assert largest_difference(conversion.model(**inputs), reloaded(**inputs)) < 1e-6
+        assert largest_difference(conversion.model(**inputs), reloaded(**inputs)) < 1e-5
     base = AutoModel.from_pretrained(tmp_path / "out")
     assert type(base).__name__ == "CollabBertModel"
 
@@ -96,7 +96,7 @@ def test_a_model_saved_from_remote_code_reloads_too(tmp_path: Path) -> None:
     ]
     actual = outputs_without_collab(jobs, tmp_path)[0]
     with torch.no_grad():
-        assert largest_difference(actual, tensors(conversion.model(**inputs))) < 1e-6
+        assert largest_difference(actual, tensors(conversion.model(**inputs))) < 1e-5
     first, second = (json.loads((tmp_path / one / "config.json").read_text()) for one in ("first", "second"))
     assert first["auto_map"] == second["auto_map"]
     assert verify(tmp_path / "second", conversion.model)["weights_equal"]

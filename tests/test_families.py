@@ -307,5 +307,5 @@ def test_peft_lora_matches_the_names() -> None:
         adapted = peft.get_peft_model(copy.deepcopy(converted), peft.LoraConfig(target_modules=["query", "value"], r=2))
         inputs = probe_inputs(converted)
         with torch.no_grad():
-            assert largest_difference(converted(**inputs), adapted(**inputs)) < 1e-6
+            assert largest_difference(converted(**inputs), adapted(**inputs)) < 1e-5
         assert any("lora" in name and "query" in name for name, _ in adapted.named_parameters())

@@ -109,11 +109,11 @@ class TestRemoval:
         with torch.no_grad():
             expected = pruned(**inputs)
             reloaded = AutoModel.from_pretrained(tmp_path / "pruned")
-            assert largest_difference(reloaded(**inputs), expected) < 1e-6
+            assert largest_difference(reloaded(**inputs), expected) < 1e-5
         job = {"folder": tmp_path / "pruned", "auto_class": "AutoModel", "inputs": inputs}
         elsewhere = outputs_without_collab([job], tmp_path)[0]
         for name, value in tensors(expected).items():
-            torch.testing.assert_close(elsewhere[name], value, atol=1e-6, rtol=0)
+            torch.testing.assert_close(elsewhere[name], value, atol=1e-5, rtol=0)
         # Where neither collab nor its code may be used: a message, not a native model with random queries.
         extra = CONFIG_MAPPING._extra_content.pop(pruned.config.model_type)
         try:
@@ -161,7 +161,7 @@ class TestRemoval:
         for conversion in CONVERSIONS:
             start = converted(model, conversion)
             twice = collab.prune(collab.prune(start, {first: [0, 1, 3]}), {first: [1, 3]})
-            assert largest_difference(twice(**inputs), collab.prune(start, {first: [1, 3]})(**inputs)) < 1e-6
+            assert largest_difference(twice(**inputs), collab.prune(start, {first: [1, 3]})(**inputs)) < 1e-5
 
     def test_a_decoder_generates(self) -> None:
         """With a first layer that has no heads, by which a cache counts its tokens."""

@@ -104,10 +104,12 @@ class Factors:
 
         ``concat``: ‖a_r‖ = ‖b_r‖. ``cp``: ‖a_r‖ = ‖b_r‖ and ‖m_r‖ = 1, so that M says only how heads share and the
         projections keep the scale of the original weights; the largest entry of m_r is positive; components by
-        falling energy. ``tucker`` is left as it is: its solver returns orthonormal projections, by falling energy.
+        falling energy. ``tucker``: every a_r and b_r has the same norm, such that Σ_h ‖G_h‖² = R, as in ``cp``; its
+        solver returns them by falling energy. Without that, a whitened basis leaves keys of 70 beside cores of .001,
+        and a step of Adam, the same for both, destroys the cores.
         """
         if self.form == "tucker":
-            return self
+            return self._equal_norms()
         query, mixing, key = self.query, self.mixing, self.key
         if self.form == "cp":
             largest = mixing.gather(0, mixing.abs().argmax(dim=0, keepdim=True))  # (1, R)
@@ -121,6 +123,19 @@ class Factors:
             order = energy.argsort(descending=True, stable=True)
             query, mixing, key = query[:, order], mixing[:, order], key[:, order]
         return Factors(self.form, query=query.contiguous(), key=key.contiguous(), mixing=mixing.contiguous())
+
+    def _equal_norms(self) -> Factors:
+        query_norm, key_norm = _safe(self.query.norm(dim=0)), _safe(self.key.norm(dim=0))  # (R,)
+        mixing = self.mixing * query_norm[:, None] * key_norm  # (H, R, R)
+        scale = (mixing.norm() / self.rank**0.5).sqrt()  # of a_r and of b_r
+        if scale == 0:
+            return self
+        return Factors(
+            self.form,
+            query=(self.query * (scale / query_norm)).contiguous(),
+            key=(self.key * (scale / key_norm)).contiguous(),
+            mixing=(mixing / scale**2).contiguous(),
+        )
 
     def to_tensorly(self) -> Any:
         """The factors as a `tensorly.cp_tensor.CPTensor` or `tensorly.tucker_tensor.TuckerTensor`, modes (D_q, H, D_k).
