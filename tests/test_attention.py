@@ -22,12 +22,13 @@ SPECS = [
     AttentionSpec("tucker", 5),
 ]
 every_spec = pytest.mark.parametrize("spec", SPECS, ids=lambda spec: f"{spec.form}-{spec.head_ranks or spec.rank}")
-every_kernel = pytest.mark.parametrize("kernel", ["eager", "sdpa"])
+KERNELS = ["eager", "sdpa", "fused", "matmul"]  # the last two are what sdpa chooses from
+every_kernel = pytest.mark.parametrize("kernel", KERNELS)
 
 
 def make(spec: AttentionSpec, kernel: str = "eager", causal: bool = False, cross: bool = False, bias: bool = True):
     config = BertConfig(hidden_size=D, num_attention_heads=H, attention_probs_dropout_prob=0.0)
-    config._attn_implementation = kernel
+    config._attn_implementation = "sdpa" if kernel in ("fused", "matmul") else kernel
     native = (BertCrossAttention if cross else BertSelfAttention)(config, is_causal=causal, layer_idx=0)
     if not bias:
         native.query.bias = None
@@ -35,6 +36,8 @@ def make(spec: AttentionSpec, kernel: str = "eager", causal: bool = False, cross
     layer = (CollaborativeCrossAttention if cross else CollaborativeSelfAttention)(native, spec, config)
     for parameter in layer.parameters():
         torch.nn.init.normal_(parameter, std=0.4)
+    if kernel in ("fused", "matmul"):
+        layer.path = kernel
     return layer.eval()
 
 
@@ -74,14 +77,18 @@ def padding() -> Tensor:
 @every_spec
 @every_kernel
 @pytest.mark.parametrize("bias", [True, False])
-@pytest.mark.parametrize("mask", ["none", "bool", "float"])
+@pytest.mark.parametrize("mask", ["none", "bool", "expanded", "float"])
 def test_masks(spec: AttentionSpec, kernel: str, bias: bool, mask: str) -> None:
     layer, x = make(spec, kernel, bias=bias), torch.randn(B, T, D)
     allowed = None if mask == "none" else padding()
     given = allowed
+    if mask == "expanded":  # as transformers gives it
+        given = padding()[:, :, :1].clone().expand(-1, -1, T, -1)
     if mask == "float":
         given = torch.zeros(B, 1, T, T).masked_fill(~allowed, torch.finfo(torch.float32).min)
     expected, weights = formula(layer, x, x, None if allowed is None else allowed[:, 0])
+    with torch.no_grad():  # kernels that have no gradient of a mask may be chosen only here
+        torch.testing.assert_close(layer(x, attention_mask=given)[0], expected, rtol=1e-5, atol=1e-6)
     output, actual_weights = layer(x, attention_mask=given)
     torch.testing.assert_close(output, expected, rtol=1e-5, atol=1e-6)
     if kernel == "eager":
@@ -162,11 +169,15 @@ def test_gradients_reach_every_parameter(spec: AttentionSpec, kernel: str) -> No
 @every_spec
 @every_kernel
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_narrow_dtypes(spec: AttentionSpec, kernel: str, dtype: torch.dtype) -> None:
-    layer, x = make(spec, kernel), torch.randn(B, T, D)
-    expected, _ = layer(x, attention_mask=padding())
-    output, _ = layer.to(dtype)(x.to(dtype), attention_mask=padding())
+@pytest.mark.parametrize("causal", [False, True])
+@torch.no_grad()
+def test_narrow_dtypes(spec: AttentionSpec, kernel: str, dtype: torch.dtype, causal: bool) -> None:
+    layer, x = make(spec, kernel, causal=causal).to(dtype), torch.randn(B, T, D).to(dtype)
+    mask = None if causal else padding()
+    output, _ = layer(x, attention_mask=mask)
     assert output.dtype == dtype
+    allowed = torch.ones(T, T, dtype=torch.bool).tril() if causal else padding()[:, 0]
+    expected, _ = formula(layer.float(), x.float(), x.float(), allowed)
     torch.testing.assert_close(output.float(), expected, rtol=0.1, atol=0.15)
 
 

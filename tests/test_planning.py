@@ -123,7 +123,18 @@ class TestBudgets:
     def test_auto_by_speed(self) -> None:
         config = collab.ConversionConfig(params=0.5, form="auto", optimize="speed")
         report = collab.convert(tiny_model(BERT), config).report
-        assert report.choice["chosen"] == "concat"
+        candidates = report.choice["candidates"]
+        assert report.choice["chosen"] == max(candidates, key=lambda form: candidates[form]["faster"][128])
+        chosen = candidates[report.choice["chosen"]]
+        assert all(ratio > 1 for ratio in chosen["faster"].values()), "never slower than the original"
+        head_dim = 32 // 4
+        assert all(layer.rank <= head_dim for layer in report.layers if layer.form != "concat")
+
+    def test_speed_that_no_form_reaches(self, caplog: pytest.LogCaptureFixture) -> None:
+        config = collab.ConversionConfig(max_error=1e-6, form="auto", optimize="speed")
+        report = collab.convert(tiny_model(BERT), config).report
+        assert min(report.choice["candidates"][report.choice["chosen"]]["faster"].values()) <= 1
+        assert "as fast as the original" in caplog.text
 
     def test_repeats(self) -> None:
         model = tiny_model(BERT)

@@ -27,6 +27,14 @@ from transformers.cache_utils import EncoderDecoderCache
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from .collab_config import AttentionSpec
+from .collab_kernel import (
+    additive_bias,
+    additive_mask,
+    attention_by_cost,
+    content_as_columns,
+    eager_attention_forward,
+    pack,
+)
 
 
 class CollaborativeAttention(nn.Module):
@@ -44,10 +52,13 @@ class CollaborativeAttention(nn.Module):
         native_names: what this family calls ``query``, ``key`` and ``value``, and whatever else of the native layer
             is kept (``dense``, ``LayerNorm``), by the name that it has here.
         sibling_output: where the block around the layer keeps the output projection, if the layer does not own it.
+        path: how the ``sdpa`` implementation computes: ``auto``, by cost, or ``fused`` or ``matmul``; a layer may set
+            its own, to measure or to check.
     """
 
     native_names: ClassVar[dict[str, str]] = {"query": "query", "key": "key", "value": "value"}
     sibling_output: ClassVar[str] = "output.dense"
+    path: str = "auto"
 
     query: nn.Linear
     key: nn.Linear
@@ -130,7 +141,10 @@ class CollaborativeAttention(nn.Module):
 
     def queries(self, hidden_states: Tensor) -> Tensor:
         """X W̃_Q G_h + u_h for every head, shape (B, H, T, R), or (B, H, T, max_h r_h) in the concat form."""
-        projected = self.query(hidden_states)  # (B, T, R)
+        return self.mix(self.query(hidden_states))
+
+    def mix(self, projected: Tensor) -> Tensor:
+        """Queries by head from shared ones, X W̃_Q, (B, T, R)."""
         # Under autocast the projection is narrower than the parameters.
         offset = None if self.query_offset is None else self.query_offset.to(projected.dtype)
         if self.head_ranks is not None:
@@ -158,7 +172,7 @@ class CollaborativeAttention(nn.Module):
 
     def attend(
         self,
-        query: Tensor,
+        projected: Tensor,
         key: Tensor,
         value: Tensor,
         content: Tensor | None,
@@ -169,7 +183,7 @@ class CollaborativeAttention(nn.Module):
         """Attention through the kernel that the config names.
 
         Args:
-            query: (B, H, T, r).
+            projected: X W̃_Q, (B, T, R).
             key: (B, 1 or H, S, r).
             value: (B, H, S, d).
             content: (B, H, S) or None.
@@ -185,39 +199,45 @@ class CollaborativeAttention(nn.Module):
             implementation = "eager"
         if position_bias is not None and self.spec.heads is not None:
             position_bias = position_bias[:, list(self.heads)]
+        dropout = self.attention_dropout if self.training else 0.0
+        if implementation in ("eager", "sdpa"):
+            if isinstance(attention_mask, BlockMask):  # weights were asked for, which flex attention does not give
+                batch, _, length, seen = *attention_mask.shape[:2], projected.shape[1], key.shape[2]
+                attention_mask = create_mask(attention_mask.mask_mod, batch, None, length, seen, device=key.device)
+            is_causal = kwargs.get("is_causal")
+            is_causal = self.is_causal if is_causal is None else is_causal
+            if implementation == "sdpa":
+                output = attention_by_cost(
+                    self,
+                    self.mix,
+                    projected,
+                    key,
+                    value,
+                    content,
+                    attention_mask,
+                    position_bias,
+                    self.scaling,
+                    dropout,
+                    is_causal,
+                    self.path,
+                )  # (B, T, H, d)
+                return output.flatten(-2), None
+            query = self.mix(projected)
+            bias = additive_bias(content, position_bias, self.scaling)
+            attention_mask = additive_mask(bias, attention_mask, is_causal, query, key)
+        else:
+            query = self.mix(projected)
+            # Other kernels take no additive bias, so it becomes columns of the keys that each head's query reads.
+            if content is not None:
+                query, key = content_as_columns(query, key, content)
+            if position_bias is not None:
+                kwargs["position_bias"] = position_bias.expand(query.shape[0], -1, -1, -1)
+            key = key.expand(-1, self.num_attention_heads, -1, -1)
         interface: Callable[..., tuple[Tensor, Tensor | None]] = ALL_ATTENTION_FUNCTIONS.get_interface(
             implementation, eager_attention_forward
         )
-        if implementation in ("eager", "sdpa"):
-            if isinstance(attention_mask, BlockMask):  # weights were asked for, which flex attention does not give
-                batch, _, length, seen = *attention_mask.shape[:2], query.shape[2], key.shape[2]
-                attention_mask = create_mask(attention_mask.mask_mod, batch, None, length, seen, device=query.device)
-            bias = None if content is None else content.unsqueeze(2) * self.scaling  # (B, H, 1, S)
-            if position_bias is not None:
-                bias = position_bias if bias is None else bias + position_bias
-            if bias is None and implementation == "eager":
-                bias = query.new_zeros(1, 1, 1, 1)  # so that a mask of any kind becomes additive
-            if bias is not None:
-                is_causal = kwargs.pop("is_causal", None)
-                causal = self.is_causal if is_causal is None else is_causal
-                attention_mask = _additive_mask(bias, attention_mask, causal, query, key)
-        else:
-            # Other kernels take no additive bias, so it becomes columns of the keys that each head's query reads.
-            if content is not None:
-                query, key = _content_as_columns(query, key, content)
-            if position_bias is not None:
-                kwargs["position_bias"] = position_bias.expand(query.shape[0], -1, -1, -1)
-        if implementation != "eager":
-            key = key.expand(-1, self.num_attention_heads, -1, -1)
         output, weights = interface(
-            self,
-            query,
-            key,
-            value,
-            attention_mask,
-            dropout=self.attention_dropout if self.training else 0.0,
-            scaling=self.scaling,
-            **kwargs,
+            self, query, key, value, attention_mask, dropout=dropout, scaling=self.scaling, **kwargs
         )  # (B, T, H, d)
         return output.flatten(-2), weights
 
@@ -236,7 +256,7 @@ class CollaborativeAttention(nn.Module):
         return value if self.head_ranks is not None else value.transpose(1, 2).flatten(-2).unsqueeze(1)
 
     def _unpack(self, packed: Tensor, value: Tensor) -> tuple[Tensor, Tensor | None, Tensor]:
-        """Keys, content bias (B, H, S) and values (B, H, S, d) from what `_pack` and `_merge` made."""
+        """Keys, content bias (B, H, S) and values (B, H, S, d) from what `pack` and `_merge` made."""
         if self.head_ranks is None:
             value = value.squeeze(1).unflatten(-1, (self.num_attention_heads, -1)).transpose(1, 2)
         if self.content_bias is None:
@@ -287,9 +307,9 @@ class CollaborativeSelfAttention(CollaborativeAttention):
             return self.without_heads(hidden_states, seen)
         key, value, content = self.keys(hidden_states), self.values(hidden_states), self.bias(hidden_states)
         if cache is not None:
-            packed = cache.update(_pack(key, content), self._merge(value), self.layer_idx)
+            packed = cache.update(pack(key, content), self._merge(value), self.layer_idx)
             key, content, value = self._unpack(*packed)
-        context, weights = self.attend(self.queries(hidden_states), key, value, content, attention_mask, **kwargs)
+        context, weights = self.attend(self.query(hidden_states), key, value, content, attention_mask, **kwargs)
         return self.output(context, hidden_states), weights
 
 
@@ -322,14 +342,14 @@ class CollaborativeCrossAttention(CollaborativeAttention):
             packed = layer.keys, layer.values
         else:
             packed = (
-                _pack(self.keys(encoder_hidden_states), self.bias(encoder_hidden_states)),
+                pack(self.keys(encoder_hidden_states), self.bias(encoder_hidden_states)),
                 self._merge(self.values(encoder_hidden_states)),
             )
             if past_key_values is not None:
                 packed = past_key_values.cross_attention_cache.update(*packed, self.layer_idx)
                 past_key_values.is_updated[self.layer_idx] = True
         key, content, value = self._unpack(*packed)
-        context, weights = self.attend(self.queries(hidden_states), key, value, content, attention_mask, **kwargs)
+        context, weights = self.attend(self.query(hidden_states), key, value, content, attention_mask, **kwargs)
         return self.output(context, hidden_states), weights
 
 
@@ -350,82 +370,6 @@ class OutputBias(nn.Module):
         """(B, T, 0) → (B, T, D)."""
         output = context.new_zeros(*context.shape[:-1], self.width)
         return output if self.bias is None else output + self.bias
-
-
-def eager_attention_forward(
-    module: nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Tensor | None,
-    scaling: float,
-    dropout: float = 0.0,
-    **kwargs: Any,
-) -> tuple[Tensor, Tensor]:
-    """Plain attention that also gives the weights. One key for all heads is used as it is, never copied H times.
-
-    Args:
-        module: the layer, for its training flag.
-        query: (B, H, T, r).
-        key: (B, 1 or H, S, r).
-        value: (B, H, S, d).
-        attention_mask: additive, broadcast to (B, H, T, S), or None.
-        scaling: 1/√d.
-        dropout: probability of dropping an attention weight.
-        **kwargs: not used; what other kernels take.
-
-    Returns:
-        Outputs (B, T, H, d) and weights (B, H, T, S).
-    """
-    batch, heads, length, width = query.shape
-    if key.shape[1] == 1:
-        rows = query.reshape(batch, heads * length, width)
-        scores = (rows @ key.squeeze(1).mT).view(batch, heads, length, -1) * scaling  # (B, H, T, S)
-    else:
-        scores = query @ key.mT * scaling  # (B, H, T, S)
-    if attention_mask is not None:
-        scores = scores + attention_mask
-    weights = functional.softmax(scores, dim=-1)
-    weights = functional.dropout(weights, dropout, module.training)
-    return (weights @ value).transpose(1, 2).contiguous(), weights
-
-
-def _additive_mask(bias: Tensor, mask: Tensor | None, is_causal: bool, query: Tensor, key: Tensor) -> Tensor:
-    """One additive mask from a bias, broadcast to (B, H, T, S), and a mask that is None, boolean or additive.
-
-    With no mask a causal layer is on its own: kernels stop being causal by themselves once they are given a mask.
-    """
-    length = query.shape[2]
-    if mask is None:
-        if not is_causal or length == 1:
-            return bias.to(query.dtype)
-        rows = torch.arange(length, device=query.device).unsqueeze(1)
-        mask = rows >= torch.arange(key.shape[2], device=query.device)  # (T, S)
-    if mask.dtype == torch.bool:
-        return torch.where(mask, bias.to(query.dtype), torch.finfo(query.dtype).min)
-    return bias.to(query.dtype) + mask
-
-
-def _content_as_columns(query: Tensor, key: Tensor, content: Tensor) -> tuple[Tensor, Tensor]:
-    """Queries and keys whose product includes the content term, for kernels that take no additive bias.
-
-    A shared key (B, 1, S, r) gets H columns, of which head h's query reads the h-th; a key for each head gets one.
-    """
-    heads = query.shape[1]
-    if key.shape[1] == 1:
-        reading = torch.eye(heads, dtype=query.dtype, device=query.device).unsqueeze(1)  # (H, 1, H)
-    else:
-        reading = query.new_ones(heads, 1, 1)
-    reading = reading.expand(*query.shape[:-1], -1)
-    return torch.cat([query, reading], dim=-1), _pack(key, content)
-
-
-def _pack(key: Tensor, content: Tensor | None) -> Tensor:
-    """Keys with the content bias as more columns: (B, 1, S, r + H) where the key is shared, (B, H, S, r + 1) else."""
-    if content is None:
-        return key
-    columns = content.transpose(1, 2).unsqueeze(1) if key.shape[1] == 1 else content.unsqueeze(-1)
-    return torch.cat([key, columns], dim=-1)
 
 
 def _evenly(rank: int, num_heads: int) -> tuple[int, ...]:

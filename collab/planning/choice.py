@@ -21,8 +21,8 @@ from .predict import predict, together
 
 logger = logging.getLogger(__name__)
 
-LENGTH = 128
-"""Tokens of the sequence that speed is judged at."""
+LENGTHS = (16, 32, 64, 128, 256, 512)
+"""Tokens of the sequences that speed is judged at."""
 
 
 @dataclass(frozen=True)
@@ -61,6 +61,8 @@ def choose(config: ConversionConfig, problems: LayerProblems, calibration: Calib
     candidates: tuple[Form, ...] = FORMS if config.form == "auto" else (config.fixed_form,)
     found = {form: _ranks(form, config, problems) for form in candidates}
     found = {form: ranks for form, ranks in found.items() if ranks}
+    if config.form == "auto":
+        found = {form: _fast_ranks(form, ranks, config, problems) for form, ranks in found.items()}
     if not found:
         raise BudgetError(_nearest(config, candidates, problems))
     if len(found) == 1 and config.form != "auto":
@@ -69,6 +71,9 @@ def choose(config: ConversionConfig, problems: LayerProblems, calibration: Calib
     scores = {form: _judge(form, ranks, config, problems) for form, ranks in found.items()}
     form = min(scores, key=lambda one: scores[one]["cost"])
     logger.info("Of %s, %s is the best choice.", ", ".join(found), form)
+    slower = [str(length) for length, ratio in scores[form]["faster"].items() if ratio < 1]
+    if config.optimize == "speed" and slower:
+        logger.warning("No form within the budget is as fast as the original with %s tokens.", ", ".join(slower))
     return Choice(
         [form] * len(problems),
         found[form],
@@ -76,7 +81,6 @@ def choose(config: ConversionConfig, problems: LayerProblems, calibration: Calib
             "budget": config.budget,
             "allocation": config.allocation,
             "optimize": config.optimize,
-            "length": LENGTH,
             "candidates": scores,
             "chosen": form,
         },
@@ -102,6 +106,19 @@ def _ranks(form: Form, config: ConversionConfig, problems: Mapping[str, LayerPro
     return ranks
 
 
+def _fast_ranks(
+    form: Form, ranks: list[int], config: ConversionConfig, problems: Mapping[str, LayerProblem]
+) -> list[int]:
+    """The same within a budget of parameters, but where speed is the aim no wider than a head can be without losing it.
+
+    The fused kernel takes heads of d dimensions; see `collab.modeling.collab_kernel`.
+    """
+    if config.optimize != "speed" or config.params is None or form == "concat":
+        return ranks
+    limits = (problem.tensor.head_dim for problem in problems.values())
+    return [min(rank, limit) for rank, limit in zip(ranks, limits, strict=True)]
+
+
 def _smallest_rank(form: Form, error: float, config: ConversionConfig, problem: LayerProblem) -> int:
     """The smallest rank whose predicted error is at most `error`; R = K always has none."""
     low, high = 1, problem.tensor.full_rank
@@ -118,19 +135,23 @@ def _judge(
     form: Form, ranks: Sequence[int], config: ConversionConfig, problems: Mapping[str, LayerProblem]
 ) -> dict[str, Any]:
     """What a form costs at its ranks; `cost` is what is to be low."""
-    parameters = flops = 0
+    parameters = 0
     errors = []
+    before, after = dict.fromkeys(LENGTHS, 0.0), dict.fromkeys(LENGTHS, 0.0)
     for problem, rank in zip(problems.values(), ranks, strict=True):
         shape = LayerShape.of(problem)
         parameters += shape.parameters(form, rank, config.content)
-        flops += shape.flops(form, rank, config.content, LENGTH)
+        for length in LENGTHS:
+            before[length] += shape.time_before(length)
+            after[length] += shape.time(form, rank, config.content, length)
         errors.append(predict(problem, form, rank, config.content, config.solver_options))
     error = together(errors)
+    faster = {length: before[length] / after[length] for length in LENGTHS}
     if config.optimize == "speed":
-        cost: float = flops
+        cost: float = sum(1 / ratio for ratio in faster.values()) / len(faster)
     else:
         cost = error if config.params is not None else parameters
-    return {"ranks": list(ranks), "parameters": parameters, "flops": flops, "error": error, "cost": cost}
+    return {"ranks": list(ranks), "parameters": parameters, "faster": faster, "error": error, "cost": cost}
 
 
 def _nearest(config: ConversionConfig, forms: Sequence[Form], problems: Mapping[str, LayerProblem]) -> str:

@@ -1,4 +1,4 @@
-"""What a layer costs in each form: parameters, arithmetic and cache."""
+"""What a layer costs in each form: parameters, arithmetic, time and cache."""
 
 from __future__ import annotations
 
@@ -6,6 +6,11 @@ from dataclasses import dataclass
 
 from ..decomposition import Form
 from ..reparametrization import LayerProblem
+
+# Time of a score and its part of the output, in multiply-adds of a projection: for any width, and for each dimension.
+# Fitted to benchmarks/attention.py in float32 on a CPU; what runs when is decided in modeling/collab_kernel.py.
+_FUSED = (35.0, 2.2)  # of the padded width
+_PLAIN = (70.0, 1.1)  # of the query's and value's widths together
 
 
 @dataclass(frozen=True)
@@ -76,6 +81,27 @@ class LayerShape:
         if self.content and content == "exact":
             work += self.num_heads * self.key_width * length
         return 2 * work
+
+    def time_before(self, length: int) -> float:
+        """Estimated time on a CPU of the original's query, key and value projections and attention, for one sequence.
+
+        The unit is the time of one multiply-add of a projection.
+        """
+        projections = (self.query_width + 2 * self.key_width) * self.full_rank * length
+        return projections + self.num_heads * length**2 * self._score_time(self.head_dim)
+
+    def time(self, form: Form, rank: int, content: str, length: int) -> float:
+        """The same for a converted layer."""
+        width = -(-rank // self.num_heads) if form == "concat" else rank
+        scores = self.num_heads * length**2
+        others = self.flops(form, rank, content, length) / 2 - scores * width
+        value = self.key_width * self.full_rank * length
+        return others + value + scores * self._score_time(width)
+
+    def _score_time(self, width: int) -> float:
+        if width <= self.head_dim:
+            return _FUSED[0] + _FUSED[1] * self.head_dim
+        return _PLAIN[0] + _PLAIN[1] * (width + self.head_dim)
 
     def cached_numbers(self, form: Form, rank: int, content: str) -> int:
         """Numbers that a key cache holds for each token: one shared key, or narrower keys; and the content bias."""

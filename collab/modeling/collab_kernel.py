@@ -1,0 +1,241 @@
+"""How one attention layer's scores and outputs are computed: by plain matrix products or by a fused kernel.
+
+Notation: B batch, H heads, T query tokens, S key tokens, r dimensions that a head's query and key have, d that its
+value has. `benchmarks/attention.py` measures every choice that is made here.
+
+This file travels with every exported model; it imports only torch.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+TILE = 3 * 2**19
+"""Bytes of scores that are computed at a time, of a core's second-level cache."""
+
+
+def attention_by_cost(
+    module: nn.Module,
+    mix: Callable[[Tensor], Tensor],
+    projected: Tensor,
+    key: Tensor,
+    value: Tensor,
+    content: Tensor | None,
+    attention_mask: Tensor | None,
+    position_bias: Tensor | None,
+    scaling: float,
+    dropout: float,
+    is_causal: bool,
+    path: str = "auto",
+) -> Tensor:
+    """Attention without its weights, the way that is fastest for these shapes; they agree within rounding.
+
+    On a CPU the fused kernel spends time on every padded dimension. It pays while a head's queries are no wider than
+    its values; beyond, plain products do, in tiles whose scores stay in the processor's cache (twice as far where there
+    can be no tiles: with a gradient, or compiled). Other devices always fuse.
+
+    Fused, queries, keys and values are padded with zeros to one width, because the fused kernels want that. The
+    content goes into a column of the padding where there is room for it, and into an additive mask otherwise. A fused
+    kernel for the CPU has no dropout and no gradient of a mask, so then the content becomes a column anyway, and what
+    is left of such cases is computed plainly.
+
+    Args:
+        module: the layer, for its training flag.
+        mix: makes queries by head, (B, H, T, r), of shared ones, (B, T, R).
+        projected: (B, T, R).
+        key: (B, 1 or H, S, r).
+        value: (B, H, S, d).
+        content: (B, H, S), before scaling, or None.
+        attention_mask: None; boolean, True where a key is seen; or additive; broadcast to (B, H, T, S).
+        position_bias: additive, scaled, (1 or B, H, T, S), or None.
+        scaling: 1/√d.
+        dropout: probability of dropping an attention weight.
+        is_causal: whether, with no mask, later keys are hidden.
+        path: ``auto``, or one of ``fused`` and ``matmul``.
+
+    Returns:
+        (B, T, H, d).
+    """
+    on_cpu = key.device.type == "cpu"
+    heads, narrow, width = value.shape[1], value.shape[-1], key.shape[-1]
+    columns = 0 if content is None else heads if key.shape[1] == 1 else 1
+    as_columns = columns > 0 and (width + columns <= narrow or _needs_gradient(content))
+    width = max(width + columns * as_columns, narrow)
+    # Tiles are written in place, and their number must not depend on a symbol.
+    in_tiles = not (dropout > 0 or _needs_gradient(projected, key, value, content) or torch.compiler.is_compiling())
+    if path == "auto":
+        path = "fused" if not on_cpu or width <= (1 if in_tiles else 2) * narrow else "matmul"
+        if on_cpu and (dropout > 0 or _needs_gradient(position_bias)):
+            path = "matmul"
+    if path == "matmul" and in_tiles:
+        mask = additive_mask(additive_bias(content, position_bias, scaling), attention_mask, is_causal, projected, key)
+        return _attention_in_tiles(mix, projected, key, value, mask, scaling)
+    query = mix(projected)  # (B, H, T, r)
+    if path == "fused" and as_columns and content is not None:
+        query, key = content_as_columns(query, key, content)
+        content = None
+    bias = additive_bias(content, position_bias, scaling)
+    if bias is not None or path == "matmul":
+        attention_mask = additive_mask(bias, attention_mask, is_causal, query, key)
+    if path == "matmul":
+        return eager_attention_forward(module, query, key, value, attention_mask, scaling, dropout)[0]
+    if not on_cpu:
+        width += -width % 8  # what kernels for GPUs want
+    output = functional.scaled_dot_product_attention(
+        _widen(query, width),
+        _widen(key, width).expand(-1, heads, -1, -1),
+        _widen(value, width),
+        attn_mask=_one_row(attention_mask),
+        dropout_p=dropout,
+        is_causal=is_causal and attention_mask is None and query.shape[2] > 1,
+        scale=scaling,
+    )  # (B, H, T, width)
+    return output[..., :narrow].transpose(1, 2)
+
+
+def _attention_in_tiles(
+    mix: Callable[[Tensor], Tensor],
+    projected: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    scaling: float,
+) -> Tensor:
+    """Plain attention, as many sequences or queries at a time as have scores of `TILE` bytes; (B, T, H, d)."""
+    batch, length, _ = projected.shape
+    heads = value.shape[1]
+    row = heads * key.shape[2] * key.element_size()  # bytes of the scores of one query token
+    rows = min(length, max(16, TILE // row))
+    sequences = max(1, TILE // (row * length))
+    if sequences >= batch and rows == length:
+        return _plain(mix(projected), key, value, mask, scaling, 0.0)[0].transpose(1, 2)
+    output = value.new_empty(batch, length, heads, value.shape[-1])
+    for first in range(0, batch, sequences):
+        some = slice(first, first + sequences)
+        for start in range(0, length, rows):
+            here = slice(start, start + rows)
+            seen = mask
+            if mask is not None and mask.ndim == 4:
+                seen = mask[some if mask.shape[0] > 1 else slice(None), :, here if mask.shape[2] > 1 else slice(None)]
+            elif mask is not None and mask.ndim in (2, 3) and mask.shape[-2] > 1:
+                seen = mask[..., here, :]
+            context, _ = _plain(mix(projected[some, here]), key[some], value[some], seen, scaling, 0.0)  # (B, H, T, d)
+            output[some, here] = context.transpose(1, 2)
+    return output
+
+
+def eager_attention_forward(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float,
+    dropout: float = 0.0,
+    **kwargs: Any,
+) -> tuple[Tensor, Tensor]:
+    """Plain attention that also gives the weights. One key for all heads is used as it is, never copied H times.
+
+    Args:
+        module: the layer, for its training flag.
+        query: (B, H, T, r).
+        key: (B, 1 or H, S, r).
+        value: (B, H, S, d).
+        attention_mask: additive, broadcast to (B, H, T, S), or None.
+        scaling: 1/√d.
+        dropout: probability of dropping an attention weight.
+        **kwargs: not used; what other kernels take.
+
+    Returns:
+        Outputs (B, T, H, d) and weights (B, H, T, S).
+    """
+    output, weights = _plain(query, key, value, attention_mask, scaling, dropout if module.training else 0.0)
+    return output.transpose(1, 2).contiguous(), weights
+
+
+def _plain(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scaling: float, dropout: float
+) -> tuple[Tensor, Tensor]:
+    """Outputs (B, H, T, d) and weights (B, H, T, S)."""
+    batch, heads, length, width = query.shape
+    key = key * scaling  # the smallest of what could be scaled
+    if key.shape[1] == 1:
+        rows = query.reshape(batch, heads * length, width)
+        scores = (rows @ key.squeeze(1).mT).view(batch, heads, length, -1)  # (B, H, T, S)
+    else:
+        scores = query @ key.mT  # (B, H, T, S)
+    if mask is not None:
+        scores = scores.add_(mask)
+    weights = functional.softmax(scores, dim=-1)
+    weights = functional.dropout(weights, dropout)
+    return weights @ value, weights
+
+
+def additive_bias(content: Tensor | None, position_bias: Tensor | None, scaling: float) -> Tensor | None:
+    """Content (B, H, S) and position bias (1 or B, H, T, S) as one bias, broadcast to (B, H, T, S)."""
+    if content is None:
+        return position_bias
+    bias = content.contiguous().unsqueeze(2) * scaling  # (B, H, 1, S); kernels want the last axis dense
+    return bias if position_bias is None else bias + position_bias
+
+
+def additive_mask(
+    bias: Tensor | None, mask: Tensor | None, is_causal: bool, query: Tensor, key: Tensor
+) -> Tensor | None:
+    """One additive mask, broadcast to (B, H, T, S), from a bias and a mask that is None, boolean or additive.
+
+    With no mask a causal layer is on its own: kernels stop being causal by themselves once they are given a mask.
+    """
+    length = query.shape[-2]
+    bias = None if bias is None else bias.to(query.dtype)
+    if mask is None:
+        if not is_causal or length == 1:
+            return bias
+        rows = torch.arange(length, device=query.device).unsqueeze(1)
+        mask = rows >= torch.arange(key.shape[2], device=query.device)  # (T, S)
+    mask = _one_row(mask)
+    if mask.dtype == torch.bool:
+        seen = query.new_zeros(1) if bias is None else bias
+        return torch.where(mask, seen, torch.finfo(query.dtype).min)
+    return mask if bias is None else bias + mask
+
+
+def content_as_columns(query: Tensor, key: Tensor, content: Tensor) -> tuple[Tensor, Tensor]:
+    """Queries and keys whose product includes the content term, for kernels that take no additive bias.
+
+    A shared key (B, 1, S, r) gets H columns, of which head h's query reads the h-th; a key for each head gets one.
+    """
+    heads = query.shape[1]
+    if key.shape[1] == 1:
+        reading = torch.eye(heads, dtype=query.dtype, device=query.device).unsqueeze(1)  # (H, 1, H)
+    else:
+        reading = query.new_ones(heads, 1, 1)
+    reading = reading.expand(*query.shape[:-1], -1)
+    return torch.cat([query, reading], dim=-1), pack(key, content)
+
+
+def pack(key: Tensor, content: Tensor | None) -> Tensor:
+    """Keys with the content bias as more columns: (B, 1, S, r + H) where the key is shared, (B, H, S, r + 1) else."""
+    if content is None:
+        return key
+    columns = content.transpose(1, 2).unsqueeze(1) if key.shape[1] == 1 else content.unsqueeze(-1)
+    return torch.cat([key, columns], dim=-1)
+
+
+def _needs_gradient(*tensors: Tensor | None) -> bool:
+    return torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in tensors)
+
+
+def _one_row(mask: Tensor | None) -> Any:
+    """A mask that is the same for all queries, which transformers expands for each, as one row again."""
+    if mask is None or mask.ndim != 4 or mask.shape[2] == 1 or mask.stride(2) != 0:
+        return mask
+    return mask[:, :, :1]
+
+
+def _widen(tensor: Tensor, width: int) -> Tensor:
+    missing = width - tensor.shape[-1]
+    return functional.pad(tensor, (0, missing)) if missing else tensor
