@@ -73,7 +73,9 @@ def show_report(report: ConversionReport, output: Path) -> None:
             mark = "*" if form == report.choice["chosen"] else " "
             console.print(
                 f"{mark} {form}: error {one['error']:.4f}, {one['parameters']:,} query/key parameters, "
-                "attention about " + ", ".join(f"{one['faster'][length]:.2f}" for length in (32, 128, 512)) + " times as "
+                "attention about "
+                + ", ".join(f"{one['faster'][length]:.2f}" for length in (32, 128, 512))
+                + " times as "
                 "fast at 32, 128 and 512 tokens",
                 highlight=False,
             )
