@@ -30,7 +30,8 @@ class ConversionConfig:
         max_error: relative error of every layer at most: of the scores with calibration, of the weights without.
         optimize: what ``auto`` looks at: ``size`` (the lowest error within `params`, or the fewest parameters within
             `max_error`) or ``speed`` (the least time estimated for a CPU at 16 to 512 tokens; within `params`, ``cp``
-            and ``tucker`` then have d dimensions at most, since wider heads are slower than the original's).
+            and ``tucker`` then have d dimensions at most, since wider heads are slower than the original's; of forms
+            that are about as fast, the one with the lowest error).
         allocation: how `params` is divided among the layers: ``balanced``, by what their scores lose, or ``uniform``,
             the same part for each. ``auto`` is balanced, but uniform if the calibration was on random words, which say
             too little about what differs between layers.

@@ -124,7 +124,9 @@ class TestBudgets:
         config = collab.ConversionConfig(params=0.5, form="auto", optimize="speed")
         report = collab.convert(tiny_model(BERT), config).report
         candidates = report.choice["candidates"]
-        assert report.choice["chosen"] == max(candidates, key=lambda form: candidates[form]["faster"][128])
+        least = min(one["cost"] for one in candidates.values())
+        near = [form for form in candidates if candidates[form]["cost"] < 1.1 * least]
+        assert report.choice["chosen"] == min(near, key=lambda form: candidates[form]["error"])
         chosen = candidates[report.choice["chosen"]]
         assert all(ratio > 1 for ratio in chosen["faster"].values()), "never slower than the original"
         head_dim = 32 // 4

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import shlex
 import sys
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +37,7 @@ _TASKS = f"{_KINDS}, or, with its data, columns and metric, {', '.join(GLUE)}."
 Examples:
   collab finetune converted tuned --task classification --train train.tsv --eval dev.tsv
   collab finetune bert-base-uncased tuned --task glue/sst2 --epochs 2
+  collab finetune bert-base-uncased smaller --task glue/sst2 --prune-heads 0.4 --prune-at 0.5
   accelerate launch --num_processes 2 -m collab finetune converted tuned --task glue/cola"""
 )
 @click.argument("model")
@@ -61,6 +64,12 @@ Examples:
 @click.option("--epochs", type=float, default=_RUN.epochs, show_default=True, help="Passes over the data.")
 @click.option("--steps", type=int, help="Instead: steps of --batch-size rows.")
 @click.option("--learning-rate", type=float, default=_RUN.learning_rate, show_default=True, help="The highest.")
+@click.option(
+    "--prune-heads", type=float, help="Remove this part of all heads on the way, by gradient; see collab prune."
+)
+@click.option(
+    "--prune-at", type=float, default=0.5, show_default=True, help="After this part of the training, by --prune-heads."
+)
 @click.option("--dropout", type=float, help="[default: the model's own]")
 @training_options
 @loading_options
@@ -93,8 +102,15 @@ def finetune(model: str, output: Path, **given: Any) -> None:
             labels,
             given["samples"],
         )
+        train: Callable[..., dict[str, Any]] = finetune_checkpoint
+        if given["prune_heads"] is not None:
+            from ..heads.prune_midway import MidwayPruning, finetune_and_prune_checkpoint
+            from ..heads.selection import PruneOptions
+
+            chosen = PruneOptions(fraction=given["prune_heads"], seed=run.seed)
+            train = partial(finetune_and_prune_checkpoint, pruning=MidwayPruning(chosen, given["prune_at"]))
         with bars(shown=not given["quiet"] and is_main_process()) as progress:
-            report = finetune_checkpoint(
+            report = train(
                 model,
                 output,
                 task,

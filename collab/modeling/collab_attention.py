@@ -21,7 +21,6 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 from torch.nn.attention.flex_attention import BlockMask, create_mask
 from transformers.cache_utils import EncoderDecoderCache
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
@@ -271,8 +270,10 @@ class CollaborativeAttention(nn.Module):
         widest = max(head_ranks)
         if min(head_ranks) == widest:
             return projected.view(*projected.shape[:-1], len(head_ranks), widest).transpose(1, 2)
-        parts = projected.split(head_ranks, dim=-1)
-        return torch.stack([functional.pad(part, (0, widest - part.shape[-1])) for part in parts], dim=1)
+        pieces = []
+        for part in projected.split(head_ranks, dim=-1):
+            pieces += [part, part.new_zeros(1).expand(*part.shape[:-1], widest - part.shape[-1])]
+        return torch.cat(pieces, dim=-1).unflatten(-1, (-1, widest)).transpose(1, 2)  # all in one copy
 
 
 class CollaborativeSelfAttention(CollaborativeAttention):

@@ -74,8 +74,10 @@ def attention_by_cost(
         mask = additive_mask(additive_bias(content, position_bias, scaling), attention_mask, is_causal, projected, key)
         return _attention_in_tiles(mix, projected, key, value, mask, scaling)
     query = mix(projected)  # (B, H, T, r)
+    query_columns: Tensor | None = None
+    key_columns: Tensor | None = None
     if path == "fused" and as_columns and content is not None:
-        query, key = content_as_columns(query, key, content)
+        query_columns, key_columns = _content_columns(query, key, content)
         content = None
     bias = additive_bias(content, position_bias, scaling)
     if bias is not None or path == "matmul":
@@ -85,8 +87,8 @@ def attention_by_cost(
     if not on_cpu:
         width += -width % 8  # what kernels for GPUs want
     output = functional.scaled_dot_product_attention(
-        _widen(query, width),
-        _widen(key, width).expand(-1, heads, -1, -1),
+        _widen(query, width, query_columns),
+        _widen(key, width, key_columns).expand(-1, heads, -1, -1),
         _widen(value, width),
         attn_mask=_one_row(attention_mask),
         dropout_p=dropout,
@@ -208,13 +210,16 @@ def content_as_columns(query: Tensor, key: Tensor, content: Tensor) -> tuple[Ten
 
     A shared key (B, 1, S, r) gets H columns, of which head h's query reads the h-th; a key for each head gets one.
     """
+    reading, columns = _content_columns(query, key, content)
+    return torch.cat([query, reading], dim=-1), torch.cat([key, columns], dim=-1)
+
+
+def _content_columns(query: Tensor, key: Tensor, content: Tensor) -> tuple[Tensor, Tensor]:
     heads = query.shape[1]
     if key.shape[1] == 1:
         reading = torch.eye(heads, dtype=query.dtype, device=query.device).unsqueeze(1)  # (H, 1, H)
-    else:
-        reading = query.new_ones(heads, 1, 1)
-    reading = reading.expand(*query.shape[:-1], -1)
-    return torch.cat([query, reading], dim=-1), pack(key, content)
+        return reading.expand(*query.shape[:-1], -1), content.transpose(1, 2).unsqueeze(1)
+    return query.new_ones(1).expand(*query.shape[:-1], 1), content.unsqueeze(-1)
 
 
 def pack(key: Tensor, content: Tensor | None) -> Tensor:
@@ -236,6 +241,10 @@ def _one_row(mask: Tensor | None) -> Any:
     return mask[:, :, :1]
 
 
-def _widen(tensor: Tensor, width: int) -> Tensor:
-    missing = width - tensor.shape[-1]
-    return functional.pad(tensor, (0, missing)) if missing else tensor
+def _widen(tensor: Tensor, width: int, columns: Tensor | None = None) -> Tensor:
+    """With more columns and then zeros up to a width, in one copy."""
+    parts = [tensor] if columns is None else [tensor, columns]
+    missing = width - sum(part.shape[-1] for part in parts)
+    if missing:
+        parts.append(tensor.new_zeros(1).expand(*tensor.shape[:-1], missing))
+    return torch.cat(parts, dim=-1) if len(parts) > 1 else tensor

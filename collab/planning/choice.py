@@ -25,6 +25,10 @@ LENGTHS = (16, 32, 64, 128, 256, 512)
 """Tokens of the sequences that speed is judged at."""
 
 
+_AS_FAST = 1.1
+"""Times within this ratio are about the same: attention is a third of a model, and machines differ."""
+
+
 @dataclass(frozen=True)
 class Choice:
     """A form and a rank for every attention layer, in the order of the model.
@@ -70,6 +74,9 @@ def choose(config: ConversionConfig, problems: LayerProblems, calibration: Calib
         return Choice([form] * len(ranks), ranks, {"budget": config.budget, "allocation": config.allocation})
     scores = {form: _judge(form, ranks, config, problems) for form, ranks in found.items()}
     form = min(scores, key=lambda one: scores[one]["cost"])
+    if config.optimize == "speed":  # of those that are about as fast as each other, the closest to the original
+        near = [one for one in scores if scores[one]["cost"] < _AS_FAST * scores[form]["cost"]]
+        form = min(near, key=lambda one: scores[one]["error"])
     logger.info("Of %s, %s is the best choice.", ", ".join(found), form)
     slower = [str(length) for length, ratio in scores[form]["faster"].items() if ratio < 1]
     if config.optimize == "speed" and slower:
@@ -109,14 +116,18 @@ def _ranks(form: Form, config: ConversionConfig, problems: Mapping[str, LayerPro
 def _fast_ranks(
     form: Form, ranks: list[int], config: ConversionConfig, problems: Mapping[str, LayerProblem]
 ) -> list[int]:
-    """The same within a budget of parameters, but where speed is the aim no wider than a head can be without losing it.
+    """The same within a budget of parameters, but where speed is the aim in widths that cost no speed.
 
-    The fused kernel takes heads of d dimensions; see `collab.modeling.collab_kernel`.
+    The fused kernel takes heads of d dimensions (`collab.modeling.collab_kernel`), and heads of equal widths need no
+    padding.
     """
-    if config.optimize != "speed" or config.params is None or form == "concat":
+    if config.optimize != "speed" or config.params is None:
         return ranks
-    limits = (problem.tensor.head_dim for problem in problems.values())
-    return [min(rank, limit) for rank, limit in zip(ranks, limits, strict=True)]
+    tensors = (problem.tensor for problem in problems.values())
+    if form == "concat":
+        pairs = zip(ranks, tensors, strict=True)
+        return [max(rank - rank % one.num_heads, min(rank, one.num_heads)) for rank, one in pairs]
+    return [min(rank, one.head_dim) for rank, one in zip(ranks, tensors, strict=True)]
 
 
 def _smallest_rank(form: Form, error: float, config: ConversionConfig, problem: LayerProblem) -> int:

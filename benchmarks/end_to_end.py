@@ -1,0 +1,250 @@
+"""Whole models in turn: the original, the paper's formula as written, and conversions, at 8×128 and 2×512 tokens.
+
+The demo checkpoint, with the quality of each conversion beside its speed, and a random model of BERT-base's size. What
+`collab convert --params 0.5 --form auto --optimize speed` chooses is the row named speed; the others keep as many
+query/key parameters in one form. Each runs in PyTorch (float32 and bfloat16), and the faster ones under torch.compile
+and as an ONNX graph in onnxruntime, always beside the original run the same way, in another order every round.
+
+    python benchmarks/end_to_end.py              # CPU, about fifteen minutes on two cores
+    python benchmarks/end_to_end.py --device cuda
+    python benchmarks/end_to_end.py --only demo  # or base
+
+Writes results/end_to_end.json, .md and .png. Rows are kept as each model is done, and a run that was stopped goes on.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import json
+import os
+import tempfile
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import matplotlib.pyplot as plt
+import numpy as np
+import torch
+import transformers
+from attention import formula
+from common import COLORS, RESULTS, demo_folder, machine, markdown, write
+from judge import Judge, stsb_sentences
+from torch import Tensor, nn
+from transformers import AutoModel, BertConfig, BertModel
+
+import collab
+from collab.modeling.collab_attention import CollaborativeSelfAttention
+from collab.onnx.check import session
+from collab.onnx.graph import Graph, write_graph
+from collab.timing import time_in_turn
+
+SHAPES = ((8, 128), (2, 512))
+ROUNDS = 15
+HALF = {"params": 0.5, "allocation": "uniform"}
+CONVERSIONS = {
+    "speed": collab.ConversionConfig(form="auto", optimize="speed", **HALF),
+    "concat, 1/2": collab.ConversionConfig(form="concat", **HALF),
+    "cp, 1/2": collab.ConversionConfig(form="cp", **HALF),
+    "tucker, 1/2": collab.ConversionConfig(form="tucker", **HALF),
+    "cp, 1/3": collab.ConversionConfig(form="cp", params=1 / 3, allocation="uniform"),
+}
+COMPILED = ("original", "speed", "concat, 1/2")
+"""Models that are also run under torch.compile and in onnxruntime."""
+Models = dict[str, nn.Module]
+
+
+def demo(folder: Path) -> tuple[Models, dict[str, dict[str, float]]]:
+    """The demo checkpoint, its conversions on STS-B train sentences, and their quality on STS-B dev."""
+    text = folder / "text.txt"
+    text.write_text("\n".join(stsb_sentences()[:1024]))
+    judge = Judge()
+    quality = {"original": {"spearman": judge.spearman, "cosine": 1.0}}
+    models: Models = {"original": AutoModel.from_pretrained(demo_folder())}
+    data = collab.DataSource(str(text))
+    for name, config in CONVERSIONS.items():
+        output = folder / "converted"
+        request = collab.CalibrationRequest(data, cache=folder / "moments.safetensors")
+        options = collab.ExportOptions(overwrite=True)
+        report = collab.convert_checkpoint(str(demo_folder()), output, config, calibration=request, write=options)
+        models[name] = AutoModel.from_pretrained(output)
+        quality[name] = judge.measure(output) | {"query_key": report.query_key.ratio, "form": report.layers[0].form}
+        quality[name]["rank"] = report.layers[0].rank
+        if name == "speed":
+            collab.heal_checkpoint(str(output), folder / "healed", data)
+            quality[name]["healed"] = judge.measure(folder / "healed")
+    return models, quality
+
+
+def base(folder: Path) -> tuple[Models, dict[str, dict[str, float]]]:
+    """A random model of BERT-base's size; how well it is converted does not matter here."""
+    torch.manual_seed(0)
+    original = BertModel(BertConfig())
+    models: Models = {"original": original}
+    quality: dict[str, dict[str, float]] = {"original": {}}
+    for name, config in CONVERSIONS.items():
+        conversion = collab.convert(original, replace(config, solver=collab.SolverOptions(max_sweeps=1), compare=False))
+        models[name] = conversion.model
+        layer = conversion.report.layers[0]
+        quality[name] = {"query_key": conversion.report.query_key.ratio, "form": layer.form, "rank": layer.rank}
+    return models, quality
+
+
+def plain(model: nn.Module) -> nn.Module:
+    """A converted model whose layers compute the paper's formula as written."""
+    model = copy.deepcopy(model)
+    for layer in model.modules():
+        if isinstance(layer, CollaborativeSelfAttention):
+            layer.forward = lambda hidden_states, attention_mask=None, layer=layer, **_: (
+                layer.output(formula(layer, hidden_states, attention_mask), hidden_states),
+                None,
+            )
+    return model
+
+
+def in_turn(runs: dict[str, Callable[..., Any]], inputs: dict[str, Tensor], rounds: int = ROUNDS) -> list[dict]:
+    """Milliseconds of every run and how many times as fast as the first it is."""
+    named = [(one, [inputs]) for one in runs.values()]
+    time_in_turn(named)
+    generator = np.random.default_rng(0)
+    taken = []
+    for _ in range(rounds):
+        order = generator.permutation(len(named))
+        seconds = time_in_turn([named[number] for number in order])
+        taken.append([seconds[place] for place in np.argsort(order)])
+    rows = []
+    for number, name in enumerate(runs):
+        ratios = [one[0] / one[number] for one in taken]
+        rows.append(
+            {
+                "model": name,
+                "shape": list(inputs["input_ids"].shape),
+                "milliseconds": 1e3 * median(one[number] for one in taken),
+                "faster": median(ratios),
+                "quartiles": np.quantile(ratios, (0.25, 0.75)).tolist(),
+            }
+        )
+    return rows
+
+
+def measure(models: Models, folder: Path, device: str) -> list[dict[str, Any]]:
+    """Every way of running, at every shape."""
+    rows: list[dict[str, Any]] = []
+    models = {name: model.eval().to(device) for name, model in models.items()}
+    few = {name: models[name] for name in COMPILED}
+    for batch, length in SHAPES:
+        inputs = {"input_ids": torch.randint(1000, 30000, (batch, length), device=device)}
+        formulas = {f"{name}, the formula": plain(models[name]) for name in ("cp, 1/2", "tucker, 1/2")}
+        rows += [{"how": "float32"} | row for row in in_turn(models | formulas, inputs)]
+        narrow = {name: copy.deepcopy(model).to(torch.bfloat16) for name, model in models.items()}
+        rows += [{"how": "bfloat16"} | row for row in in_turn(narrow, inputs)]
+        del narrow, formulas
+        torch.compiler.reset()
+        compiled = {name: torch.compile(model, dynamic=False) for name, model in few.items()}
+        rows += [{"how": "compiled"} | row for row in in_turn(compiled, inputs)]
+    torch.compiler.reset()
+    if device == "cpu":
+        graphs = {}
+        for name, model in few.items():
+            file = folder / f"{name.replace('/', '-')}.onnx"
+            write_graph(Graph(model), file)
+            graphs[name] = session(file)
+        for batch, length in SHAPES:
+            given = {
+                "input_ids": torch.randint(1000, 30000, (batch, length)).numpy(),
+                "attention_mask": np.ones((batch, length), dtype=np.int64),
+                "token_type_ids": np.zeros((batch, length), dtype=np.int64),
+            }
+            runs = {
+                name: (lambda input_ids, graph=graph, given=given: graph.run(None, given))
+                for name, graph in graphs.items()
+            }
+            shape = {"input_ids": torch.zeros(batch, length, dtype=torch.long)}
+            rows += [{"how": "onnxruntime"} | row for row in in_turn(runs, shape)]
+    return rows
+
+
+def table(result: dict[str, Any]) -> str:
+    """A row for every model and way of running."""
+    sections = []
+    for source, found in result["sources"].items():
+        cells = []
+        for how in dict.fromkeys(row["how"] for row in found["rows"]):
+            mine = [row for row in found["rows"] if row["how"] == how]
+            for name in dict.fromkeys(row["model"] for row in mine):
+                quality = found["quality"].get(name, {})
+                cells.append([f"{how}: {name}"])
+                what = f"{quality['form']}, {quality['rank']}" if "form" in quality else ""
+                cells[-1] += [what, f"{quality['query_key']:.2f}" if what else ""]
+                if source == "demo":
+                    shown = how == "float32" and "spearman" in quality
+                    cells[-1] += [f"{quality['spearman']:.2f}, {quality['cosine']:.4f}" if shown else ""]
+                for shape in SHAPES:
+                    row = next(one for one in mine if one["model"] == name and tuple(one["shape"]) == shape)
+                    spread = "–".join(f"{one:.2f}" for one in row["quartiles"])
+                    cells[-1] += [f"{row['milliseconds']:.0f}", f"{row['faster']:.2f} ({spread})"]
+        headings = ["", "form, R", "query/key left", *(["Spearman, cosine"] if source == "demo" else [])]
+        for batch, length in SHAPES:
+            headings += [f"{batch}×{length}, ms", "times the original"]
+        sections += [f"### {source}", markdown(headings, cells)]
+        healed = found["quality"].get("speed", {}).get("healed")
+        if healed:
+            sections.append(
+                f"The speed row healed without labels: Spearman {healed['spearman']:.2f}, "
+                f"cosine {healed['cosine']:.4f}."
+            )
+    return "\n\n".join(sections)
+
+
+def figure(result: dict[str, Any]) -> None:
+    """Quality against speed on the demo checkpoint."""
+    found = result["sources"].get("demo")
+    if not found:
+        return
+    _, axes = plt.subplots(1, len(SHAPES), figsize=(4.2 * len(SHAPES), 3.4), sharey=True, layout="constrained")
+    for axis, shape in zip(axes, SHAPES, strict=True):
+        for row in found["rows"]:
+            if row["how"] != "float32" or tuple(row["shape"]) != shape:
+                continue
+            name = row["model"].removesuffix(", the formula")
+            quality = found["quality"][name]
+            color = COLORS.get(quality.get("form", ""), "black")
+            hollow = "none" if name != row["model"] else color
+            axis.plot(row["faster"], quality["cosine"], "o", color=color, markerfacecolor=hollow)
+            place = {"xytext": (3, 3), "textcoords": "offset points"}
+            axis.annotate(row["model"], (row["faster"], quality["cosine"]), fontsize=6, **place)
+        axis.axvline(1, color="black", linewidth=0.8)
+        axis.set(title=f"{shape[0]} × {shape[1]} tokens", xlabel="times as fast as the original")
+    axes[0].set_ylabel("cosine to the original's embeddings")
+    plt.savefig(RESULTS / "end_to_end.png", dpi=200)
+    plt.close()
+
+
+def main() -> None:
+    """Measures what is missing."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--only", choices=["demo", "base"])
+    arguments = parser.parse_args()
+    transformers.logging.disable_progress_bar()
+    file = RESULTS / "end_to_end.json"
+    sources = json.loads(file.read_text())["sources"] if file.exists() else {}
+    for name, build in (("demo", demo), ("base", base)):
+        if name in sources or arguments.only not in (None, name):
+            continue
+        with tempfile.TemporaryDirectory() as folder:
+            models, quality = build(Path(folder))
+            load = os.getloadavg()[0]
+            print(f"{name}: converted; measuring", flush=True)
+            with torch.no_grad():
+                rows = measure(models, Path(folder), arguments.device)
+        sources[name] = {"quality": quality, "rows": rows, "load": load, "device": arguments.device}
+        result = {"machine": machine(), "sources": sources}
+        write("end_to_end", result, table(result))
+        figure(result)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,337 @@
+"""How many heads can go, by which score, in one step or several, before and after healing.
+
+On the models of benchmarks/glue.py (the demo checkpoint fine-tuned on SST-2, CoLA and STS-B), which it trains first if
+they are not there. Heads go in steps of 10 % of the model's, 0 to 90 %, least important first:
+
+- by every score at once (one-shot), random order beside them;
+- by the gradient score with new scores before every step (iterative);
+- healed without labels at some fractions, one-shot;
+- the same on conversions to a third of the query/key parameters (cp and tucker), by gradient.
+
+Beside each point of the gradient's curve are parameters and measured speed, in turn with the whole model. Then: how
+alike scores are on other data (in-domain and out-of-domain CoLA), and the curves of CoLA's model after each pass over
+its data.
+
+    python benchmarks/pruning.py                 # two cores, about forty minutes
+    python benchmarks/pruning.py --task sst2     # one task; may be given several times
+    python benchmarks/pruning.py --full          # all rows of the development sets, longer healing
+
+Heads are scored on 256 labelled training rows (ablation: 128). Writes results/pruning.json, .md and .png. Curves are
+kept as they finish, and a run that was stopped goes on.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import matplotlib.pyplot as plt
+import numpy as np
+import torch
+import transformers
+from common import RESULTS, demo_folder, machine, markdown, shared_data, write
+from glue import QUICK, WORK, Bench
+
+import collab
+from collab.heads.layers import head_layers, parameters
+from collab.heads.removal import LOSSLESS, prune
+from collab.heads.rows import HeadRows, head_rows
+from collab.heads.scores import ScoreOptions, living_heads, rank_correlation, score_heads
+from collab.heads.selection import least_important
+from collab.loading import Loaded, load
+from collab.tasks.encoding import encode, to_judge
+from collab.tasks.examples import read_examples
+from collab.tasks.metrics import measure
+from collab.tasks.predict import predict
+from collab.timing import time_in_turn
+from collab.training.heal import heal
+
+FRACTIONS = tuple(number / 10 for number in range(10))
+HEALED = (0.2, 0.4, 0.6, 0.8)
+SCORES = ("gradient", "ablation", "attention_norm", "entropy", "confidence", "output_variance", "like_weights")
+ROWS = 256
+Importance = Mapping[str, Mapping[int, float]]
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A fine-tuned model and the rows that it is scored and measured on."""
+
+    bench: Bench
+    loaded: Loaded
+    dev_rows: int | None
+
+    def rows(self) -> HeadRows:
+        """Labelled training rows."""
+        task, label = self.bench.task, self.bench.label
+        return head_rows(self.loaded, self.bench.train, task, label_column=label, samples=ROWS)
+
+    def metric(self, model: Any) -> float:
+        """The task's metric on the development set."""
+        task, tokenizer = self.bench.task, self.loaded.tokenizer
+        examples = read_examples(self.bench.dev, task, self.bench.label, self.dev_rows)
+        features, collate = to_judge(task, model, tokenizer, encode(task, examples, model, tokenizer, None), 0)
+        return measure(task.kind, predict(task.kind, model, features, collate))[task.best_by]
+
+    def faster(self, model: Any) -> float:
+        """How many times as fast as the whole model, on training rows, in turn."""
+        batches = self.rows().batches(self.loaded)[::4]
+        runs = [(one.eval(), batches) for one in (self.loaded.model, model)]
+        time_in_turn(runs)
+        rounds = [time_in_turn(runs, backwards=bool(number % 2)) for number in range(7)]
+        return float(np.median([whole / pruned for whole, pruned in rounds]))
+
+
+def subject(bench: Bench, folder: Path, dev_rows: int | None) -> Subject:
+    """A model in a folder with its heads in collaborative layers, so that they can go."""
+    loaded = load(str(folder), auto_class=bench.task.auto_class)
+    if not isinstance(loaded.model, collab.modeling.collab_model.CollaborativeMixin):
+        loaded = replace(loaded, model=collab.convert(loaded.model, LOSSLESS).model)
+    return Subject(bench, loaded, dev_rows)
+
+
+def importances(one: Subject) -> dict[str, Importance]:
+    """Every score, and a random order."""
+    scores = score_heads(one.loaded, one.rows(), ScoreOptions(SCORES))
+    found: dict[str, Importance] = {name: scores.importance(name) for name in SCORES}
+    normalized = score_heads(one.loaded, one.rows(), ScoreOptions(("gradient",), normalize=True))
+    found["gradient, normalized"] = normalized.importance("gradient")
+    generator = np.random.default_rng(0)
+    found["random"] = {
+        layer: {head: float(generator.random()) for head in heads} for layer, heads in found["gradient"].items()
+    }
+    return found
+
+
+def at_once(one: Subject, importance: Importance, timed: bool) -> list[dict[str, Any]]:
+    """The curve of one score."""
+    total = living_heads(head_layers(one.loaded.model))
+    points = []
+    for fraction in FRACTIONS:
+        count = round(total * fraction)
+        model = prune(one.loaded.model, least_important(importance, count)) if count else one.loaded.model
+        points.append({"fraction": fraction, "heads": total - count, "value": one.metric(model)})
+        if timed:
+            points[-1] |= {"parameters": parameters(model), "faster": one.faster(model)}
+    return points
+
+
+def iterative(one: Subject) -> list[dict[str, Any]]:
+    """The gradient's curve with new scores before every step."""
+    rows, total = one.rows(), living_heads(head_layers(one.loaded.model))
+    current, points = one.loaded, []
+    for fraction in FRACTIONS:
+        count = living_heads(head_layers(current.model)) - (total - round(total * fraction))
+        if count:
+            importance = score_heads(current, rows, ScoreOptions(("gradient",))).importance("gradient")
+            current = replace(current, model=prune(current.model, least_important(importance, count)))
+        points.append(
+            {"fraction": fraction, "heads": total - round(total * fraction), "value": one.metric(current.model)}
+        )
+    return points
+
+
+def healed(one: Subject, importance: Importance, steps: int) -> list[dict[str, Any]]:
+    """The gradient's curve after healing on the training sentences without their labels."""
+    total, points = living_heads(head_layers(one.loaded.model)), []
+    options = collab.HealOptions()
+    options = replace(options, samples=2048, run=replace(options.run, steps=steps, precision=one.bench.run.precision))
+    for fraction in HEALED:
+        model = prune(one.loaded.model, least_important(importance, round(total * fraction)))
+        heal(model, one.loaded.model, one.bench.train, tokenizer=one.loaded.tokenizer, options=options)
+        points.append({"fraction": fraction, "heads": total - round(total * fraction), "value": one.metric(model)})
+    return points
+
+
+def curves(bench: Bench, dev_rows: int | None, steps: int, done: set[tuple[str, ...]]) -> Iterator[dict[str, Any]]:
+    """Every curve of one task that is not done."""
+    with tempfile.TemporaryDirectory() as folder:
+        for name in ("original", "cp", "tucker"):
+            hows = ["one-shot", "iterative", *(["healed"] if name == "original" else [])]
+            if all((bench.name, name, how) in done for how in hows):
+                continue
+            source = bench.original()
+            if name != "original":
+                bench.convert(name, 1 / 3, Path(folder) / name, healed=False)
+                source = Path(folder) / name
+            one = subject(bench, source, dev_rows)
+            key = {"task": bench.name, "metric": bench.task.best_by, "model": name}
+            if name == "original":
+                found = importances(one)
+            else:
+                found = {
+                    "gradient": score_heads(one.loaded, one.rows(), ScoreOptions(("gradient",))).importance("gradient")
+                }
+            if (bench.name, name, "one-shot") not in done:
+                for score, importance in found.items():
+                    points = at_once(one, importance, timed=score == "gradient")
+                    yield key | {"how": "one-shot", "score": score, "points": points}
+            if (bench.name, name, "iterative") not in done:
+                yield key | {"how": "iterative", "score": "gradient", "points": iterative(one)}
+            if "healed" in hows and (bench.name, name, "healed") not in done:
+                yield key | {"how": "healed", "score": "gradient", "points": healed(one, found["gradient"], steps)}
+
+
+def likeness(bench: Bench, dev_rows: int | None) -> list[dict[str, Any]]:
+    """Rank correlations of CoLA's gradient scores on training rows, in-domain and out-of-domain development rows."""
+    one = subject(bench, bench.original(), dev_rows)
+    data = shared_data() / "data" / "cola"
+    sources = {"train": bench.train} | {
+        name: collab.DataSource(str(data / f"{file}.tsv"), ("3",))
+        for name, file in (("in-domain", "in_domain_dev"), ("out-of-domain", "out_of_domain_dev"))
+    }
+    found = {}
+    for name, source in sources.items():
+        for labels in (True, False):
+            task = bench.task if labels else None
+            rows = head_rows(one.loaded, source, task, label_column=bench.label if labels else None, samples=ROWS)
+            found[name, labels] = score_heads(one.loaded, rows, ScoreOptions(("gradient",))).importance("gradient")
+    pairs = (("train", "in-domain"), ("in-domain", "out-of-domain"), ("train", "out-of-domain"))
+    return [
+        {"first": a, "second": b, "labels": labels, "correlation": rank_correlation(found[a, labels], found[b, labels])}
+        for labels in (True, False)
+        for a, b in pairs
+    ]
+
+
+def by_pass(bench: Bench, passes: int, dev_rows: int | None, done: set[int]) -> Iterator[dict[str, Any]]:
+    """CoLA's curve by gradient after each pass over its data; each pass warms up and cools down by itself."""
+    folder = WORK / "cola-passes"
+    folder.mkdir(parents=True, exist_ok=True)
+    for number in range(1, passes + 1):
+        output = folder / str(number)
+        if not output.exists():
+            bench._finetune(demo_folder() if number == 1 else folder / str(number - 1), output, 1, None)
+        if number in done:
+            continue
+        one = subject(bench, output, dev_rows)
+        importance = score_heads(one.loaded, one.rows(), ScoreOptions(("gradient",))).importance("gradient")
+        yield {"passes": number, "points": at_once(one, importance, timed=False)}
+
+
+def table(result: dict[str, Any]) -> str:
+    """The metric at every fraction."""
+    parts = []
+    for task in dict.fromkeys(curve["task"] for curve in result["curves"]):
+        mine = [curve for curve in result["curves"] if curve["task"] == task]
+        cells = []
+        for curve in mine:
+            values = {point["fraction"]: f"{100 * point['value']:.1f}" for point in curve["points"]}
+            name = f"{curve['model']}, {curve['score']}, {curve['how']}"
+            cells.append([name, *(values.get(fraction, "") for fraction in FRACTIONS)])
+        headings = [f"{mine[0]['metric']} ×100 with heads gone", *(f"{fraction:.0%}" for fraction in FRACTIONS)]
+        parts += [f"### {task}", markdown(headings, cells)]
+        for curve in mine:
+            if "faster" in curve["points"][0]:
+                cells = [
+                    [what, *(text(point) for point in curve["points"])]
+                    for what, text in (
+                        (
+                            "parameters of attention, millions",
+                            lambda one: f"{one['parameters']['attention'] / 1e6:.2f}",
+                        ),
+                        ("of the model, millions", lambda one: f"{one['parameters']['model'] / 1e6:.2f}"),
+                        ("times as fast as whole", lambda one: f"{one['faster']:.2f}"),
+                    )
+                ]
+                headings = [f"{curve['model']}, by gradient", *(f"{fraction:.0%}" for fraction in FRACTIONS)]
+                parts.append(markdown(headings, cells))
+    if result["likeness"]:
+        cells = [
+            [f"{one['first']} and {one['second']}", "yes" if one["labels"] else "no", f"{one['correlation']:.2f}"]
+            for one in result["likeness"]
+        ]
+        parts += ["### Rank correlation of CoLA's scores", markdown(["rows", "labels", "correlation"], cells)]
+    if result["passes"]:
+        cells = [
+            [str(one["passes"]), *(f"{100 * point['value']:.1f}" for point in one["points"])]
+            for one in result["passes"]
+        ]
+        headings = ["passes over CoLA", *(f"{fraction:.0%}" for fraction in FRACTIONS)]
+        parts += ["### matthews ×100 after each pass, by gradient, one-shot", markdown(headings, cells)]
+    return "\n\n".join(parts)
+
+
+def figure(result: dict[str, Any]) -> None:
+    """The metric against the heads that are gone."""
+    tasks = list(dict.fromkeys(curve["task"] for curve in result["curves"]))
+    panels = len(tasks) + bool(result["passes"])
+    drawing, axes = plt.subplots(1, panels, figsize=(4.4 * panels, 3.8), layout="constrained", squeeze=False)
+    styles = {
+        ("original", "gradient", "one-shot"): ("#0072B2", "-", "o"),
+        ("original", "gradient", "iterative"): ("#0072B2", "--", "s"),
+        ("original", "gradient", "healed"): ("#009E73", "-", "^"),
+        ("original", "ablation", "one-shot"): ("#D55E00", "-", "v"),
+        ("original", "output_variance", "one-shot"): ("#CC79A7", "-", "D"),
+        ("original", "random", "one-shot"): ("#999999", ":", "x"),
+        ("cp", "gradient", "one-shot"): ("#E69F00", "-", "P"),
+        ("tucker", "gradient", "one-shot"): ("#000000", "-", "*"),
+    }
+    for axis, task in zip(axes[0], tasks, strict=False):
+        mine = [curve for curve in result["curves"] if curve["task"] == task]
+        for curve in mine:
+            key = (curve["model"], curve["score"], curve["how"])
+            if key in styles:
+                color, line, mark = styles[key]
+                points = [(100 * one["fraction"], 100 * one["value"]) for one in curve["points"]]
+                label = f"{key[0]}, {key[1].replace('_', ' ')}, {key[2]}"
+                axis.plot(*zip(*points, strict=True), line, color=color, marker=mark, markersize=4, label=label)
+        axis.set(title=task, xlabel="heads gone, %", ylabel=f"{mine[0]['metric']} ×100")
+    axes[0][0].legend(fontsize=6, loc="lower left")
+    if result["passes"]:
+        axis = axes[0][-1]
+        shades = plt.get_cmap("viridis")(np.linspace(0, 0.85, len(result["passes"])))
+        for one, color in zip(result["passes"], shades, strict=True):
+            points = [(100 * point["fraction"], 100 * point["value"]) for point in one["points"]]
+            axis.plot(*zip(*points, strict=True), "-o", color=color, markersize=4, label=f"after {one['passes']}")
+        axis.set(title="cola, passes over the data", xlabel="heads gone, %", ylabel="matthews ×100")
+        axis.legend(fontsize=6)
+    drawing.savefig(RESULTS / "pruning.png", dpi=200)
+    plt.close(drawing)
+
+
+def main() -> None:
+    """Runs what is missing."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--full", action="store_true")
+    parser.add_argument("--task", action="append", choices=list(QUICK))
+    given = parser.parse_args()
+    transformers.logging.disable_progress_bar()
+    file = RESULTS / "pruning.json"
+    dev_rows, steps = (None, 500) if given.full else (500, 100)
+    result: dict[str, Any] = {"curves": [], "likeness": [], "passes": []}
+    if file.exists():
+        result |= json.loads(file.read_text())
+    result |= {"machine": machine(), "settings": {"score_rows": ROWS, "dev_rows": dev_rows, "heal_steps": steps}}
+
+    def keep() -> None:
+        write("pruning", result, table(result))
+        figure(result)
+
+    tasks = given.task or list(QUICK)
+    for name in tasks:
+        bench = Bench(name, QUICK[name], 0)
+        done = {(curve["task"], curve["model"], curve["how"]) for curve in result["curves"]}
+        order = list(QUICK)
+        for curve in curves(bench, dev_rows, steps, done):
+            result["curves"].append(curve)
+            result["curves"].sort(key=lambda one: order.index(one["task"]))
+            keep()
+    if "cola" in tasks:
+        bench = Bench("cola", QUICK["cola"], 0)
+        if not result["likeness"]:
+            result["likeness"] = likeness(bench, dev_rows)
+            keep()
+        for one in by_pass(bench, 4, dev_rows, {one["passes"] for one in result["passes"]}):
+            result["passes"].append(one)
+            keep()
+
+
+if __name__ == "__main__":
+    torch.manual_seed(0)
+    main()

@@ -1,0 +1,138 @@
+"""Pruning heads in the middle of fine-tuning: `collab finetune --prune-heads`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from ..checkpoint import resolve_source
+from ..errors import ConfigurationError
+from ..output import check_output
+from ..pipeline import LoadOptions
+from ..tasks.task import Task
+from ..training.finetune_checkpoint import LabelledData, finetune_checkpoint
+from ..training.options import FinetuneOptions, OnStep, RunOptions
+from ..training.work import finish, is_main_process, open_work, record_start
+from .prune_checkpoint import prune_checkpoint
+from .selection import PruneOptions
+
+
+@dataclass(frozen=True)
+class MidwayPruning:
+    """What is pruned, and when.
+
+    Attributes:
+        options: which heads, by scores on the labelled training rows.
+        at: after which part of the training, in (0, 1).
+
+    Raises:
+        ConfigurationError: if `at` is not between 0 and 1.
+    """
+
+    options: PruneOptions
+    at: float = 0.5
+
+    def __post_init__(self) -> None:
+        if not 0 < self.at < 1:
+            raise ConfigurationError(
+                f"Heads go after a part of the training between 0 and 1, not {self.at}. To prune before or after it, "
+                "use collab prune."
+            )
+
+    def halves(self, run: RunOptions) -> tuple[RunOptions, RunOptions]:
+        """The training before and after, each with a warm-up and an end of its own."""
+        if run.steps is not None and round(run.steps * self.at) in (0, run.steps):
+            raise ConfigurationError(f"{self.at} of {run.steps} steps leaves no step before or after pruning.")
+        before = None if run.steps is None else round(run.steps * self.at)
+        after = None if run.steps is None or before is None else run.steps - before
+        parts = ((self.at, before), (1 - self.at, after))
+        first, second = (
+            replace(run, steps=steps, epochs=run.epochs * part, evaluations=max(1, round(run.evaluations * part)))
+            for part, steps in parts
+        )
+        return first, second
+
+
+def finetune_and_prune_checkpoint(
+    model: str,
+    output: str | Path,
+    task: Task,
+    data: LabelledData,
+    pruning: MidwayPruning,
+    *,
+    options: FinetuneOptions | None = None,
+    teacher: str | None = None,
+    new_head: bool = False,
+    revision: str | None = None,
+    trust_remote_code: bool = False,
+    overwrite: bool = False,
+    restart: bool = False,
+    command: str | None = None,
+    on_step: OnStep | None = None,
+) -> dict[str, Any]:
+    """Fine-tunes a model, prunes it, and goes on; the output appears whole or not at all.
+
+    The best checkpoint so far is what is pruned. Unfinished work, the models before and after pruning included, is in a
+    folder beside the output, called `OUTPUT.pruning`; the same call goes on from there.
+
+    Args:
+        model: a folder or a Hub id, of an original or a converted model.
+        output: the folder to write.
+        task: what to learn.
+        data: the rows; heads are scored on those to learn from.
+        pruning: what is pruned, and when.
+        options: as in `finetune_checkpoint`, like all that follow.
+        teacher: a model for the same task.
+        new_head: replace the head.
+        revision: on the Hub.
+        trust_remote_code: for a tokenizer's code.
+        overwrite: replace a model that collab wrote to `output`.
+        restart: forget unfinished work.
+        command: the command line.
+        on_step: called after every step.
+
+    Returns:
+        The report of the second part of the training.
+
+    Raises:
+        CollabError: of the kind that `finetune_checkpoint` and `prune_checkpoint` raise.
+    """
+    options = options or FinetuneOptions()
+    output = Path(output).expanduser()
+    check_output(output, resolve_source(model, revision).folder, overwrite)
+    first, second = (replace(options, run=run) for run in pruning.halves(options.run))
+    work = output.resolve().with_name(f"{output.name}.pruning")
+    fingerprint = repr((model, revision, task, data, pruning, options, teacher, new_head))
+    if open_work(work, fingerprint, restart) is None and is_main_process():
+        record_start(work, fingerprint, {})
+    common: dict[str, Any] = {"teacher": teacher, "trust_remote_code": trust_remote_code, "command": command}
+    whole, pruned = work / "whole", work / "pruned"
+    if not (whole.exists() or pruned.exists()):
+        finetune_checkpoint(
+            model, whole, task, data, options=first, new_head=new_head, revision=revision, on_step=on_step, **common
+        )
+    if not pruned.exists() and is_main_process():
+        prune_checkpoint(
+            str(whole),
+            pruned,
+            pruning.options,
+            data=data.train or task.train,
+            task=task,
+            label_column=data.label_column,
+            reading=LoadOptions(trust_remote_code=trust_remote_code),
+            command=command,
+        )
+    _together()
+    report = finetune_checkpoint(
+        str(pruned), output, task, data, options=second, overwrite=overwrite, on_step=on_step, **common
+    )
+    finish(work)
+    return report
+
+
+def _together() -> None:
+    """Waits until the process that prunes is done."""
+    from accelerate import PartialState  # slow to import
+
+    PartialState().wait_for_everyone()
