@@ -20,7 +20,7 @@ from .card import write_card
 from .checkpoint import Checkpoint, Source, read_json
 from .conversion import Conversion
 from .errors import ConfigurationError, VerificationError
-from .history import CARD_FILE, REPORT_FILE, Step, append, append_to_card, forget_results
+from .history import CARD_FILE, REPORT_FILE, Step, append, append_to_card, forget_results, read_report
 from .modeling.collab_model import auto_classes
 from .output import check_output, check_space, staged
 from .report import ConversionReport
@@ -116,7 +116,8 @@ def export(
         model.save_pretrained(folder, state_dict=state, max_shard_size=options.max_shard_size)
         if source is not None:
             carry_over(source.folder, folder, trust_remote_code)
-        history = tuple(step.record for step in steps)
+        earlier = [] if source is None else read_report(source.folder).get("history", [])  # of a trained original
+        history = (*earlier, *(step.record for step in steps))
         report = replace(conversion.report, verification=verify(folder, model), history=history)
         (folder / REPORT_FILE).write_text(report.to_json(), encoding="utf-8")
         write_card(

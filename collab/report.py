@@ -86,7 +86,7 @@ class ConversionReport:
         command: the command line that did it, if one did.
         verification: what reloading the export showed, once it was exported.
         notes: what a user should know besides.
-        history: what was done to the model after the conversion, such as healing.
+        history: what was done to the model besides, such as healing; to the original too, if collab did it.
     """
 
     layers: tuple[LayerReport, ...]

@@ -85,7 +85,7 @@ def show_report(report: ConversionReport, output: Path) -> None:
         console.print(
             f"The {report.layers[0].form} form is larger than the original at this rank; a lower --rank is smaller."
         )
-    for step in report.history:
+    for step in (one for one in report.history if one["step"] == "heal"):
         before, after = (
             ", ".join(f"{name.replace('_', ' ')} {value:.4f}" for name, value in step[when].items() if name != "rows")
             for when in ("before", "after")
