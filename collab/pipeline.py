@@ -21,6 +21,7 @@ from .data import DataSource
 from .decomposition import SolverOptions
 from .errors import ConfigurationError, WeightsError
 from .exporting import ExportOptions, export
+from .heads.reconversion import read_pruned
 from .loading import load_processor
 from .output import check_output
 from .planning import Plan, make_plan
@@ -94,7 +95,10 @@ def load_model(source: Source, load: LoadOptions, seed: int = 0) -> Checkpoint:
     Raises:
         CheckpointError, UnsupportedArchitectureError, AlreadyConvertedError, WeightsError: as `load_checkpoint`.
     """
-    checkpoint = load_checkpoint(source, seed=seed)
+    return _widened(load_checkpoint(source, seed=seed), load)
+
+
+def _widened(checkpoint: Checkpoint, load: LoadOptions) -> Checkpoint:
     if load.dtype is not None and torch.finfo(load.dtype).eps < torch.finfo(checkpoint.model.dtype).eps:
         # Before the conversion, so that the factors are not rounded to the checkpoint's dtype.
         _cast_model(checkpoint.model, load.dtype)
@@ -186,7 +190,8 @@ def convert_checkpoint(
     output = Path(output).expanduser()
     source = resolve_source(model, load.revision)
     check_output(output, source.folder, write.overwrite)
-    checkpoint = load_model(source, load, config.seed)
+    pruned = read_pruned(source)
+    checkpoint = load_model(source, load, config.seed) if pruned is None else _widened(pruned.checkpoint, load)
     require_convertible(checkpoint.model)
     if is_lossless(checkpoint.model, config) and request.source == "default":
         request = replace(request, source="none")
@@ -196,6 +201,8 @@ def convert_checkpoint(
         checkpoint, request, config, trust_remote_code=load.trust_remote_code, on_batch=on_batch
     )
     conversion = convert(checkpoint.model, config, calibration=found, inplace=heal is None, on_layer=on_layer)
+    if pruned is not None:
+        conversion = pruned.prune_again(conversion)
     steps = []
     if heal is not None:
         from .training.heal_checkpoint import heal_conversion  # which needs accelerate, and is slow to import

@@ -408,6 +408,32 @@ class TestPruneCommand:
         assert tuned.exit_code == 0, tuned.stderr
         report = json.loads((folder / "tuned" / "collab_report.json").read_text())
         assert [step["step"] for step in report["history"]] == ["prune", "heal", "finetune"]
+        converted = run("convert", folder / "tuned", folder / "smaller", "--rank", 8, "--heal", folder / "rows.txt")
+        assert converted.exit_code == 0, converted.stderr
+        after = json.loads((folder / "smaller" / "collab_report.json").read_text())
+        assert [step["step"] for step in after["history"]] == ["prune", "heal", "finetune", "heal"]
+        assert after["parameters"]["query_key"]["after"] < after["parameters"]["query_key"]["before"]
+        entries = json.loads((folder / "smaller" / "config.json").read_text())["collab_layers"]
+        assert [(entry["form"], entry["heads"]) for entry in entries] == [("cp", [1, 3]), ("cp", [0, 1, 2])]
+
+    @pytest.mark.parametrize("form", ["concat", "cp", "tucker"])
+    @pytest.mark.parametrize("keep", ["0:0,2", "0:;1:1,2"])
+    def test_converts_at_full_rank(self, folder: Path, form: str, keep: str) -> None:
+        assert run("prune", folder / "model", folder / "pruned", "--keep", keep).exit_code == 0
+        done = run("convert", folder / "pruned", folder / "again", "--rank", "1.0", "--form", form)
+        assert done.exit_code == 0, done.stderr
+        pruned, again = (AutoModel.from_pretrained(folder / name).eval() for name in ("pruned", "again"))
+        assert [layer.heads for layer in head_layers(again)] == [layer.heads for layer in head_layers(pruned)]
+        with torch.no_grad():
+            inputs = probe_inputs(pruned)
+            assert largest_difference(again(**inputs), pruned(**inputs)) < 1e-4
+
+    def test_what_was_converted_is_not_converted_again(self, folder: Path) -> None:
+        collab.convert_checkpoint(str(folder / "model"), folder / "converted", collab.ConversionConfig(rank=8))
+        assert run("prune", folder / "converted", folder / "pruned", "--keep", "0:0").exit_code == 0
+        done = run("convert", folder / "pruned", folder / "again", "--rank", "0.5")
+        assert done.exit_code == 1
+        assert "collaborative already" in done.stderr
 
     @pytest.mark.parametrize(
         ("arguments", "message"),

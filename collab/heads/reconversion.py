@@ -1,0 +1,57 @@
+"""Converting an original whose heads were pruned: as the native model it stands for, and pruned again."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from ..checkpoint import Checkpoint, Source, read_config
+from ..conversion import Conversion
+from ..expanding.expand import expand
+from ..loading import load
+from ..modeling.collab_attention import CollaborativeAttention
+from ..report import Count
+from .layers import head_layers, parameters
+from .removal import prune
+
+
+@dataclass(frozen=True)
+class PrunedOriginal:
+    """A model without some of its heads that was not converted otherwise.
+
+    Attributes:
+        checkpoint: the native model with the same outputs; what is gone is zero.
+        keep: by layer, the heads that are left.
+        parameters: of the pruned model; see `collab.heads.layers.parameters`.
+    """
+
+    checkpoint: Checkpoint
+    keep: Mapping[str, tuple[int, ...]]
+    parameters: Mapping[str, int]
+
+    def prune_again(self, conversion: Conversion) -> Conversion:
+        """The conversion of the native model, without the heads that were gone."""
+        model = prune(conversion.model, self.keep)
+        left = parameters(model)
+        query_key, attention, whole = (
+            Count(self.parameters[name], left[name]) for name in ("query_key", "attention", "model")
+        )
+        return Conversion(model, replace(conversion.report, query_key=query_key, attention=attention, model=whole))
+
+
+def read_pruned(source: Source) -> PrunedOriginal | None:
+    """Reads a folder if it holds a pruned original; None if it holds anything else.
+
+    Raises:
+        CheckpointError: if it does and cannot be read.
+    """
+    layers = read_config(source.folder).get("collab_layers")
+    if not isinstance(layers, list) or all("heads" not in one for one in layers if isinstance(one, dict)):
+        return None
+    loaded = load(str(source.folder))
+    whole = (layer for layer in loaded.model.modules() if isinstance(layer, CollaborativeAttention) and layer.heads)
+    if any(layer.head_ranks is None or set(layer.head_ranks) != {layer.attention_head_size} for layer in whole):
+        return None
+    keep = {layer.name: layer.heads for layer in head_layers(loaded.model)}
+    checkpoint = Checkpoint(source, expand(loaded.model).model, loaded.unused)
+    return PrunedOriginal(checkpoint, keep, parameters(loaded.model))
