@@ -10,6 +10,7 @@ from torch import Tensor
 from transformers import BertConfig
 from transformers.models.bert.modeling_bert import BertCrossAttention, BertSelfAttention
 
+from collab.modeling import collab_kernel
 from collab.modeling.collab_attention import CollaborativeCrossAttention, CollaborativeSelfAttention
 from collab.modeling.collab_config import AttentionSpec
 
@@ -104,6 +105,30 @@ def test_causal_without_a_mask(spec: AttentionSpec, kernel: str, bias: bool) -> 
     torch.testing.assert_close(layer(x)[0], expected, rtol=1e-5, atol=1e-6)
     everything, _ = formula(layer, x, x, None)
     torch.testing.assert_close(layer(x, is_causal=False)[0], everything, rtol=1e-5, atol=1e-6)
+
+
+@every_spec
+@pytest.mark.parametrize("mask", ["none", "causal", "row", "full", "position"])
+@pytest.mark.parametrize("tile", [1, 30_000])  # a few queries at a time, or a few sequences
+@torch.no_grad()
+def test_tiles(spec: AttentionSpec, mask: str, tile: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(collab_kernel, "TILE", tile)
+    length = 40
+    layer, x = make(spec, "matmul", causal=mask == "causal"), torch.randn(3, length, D)
+    allowed = torch.ones(3, 1, length, length, dtype=torch.bool)
+    given, bias = None, None
+    if mask == "causal":
+        allowed = allowed.tril()
+    elif mask != "none":
+        allowed[1, ..., 30:] = False
+        given = allowed[:, :, :1].clone().expand(-1, -1, length, -1) if mask == "row" else allowed
+        if mask == "full":
+            allowed[2] = allowed[2].tril()
+        if mask == "position":
+            bias = torch.randn(1, H, length, length)
+    expected, _ = formula(layer, x, x, allowed[:, 0], bias)
+    output, _ = layer(x, attention_mask=given, position_bias=bias)
+    torch.testing.assert_close(output, expected, rtol=1e-5, atol=1e-5)
 
 
 @every_spec
