@@ -101,26 +101,29 @@ class TestRemoval:
         assert [layer.heads for layer in head_layers(pruned)[:2]] == [(1, 3), ()]
         assert parameters(pruned)["attention"] < parameters(model)["attention"]
 
-    @every_family
-    def test_reloads_in_three_ways(self, row: Row, tmp_path: Path) -> None:
-        pruned = collab.prune(tiny_model(row), some_gone(tiny_model(row))[1])
-        pruned.save_pretrained(tmp_path / "pruned")
-        inputs = probe_inputs(pruned)
-        with torch.no_grad():
-            expected = pruned(**inputs)
-            reloaded = AutoModel.from_pretrained(tmp_path / "pruned")
-            assert largest_difference(reloaded(**inputs), expected) < 1e-5
-        job = {"folder": tmp_path / "pruned", "auto_class": "AutoModel", "inputs": inputs}
-        elsewhere = outputs_without_collab([job], tmp_path)[0]
-        for name, value in tensors(expected).items():
-            torch.testing.assert_close(elsewhere[name], value, atol=1e-5, rtol=0)
-        # Where neither collab nor its code may be used: a message, not a native model with random queries.
-        extra = CONFIG_MAPPING._extra_content.pop(pruned.config.model_type)
-        try:
-            with pytest.raises(ValueError, match="trust_remote_code=True"):
-                AutoModel.from_pretrained(tmp_path / "pruned", trust_remote_code=False)
-        finally:
-            CONFIG_MAPPING._extra_content[pruned.config.model_type] = extra
+    def test_reloads_in_three_ways(self, tmp_path: Path) -> None:
+        jobs, expected = [], []
+        for row in ROWS:
+            pruned = collab.prune(tiny_model(row), some_gone(tiny_model(row))[1])
+            folder = tmp_path / row.model_type
+            pruned.save_pretrained(folder)
+            inputs = probe_inputs(pruned)
+            with torch.no_grad():
+                expected.append(pruned(**inputs))
+                reloaded = AutoModel.from_pretrained(folder)
+                assert largest_difference(reloaded(**inputs), expected[-1]) < 1e-5, row.model_type
+            jobs.append({"folder": folder, "auto_class": "AutoModel", "inputs": inputs})
+            # Where neither collab nor its code may be used: a message, not a native model with random queries.
+            extra = CONFIG_MAPPING._extra_content.pop(pruned.config.model_type)
+            try:
+                with pytest.raises(ValueError, match="trust_remote_code=True"):
+                    AutoModel.from_pretrained(folder, trust_remote_code=False)
+            finally:
+                CONFIG_MAPPING._extra_content[pruned.config.model_type] = extra
+        for job, elsewhere, wanted in zip(jobs, outputs_without_collab(jobs, tmp_path), expected, strict=True):
+            for name, value in tensors(wanted).items():
+                message = f"{job['folder'].name}: {name}"
+                torch.testing.assert_close(elsewhere[name], value, atol=1e-5, rtol=0, msg=message)
 
     @every_family
     def test_attentions_have_the_heads_that_are_left(self, row: Row) -> None:
