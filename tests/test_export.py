@@ -163,6 +163,7 @@ class TestFromACheckpoint:
             "LICENSE",
             "README.md",
             "collab_attention.py",
+            "collab_kernel.py",
             "collab_bert.py",
             "collab_config.py",
             "collab_files.txt",

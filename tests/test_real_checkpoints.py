@@ -128,7 +128,7 @@ class TestALBERT:
         rounding = largest(hidden_states(original, inputs), expected)
         assert len(expected) == 13
         actual = hidden_states(AutoModelForMaskedLM.from_pretrained(tmp_path / "out"), inputs)
-        assert largest(actual, expected) < max(1e-5, rounding)
+        assert largest(actual, expected) < max(1e-5, 2 * rounding)  # two other orders of the same sums
         assert "albert.pooler.weight" in _names(tmp_path / "out"), "what the language model does not use is kept"
 
     def test_without_collab(self, albert_folder: Path, inputs: dict[str, Tensor], tmp_path: Path) -> None:
