@@ -24,14 +24,13 @@ from typing import Any
 import matplotlib.pyplot as plt
 import numpy as np
 import torch
-from common import COLORS, RESULTS, machine, markdown, write
+from common import COLORS, RESULTS, machine, markdown, shuffled_rounds, write
 from torch import Tensor
 from transformers import BertConfig
 from transformers.models.bert.modeling_bert import BertSelfAttention
 
 from collab.modeling.collab_attention import CollaborativeSelfAttention
 from collab.modeling.collab_config import AttentionSpec
-from collab.timing import time_in_turn
 
 WIDTHS = (768, 384)
 SHAPES = ((8, 32), (8, 128), (2, 512), (1, 32), (1, 512))
@@ -111,13 +110,7 @@ def measure(width: int, batch: int, length: int, padded: bool, device: str, dtyp
             named[case, path] = block(width, case, path, device, dtype)
     repeats = max(1, 1024 // (batch * length))  # a call of a small shape is too short for the clock
     runs = [(call, [inputs] * repeats) for call in named.values()]
-    time_in_turn(runs)
-    rounds = []
-    generator = np.random.default_rng(0)
-    for _ in range(ROUNDS):  # in another order each time: what ran before decides what is in the caches
-        order = generator.permutation(len(runs))
-        taken = time_in_turn([runs[number] for number in order])
-        rounds.append([taken[place] for place in np.argsort(order)])
+    rounds = shuffled_rounds(runs, ROUNDS)
     rows = []
     for number, name in enumerate(named):
         if name is None:

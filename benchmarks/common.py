@@ -7,14 +7,16 @@ import json
 import os
 import platform
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any
 
+import numpy as np
 import torch
 
 from collab.report import installed_versions
+from collab.timing import Run, time_in_turn
 
 RESULTS = Path(__file__).parent / "results"
 # Okabe and Ito's colours, which colour-blind readers can tell apart.
@@ -64,6 +66,18 @@ def seconds(function: Callable[[], object], repeats: int = 5) -> float:
         function()
         taken.append(time.perf_counter() - start)
     return median(taken)
+
+
+def shuffled_rounds(runs: Sequence[Run], rounds: int) -> list[list[float]]:
+    """Seconds of every run in every round, in another order each: what ran before decides what is in the caches."""
+    generator = np.random.default_rng(0)
+    time_in_turn(runs)  # warm
+    found = []
+    for _ in range(rounds):
+        order = generator.permutation(len(runs))
+        taken = time_in_turn([runs[number] for number in order])
+        found.append([taken[place] for place in np.argsort(order)])
+    return found
 
 
 def write(name: str, result: dict[str, Any], table: str) -> None:

@@ -30,7 +30,7 @@ import numpy as np
 import torch
 import transformers
 from attention import formula
-from common import COLORS, RESULTS, demo_folder, machine, markdown, write
+from common import COLORS, RESULTS, demo_folder, machine, markdown, shuffled_rounds, write
 from judge import Judge, stsb_sentences
 from torch import Tensor, nn
 from transformers import AutoModel, BertConfig, BertModel
@@ -39,7 +39,6 @@ import collab
 from collab.modeling.collab_attention import CollaborativeSelfAttention
 from collab.onnx.check import session
 from collab.onnx.graph import Graph, write_graph
-from collab.timing import time_in_turn
 
 SHAPES = ((8, 128), (2, 512))
 ROUNDS = 15
@@ -104,16 +103,9 @@ def plain(model: nn.Module) -> nn.Module:
     return model
 
 
-def in_turn(runs: dict[str, Callable[..., Any]], inputs: dict[str, Tensor], rounds: int = ROUNDS) -> list[dict]:
+def in_turn(runs: dict[str, Callable[..., Any]], inputs: dict[str, Tensor]) -> list[dict]:
     """Milliseconds of every run and how many times as fast as the first it is."""
-    named = [(one, [inputs]) for one in runs.values()]
-    time_in_turn(named)
-    generator = np.random.default_rng(0)
-    taken = []
-    for _ in range(rounds):
-        order = generator.permutation(len(named))
-        seconds = time_in_turn([named[number] for number in order])
-        taken.append([seconds[place] for place in np.argsort(order)])
+    taken = shuffled_rounds([(one, [inputs]) for one in runs.values()], ROUNDS)
     rows = []
     for number, name in enumerate(runs):
         ratios = [one[0] / one[number] for one in taken]

@@ -81,12 +81,12 @@ class Bench:
         """The fine-tuned original."""
         output = self.folder / "original"
         if not output.exists():
-            self._finetune(demo_folder(), output, self.setting.first, None)
+            self.finetune(demo_folder(), output, self.setting.first, None)
         return output
 
     def again(self, model: Path, output: Path) -> None:
         """The second fine-tuning."""
-        self._finetune(model, output, self.setting.again, self.setting.samples)
+        self.finetune(model, output, self.setting.again, self.setting.samples)
 
     def convert(self, form: str, part: float, output: Path, healed: bool) -> None:
         """A conversion of the fine-tuned original, calibrated, and healed if wanted, on the training sentences."""
@@ -123,7 +123,8 @@ class Bench:
         difference = report["against"]["difference"][self.task.best_by] if compared else {}
         return {**report["metrics"][self.task.best_by], "difference": difference}
 
-    def _finetune(self, model: Path, output: Path, epochs: float, samples: int | None) -> None:
+    def finetune(self, model: Path, output: Path, epochs: float, samples: int | None) -> None:
+        """Any fine-tuning, on all rows or the first ones."""
         options = collab.FinetuneOptions(run=replace(self.run, epochs=epochs))
         data = LabelledData(self.train, self.dev, self.label, samples=samples)
         finetune_checkpoint(str(model), output, self.task, data, options=options)

@@ -206,7 +206,7 @@ def by_pass(bench: Bench, passes: int, dev_rows: int | None, done: set[int]) -> 
     for number in range(1, passes + 1):
         output = folder / str(number)
         if not output.exists():
-            bench._finetune(demo_folder() if number == 1 else folder / str(number - 1), output, 1, None)
+            bench.finetune(demo_folder() if number == 1 else folder / str(number - 1), output, 1, None)
         if number in done:
             continue
         one = subject(bench, output, dev_rows)

@@ -14,7 +14,7 @@ from transformers.models.auto import modeling_auto
 
 from . import modeling
 from .errors import AlreadyConvertedError, UnsupportedArchitectureError
-from .modeling.collab_attention import CollaborativeCrossAttention
+from .modeling.collab_attention import CollaborativeAttention, CollaborativeCrossAttention
 from .modeling.collab_model import CollaborativeBase, CollaborativeMixin, auto_classes, family_models
 
 _ROPE = (
@@ -111,6 +111,11 @@ class Family:
         if "dense" in names:
             return f"{name}.{names['dense']}"
         return self.base.attention_classes[type(layer)].output_name(name)
+
+
+def collaborative_layers(model: PreTrainedModel) -> dict[str, CollaborativeAttention]:
+    """A converted model's attention layers by module name."""
+    return {name: layer for name, layer in model.named_modules() if isinstance(layer, CollaborativeAttention)}
 
 
 @cache

@@ -71,10 +71,7 @@ def random_inputs(
     generator = torch.Generator().manual_seed(seed)
     config = model.config
     if model.main_input_name == "pixel_values":
-        size = config.image_size
-        height, width = size if isinstance(size, list | tuple) else (size, size)
-        pixels = torch.randn(rows, config.num_channels, height, width, generator=generator)
-        return {"pixel_values": pixels.to(model.device, model.dtype)}
+        return {"pixel_values": random_images(model, rows, generator).to(model.device, model.dtype)}
     inputs = {
         "input_ids": torch.randint(vocabulary or config.vocab_size, (rows, length), generator=generator),
         "attention_mask": torch.ones(rows, length, dtype=torch.long),
@@ -85,3 +82,10 @@ def random_inputs(
         other = torch.randn(rows, states or length, config.hidden_size, generator=generator)
         inputs["encoder_hidden_states"] = other.to(model.dtype)
     return {name: value.to(model.device) for name, value in inputs.items()}
+
+
+def random_images(model: PreTrainedModel, rows: int, generator: torch.Generator) -> Tensor:
+    """Random images of the size that a model is for, (B, C, height, width)."""
+    size = model.config.image_size
+    height, width = size if isinstance(size, list | tuple) else (size, size)
+    return torch.randn(rows, model.config.num_channels, height, width, generator=generator)

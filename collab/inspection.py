@@ -8,14 +8,14 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers import AutoConfig, PreTrainedModel
+from transformers import PreTrainedModel
 from transformers import initialization as init
 
 from .checkpoint import read_config, resolve_source
-from .errors import CheckpointError, ConfigurationError, first_line
+from .errors import ConfigurationError
 from .heads.layers import HeadLayer, head_layers, parameters, passes_per_layer
 from .history import read_report
-from .loading import model_class_of
+from .loading import config_of, model_class_of
 from .modeling.collab_attention import CollaborativeAttention
 from .planning.cost import LayerShape
 
@@ -96,10 +96,7 @@ def inspect_checkpoint(
     """
     source = resolve_source(model, revision)
     raw = read_config(source.folder)
-    try:
-        config = AutoConfig.from_pretrained(source.folder, local_files_only=True, trust_remote_code=False)
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise CheckpointError(f"The config of {source.name} could not be read: {first_line(error)}") from error
+    config = config_of(source)
     model_class = model_class_of(raw, source.name)
     if num_heads is not None:
         width = config.hidden_size

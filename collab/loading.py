@@ -80,10 +80,7 @@ def load(
     source = resolve_source(name, revision)
     raw = read_config(source.folder)
     files = check_weight_files(source.folder)
-    try:
-        config = AutoConfig.from_pretrained(source.folder, local_files_only=True, trust_remote_code=False)
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise CheckpointError(f"The config of {source.name} could not be read: {first_line(error)}") from error
+    config = config_of(source)
     for key, value in (config_changes or {}).items():
         setattr(config, key, value)
     arguments = {"trust_remote_code": False} if auto_class is not None else {}
@@ -103,6 +100,18 @@ def load(
         sorted(info["missing_keys"]),
         read_tensors(files, info["unexpected_keys"]) if auto_class is None else {},
     )
+
+
+def config_of(source: Source) -> Any:
+    """A model's config, native or converted.
+
+    Raises:
+        CheckpointError: if transformers cannot read it.
+    """
+    try:
+        return AutoConfig.from_pretrained(source.folder, local_files_only=True, trust_remote_code=False)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise CheckpointError(f"The config of {source.name} could not be read: {first_line(error)}") from error
 
 
 def load_processor(source: Source, model: PreTrainedModel, trust_remote_code: bool = False) -> Any | None:

@@ -13,6 +13,7 @@ from transformers import PreTrainedModel
 
 from ..errors import CalibrationError
 from ..families import Family
+from ..temporary import eager_attention, frozen
 from .moments import Accumulator, LayerMoments, pooled
 
 
@@ -74,26 +75,19 @@ class Collector:
                 on_batch(self._batches, total)
 
         model = self.model
-        implementation, training = model.config._attn_implementation, model.training
-        trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        training = model.training
         handles = [model.register_forward_pre_hook(self._on_call, with_kwargs=True), model.register_forward_hook(learn)]
         for name, layer in self._layers.items():
             handles.append(layer.register_forward_pre_hook(self._before, with_kwargs=True))
             handles.append(layer.register_forward_hook(self._after(name), with_kwargs=True))
         try:
-            model.set_attn_implementation("eager")  # the only one that gives attention weights
             model.eval()
-            for parameter in trainable:
-                parameter.requires_grad_(False)
-            with torch.enable_grad():
+            with eager_attention(model), frozen(model), torch.enable_grad():
                 yield
         finally:
             for handle in handles:
                 handle.remove()
-            for parameter in trainable:
-                parameter.requires_grad_(True)
             model.train(training)
-            model.set_attn_implementation(implementation)
             self._passes.clear()
 
     def finish(self) -> tuple[dict[str, LayerMoments], dict[str, LayerMoments] | None]:

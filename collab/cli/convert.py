@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -30,7 +28,7 @@ from .options import (
     solver_options,
     verbosity_options,
 )
-from .running import INTERRUPTED_TRAINING, bars, failures, set_up_logging
+from .running import INTERRUPTED_TRAINING, bars, command_line, failures, set_up_logging
 from .tables import show_report
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -163,7 +161,7 @@ def convert(model: str, output: Path, **given: Any) -> None:
                 heal=heal,
                 load=loading_of(given, _DTYPES.get(given["dtype"])),
                 write=ExportOptions(given["overwrite"], given["max_shard_size"], given["base_model"]),
-                command=f"collab {shlex.join(sys.argv[1:])}",
+                command=command_line(),
                 on_batch=progress.batch,
                 on_layer=progress.layer,
                 on_step=progress.step,

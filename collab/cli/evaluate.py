@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import shlex
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +12,7 @@ from ..data import DataSource
 from ..history import append
 from ..tasks.task import GLUE, KINDS, task_named
 from .options import data_options, label_column_option, loading_options, max_length_option, verbosity_options
-from .running import bars, failures, set_up_logging
+from .running import bars, command_line, failures, set_up_logging
 from .tables import show_step
 
 
@@ -65,7 +63,7 @@ def evaluate(model: str, **given: Any) -> None:
                 options=EvaluateOptions(**{name: given[name] for name in names}),
                 revision=given["revision"],
                 trust_remote_code=given["trust_remote_code"],
-                command=f"collab {shlex.join(sys.argv[1:])}",
+                command=command_line(),
             )
         step = evaluation_step(report)
         if given["recorded"]:

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-import shlex
-import sys
 from pathlib import Path
 from typing import Any
 
 import click
 
 from .options import loading_options, overwrite_option, verbosity_options
-from .running import bars, failures, set_up_logging
+from .running import bars, command_line, failures, set_up_logging
 from .tables import show_step
 
 
@@ -43,7 +41,7 @@ def expand(model: str, output: Path, **given: Any) -> None:
         from ..expanding.card import expansion_step
         from ..expanding.expand_checkpoint import expand_checkpoint
 
-        command = f"collab {shlex.join(sys.argv[1:])}"
+        command = command_line()
         with bars(shown=not given["quiet"]):
             expansion = expand_checkpoint(
                 model,

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-import shlex
-import sys
 from pathlib import Path
 from typing import Any
 
 import click
 
 from .options import loading_options, overwrite_option, verbosity_options
-from .running import failures, set_up_logging
+from .running import command_line, failures, set_up_logging
 from .tables import show_step
 
 
@@ -46,7 +44,7 @@ def export(model: str, output: Path, form: str, **given: Any) -> None:
             OnnxOptions(given["int8"], given["overwrite"]),
             revision=given["revision"],
             trust_remote_code=given["trust_remote_code"],
-            command=f"collab {shlex.join(sys.argv[1:])}",
+            command=command_line(),
         )
     if given["as_json"]:
         click.echo(json.dumps(step.record, indent=2))

@@ -8,15 +8,14 @@ from typing import Any
 
 import click
 
-from ..tasks.task import GLUE, KINDS, task_named
+from ..tasks.task import task_named
 from .head_tables import show_scores
 from .options import (
-    data_options,
     heal_source,
-    label_column_option,
     loading_of,
     loading_options,
     max_length_option,
+    scoring_options,
     verbosity_options,
 )
 from .running import bars, failures, set_up_logging
@@ -31,24 +30,14 @@ Examples:
 @click.argument("model")
 @click.option("--data", required=True, help="Rows: a file, a folder of images, a data set on the Hub, or synthetic.")
 @click.option("--data2", help="Other rows, to see whether the scores agree.")
-@data_options
-@click.option("--split", default="train", show_default=True, help="Of a data set on the Hub.")
-@click.option(
-    "--task",
-    help=f"Judge by the labels of this task: {', '.join(KINDS)}, or glue/ and a name: {', '.join(GLUE)}.  "
-    "[default: by how far the model's own answers move, without labels]",
-)
-@label_column_option
+@scoring_options
 @click.option(
     "--score", "chosen", multiple=True, help="A score to compute; may be given several times.  [default: all]"
 )
-@click.option("--normalize", is_flag=True, help="Divide the gradient scores of each layer by their norm.")
-@click.option("--samples", type=int, default=512, show_default=True, help="Rows at most.")
 @click.option(
     "--ablation-samples", type=int, default=128, show_default=True, help="Rows at most that heads are closed on."
 )
 @max_length_option
-@click.option("--seed", type=int, default=0, show_default=True, help="Of the sample and of what is drawn.")
 @click.option("--figures", type=click.Path(path_type=Path, file_okay=False), help="Draw figures into this folder.")
 @click.option("--sentence", "sentences", multiple=True, help="Draw the attention maps of this; several times for more.")
 @click.option("--layer", "layers", type=int, multiple=True, help="Draw the maps of this layer only; from 0.")

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import shlex
-import sys
 from pathlib import Path
 from typing import Any, get_args
 
@@ -20,7 +18,7 @@ from .options import (
     training_options,
     verbosity_options,
 )
-from .running import INTERRUPTED_TRAINING, bars, failures, set_up_logging
+from .running import INTERRUPTED_TRAINING, bars, command_line, failures, set_up_logging
 from .tables import show_step
 
 _RUN = HealOptions().run
@@ -83,7 +81,7 @@ def heal(model: str, output: Path, **given: Any) -> None:
                 trust_remote_code=given["trust_remote_code"],
                 overwrite=given["overwrite"],
                 restart=given["restart"],
-                command=f"collab {shlex.join(sys.argv[1:])}",
+                command=command_line(),
                 on_step=progress.step,
             )
     if given["as_json"]:

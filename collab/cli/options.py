@@ -16,6 +16,7 @@ from ..errors import ConfigurationError
 from ..pipeline import CalibrationRequest, LoadOptions
 from ..rank import Rank
 from ..reparametrization import CONTENTS
+from ..tasks.task import GLUE, KINDS
 from ..training.options import Precision, RunOptions
 
 Command = Callable[..., Any]
@@ -177,6 +178,20 @@ training_options = _together(
 data_options = _together(
     text_column_option,
     click.option("--subset", help="Configuration of a data set on the Hub."),
+)
+
+scoring_options = _together(
+    data_options,
+    click.option("--split", default="train", show_default=True, help="Of a data set on the Hub."),
+    click.option(
+        "--task",
+        help=f"Score by the labels of this task: {', '.join(KINDS)}, or glue/ and a name: {', '.join(GLUE)}.  "
+        "[default: by how far the model's own answers move, without labels]",
+    ),
+    label_column_option,
+    click.option("--normalize", is_flag=True, help="Divide the gradient scores of each layer by their norm."),
+    click.option("--samples", type=int, default=512, show_default=True, help="Rows at most to score on."),
+    click.option("--seed", type=int, default=0, show_default=True, help="Of the sample and of what is drawn."),
 )
 
 overwrite_option = click.option("--overwrite", is_flag=True, help="Replace a model that collab wrote to OUTPUT.")

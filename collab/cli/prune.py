@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import shlex
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
@@ -12,18 +10,17 @@ from typing import Any, get_args
 import click
 
 from ..pipeline import HealRequest
-from ..tasks.task import GLUE, KINDS, task_named
+from ..tasks.task import task_named
 from ..training.options import HealOptions, Trainable
 from .options import (
-    data_options,
     heal_source,
-    label_column_option,
     loading_of,
     loading_options,
     overwrite_option,
+    scoring_options,
     verbosity_options,
 )
-from .running import INTERRUPTED_TRAINING, bars, failures, set_up_logging
+from .running import INTERRUPTED_TRAINING, bars, command_line, failures, set_up_logging
 from .tables import show_step
 
 
@@ -40,19 +37,9 @@ Examples:
 @click.option("--per-layer", type=int, help="Keep so many heads in every layer, those that matter most.")
 @click.option("--keep", help="Keep these heads of these layers: 0:1,2;3: is heads 1 and 2 of layer 0 and none of 3.")
 @click.option("--data", help="Rows to score heads on: a file, a folder of images, a data set on the Hub, or synthetic.")
-@data_options
-@click.option("--split", default="train", show_default=True, help="Of a data set on the Hub.")
-@click.option(
-    "--task",
-    help=f"Score by the labels of this task: {', '.join(KINDS)}, or glue/ and a name: {', '.join(GLUE)}.  "
-    "[default: by how far the model's own answers move, without labels]",
-)
-@label_column_option
+@scoring_options
 @click.option("--score", default="gradient", show_default=True, help="What heads are ranked by; see collab heads.")
-@click.option("--normalize", is_flag=True, help="Divide the gradient scores of each layer by their norm.")
 @click.option("--steps", type=int, default=1, show_default=True, help="Remove them in so many steps, scoring anew.")
-@click.option("--samples", type=int, default=512, show_default=True, help="Rows at most to score on.")
-@click.option("--seed", type=int, default=0, show_default=True, help="Of the sample and of what is drawn.")
 @click.option("--heal", metavar="SOURCE", help="Then heal it, on a file, a data set or synthetic, without labels.")
 @click.option("--heal-steps", type=int, help=f"[default: {HealOptions().run.steps}]")
 @click.option(
@@ -98,7 +85,7 @@ def prune(model: str, output: Path, **given: Any) -> None:
                 heal=heal,
                 reading=loading_of(given),
                 overwrite=given["overwrite"],
-                command=f"collab {shlex.join(sys.argv[1:])}",
+                command=command_line(),
                 on_done=progress.part,
                 on_step=progress.step,
             )

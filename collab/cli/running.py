@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import shlex
 import signal
 import sys
 from collections.abc import Iterator
@@ -18,6 +19,11 @@ from ..errors import CollabError, ConfigurationError
 from ..report import LayerReport
 
 INTERRUPTED_TRAINING = "Interrupted. The same command goes on from the last checkpoint."
+
+
+def command_line() -> str:
+    """What was typed, for reports and cards."""
+    return f"collab {shlex.join(sys.argv[1:])}"
 
 
 class _WrongRequest(click.ClickException):

@@ -71,12 +71,10 @@ def show_report(report: ConversionReport, output: Path) -> None:
     if report.choice.get("candidates"):
         for form, one in report.choice["candidates"].items():
             mark = "*" if form == report.choice["chosen"] else " "
+            faster = ", ".join(f"{one['faster'][length]:.2f}" for length in (32, 128, 512))
             console.print(
                 f"{mark} {form}: error {one['error']:.4f}, {one['parameters']:,} query/key parameters, "
-                "attention about "
-                + ", ".join(f"{one['faster'][length]:.2f}" for length in (32, 128, 512))
-                + " times as "
-                "fast at 32, 128 and 512 tokens",
+                f"attention about {faster} times as fast at 32, 128 and 512 tokens",
                 highlight=False,
             )
     if not all(one.converged for one in report.layers):

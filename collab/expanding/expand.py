@@ -15,7 +15,7 @@ from transformers import initialization as init
 from ..assembly import fill
 from ..conversion import check_finite, check_plain
 from ..errors import BudgetError, ConfigurationError, NotConvertedError, WeightsError
-from ..families import Family, families
+from ..families import Family, collaborative_layers, families
 from ..inputs import probe_inputs
 from ..modeling.collab_attention import CollaborativeAttention
 from ..modeling.collab_model import optional_parts
@@ -143,11 +143,6 @@ def require_expandable(model: PreTrainedModel) -> tuple[Family, type[PreTrainedM
             check_plain(f"{name}.{projection}", getattr(layer, projection))
     check_finite(model)
     return family, type(model).native_class()  # type: ignore[attr-defined]
-
-
-def collaborative_layers(model: PreTrainedModel) -> dict[str, CollaborativeAttention]:
-    """A converted model's attention layers by module name."""
-    return {name: layer for name, layer in model.named_modules() if isinstance(layer, CollaborativeAttention)}
 
 
 def _check_error(layers: list[ExpandedLayer], allowed: float) -> None:

@@ -7,11 +7,12 @@ from pathlib import Path
 
 from ..errors import NotConvertedError, WeightsError
 from ..exporting import auto_class_of, republish
+from ..families import collaborative_layers
 from ..history import read_report
 from ..loading import load
 from ..output import check_output
 from .card import expanded_card, expansion_step
-from .expand import Expansion, collaborative_layers, expand, require_expandable
+from .expand import Expansion, expand, require_expandable
 
 logger = logging.getLogger(__name__)
 

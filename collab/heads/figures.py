@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from ..data.features import collate, text_features
-from ..errors import ConfigurationError, DataError
+from ..errors import DataError
 from ..loading import Loaded
 from ..plotting import BLUE, VERMILION, pyplot, save
-from .layers import HeadLayer, head_layers
+from .layers import HeadLayer, check_numbers, head_layers
 from .scores import SCORES, HeadScores, rank_correlation
+from .statistics import attention_of
 
 logger = logging.getLogger(__name__)
 
@@ -96,9 +96,7 @@ def draw_attention(
         raise DataError("Attention maps are drawn for models that take text.")
     found = head_layers(model)
     numbers = range(len(found)) if layers is None else layers
-    for number in numbers:
-        if not 0 <= number < len(found):
-            raise ConfigurationError(f"There is no attention layer {number}: the model has 0 to {len(found) - 1}.")
+    check_numbers(found, numbers)
     folder.mkdir(parents=True, exist_ok=True)
     written = []
     for place, sentence in enumerate(sentences):
@@ -107,36 +105,14 @@ def draw_attention(
         tokens = loaded.tokenizer.convert_ids_to_tokens(batch["input_ids"].flatten().tolist())
         if len(tokens) > TOKENS:
             logger.warning("Sentence %d has %d tokens; its maps show the first %d.", place + 1, len(tokens), TOKENS)
-        weights = _weights(model, found, batch)
+        caught = attention_of(model, found, batch)
         for number in numbers:
             if found[number].heads:
                 file = folder / f"attention-{place + 1}-layer-{number}.png"
-                _attention(weights[found[number].name], found[number], tokens[:TOKENS], file)
+                weights, _ = caught[found[number].name][0]  # the first pass, where several share a layer
+                _attention(weights[0].float().cpu().numpy(), found[number], tokens[:TOKENS], file)
                 written.append(file)
     return written
-
-
-def _weights(model: Any, layers: Sequence[HeadLayer], batch: Mapping[str, torch.Tensor]) -> dict[str, np.ndarray]:
-    """Attention weights by layer, (H, T, T), of the first pass where several share a layer."""
-    caught: dict[str, np.ndarray] = {}
-
-    def hook(name: str) -> Any:
-        def keep(module: Any, args: tuple, output: Any) -> None:
-            caught.setdefault(name, output[1][0].float().cpu().numpy())
-
-        return keep
-
-    handles = [layer.module.register_forward_hook(hook(layer.name)) for layer in layers if layer.heads]
-    implementation = model.config._attn_implementation
-    try:
-        model.set_attn_implementation("eager")
-        with torch.no_grad():
-            model(**batch, output_attentions=True)
-    finally:
-        for handle in handles:
-            handle.remove()
-        model.set_attn_implementation(implementation)
-    return caught
 
 
 def _attention(weights: np.ndarray, layer: HeadLayer, tokens: list[str], file: Path) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from ..temporary import frozen
 from .gates import row_gates
 from .goal import Goal
 from .layers import HeadLayer
@@ -32,23 +33,16 @@ def gradient_importance(
     """
     sums = {layer.name: torch.zeros(len(layer.heads), dtype=torch.float64) for layer in layers}
     examples = 0
-    frozen = [parameter for parameter in goal.model.parameters() if parameter.requires_grad]
-    for parameter in frozen:
-        parameter.requires_grad_(False)
-    try:
-        with torch.enable_grad(), row_gates(layers) as gates:
-            for losses in goal.losses():
-                gates.clear()
-                loss = losses()  # (B,)
-                names = list(gates.by_layer)
-                found = torch.autograd.grad(loss.sum(), [gates.by_layer[name] for name in names], allow_unused=True)
-                examples += len(loss)
-                for name, gradient in zip(names, found, strict=True):
-                    if gradient is not None:  # (sides·B, H)
-                        by_example = gradient.unflatten(0, (goal.sides, -1)).sum(0)  # (B, H)
-                        sums[name] += by_example.abs().double().sum(0).cpu()
-                on_batch()
-    finally:
-        for parameter in frozen:
-            parameter.requires_grad_(True)
+    with frozen(goal.model), torch.enable_grad(), row_gates(layers) as gates:
+        for losses in goal.losses():
+            gates.clear()
+            loss = losses()  # (B,)
+            names = list(gates.by_layer)
+            found = torch.autograd.grad(loss.sum(), [gates.by_layer[name] for name in names], allow_unused=True)
+            examples += len(loss)
+            for name, gradient in zip(names, found, strict=True):
+                if gradient is not None:  # (sides·B, H)
+                    by_example = gradient.unflatten(0, (goal.sides, -1)).sum(0)  # (B, H)
+                    sums[name] += by_example.abs().double().sum(0).cpu()
+            on_batch()
     return {name: one / examples for name, one in sums.items()}

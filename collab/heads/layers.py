@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from torch import nn
 from transformers import PreTrainedModel
 
-from ..errors import UnsupportedArchitectureError
-from ..families import Family, families, refuse_unsupported
+from ..errors import ConfigurationError, UnsupportedArchitectureError
+from ..families import Family, collaborative_layers, families, refuse_unsupported
 from ..modeling.collab_attention import CollaborativeAttention
 
 
@@ -88,7 +89,7 @@ def head_layers(model: PreTrainedModel) -> list[HeadLayer]:
     """
     family = family_of(model)
     total = model.config.num_attention_heads
-    found = [_converted(model, name, one, total) for name, one in model.named_modules() if _is_converted(one)]
+    found = [_converted(model, name, one, total) for name, one in collaborative_layers(model).items()]
     for name, layer in family.attention_layers(model).items():
         query, key, value = (getattr(layer, family.names(layer)[one]) for one in ("query", "key", "value"))
         output = family.output_projection(model, name)
@@ -99,6 +100,13 @@ def head_layers(model: PreTrainedModel) -> list[HeadLayer]:
     return found
 
 
+def check_numbers(layers: Sequence[HeadLayer], numbers: Iterable[int]) -> None:
+    """Raises a ConfigurationError for the number of a layer that is not there."""
+    for number in numbers:
+        if not 0 <= number < len(layers):
+            raise ConfigurationError(f"There is no attention layer {number}: the model has 0 to {len(layers) - 1}.")
+
+
 def passes_per_layer(model: PreTrainedModel, layers: list[HeadLayer]) -> float:
     """How many passes of the model a layer serves: 1, but more where passes share weights (ALBERT)."""
     config = model.config
@@ -106,12 +114,7 @@ def passes_per_layer(model: PreTrainedModel, layers: list[HeadLayer]) -> float:
     return passes / len(layers)
 
 
-def _is_converted(module: nn.Module) -> bool:
-    return isinstance(module, CollaborativeAttention)
-
-
-def _converted(model: PreTrainedModel, name: str, layer: nn.Module, total: int) -> HeadLayer:
-    assert isinstance(layer, CollaborativeAttention)
+def _converted(model: PreTrainedModel, name: str, layer: CollaborativeAttention, total: int) -> HeadLayer:
     output = model.get_submodule(layer.output_name(name))
     query, key, value = (getattr(layer, one) if layer.heads else None for one in ("query", "key", "value"))
     return HeadLayer(name, layer, layer.heads, total, layer.attention_head_size, query, key, value, output)

@@ -13,7 +13,7 @@ from ..pipeline import LoadOptions
 from ..tasks.task import Task
 from ..training.finetune_checkpoint import LabelledData, finetune_checkpoint
 from ..training.options import FinetuneOptions, OnStep, RunOptions
-from ..training.work import finish, is_main_process, open_work, record_start
+from ..training.work import finish, is_main_process, open_work, record_start, wait_for_everyone, work_folder
 from .prune_checkpoint import prune_checkpoint
 from .selection import PruneOptions
 
@@ -42,14 +42,15 @@ class MidwayPruning:
 
     def halves(self, run: RunOptions) -> tuple[RunOptions, RunOptions]:
         """The training before and after, each with a warm-up and an end of its own."""
-        if run.steps is not None and round(run.steps * self.at) in (0, run.steps):
-            raise ConfigurationError(f"{self.at} of {run.steps} steps leaves no step before or after pruning.")
-        before = None if run.steps is None else round(run.steps * self.at)
-        after = None if run.steps is None or before is None else run.steps - before
-        parts = ((self.at, before), (1 - self.at, after))
+        before = after = None
+        if run.steps is not None:
+            before = round(run.steps * self.at)
+            after = run.steps - before
+            if not before or not after:
+                raise ConfigurationError(f"{self.at} of {run.steps} steps leaves no step before or after pruning.")
         first, second = (
             replace(run, steps=steps, epochs=run.epochs * part, evaluations=max(1, round(run.evaluations * part)))
-            for part, steps in parts
+            for part, steps in ((self.at, before), (1 - self.at, after))
         )
         return first, second
 
@@ -102,7 +103,7 @@ def finetune_and_prune_checkpoint(
     output = Path(output).expanduser()
     check_output(output, resolve_source(model, revision).folder, overwrite)
     first, second = (replace(options, run=run) for run in pruning.halves(options.run))
-    work = output.resolve().with_name(f"{output.name}.pruning")
+    work = work_folder(output, "pruning")
     fingerprint = repr((model, revision, task, data, pruning, options, teacher, new_head))
     if open_work(work, fingerprint, restart) is None and is_main_process():
         record_start(work, fingerprint, {})
@@ -123,16 +124,9 @@ def finetune_and_prune_checkpoint(
             reading=LoadOptions(trust_remote_code=trust_remote_code),
             command=command,
         )
-    _together()
+    wait_for_everyone()  # for the process that prunes
     report = finetune_checkpoint(
         str(pruned), output, task, data, options=second, overwrite=overwrite, on_step=on_step, **common
     )
     finish(work)
     return report
-
-
-def _together() -> None:
-    """Waits until the process that prunes is done."""
-    from accelerate import PartialState  # slow to import
-
-    PartialState().wait_for_everyone()

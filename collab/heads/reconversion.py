@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from ..checkpoint import Checkpoint, Source, read_config
 from ..conversion import Conversion
 from ..expanding.expand import expand
+from ..families import collaborative_layers
 from ..loading import load
-from ..modeling.collab_attention import CollaborativeAttention
 from ..report import Count
 from .layers import head_layers, parameters
 from .removal import prune
@@ -49,7 +49,7 @@ def read_pruned(source: Source) -> PrunedOriginal | None:
     if not isinstance(layers, list) or all("heads" not in one for one in layers if isinstance(one, dict)):
         return None
     loaded = load(str(source.folder))
-    whole = (layer for layer in loaded.model.modules() if isinstance(layer, CollaborativeAttention) and layer.heads)
+    whole = [layer for layer in collaborative_layers(loaded.model).values() if layer.heads]
     if any(layer.head_ranks is None or set(layer.head_ranks) != {layer.attention_head_size} for layer in whole):
         return None
     keep = {layer.name: layer.heads for layer in head_layers(loaded.model)}

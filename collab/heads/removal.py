@@ -18,6 +18,7 @@ from ..assembly import assemble
 from ..config import ConversionConfig
 from ..conversion import convert
 from ..errors import ConfigurationError
+from ..families import collaborative_layers
 from ..modeling.collab_attention import CollaborativeAttention
 from ..modeling.collab_config import AttentionSpec
 from ..modeling.collab_model import CollaborativeMixin
@@ -47,10 +48,9 @@ def prune(model: PreTrainedModel, keep: Mapping[str, Sequence[int]]) -> PreTrain
     converted = model if isinstance(model, CollaborativeMixin) else convert(model, LOSSLESS).model
     specs: list[AttentionSpec] = []
     state: dict[str, Tensor] = {name: tensor.detach() for name, tensor in converted.state_dict().items()}
-    for name, layer in converted.named_modules():
-        if isinstance(layer, CollaborativeAttention):
-            kept = layer.heads if name not in keep else tuple(sorted(keep[name]))
-            specs.append(_prune_layer(state, name, layer, kept))
+    for name, layer in collaborative_layers(converted).items():
+        kept = layer.heads if name not in keep else tuple(sorted(keep[name]))
+        specs.append(_prune_layer(state, name, layer, kept))
     config = copy.deepcopy(converted.config)
     config.collab_layers = [spec.to_dict() for spec in specs]
     trainable = {name: parameter.requires_grad for name, parameter in converted.named_parameters()}

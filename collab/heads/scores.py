@@ -169,15 +169,16 @@ def score_heads(
     if options.wants(*STATISTICS, "like_maps"):
         batches = rows.batches(loaded)
         statistics = attention_statistics(model, layers, batches, _counter(on_done, "attention", len(batches)))
+        by_layer = {layer.name: statistics[layer.name].scores() for layer in living}
         for name in STATISTICS:
             if options.wants(name):
-                found[name] = {layer.name: statistics[layer.name].scores()[name] for layer in living}
+                found[name] = {layer: scores[name] for layer, scores in by_layer.items()}
         if options.wants("like_maps"):
             likeness["maps"] = {layer.name: statistics[layer.name].likeness() for layer in living}
     if options.wants("ablation", "alone"):
         goal = rows.goal(loaded, options.ablation_samples)
         harm_name = goal.harm_name
-        changes = 2 * sum(len(layer.heads) for layer in layers)
+        changes = 2 * living_heads(layers)
         without, alone = ablation(goal, layers, _counter(on_done, "ablation", changes))
         found |= {name: one for name, one in (("ablation", without), ("alone", alone)) if options.wants(name)}
     if options.wants("like_weights"):

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ..errors import ConfigurationError
-from .layers import HeadLayer
+from .layers import HeadLayer, check_numbers
 from .scores import SCORES
 
 Importance = Mapping[str, Mapping[int, float]]
@@ -92,9 +92,7 @@ def by_number(layers: Sequence[HeadLayer], keep: Mapping[int, Sequence[int]]) ->
     Raises:
         ConfigurationError: if there is no such layer.
     """
-    for number in keep:
-        if not 0 <= number < len(layers):
-            raise ConfigurationError(f"There is no attention layer {number}: the model has 0 to {len(layers) - 1}.")
+    check_numbers(layers, keep)
     return {layers[number].name: tuple(sorted(set(heads))) for number, heads in keep.items()}
 
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional
 from transformers import PreTrainedModel
 
 from ..data.features import Batch
+from ..temporary import eager_attention
 from .layers import HeadLayer
 
 NAMES = ("attention_norm", "entropy", "attention_variance", "confidence", "output_variance")
@@ -79,8 +79,6 @@ def attention_statistics(
 ) -> dict[str, AttentionStatistics]:
     """Runs a model over rows and looks at its attention.
 
-    The kernel is the eager one meanwhile, because no other gives attention weights.
-
     Args:
         model: in evaluation mode.
         layers: of the model.
@@ -90,40 +88,40 @@ def attention_statistics(
     Returns:
         By layer, of those that have heads. Passes that share a layer's weights count alike.
     """
-    living = [layer for layer in layers if layer.heads]
-    found = {layer.name: AttentionStatistics(layer) for layer in living}
-    contexts: dict[str, list[Tensor]] = {}
-    weights: dict[str, list[Tensor]] = {}
+    found = {layer.name: AttentionStatistics(layer) for layer in layers if layer.heads}
+    for batch in batches:
+        for name, passes in attention_of(model, layers, batch).items():
+            for weights, context in passes:
+                found[name].add(weights, context, batch.get("attention_mask"))
+        on_batch()
+    return found
+
+
+def attention_of(
+    model: PreTrainedModel, layers: Sequence[HeadLayer], batch: Batch
+) -> dict[str, list[tuple[Tensor, Tensor]]]:
+    """Runs a model over a batch and catches its attention.
+
+    Returns:
+        By layer, of those that have heads, for each of its passes: weights (B, H, T, S), and the input of the output
+        projection, (B, T, H·d).
+    """
+    contexts: dict[str, list[Tensor]] = {layer.name: [] for layer in layers if layer.heads}
+    weights: dict[str, list[Tensor]] = {name: [] for name in contexts}
 
     def keep_context(name: str) -> Callable[..., None]:
-        def hook(module: nn.Module, args: tuple) -> None:
-            contexts.setdefault(name, []).append(args[0])
-
-        return hook
+        return lambda module, args: contexts[name].append(args[0])
 
     def keep_weights(name: str) -> Callable[..., None]:
-        def hook(module: nn.Module, args: tuple, output: Any) -> None:
-            weights.setdefault(name, []).append(output[1])
+        return lambda module, args, output: weights[name].append(output[1])
 
-        return hook
-
+    living = [layer for layer in layers if layer.heads]
     handles = [layer.output.register_forward_pre_hook(keep_context(layer.name)) for layer in living]
     handles += [layer.module.register_forward_hook(keep_weights(layer.name)) for layer in living]
-    implementation = model.config._attn_implementation
     try:
-        model.set_attn_implementation("eager")
-        with torch.no_grad():
-            for batch in batches:
-                contexts.clear()
-                weights.clear()
-                model(**batch, output_attentions=True)  # some families give weights only when asked
-                mask = batch.get("attention_mask")
-                for name, statistics in found.items():
-                    for one, context in zip(weights[name], contexts[name], strict=True):
-                        statistics.add(one, context, mask)
-                on_batch()
+        with eager_attention(model), torch.no_grad():
+            model(**batch, output_attentions=True)  # some families give weights only when asked
     finally:
         for handle in handles:
             handle.remove()
-        model.set_attn_implementation(implementation)
-    return found
+    return {name: list(zip(weights[name], contexts[name], strict=True)) for name in contexts}

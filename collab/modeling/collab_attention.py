@@ -207,7 +207,6 @@ class CollaborativeAttention(nn.Module):
             is_causal = self.is_causal if is_causal is None else is_causal
             if implementation == "sdpa":
                 output = attention_by_cost(
-                    self,
                     self.mix,
                     projected,
                     key,

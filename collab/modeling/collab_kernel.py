@@ -18,7 +18,6 @@ TILE = 3 * 2**19
 
 
 def attention_by_cost(
-    module: nn.Module,
     mix: Callable[[Tensor], Tensor],
     projected: Tensor,
     key: Tensor,
@@ -43,7 +42,6 @@ def attention_by_cost(
     is left of such cases is computed plainly.
 
     Args:
-        module: the layer, for its training flag.
         mix: makes queries by head, (B, H, T, r), of shared ones, (B, T, R).
         projected: (B, T, R).
         key: (B, 1 or H, S, r).
@@ -83,7 +81,7 @@ def attention_by_cost(
     if bias is not None or path == "matmul":
         attention_mask = additive_mask(bias, attention_mask, is_causal, query, key)
     if path == "matmul":
-        return eager_attention_forward(module, query, key, value, attention_mask, scaling, dropout)[0]
+        return _plain(query, key, value, attention_mask, scaling, dropout)[0].transpose(1, 2)
     if not on_cpu:
         width += -width % 8  # what kernels for GPUs want
     output = functional.scaled_dot_product_attention(
@@ -218,16 +216,20 @@ def _content_columns(query: Tensor, key: Tensor, content: Tensor) -> tuple[Tenso
     heads = query.shape[1]
     if key.shape[1] == 1:
         reading = torch.eye(heads, dtype=query.dtype, device=query.device).unsqueeze(1)  # (H, 1, H)
-        return reading.expand(*query.shape[:-1], -1), content.transpose(1, 2).unsqueeze(1)
-    return query.new_ones(1).expand(*query.shape[:-1], 1), content.unsqueeze(-1)
+    else:
+        reading = query.new_ones(1, 1, 1)
+    return reading.expand(*query.shape[:-1], -1), _key_columns(key, content)
+
+
+def _key_columns(key: Tensor, content: Tensor) -> Tensor:
+    return content.transpose(1, 2).unsqueeze(1) if key.shape[1] == 1 else content.unsqueeze(-1)
 
 
 def pack(key: Tensor, content: Tensor | None) -> Tensor:
     """Keys with the content bias as more columns: (B, 1, S, r + H) where the key is shared, (B, H, S, r + 1) else."""
     if content is None:
         return key
-    columns = content.transpose(1, 2).unsqueeze(1) if key.shape[1] == 1 else content.unsqueeze(-1)
-    return torch.cat([key, columns], dim=-1)
+    return torch.cat([key, _key_columns(key, content)], dim=-1)
 
 
 def _needs_gradient(*tensors: Tensor | None) -> bool:

@@ -7,10 +7,8 @@ from typing import Any
 
 from huggingface_hub import ModelCardData
 
-from ..card import source_metadata
+from ..card import INHERITED, source_metadata
 from ..history import CARD_FILE, Step, read_report, table
-
-_INHERITED = ("base_model", "language", "license", "license_name", "license_link", "pipeline_tag", "datasets")
 
 _TEXT = """\
 tokenizer = AutoTokenizer.from_pretrained("FOLDER")
@@ -39,7 +37,7 @@ def write_card(folder: Path, name: str, source: Path, inputs: tuple[str, ...], o
     data = ModelCardData(
         library_name="onnx",
         tags=list(dict.fromkeys([*original.get("tags", []), "onnx"])),
-        **{key: original[key] for key in _INHERITED if key in original},
+        **{key: original[key] for key in ("base_model", *INHERITED) if key in original},
     )
     images = "pixel_values" in inputs
     loader = "AutoImageProcessor" if images else "AutoTokenizer"

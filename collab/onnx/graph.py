@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from ..errors import UnsupportedArchitectureError, first_line
+from ..temporary import eager_attention
 from .samples import check_exportable, input_axes, sample
 
 
@@ -67,7 +68,7 @@ def write_graph(graph: Graph, file: Path) -> int:
         UnsupportedArchitectureError: if torch cannot trace it.
     """
     any_size = {name: dict(enumerate(axes)) for name, axes in graph.inputs.items()}
-    with _plain_attention(graph.model), _quiet_exporter():
+    with eager_attention(graph.model), _quiet_exporter():
         try:
             program: Any = torch.onnx.export(
                 graph,
@@ -84,17 +85,6 @@ def write_graph(graph: Graph, file: Path) -> int:
             ) from error
     program.save(file)
     return program.model.opset_imports[""]
-
-
-@contextlib.contextmanager
-def _plain_attention(model: PreTrainedModel) -> Iterator[None]:
-    """Has a model attend by matrix products and a softmax for a while."""
-    before = model.config._attn_implementation
-    model.set_attn_implementation("eager")
-    try:
-        yield
-    finally:
-        model.set_attn_implementation(before)
 
 
 @contextlib.contextmanager

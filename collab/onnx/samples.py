@@ -9,7 +9,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from ..errors import UnsupportedArchitectureError
-from ..inputs import has_choices, longest_input
+from ..inputs import has_choices, longest_input, random_images
 
 _LONGEST = 128
 _IMAGE = ("batch",)
@@ -69,9 +69,7 @@ def sample(model: PreTrainedModel, batch: int, length: int, generator: torch.Gen
     config = model.config
     axes = input_axes(model)
     if "pixel_values" in axes:
-        size = config.image_size
-        height, width = size if isinstance(size, list | tuple) else (size, size)
-        return {"pixel_values": torch.randn(batch, config.num_channels, height, width, generator=generator)}
+        return {"pixel_values": random_images(model, batch, generator)}
     length = min(length, longest_input(model))
     shape: tuple[int, ...] = (batch, length)
     seen = torch.tensor([max(1, length >> row) for row in range(batch)]).unsqueeze(1) > torch.arange(length)  # (B, T)

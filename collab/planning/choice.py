@@ -24,7 +24,6 @@ logger = logging.getLogger(__name__)
 LENGTHS = (16, 32, 64, 128, 256, 512)
 """Tokens of the sequences that speed is judged at."""
 
-
 _AS_FAST = 1.1
 """Times within this ratio are about the same: attention is a third of a model, and machines differ."""
 

@@ -75,12 +75,20 @@ class LayerShape:
 
     def flops(self, form: Form, rank: int, content: str, length: int) -> int:
         """The same for a converted layer, mixing and content term included."""
-        width = -(-rank // self.num_heads) if form == "concat" else rank  # what a head's scores run over
-        work = (self.query_width + self.key_width) * rank * length + self.num_heads * length**2 * width
+        scores = self.num_heads * length**2 * self._head_width(form, rank)
+        return 2 * (self._projections(form, rank, content, length) + scores)
+
+    def _head_width(self, form: Form, rank: int) -> int:
+        """What a head's scores run over."""
+        return -(-rank // self.num_heads) if form == "concat" else rank
+
+    def _projections(self, form: Form, rank: int, content: str, length: int) -> int:
+        """Multiply-adds of the shared projections, mixing and content term."""
+        work = (self.query_width + self.key_width) * rank * length
         work += {"concat": 0, "cp": self.num_heads * rank, "tucker": self.num_heads * rank**2}[form] * length
         if self.content and content == "exact":
             work += self.num_heads * self.key_width * length
-        return 2 * work
+        return work
 
     def time_before(self, length: int) -> float:
         """Estimated time on a CPU of the original's query, key and value projections and attention, for one sequence.
@@ -92,11 +100,8 @@ class LayerShape:
 
     def time(self, form: Form, rank: int, content: str, length: int) -> float:
         """The same for a converted layer."""
-        width = -(-rank // self.num_heads) if form == "concat" else rank
-        scores = self.num_heads * length**2
-        others = self.flops(form, rank, content, length) / 2 - scores * width
-        value = self.key_width * self.full_rank * length
-        return others + value + scores * self._score_time(width)
+        projections = self._projections(form, rank, content, length) + self.key_width * self.full_rank * length
+        return projections + self.num_heads * length**2 * self._score_time(self._head_width(form, rank))
 
     def _score_time(self, width: int) -> float:
         if width <= self.head_dim:

@@ -19,7 +19,7 @@ from ..comparable import check_comparable
 from ..data.features import collate, row_batches
 from ..data.prepare import Unlabelled, features_of, hold_back
 from ..errors import ConfigurationError, TrainingError
-from ..modeling.collab_attention import CollaborativeAttention
+from ..families import collaborative_layers
 from ..report import installed_versions
 from .distillation import DistillationTrainer
 from .dropping import set_dropout
@@ -160,7 +160,7 @@ def _training_only(model: PreTrainedModel, trainable: Trainable) -> Iterator[dic
 
 
 def _chosen(model: PreTrainedModel, trainable: Trainable) -> dict[str, nn.Parameter]:
-    layers = {name: layer for name, layer in model.named_modules() if isinstance(layer, CollaborativeAttention)}
+    layers = collaborative_layers(model)
     if trainable == "all":
         return dict(model.named_parameters()) if layers else {}
     prefixes = []
@@ -168,5 +168,5 @@ def _chosen(model: PreTrainedModel, trainable: Trainable) -> dict[str, nn.Parame
         if trainable == "factors":
             prefixes += [f"{name}.{part}" for part in ("query.", "key.", "mixing", "content_bias.", "query_offset")]
         else:
-            prefixes += [f"{name}.", f"{name.rpartition('.')[0]}.{type(layer).sibling_output}."]
+            prefixes += [f"{name}.", f"{layer.output_name(name)}."]
     return {name: one for name, one in model.named_parameters() if name.startswith(tuple(prefixes))}

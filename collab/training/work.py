@@ -19,10 +19,10 @@ _RECORD = "run.json"
 _RECORD_PARTIAL = "run.partial"
 
 
-def work_folder(output: Path) -> Path:
+def work_folder(output: Path, kind: str = "training") -> Path:
     """Where the unfinished work on an output folder is kept: beside it."""
     output = output.resolve()
-    return output.with_name(f"{output.name}.training")
+    return output.with_name(f"{output.name}.{kind}")
 
 
 @contextlib.contextmanager
@@ -53,11 +53,16 @@ def drop_other_checkpoints(work: Path, *keep: str | None) -> None:
 
 def finish(work: Path) -> None:
     """Deletes a working folder once every process is done with it."""
-    from accelerate import PartialState
-
-    PartialState().wait_for_everyone()
+    wait_for_everyone()
     if is_main_process():
         shutil.rmtree(work, ignore_errors=True)
+
+
+def wait_for_everyone() -> None:
+    """Waits until every process of the training is here."""
+    from accelerate import PartialState  # slow to import
+
+    PartialState().wait_for_everyone()
 
 
 def processes() -> int:
