@@ -42,16 +42,18 @@ WORK = Path(__file__).parent / "work"
 
 @dataclass(frozen=True)
 class Setting:
-    """How long a task is trained: epochs the first time, rows and epochs the second, steps of healing."""
+    """How a task is trained: epochs the first time, rows and epochs the second, steps of healing."""
 
     first: float
     again: float
     samples: int | None
     heal_steps: int
+    learning_rate: float = 1e-4
+    evaluations: int = 6
 
 
 QUICK = {
-    "sst2": Setting(3, 1, 8_000, 150),
+    "sst2": Setting(4, 1, 8_000, 150, learning_rate=5e-5, evaluations=12),
     "cola": Setting(4, 1, None, 150),
     "stsb": Setting(4, 1, None, 150),
 }
@@ -65,7 +67,13 @@ class Bench:
         self.name = name
         self.setting = setting
         self.task = task_named(f"glue/{name}")
-        self.run = collab.RunOptions(learning_rate=1e-4, weight_decay=0.01, precision="bf16", seed=seed)
+        self.run = collab.RunOptions(
+            learning_rate=setting.learning_rate,
+            weight_decay=0.01,
+            evaluations=setting.evaluations,
+            precision="bf16",
+            seed=seed,
+        )
         self.folder = WORK / f"{name}-{seed}-{setting.first:g}-{setting.again:g}"
         self.folder.mkdir(parents=True, exist_ok=True)
         data = shared_data() / "data"

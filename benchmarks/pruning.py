@@ -17,7 +17,7 @@ its data.
     python benchmarks/pruning.py --full          # all rows of the development sets, longer healing
 
 Heads are scored on 256 labelled training rows (ablation: 128). Writes results/pruning.json, .md and .png. Curves are
-kept as they finish, and a run that was stopped goes on.
+kept as they finish, and a run that was stopped goes on. Tasks may run side by side, in a process each.
 """
 
 from __future__ import annotations
@@ -302,34 +302,34 @@ def main() -> None:
     parser.add_argument("--task", action="append", choices=list(QUICK))
     given = parser.parse_args()
     transformers.logging.disable_progress_bar()
-    file = RESULTS / "pruning.json"
     dev_rows, steps = (None, 500) if given.full else (500, 100)
-    result: dict[str, Any] = {"curves": [], "likeness": [], "passes": []}
-    if file.exists():
-        result |= json.loads(file.read_text())
-    result |= {"machine": machine(), "settings": {"score_rows": ROWS, "dev_rows": dev_rows, "heal_steps": steps}}
+    settings = {"score_rows": ROWS, "dev_rows": dev_rows, "heal_steps": steps}
+    order = list(QUICK)
 
-    def keep() -> None:
+    def keep(what: str, *found: dict[str, Any]) -> None:
+        result = finished() | {"machine": machine(), "settings": settings}
+        result[what] += found
+        result["curves"].sort(key=lambda one: order.index(one["task"]))
         write("pruning", result, table(result))
         figure(result)
 
-    tasks = given.task or list(QUICK)
+    tasks = given.task or order
     for name in tasks:
-        bench = Bench(name, QUICK[name], 0)
-        done = {(curve["task"], curve["model"], curve["how"]) for curve in result["curves"]}
-        order = list(QUICK)
-        for curve in curves(bench, dev_rows, steps, done):
-            result["curves"].append(curve)
-            result["curves"].sort(key=lambda one: order.index(one["task"]))
-            keep()
+        done = {(curve["task"], curve["model"], curve["how"]) for curve in finished()["curves"]}
+        for curve in curves(Bench(name, QUICK[name], 0), dev_rows, steps, done):
+            keep("curves", curve)
     if "cola" in tasks:
         bench = Bench("cola", QUICK["cola"], 0)
-        if not result["likeness"]:
-            result["likeness"] = likeness(bench, dev_rows)
-            keep()
-        for one in by_pass(bench, 4, dev_rows, {one["passes"] for one in result["passes"]}):
-            result["passes"].append(one)
-            keep()
+        if not finished()["likeness"]:
+            keep("likeness", *likeness(bench, dev_rows))
+        for one in by_pass(bench, 4, dev_rows, {one["passes"] for one in finished()["passes"]}):
+            keep("passes", one)
+
+
+def finished() -> dict[str, Any]:
+    """Results so far; read anew every time, because each task may have a process of its own."""
+    file = RESULTS / "pruning.json"
+    return {"curves": [], "likeness": [], "passes": []} | (json.loads(file.read_text()) if file.exists() else {})
 
 
 if __name__ == "__main__":
