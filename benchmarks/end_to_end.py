@@ -67,7 +67,7 @@ def demo(folder: Path) -> tuple[Models, dict[str, dict[str, float]]]:
         output = folder / "converted"
         request = collab.CalibrationRequest(data, cache=folder / "moments.safetensors")
         options = collab.ExportOptions(overwrite=True)
-        report = collab.convert_checkpoint(str(demo_folder()), output, config, calibration=request, write=options)
+        report = collab.convert_checkpoint(str(demo_folder()), output, config, calibration=request, writing=options)
         models[name] = AutoModel.from_pretrained(output)
         quality[name] = judge.measure(output) | {"query_key": report.query_key.ratio, "form": report.layers[0].form}
         quality[name]["rank"] = report.layers[0].rank

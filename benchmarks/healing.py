@@ -56,7 +56,7 @@ def row(setting: dict[str, Any], judge: Judge, folder: Path) -> dict[str, Any]:
             config,
             calibration=collab.CalibrationRequest(data),
             heal=heal,
-            write=collab.ExportOptions(overwrite=True),
+            writing=collab.ExportOptions(overwrite=True),
         )
         measured[name] = judge.measure(folder / name) | {"seconds": time.perf_counter() - start}
     step = report.history[0]

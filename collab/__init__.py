@@ -57,12 +57,14 @@ from .errors import (
 )
 from .exporting import ExportOptions, export
 from .families import register
-from .pipeline import CalibrationRequest, HealRequest, LoadOptions, convert_checkpoint
+from .loading import LoadOptions
+from .pipeline import CalibrationRequest, HealRequest, convert_checkpoint
 from .planning import Plan, make_plan
 from .reparametrization import Reparametrization, reparametrize
 from .report import ConversionReport, Count, LayerReport
 from .sequential import calibrate_in_order
 from .training.options import FinetuneOptions, HealOptions, RunOptions
+from .training.work import WorkOptions
 
 if TYPE_CHECKING:
     from .benching.bench import bench_models
@@ -129,6 +131,7 @@ __all__ = [
     "UnsupportedArchitectureError",
     "VerificationError",
     "WeightsError",
+    "WorkOptions",
     "bench",
     "bench_models",
     "calibrate",

@@ -19,6 +19,20 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
+class LoadOptions:
+    """How to read a model.
+
+    Attributes:
+        revision: branch, tag or commit on the Hub.
+        trust_remote_code: let transformers run a tokenizer's code that comes with the checkpoint. A model's own code is
+            never run: it is read as the native model of its type.
+    """
+
+    revision: str | None = None
+    trust_remote_code: bool = False
+
+
+@dataclass(frozen=True)
 class Loaded:
     """A model as it lies in its folder.
 

@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 
 from .calibration import Calibration, CalibrationOptions, calibrate
 from .calibration.calibrate import OnBatch
-from .checkpoint import Checkpoint, Source, load_checkpoint, resolve_source
+from .checkpoint import Checkpoint, load_checkpoint, resolve_source
 from .config import ConversionConfig
 from .conversion import Conversion, convert, is_lossless, require_convertible
 from .data import DataSource
@@ -22,7 +22,7 @@ from .decomposition import SolverOptions
 from .errors import ConfigurationError, WeightsError
 from .exporting import ExportOptions, export
 from .heads.reconversion import read_pruned
-from .loading import load_processor
+from .loading import LoadOptions, load_processor
 from .output import check_output
 from .planning import Plan, make_plan
 from .planning.plan import FRACTIONS
@@ -31,22 +31,6 @@ from .report import ConversionReport, LayerReport
 from .sequential import calibrate_in_order
 from .training.options import HealOptions, OnStep
 from .training.work import work_folder
-
-
-@dataclass(frozen=True)
-class LoadOptions:
-    """How to read a model.
-
-    Attributes:
-        revision: branch, tag or commit on the Hub.
-        dtype: of the exported weights; None keeps the checkpoint's. The solve has its own (`SolverOptions.precision`).
-        trust_remote_code: let transformers run a tokenizer's code that comes with the checkpoint. A model's own code is
-            never run: it is read as the native model of its type.
-    """
-
-    revision: str | None = None
-    dtype: torch.dtype | None = None
-    trust_remote_code: bool = False
 
 
 @dataclass(frozen=True)
@@ -89,20 +73,10 @@ class HealRequest:
     restart: bool = False
 
 
-def load_model(source: Source, load: LoadOptions, seed: int = 0) -> Checkpoint:
-    """Reads a model, in the dtype asked for where that is the wider one.
-
-    Raises:
-        CheckpointError, UnsupportedArchitectureError, AlreadyConvertedError, WeightsError: as `load_checkpoint`.
-    """
-    return _widened(load_checkpoint(source, seed=seed), load)
-
-
-def _widened(checkpoint: Checkpoint, load: LoadOptions) -> Checkpoint:
-    if load.dtype is not None and torch.finfo(load.dtype).eps < torch.finfo(checkpoint.model.dtype).eps:
-        # Before the conversion, so that the factors are not rounded to the checkpoint's dtype.
-        _cast_model(checkpoint.model, load.dtype)
-    return checkpoint
+def _widen(model: PreTrainedModel, dtype: torch.dtype | None) -> None:
+    """A model in the dtype of the export if that is the wider one, so that the factors are not rounded to its own."""
+    if dtype is not None and torch.finfo(dtype).eps < torch.finfo(model.dtype).eps:
+        _cast_model(model, dtype)
 
 
 def calibrate_checkpoint(
@@ -154,8 +128,9 @@ def convert_checkpoint(
     *,
     calibration: CalibrationRequest | None = None,
     heal: HealRequest | None = None,
-    load: LoadOptions | None = None,
-    write: ExportOptions | None = None,
+    reading: LoadOptions | None = None,
+    writing: ExportOptions | None = None,
+    dtype: torch.dtype | None = None,
     command: str | None = None,
     on_batch: OnBatch | None = None,
     on_layer: Callable[[LayerReport, int], None] | None = None,
@@ -170,8 +145,9 @@ def convert_checkpoint(
         calibration: what to calibrate on; by default random vocabulary. At full rank there is nothing to calibrate.
         heal: what to heal the result on; None for no training. Unfinished healing is kept beside the output, in
             `OUTPUT.training`, and the same call goes on from there.
-        load: how to read the original.
-        write: how to write the result.
+        reading: how to read the original.
+        writing: how to write the result.
+        dtype: of the exported weights; None keeps the checkpoint's. The solve has its own (`SolverOptions.precision`).
         command: the command line, for the report and the model card.
         on_batch: called after every batch of the calibration, with their number and the number in all.
         on_layer: called as soon as a layer is solved, with its report and the number of layers in all.
@@ -184,21 +160,22 @@ def convert_checkpoint(
         CollabError: of the kind that `load_checkpoint`, `calibrate`, `convert` and `export` raise. No output is left
             behind then.
     """
-    load = load or LoadOptions()
-    write = write or ExportOptions()
+    reading = reading or LoadOptions()
+    writing = writing or ExportOptions()
     request = calibration or CalibrationRequest()
     output = Path(output).expanduser()
-    source = resolve_source(model, load.revision)
-    check_output(output, source.folder, write.overwrite)
+    source = resolve_source(model, reading.revision)
+    check_output(output, source.folder, writing.overwrite)
     pruned = read_pruned(source)
-    checkpoint = load_model(source, load, config.seed) if pruned is None else _widened(pruned.checkpoint, load)
+    checkpoint = load_checkpoint(source, seed=config.seed) if pruned is None else pruned.checkpoint
+    _widen(checkpoint.model, dtype)
     require_convertible(checkpoint.model)
     if is_lossless(checkpoint.model, config) and request.source == "default":
         request = replace(request, source="none")
     elif heal is not None and request.source == "default" and heal.source != "synthetic":
         request = replace(request, source=heal.source)
     found, notes = calibrate_checkpoint(
-        checkpoint, request, config, trust_remote_code=load.trust_remote_code, on_batch=on_batch
+        checkpoint, request, config, trust_remote_code=reading.trust_remote_code, on_batch=on_batch
     )
     conversion = convert(checkpoint.model, config, calibration=found, inplace=heal is None, on_layer=on_layer)
     if pruned is not None:
@@ -207,7 +184,7 @@ def convert_checkpoint(
     if heal is not None:
         from .training.heal_checkpoint import heal_conversion  # which needs accelerate, and is slow to import
 
-        processor = load_processor(checkpoint.source, checkpoint.model, load.trust_remote_code)
+        processor = load_processor(checkpoint.source, checkpoint.model, reading.trust_remote_code)
         steps.append(
             heal_conversion(
                 conversion.model,
@@ -220,9 +197,9 @@ def convert_checkpoint(
                 on_step=on_step,
             )
         )
-    if load.dtype is not None:
-        _cast_model(conversion.model, load.dtype)
-        checkpoint = replace(checkpoint, unused=_cast(checkpoint.unused, load.dtype))
+    if dtype is not None:
+        _cast_model(conversion.model, dtype)
+        checkpoint = replace(checkpoint, unused=_cast(checkpoint.unused, dtype))
     report = replace(
         conversion.report,
         source=model,
@@ -230,7 +207,7 @@ def convert_checkpoint(
         command=command,
         notes=(*checkpoint.notes, *notes, *conversion.report.notes),
     )
-    report = export(Conversion(conversion.model, report), output, checkpoint, write, load.trust_remote_code, steps)
+    report = export(Conversion(conversion.model, report), output, checkpoint, writing, reading.trust_remote_code, steps)
     if heal is not None:
         shutil.rmtree(work_folder(output), ignore_errors=True)
     return report
@@ -240,7 +217,7 @@ def plan_checkpoint(
     model: str,
     *,
     calibration: CalibrationRequest | None = None,
-    load: LoadOptions | None = None,
+    reading: LoadOptions | None = None,
     fractions: Sequence[float] = FRACTIONS,
     content: Content = "exact",
     solver: SolverOptions | None = None,
@@ -248,11 +225,11 @@ def plan_checkpoint(
     on_layer: Callable[[str, int], None] | None = None,
 ) -> Plan:
     """Predicts errors and costs of converting a checkpoint; see `collab.planning.make_plan`."""
-    load = load or LoadOptions()
-    checkpoint = load_model(resolve_source(model, load.revision), load)
+    reading = reading or LoadOptions()
+    checkpoint = load_checkpoint(resolve_source(model, reading.revision))
     require_convertible(checkpoint.model)
     found, _ = calibrate_checkpoint(
-        checkpoint, calibration or CalibrationRequest(), trust_remote_code=load.trust_remote_code, on_batch=on_batch
+        checkpoint, calibration or CalibrationRequest(), trust_remote_code=reading.trust_remote_code, on_batch=on_batch
     )
     return make_plan(checkpoint.model, found, fractions=fractions, content=content, solver=solver, on_layer=on_layer)
 

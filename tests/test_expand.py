@@ -239,7 +239,7 @@ def folder(tmp_path: Path) -> Path:
     (source / "README.md").write_text("---\nlicense: mit\nlanguage: en\ntags:\n- mine\n---\n# Model\n")
     config = collab.ConversionConfig(rank=16, form="concat")
     collab.convert_checkpoint(
-        str(source), tmp_path / "converted", config, write=collab.ExportOptions(base_model="someone/original")
+        str(source), tmp_path / "converted", config, writing=collab.ExportOptions(base_model="someone/original")
     )
     return tmp_path / "converted"
 

@@ -149,11 +149,10 @@ class TestFromACheckpoint:
         return folder
 
     def convert(self, source: Path, output: Path, **settings: object) -> collab.ConversionReport:
-        write = settings.pop("write", None)
-        load = settings.pop("load", None)
+        writing, dtype = settings.pop("writing", None), settings.pop("dtype", None)
         config = collab.ConversionConfig(**({"rank": 8} | settings))
         return collab.convert_checkpoint(
-            str(source), output, config, load=load, write=write, command="collab convert …"
+            str(source), output, config, writing=writing, dtype=dtype, command="collab convert …"
         )
 
     def test_files(self, source: Path, tmp_path: Path) -> None:
@@ -183,7 +182,7 @@ class TestFromACheckpoint:
         assert report.source == str(source)
 
     def test_card(self, source: Path, tmp_path: Path) -> None:
-        self.convert(source, tmp_path / "out", write=collab.ExportOptions(base_model="someone/original"))
+        self.convert(source, tmp_path / "out", writing=collab.ExportOptions(base_model="someone/original"))
         card = ModelCard.load(tmp_path / "out" / "README.md")
         data = card.data.to_dict()
         assert data["base_model"] == "someone/original"
@@ -245,13 +244,13 @@ class TestFromACheckpoint:
 
     @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
     def test_dtype(self, source: Path, tmp_path: Path, dtype: torch.dtype) -> None:
-        self.convert(source, tmp_path / "narrow", load=collab.LoadOptions(dtype=dtype))
+        self.convert(source, tmp_path / "narrow", dtype=dtype)
         narrow = AutoModel.from_pretrained(tmp_path / "narrow")
         assert narrow.dtype == dtype
         transformers.BertForMaskedLM.from_pretrained(source, dtype=dtype).save_pretrained(tmp_path / "narrow-source")
         self.convert(tmp_path / "narrow-source", tmp_path / "kept")
         assert AutoModel.from_pretrained(tmp_path / "kept").dtype == dtype
-        self.convert(tmp_path / "narrow-source", tmp_path / "wide", load=collab.LoadOptions(dtype=torch.float32))
+        self.convert(tmp_path / "narrow-source", tmp_path / "wide", dtype=torch.float32)
         wide = AutoModel.from_pretrained(tmp_path / "wide").encoder.layer[0].attention.self.query.weight
         assert wide.dtype == torch.float32
         assert not torch.equal(wide, wide.to(dtype).float()), "the factors were not rounded"
@@ -274,7 +273,7 @@ class TestFromACheckpoint:
         with pytest.raises(collab.OutputError, match="overwrite"):
             self.convert(source, tmp_path / "out", rank=4)
         assert AutoConfig.from_pretrained(tmp_path / "out").collab_layers[0]["rank"] == 8
-        self.convert(source, tmp_path / "out", rank=4, write=collab.ExportOptions(overwrite=True))
+        self.convert(source, tmp_path / "out", rank=4, writing=collab.ExportOptions(overwrite=True))
         assert AutoConfig.from_pretrained(tmp_path / "out").collab_layers[0]["rank"] == 4
         assert folders(tmp_path) == {"source", "out"}
 
@@ -285,7 +284,7 @@ class TestFromACheckpoint:
         mine.parent.mkdir(exist_ok=True)
         mine.write_text("mine")
         with pytest.raises(collab.OutputError, match=name):
-            self.convert(source, tmp_path / "out", write=collab.ExportOptions(overwrite=True))
+            self.convert(source, tmp_path / "out", writing=collab.ExportOptions(overwrite=True))
         assert mine.read_text() == "mine"
 
     def test_a_folder_that_appears_meanwhile_is_left_alone(
@@ -309,7 +308,7 @@ class TestFromACheckpoint:
         for dtype in (torch.float32, torch.bfloat16):
             native.to(dtype).save_pretrained(source)
             with pytest.raises(collab.WeightsError, match=r"word_embeddings.weight does not fit float16"):
-                self.convert(source, tmp_path / "out", load=collab.LoadOptions(dtype=torch.float16))
+                self.convert(source, tmp_path / "out", dtype=torch.float16)
         assert folders(tmp_path) == {"source"}
 
     def test_unused_weights_take_the_dtype_too(self, source: Path, tmp_path: Path) -> None:
@@ -317,7 +316,7 @@ class TestFromACheckpoint:
         safetensors.torch.save_file(
             weights | {"bert.pooler.dense.bias": torch.ones(32)}, source / "model.safetensors", {"format": "pt"}
         )
-        self.convert(source, tmp_path / "out", load=collab.LoadOptions(dtype=torch.bfloat16))
+        self.convert(source, tmp_path / "out", dtype=torch.bfloat16)
         written = safetensors.torch.load_file(tmp_path / "out" / "model.safetensors")
         assert {tensor.dtype for tensor in written.values()} == {torch.bfloat16}
 

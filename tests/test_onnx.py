@@ -121,9 +121,12 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, Resu
     BertTokenizer(str(folder / "native" / "vocab.txt")).save_pretrained(folder / "native")
     (folder / "native" / "README.md").write_text("---\nlicense: mit\ntags:\n- mine\n---\n# Model\n")
     config = collab.ConversionConfig(rank=8, form="tucker")
-    load = collab.LoadOptions(dtype=torch.float16)
     collab.convert_checkpoint(
-        str(folder / "native"), folder / "model", config, calibration=collab.CalibrationRequest("none"), load=load
+        str(folder / "native"),
+        folder / "model",
+        config,
+        calibration=collab.CalibrationRequest("none"),
+        dtype=torch.float16,
     )
     return folder / "model", folder / "out", run(folder / "model", folder / "out", "--int8", "--json")
 

@@ -16,6 +16,7 @@ from ..training.options import FinetuneOptions
 from .options import (
     data_options,
     label_column_option,
+    loading_of,
     loading_options,
     overwrite_option,
     run_of,
@@ -87,7 +88,7 @@ def finetune(model: str, output: Path, **given: Any) -> None:
         columns = given["text_column"]
 
         from ..training.finetune_checkpoint import LabelledData, finetune_checkpoint, finetuning_step  # slow to import
-        from ..training.work import is_main_process
+        from ..training.work import WorkOptions, is_main_process
 
         def source(name: str, split: str) -> DataSource | None:
             return None if given[name] is None else DataSource(given[name], columns, given["subset"], given[split])
@@ -116,11 +117,8 @@ def finetune(model: str, output: Path, **given: Any) -> None:
                 options=options,
                 teacher=given["teacher"],
                 new_head=given["new_head"],
-                revision=given["revision"],
-                trust_remote_code=given["trust_remote_code"],
-                overwrite=given["overwrite"],
-                restart=given["restart"],
-                command=command_line(),
+                reading=loading_of(given),
+                writing=WorkOptions(given["overwrite"], given["restart"], command_line()),
                 on_step=progress.step,
             )
     if not is_main_process():

@@ -50,7 +50,8 @@ def heads(model: str, **given: Any) -> None:
         from ..errors import ConfigurationError  # the rest is slow to import
         from ..heads.figures import draw_attention, draw_comparison, draw_scores
         from ..heads.score_checkpoint import notes, score_checkpoint
-        from ..heads.scores import ScoreOptions
+        from ..heads.scores import HeadScores, ScoreOptions
+        from ..loading import Loaded
         from ..plotting import pyplot
 
         if given["sentences"] and given["figures"] is None:
@@ -59,11 +60,12 @@ def heads(model: str, **given: Any) -> None:
             pyplot()  # before the work, so that a missing package is known at once
         task = task_named(given["task"]) if given["task"] else None
         options = ScoreOptions(given["chosen"], given["ablation_samples"], given["normalize"])
-        found = []
+        found: list[HeadScores] = []
+        source: str | Loaded = model
         with bars(shown=not given["quiet"]) as progress:
             for data in filter(None, (given["data"], given["data2"])):
                 scores, loaded, _ = score_checkpoint(
-                    model,
+                    source,
                     heal_source(data, given["text_column"], given["subset"], given["split"]),
                     task=task,
                     label_column=given["label_column"],
@@ -75,6 +77,7 @@ def heads(model: str, **given: Any) -> None:
                     on_done=progress.part,
                 )
                 found.append(scores)
+                source = loaded
             written = []
             if given["figures"] is not None:
                 written += draw_scores(found[0], given["figures"])

@@ -12,6 +12,7 @@ from ..training.options import HealOptions, Trainable
 from .options import (
     data_options,
     heal_source,
+    loading_of,
     loading_options,
     overwrite_option,
     run_of,
@@ -63,6 +64,7 @@ def heal(model: str, output: Path, **given: Any) -> None:
     set_up_logging(-1 if given["quiet"] else given["verbose"])
     with failures(INTERRUPTED_TRAINING):
         from ..training.heal_checkpoint import heal_checkpoint, healing_step  # slow to import
+        from ..training.work import WorkOptions
 
         options = HealOptions(
             given["trainable"],
@@ -77,11 +79,8 @@ def heal(model: str, output: Path, **given: Any) -> None:
                 heal_source(given["data"], given["text_column"], given["subset"], given["split"]),
                 options=options,
                 teacher=given["teacher"],
-                revision=given["revision"],
-                trust_remote_code=given["trust_remote_code"],
-                overwrite=given["overwrite"],
-                restart=given["restart"],
-                command=command_line(),
+                reading=loading_of(given),
+                writing=WorkOptions(given["overwrite"], given["restart"], command_line()),
                 on_step=progress.step,
             )
     if given["as_json"]:

@@ -13,7 +13,8 @@ from ..calibration import CalibrationOptions
 from ..data import DataSource
 from ..decomposition import METHODS, SolverOptions
 from ..errors import ConfigurationError
-from ..pipeline import CalibrationRequest, LoadOptions
+from ..loading import LoadOptions
+from ..pipeline import CalibrationRequest
 from ..rank import Rank
 from ..reparametrization import CONTENTS
 from ..tasks.task import GLUE, KINDS
@@ -241,6 +242,6 @@ def heal_source(name: str, columns: tuple[str, ...], subset: str | None, split: 
     return name if name == "synthetic" else DataSource(name, columns, subset, split)
 
 
-def loading_of(given: dict[str, Any], dtype: Any = None) -> LoadOptions:
+def loading_of(given: dict[str, Any]) -> LoadOptions:
     """How the options say to read the model."""
-    return LoadOptions(given["revision"], dtype, given["trust_remote_code"])
+    return LoadOptions(given["revision"], given["trust_remote_code"])

@@ -55,7 +55,7 @@ def plan(model: str, params: tuple[float, ...], figure: Path | None, **given: An
             found = plan_checkpoint(
                 model,
                 calibration=calibration_of(given),
-                load=loading_of(given),
+                reading=loading_of(given),
                 fractions=params or FRACTIONS,
                 content=given["content"],
                 solver=solver_of(given),

@@ -13,10 +13,10 @@ from ..data.prepare import Unlabelled
 from ..errors import ConfigurationError
 from ..exporting import ExportOptions, export, republish
 from ..history import Step, table
-from ..loading import Loaded, load
+from ..loading import Loaded, LoadOptions, load
 from ..modeling.collab_model import CollaborativeMixin
 from ..output import check_output
-from ..pipeline import HealRequest, LoadOptions
+from ..pipeline import HealRequest
 from ..report import Count
 from ..tasks.task import Task
 from ..training.options import OnStep

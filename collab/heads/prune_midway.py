@@ -8,12 +8,20 @@ from typing import Any
 
 from ..checkpoint import resolve_source
 from ..errors import ConfigurationError
+from ..loading import LoadOptions
 from ..output import check_output
-from ..pipeline import LoadOptions
 from ..tasks.task import Task
 from ..training.finetune_checkpoint import LabelledData, finetune_checkpoint
 from ..training.options import FinetuneOptions, OnStep, RunOptions
-from ..training.work import finish, is_main_process, open_work, record_start, wait_for_everyone, work_folder
+from ..training.work import (
+    WorkOptions,
+    finish,
+    is_main_process,
+    open_work,
+    record_start,
+    wait_for_everyone,
+    work_folder,
+)
 from .prune_checkpoint import prune_checkpoint
 from .selection import PruneOptions
 
@@ -65,11 +73,8 @@ def finetune_and_prune_checkpoint(
     options: FinetuneOptions | None = None,
     teacher: str | None = None,
     new_head: bool = False,
-    revision: str | None = None,
-    trust_remote_code: bool = False,
-    overwrite: bool = False,
-    restart: bool = False,
-    command: str | None = None,
+    reading: LoadOptions | None = None,
+    writing: WorkOptions | None = None,
     on_step: OnStep | None = None,
 ) -> dict[str, Any]:
     """Fine-tunes a model, prunes it, and goes on; the output appears whole or not at all.
@@ -86,11 +91,8 @@ def finetune_and_prune_checkpoint(
         options: as in `finetune_checkpoint`, like all that follow.
         teacher: a model for the same task.
         new_head: replace the head.
-        revision: on the Hub.
-        trust_remote_code: for a tokenizer's code.
-        overwrite: replace a model that collab wrote to `output`.
-        restart: forget unfinished work.
-        command: the command line.
+        reading: how to read the model.
+        writing: how to treat the output.
         on_step: called after every step.
 
     Returns:
@@ -99,19 +101,30 @@ def finetune_and_prune_checkpoint(
     Raises:
         CollabError: of the kind that `finetune_checkpoint` and `prune_checkpoint` raise.
     """
-    options = options or FinetuneOptions()
+    options, reading = options or FinetuneOptions(), reading or LoadOptions()
+    writing = writing or WorkOptions()
     output = Path(output).expanduser()
-    check_output(output, resolve_source(model, revision).folder, overwrite)
+    check_output(output, resolve_source(model, reading.revision).folder, writing.overwrite)
     first, second = (replace(options, run=run) for run in pruning.halves(options.run))
     work = work_folder(output, "pruning")
-    fingerprint = repr((model, revision, task, data, pruning, options, teacher, new_head))
-    if open_work(work, fingerprint, restart) is None and is_main_process():
+    fingerprint = repr((model, reading.revision, task, data, pruning, options, teacher, new_head))
+    if open_work(work, fingerprint, writing.restart) is None and is_main_process():
         record_start(work, fingerprint, {})
-    common: dict[str, Any] = {"teacher": teacher, "trust_remote_code": trust_remote_code, "command": command}
+    here = replace(reading, revision=None)
+    inside = replace(writing, overwrite=False, restart=False)
     whole, pruned = work / "whole", work / "pruned"
     if not (whole.exists() or pruned.exists()):
         finetune_checkpoint(
-            model, whole, task, data, options=first, new_head=new_head, revision=revision, on_step=on_step, **common
+            model,
+            whole,
+            task,
+            data,
+            options=first,
+            teacher=teacher,
+            new_head=new_head,
+            reading=reading,
+            writing=inside,
+            on_step=on_step,
         )
     if not pruned.exists() and is_main_process():
         prune_checkpoint(
@@ -121,12 +134,20 @@ def finetune_and_prune_checkpoint(
             data=data.train or task.train,
             task=task,
             label_column=data.label_column,
-            reading=LoadOptions(trust_remote_code=trust_remote_code),
-            command=command,
+            reading=here,
+            command=writing.command,
         )
     wait_for_everyone()  # for the process that prunes
     report = finetune_checkpoint(
-        str(pruned), output, task, data, options=second, overwrite=overwrite, on_step=on_step, **common
+        str(pruned),
+        output,
+        task,
+        data,
+        options=second,
+        teacher=teacher,
+        reading=here,
+        writing=replace(writing, restart=False),
+        on_step=on_step,
     )
     finish(work)
     return report

@@ -46,7 +46,9 @@ def read_pruned(source: Source) -> PrunedOriginal | None:
         CheckpointError: if it does and cannot be read.
     """
     layers = read_config(source.folder).get("collab_layers")
-    if not isinstance(layers, list) or all("heads" not in one for one in layers if isinstance(one, dict)):
+    if not isinstance(layers, list) or not all(isinstance(one, dict) for one in layers):
+        return None
+    if all("heads" not in one for one in layers) or any(one.get("form") != "concat" for one in layers):
         return None
     loaded = load(str(source.folder))
     whole = [layer for layer in collaborative_layers(loaded.model).values() if layer.heads]

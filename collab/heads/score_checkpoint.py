@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ..data.prepare import Unlabelled
-from ..loading import Loaded
-from ..pipeline import LoadOptions
+from ..loading import Loaded, LoadOptions
 from ..tasks.task import Task
 from .layers import head_layers, passes_per_layer
 from .prune_checkpoint import load_to_score
@@ -15,7 +14,7 @@ from .scores import HeadScores, OnDone, ScoreOptions, score_heads
 
 
 def score_checkpoint(
-    model: str,
+    model: str | Loaded,
     data: Unlabelled,
     *,
     task: Task | None = None,
@@ -30,7 +29,7 @@ def score_checkpoint(
     """Scores every head of a model in a folder or on the Hub, original or converted.
 
     Args:
-        model: a folder or a Hub id.
+        model: a folder or a Hub id, or what an earlier call loaded from one.
         data: the rows.
         task: whose labels gradient and ablation go by; None for the model's own answers.
         label_column: of the labels; found by its usual names if None.
@@ -47,7 +46,7 @@ def score_checkpoint(
     Raises:
         CollabError: of the kind that `load`, `head_rows` and `score_heads` raise.
     """
-    loaded = load_to_score(model, task, reading or LoadOptions())
+    loaded = model if isinstance(model, Loaded) else load_to_score(model, task, reading or LoadOptions())
     rows = head_rows(loaded, data, task, label_column=label_column, samples=samples, max_length=max_length, seed=seed)
     return score_heads(loaded, rows, options, on_done), loaded, rows
 

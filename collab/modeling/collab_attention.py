@@ -32,6 +32,7 @@ from .collab_kernel import (
     attention_by_cost,
     content_as_columns,
     eager_attention_forward,
+    one_row,
     pack,
 )
 
@@ -199,12 +200,12 @@ class CollaborativeAttention(nn.Module):
         if position_bias is not None and self.spec.heads is not None:
             position_bias = position_bias[:, list(self.heads)]
         dropout = self.attention_dropout if self.training else 0.0
-        if implementation in ("eager", "sdpa"):
+        eager = implementation == "eager"
+        is_causal = self.is_causal if kwargs.get("is_causal") is None else kwargs["is_causal"]
+        if eager or implementation == "sdpa":
             if isinstance(attention_mask, BlockMask):  # weights were asked for, which flex attention does not give
                 batch, _, length, seen = *attention_mask.shape[:2], projected.shape[1], key.shape[2]
                 attention_mask = create_mask(attention_mask.mask_mod, batch, None, length, seen, device=key.device)
-            is_causal = kwargs.get("is_causal")
-            is_causal = self.is_causal if is_causal is None else is_causal
             if implementation == "sdpa":
                 output = attention_by_cost(
                     self.mix,
@@ -220,14 +221,18 @@ class CollaborativeAttention(nn.Module):
                     self.path,
                 )  # (B, T, H, d)
                 return output.flatten(-2), None
-            query = self.mix(projected)
+        query = self.mix(projected)
+        if eager:
+            attention_mask = one_row(attention_mask)
+        # Most kernels take no additive bias, and to add one is another pass over all scores, unless it goes into a mask
+        # of one row first. So the content becomes columns of the keys that each head's query reads.
+        if content is not None and not (eager and attention_mask is not None and attention_mask.shape[-2] == 1):
+            query, key = content_as_columns(query, key, content)
+            content = None
+        if eager:
             bias = additive_bias(content, position_bias, self.scaling)
             attention_mask = additive_mask(bias, attention_mask, is_causal, query, key)
         else:
-            query = self.mix(projected)
-            # Other kernels take no additive bias, so it becomes columns of the keys that each head's query reads.
-            if content is not None:
-                query, key = content_as_columns(query, key, content)
             if position_bias is not None:
                 kwargs["position_bias"] = position_bias.expand(query.shape[0], -1, -1, -1)
             key = key.expand(-1, self.num_attention_heads, -1, -1)

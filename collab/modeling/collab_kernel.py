@@ -88,7 +88,7 @@ def attention_by_cost(
         _widen(query, width, query_columns),
         _widen(key, width, key_columns).expand(-1, heads, -1, -1),
         _widen(value, width),
-        attn_mask=_one_row(attention_mask),
+        attn_mask=one_row(attention_mask),
         dropout_p=dropout,
         is_causal=is_causal and attention_mask is None and query.shape[2] > 1,
         scale=scaling,
@@ -196,11 +196,23 @@ def additive_mask(
             return bias
         rows = torch.arange(length, device=query.device).unsqueeze(1)
         mask = rows >= torch.arange(key.shape[2], device=query.device)  # (T, S)
-    mask = _one_row(mask)
+    mask = one_row(mask)
     if mask.dtype == torch.bool:
         seen = query.new_zeros(1) if bias is None else bias
         return torch.where(mask, seen, torch.finfo(query.dtype).min)
     return mask if bias is None else bias + mask
+
+
+def one_row(mask: Tensor | None) -> Any:
+    """A mask that is the same for all queries, which transformers writes out for each, as one row again."""
+    if mask is None or mask.ndim != 4 or mask.shape[2] == 1:
+        return mask
+    row = mask[:, :, :1]
+    same = mask.stride(2) == 0
+    if not same and mask.device.type == "cpu" and not (torch.compiler.is_compiling() or _needs_gradient(mask)):
+        # Looking is cheap: a mask is H times smaller than the scores that it would otherwise be written out for.
+        same = torch.equal(mask[:, :, -1:], row) and bool((mask == row).all())
+    return row if same else mask
 
 
 def content_as_columns(query: Tensor, key: Tensor, content: Tensor) -> tuple[Tensor, Tensor]:
@@ -234,13 +246,6 @@ def pack(key: Tensor, content: Tensor | None) -> Tensor:
 
 def _needs_gradient(*tensors: Tensor | None) -> bool:
     return torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in tensors)
-
-
-def _one_row(mask: Tensor | None) -> Any:
-    """A mask that is the same for all queries, which transformers expands for each, as one row again."""
-    if mask is None or mask.ndim != 4 or mask.shape[2] == 1 or mask.stride(2) != 0:
-        return mask
-    return mask[:, :, :1]
 
 
 def _widen(tensor: Tensor, width: int, columns: Tensor | None = None) -> Tensor:

@@ -56,6 +56,7 @@ def session(file: Path) -> Any:
 
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = torch.get_num_threads()
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")  # idle threads are in others' way
     options.log_severity_level = 3
     return onnxruntime.InferenceSession(str(file), options, providers=["CPUExecutionProvider"])
 

@@ -15,6 +15,7 @@ from transformers import PreTrainedModel
 
 from ..errors import UnsupportedArchitectureError, first_line
 from ..temporary import eager_attention
+from .masks import padding_in_one_row
 from .samples import check_exportable, input_axes, sample
 
 
@@ -68,7 +69,7 @@ def write_graph(graph: Graph, file: Path) -> int:
         UnsupportedArchitectureError: if torch cannot trace it.
     """
     any_size = {name: dict(enumerate(axes)) for name, axes in graph.inputs.items()}
-    with eager_attention(graph.model), _quiet_exporter():
+    with eager_attention(graph.model), padding_in_one_row(), _quiet_exporter():
         try:
             program: Any = torch.onnx.export(
                 graph,

@@ -14,13 +14,13 @@ from ..data import DataSource
 from ..errors import ConfigurationError, DataError
 from ..exporting import republish
 from ..history import Measured, Step, table
-from ..loading import Loaded, load
+from ..loading import Loaded, LoadOptions, load
 from ..output import check_output
 from ..tasks.examples import Examples, label_names, read_examples
 from ..tasks.task import Task
 from .finetune import finetune
 from .options import FinetuneOptions, OnStep
-from .work import finish, is_main_process, work_folder
+from .work import WorkOptions, finish, is_main_process, work_folder
 
 
 @dataclass(frozen=True)
@@ -68,11 +68,8 @@ def finetune_checkpoint(
     options: FinetuneOptions | None = None,
     teacher: str | None = None,
     new_head: bool = False,
-    revision: str | None = None,
-    trust_remote_code: bool = False,
-    overwrite: bool = False,
-    restart: bool = False,
-    command: str | None = None,
+    reading: LoadOptions | None = None,
+    writing: WorkOptions | None = None,
     on_step: OnStep | None = None,
 ) -> dict[str, Any]:
     """Fine-tunes a model in a folder, or on the Hub, into a folder that appears whole or not at all.
@@ -87,11 +84,8 @@ def finetune_checkpoint(
         options: how.
         teacher: a model for the same task, to learn from besides the labels.
         new_head: replace a head for other labels by a new one.
-        revision: branch, tag or commit of the model on the Hub.
-        trust_remote_code: let transformers run a tokenizer's code that comes with the model.
-        overwrite: replace a model that collab wrote to `output`.
-        restart: forget unfinished work.
-        command: the command line, for report and card.
+        reading: how to read the model.
+        writing: how to treat the output and unfinished work.
         on_step: called after every step.
 
     Returns:
@@ -102,18 +96,19 @@ def finetune_checkpoint(
     """
     if task.head is None:
         raise ConfigurationError(f"A model is not fine-tuned for {task.kind}, which is only measured.")
-    options = options or FinetuneOptions()
+    options, reading = options or FinetuneOptions(), reading or LoadOptions()
+    writing = writing or WorkOptions()
     output = Path(output).expanduser()
-    source = resolve_source(model, revision)
-    check_output(output, source.folder, overwrite)
+    source = resolve_source(model, reading.revision)
+    check_output(output, source.folder, writing.overwrite)
     train, held_back = data.read(task)
     loaded = load(
         model,
-        revision,
+        reading.revision,
         auto_class=task.auto_class,
         config_changes=_head(task, read_config(source.folder), train, held_back, data.labels, new_head),
         new_head=new_head,
-        trust_remote_code=trust_remote_code,
+        trust_remote_code=reading.trust_remote_code,
         seed=options.run.seed,
     )
     loaded.model.float()
@@ -126,18 +121,18 @@ def finetune_checkpoint(
         options=options,
         teacher=None if teacher is None else _teacher(teacher, task, loaded),
         work=work_folder(output),
-        restart=restart,
+        restart=writing.restart,
         on_step=on_step,
     )
-    report.update(command=command, teacher=teacher)
+    report.update(command=writing.command, teacher=teacher)
     if is_main_process():
         republish(
             loaded.model,
             output,
             loaded.source.folder,
             finetuning_step(report, task),
-            overwrite=overwrite,
-            trust_remote_code=trust_remote_code,
+            overwrite=writing.overwrite,
+            trust_remote_code=reading.trust_remote_code,
         )
     finish(work_folder(output))
     return report

@@ -14,11 +14,11 @@ from ..data.prepare import Unlabelled
 from ..errors import CheckpointError, ConfigurationError
 from ..exporting import republish
 from ..history import Step, read_report, table
-from ..loading import Loaded, load
+from ..loading import Loaded, LoadOptions, load
 from ..output import check_output
 from .heal import Healing, heal
 from .options import HealOptions, OnStep
-from .work import finish, is_main_process, processes, work_folder
+from .work import WorkOptions, finish, is_main_process, processes, work_folder
 
 
 @contextlib.contextmanager
@@ -39,11 +39,8 @@ def heal_checkpoint(
     *,
     options: HealOptions | None = None,
     teacher: str | None = None,
-    revision: str | None = None,
-    trust_remote_code: bool = False,
-    overwrite: bool = False,
-    restart: bool = False,
-    command: str | None = None,
+    reading: LoadOptions | None = None,
+    writing: WorkOptions | None = None,
     on_step: OnStep | None = None,
 ) -> Healing:
     """Heals a converted model in a folder, or on the Hub, into a folder that appears whole or not at all.
@@ -56,20 +53,18 @@ def heal_checkpoint(
         data: see `heal`.
         options: how.
         teacher: the original; None for the one that the model's report names.
-        revision: branch, tag or commit of the model on the Hub.
-        trust_remote_code: let transformers run a tokenizer's code that comes with the model.
-        overwrite: replace a model that collab wrote to `output`.
-        restart: forget unfinished work.
-        command: the command line, for report and card.
+        reading: how to read the model.
+        writing: how to treat the output and unfinished work.
         on_step: called after every step.
 
     Raises:
         CollabError: of the kind that `load`, `heal` and `republish` raise.
     """
-    options = options or HealOptions()
+    options, reading = options or HealOptions(), reading or LoadOptions()
+    writing = writing or WorkOptions()
     output = Path(output).expanduser()
-    loaded = load(model, revision, trust_remote_code=trust_remote_code)
-    check_output(output, loaded.source.folder, overwrite)
+    loaded = load(model, reading.revision, trust_remote_code=reading.trust_remote_code)
+    check_output(output, loaded.source.folder, writing.overwrite)
     original = _teacher(loaded, teacher)
     check_tokenizers(loaded.processor, original.processor)
     work = work_folder(output)
@@ -81,10 +76,10 @@ def heal_checkpoint(
             tokenizer=loaded.processor,
             options=options,
             work=work,
-            restart=restart,
+            restart=writing.restart,
             on_step=on_step,
         )
-    healing.report.update(command=command, teacher=original.source.name)
+    healing.report.update(command=writing.command, teacher=original.source.name)
     if is_main_process():
         republish(
             loaded.model,
@@ -92,8 +87,8 @@ def heal_checkpoint(
             loaded.source.folder,
             healing_step(healing),
             unused=loaded.unused,
-            overwrite=overwrite,
-            trust_remote_code=trust_remote_code,
+            overwrite=writing.overwrite,
+            trust_remote_code=reading.trust_remote_code,
         )
     finish(work)
     return healing

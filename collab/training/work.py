@@ -8,6 +8,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 from ..errors import ConfigurationError, TrainingError
@@ -17,6 +18,21 @@ WHOLE = "collab_checkpoint_is_whole"
 
 _RECORD = "run.json"
 _RECORD_PARTIAL = "run.partial"
+
+
+@dataclass(frozen=True)
+class WorkOptions:
+    """How a command that trains treats its output and the unfinished work beside it.
+
+    Attributes:
+        overwrite: replace a model that collab wrote to the output.
+        restart: forget unfinished work.
+        command: the command line, for report and card.
+    """
+
+    overwrite: bool = False
+    restart: bool = False
+    command: str | None = None
 
 
 def work_folder(output: Path, kind: str = "training") -> Path:
