@@ -2,8 +2,8 @@
 
 The demo checkpoint, with the quality of each conversion beside its speed, and a random model of BERT-base's size. What
 `collab convert --params 0.5 --form auto --optimize speed` chooses is the row named speed; the others keep as many
-query/key parameters in one form. Each runs in PyTorch (float32 and bfloat16), and the faster ones under torch.compile
-and as an ONNX graph in onnxruntime, always beside the original run the same way, in another order every round.
+query/key parameters in one form. Each runs in PyTorch (float32, with every second row padded by a quarter too, and
+bfloat16), and the faster ones under torch.compile and as an ONNX graph in onnxruntime, always beside the original run the same way, in another order every round.
 
     python benchmarks/end_to_end.py              # CPU, about fifteen minutes on two cores
     python benchmarks/end_to_end.py --device cuda
@@ -130,6 +130,9 @@ def measure(models: Models, folder: Path, device: str) -> list[dict[str, Any]]:
         inputs = {"input_ids": torch.randint(1000, 30000, (batch, length), device=device)}
         formulas = {f"{name}, the formula": plain(models[name]) for name in ("cp, 1/2", "tucker, 1/2")}
         rows += [{"how": "float32"} | row for row in in_turn(models | formulas, inputs)]
+        padding = {"attention_mask": torch.ones_like(inputs["input_ids"])}
+        padding["attention_mask"][::2, length * 3 // 4 :] = 0
+        rows += [{"how": "float32, padded"} | row for row in in_turn(models, inputs | padding)]
         narrow = {name: copy.deepcopy(model).to(torch.bfloat16) for name, model in models.items()}
         rows += [{"how": "bfloat16"} | row for row in in_turn(narrow, inputs)]
         del narrow, formulas

@@ -14,7 +14,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 TILE = 3 * 2**19
-"""Bytes of scores that are computed at a time, of a core's second-level cache."""
+"""Bytes of scores that are computed at a time: what stays in the second-level caches of two cores."""
+
+SEQUENCES = 3 * 2**18
+"""The same where a tile is of whole sequences: less, because each brings keys and values of its own."""
 
 
 def attention_by_cost(
@@ -109,7 +112,8 @@ def _attention_in_tiles(
     heads = value.shape[1]
     row = heads * key.shape[2] * key.element_size()  # bytes of the scores of one query token
     rows = min(length, max(16, TILE // row))
-    sequences = max(1, TILE // (row * length))
+    sequences = max(1, SEQUENCES // (row * length))
+    sequences = -(-batch // -(-batch // sequences))  # as many in every tile
     if sequences >= batch and rows == length:
         return _plain(mix(projected), key, value, mask, scaling, 0.0)[0].transpose(1, 2)
     output = value.new_empty(batch, length, heads, value.shape[-1])
