@@ -2,8 +2,9 @@
 
 The demo checkpoint, with the quality of each conversion beside its speed, and a random model of BERT-base's size. What
 `collab convert --params 0.5 --form auto --optimize speed` chooses is the row named speed; the others keep as many
-query/key parameters in one form. Each runs in PyTorch (float32, with every second row padded by a quarter too, and
-bfloat16), and the faster ones under torch.compile and as an ONNX graph in onnxruntime, always beside the original run the same way, in another order every round.
+query/key parameters in one form. Each runs in PyTorch (float32, with every second row a quarter shorter too, and
+bfloat16), and the faster ones under torch.compile and as an ONNX graph in onnxruntime, always beside the original run
+the same way, in another order every round.
 
     python benchmarks/end_to_end.py              # CPU, about fifteen minutes on two cores
     python benchmarks/end_to_end.py --device cuda

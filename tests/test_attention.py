@@ -108,11 +108,12 @@ def test_causal_without_a_mask(spec: AttentionSpec, kernel: str, bias: bool) -> 
 
 
 @every_spec
-@pytest.mark.parametrize("mask", ["none", "causal", "row", "full", "position"])
+@pytest.mark.parametrize("mask", ["none", "causal", "row", "written", "full", "position"])
 @pytest.mark.parametrize("tile", [1, 30_000])  # a few queries at a time, or a few sequences
 @torch.no_grad()
 def test_tiles(spec: AttentionSpec, mask: str, tile: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(collab_kernel, "TILE", tile)
+    monkeypatch.setattr(collab_kernel, "SEQUENCES", tile)
     length = 40
     layer, x = make(spec, "matmul", causal=mask == "causal"), torch.randn(3, length, D)
     allowed = torch.ones(3, 1, length, length, dtype=torch.bool)
