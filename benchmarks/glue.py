@@ -68,11 +68,7 @@ class Bench:
         self.setting = setting
         self.task = task_named(f"glue/{name}")
         self.run = collab.RunOptions(
-            learning_rate=setting.learning_rate,
-            weight_decay=0.01,
-            evaluations=setting.evaluations,
-            precision="bf16",
-            seed=seed,
+            learning_rate=setting.learning_rate, weight_decay=0.01, precision="bf16", seed=seed
         )
         self.folder = WORK / f"{name}-{seed}-{setting.first:g}-{setting.again:g}"
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -89,7 +85,7 @@ class Bench:
         """The fine-tuned original."""
         output = self.folder / "original"
         if not output.exists():
-            self.finetune(demo_folder(), output, self.setting.first, None)
+            self.finetune(demo_folder(), output, self.setting.first, None, self.setting.evaluations)
         return output
 
     def again(self, model: Path, output: Path) -> None:
@@ -131,9 +127,9 @@ class Bench:
         difference = report["against"]["difference"][self.task.best_by] if compared else {}
         return {**report["metrics"][self.task.best_by], "difference": difference}
 
-    def finetune(self, model: Path, output: Path, epochs: float, samples: int | None) -> None:
+    def finetune(self, model: Path, output: Path, epochs: float, samples: int | None, evaluations: int = 6) -> None:
         """Any fine-tuning, on all rows or the first ones."""
-        options = collab.FinetuneOptions(run=replace(self.run, epochs=epochs))
+        options = collab.FinetuneOptions(run=replace(self.run, epochs=epochs, evaluations=evaluations))
         data = LabelledData(self.train, self.dev, self.label, samples=samples)
         finetune_checkpoint(str(model), output, self.task, data, options=options)
 
