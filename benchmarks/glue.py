@@ -42,18 +42,16 @@ WORK = Path(__file__).parent / "work"
 
 @dataclass(frozen=True)
 class Setting:
-    """How a task is trained: epochs the first time, rows and epochs the second, steps of healing."""
+    """How long a task is trained: epochs the first time, rows and epochs the second, steps of healing."""
 
     first: float
     again: float
     samples: int | None
     heal_steps: int
-    learning_rate: float = 1e-4
-    evaluations: int = 6
 
 
 QUICK = {
-    "sst2": Setting(4, 1, 8_000, 150, learning_rate=5e-5, evaluations=12),
+    "sst2": Setting(3, 1, 8_000, 150),
     "cola": Setting(4, 1, None, 150),
     "stsb": Setting(4, 1, None, 150),
 }
@@ -67,9 +65,7 @@ class Bench:
         self.name = name
         self.setting = setting
         self.task = task_named(f"glue/{name}")
-        self.run = collab.RunOptions(
-            learning_rate=setting.learning_rate, weight_decay=0.01, precision="bf16", seed=seed
-        )
+        self.run = collab.RunOptions(learning_rate=1e-4, weight_decay=0.01, precision="bf16", seed=seed)
         self.folder = WORK / f"{name}-{seed}-{setting.first:g}-{setting.again:g}"
         self.folder.mkdir(parents=True, exist_ok=True)
         data = shared_data() / "data"
@@ -85,7 +81,7 @@ class Bench:
         """The fine-tuned original."""
         output = self.folder / "original"
         if not output.exists():
-            self.finetune(demo_folder(), output, self.setting.first, None, self.setting.evaluations)
+            self.finetune(demo_folder(), output, self.setting.first, None)
         return output
 
     def again(self, model: Path, output: Path) -> None:
@@ -127,9 +123,9 @@ class Bench:
         difference = report["against"]["difference"][self.task.best_by] if compared else {}
         return {**report["metrics"][self.task.best_by], "difference": difference}
 
-    def finetune(self, model: Path, output: Path, epochs: float, samples: int | None, evaluations: int = 6) -> None:
+    def finetune(self, model: Path, output: Path, epochs: float, samples: int | None) -> None:
         """Any fine-tuning, on all rows or the first ones."""
-        options = collab.FinetuneOptions(run=replace(self.run, epochs=epochs, evaluations=evaluations))
+        options = collab.FinetuneOptions(run=replace(self.run, epochs=epochs))
         data = LabelledData(self.train, self.dev, self.label, samples=samples)
         finetune_checkpoint(str(model), output, self.task, data, options=options)
 
