@@ -88,6 +88,20 @@ class TestHeal:
             assert largest_difference(before, model(**inputs)) == 0
             assert "nothing better" in caplog.text
 
+    def test_finds_a_learning_rate(self) -> None:
+        """A model that is nearly its original learns in smaller steps. The same rate by name does the same."""
+        found = {}
+        for rank in (4, 31):
+            teacher = tiny_model(BERT)
+            model, again = (collab.convert(teacher, collab.ConversionConfig(rank=rank)).model for _ in range(2))
+            run = replace(RUN, learning_rate=None)
+            healing = collab.heal(model, teacher, options=replace(FEW, run=run))
+            assert healing.improved
+            found[rank] = healing.report["settings"]["run"]["learning_rate"]
+            options = replace(FEW, run=replace(run, learning_rate=found[rank]))
+            assert collab.heal(again, teacher, options=options).report["after"] == healing.report["after"]
+        assert found[31] < found[4]
+
     def test_few_rows_held_back(self) -> None:
         """Fewer than a batch, and all of them count."""
         teacher = tiny_model(BERT)

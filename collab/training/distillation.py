@@ -48,6 +48,16 @@ def _seen(states: Tensor, mask: Tensor | None) -> Tensor:
     return states.flatten(0, -2)
 
 
+def distillation_loss(student: nn.Module, teacher: nn.Module, inputs: dict[str, Any]) -> tuple[Tensor, Any]:
+    """The mean of `relative_errors`, and the student's outputs."""
+    with torch.no_grad():
+        expected = teacher(**inputs, output_hidden_states=True)
+    actual = student(**inputs, output_hidden_states=True)
+    mask = inputs.get("attention_mask")
+    # Several choices for each example are rows of their own inside the model.
+    return relative_errors(actual, expected, None if mask is None else mask.flatten(0, -2)).mean(), actual
+
+
 class DistillationTrainer(GuardedTrainer):
     """Trains a model to do what its teacher does.
 
@@ -63,13 +73,8 @@ class DistillationTrainer(GuardedTrainer):
     def compute_loss(
         self, model: nn.Module, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> Any:
-        """The mean of `relative_errors`."""
-        with torch.no_grad():
-            expected = self._teacher(**inputs, output_hidden_states=True)
-        actual = model(**inputs, output_hidden_states=True)
-        mask = inputs.get("attention_mask")
-        # Several choices for each example are rows of their own inside the model.
-        loss = relative_errors(actual, expected, None if mask is None else mask.flatten(0, -2)).mean()
+        """See `distillation_loss`."""
+        loss, actual = distillation_loss(model, self._teacher, inputs)
         return (loss, actual) if return_outputs else loss
 
     def prediction_step(

@@ -6,12 +6,12 @@ import logging
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from ..agreement import agreement
@@ -21,13 +21,17 @@ from ..data.prepare import Unlabelled, features_of, hold_back
 from ..errors import ConfigurationError, TrainingError
 from ..families import collaborative_layers
 from ..report import installed_versions
-from .distillation import DistillationTrainer
+from .distillation import DistillationTrainer, distillation_loss
 from .dropping import set_dropout
-from .options import HealOptions, OnStep, Trainable
-from .run import run
+from .learning_rate import find_learning_rate
+from .options import HealOptions, OnStep, RunOptions, Trainable
+from .run import device_of, run, short_of_memory
 from .work import temporary_work
 
 logger = logging.getLogger(__name__)
+
+_TRIED = 64
+"""Rows that the learning rate is tried on, and as many others that it must not harm."""
 
 _PERIOD = 8
 _HELD_BACK = 512
@@ -97,6 +101,9 @@ def heal(
     agreed = agreement(teacher, model, batches)
     with _training_only(model, options.trainable) as parameters, temporary_work(work) as folder:
         initial = {name: parameter.detach().clone() for name, parameter in parameters.items()}
+        if options.run.learning_rate is None:
+            rate = _learning_rate(model, teacher, tokenizer, list(parameters.values()), kept, held, options.run)
+            options = replace(options, run=replace(options.run, learning_rate=rate))
         result = run(
             DistillationTrainer,
             model,
@@ -138,6 +145,32 @@ def heal(
             "versions": installed_versions(),
         }
     )
+
+
+def _learning_rate(
+    model: PreTrainedModel,
+    teacher: PreTrainedModel,
+    tokenizer: Any,
+    parameters: list[nn.Parameter],
+    train: list[Any],
+    held_back: list[Any],
+    options: RunOptions,
+) -> float:
+    """The learning rate to heal with; see `find_learning_rate`."""
+    device = device_of(options)
+    for one in (model, teacher):
+        one.eval().to(device)
+
+    def losses(rows: list[Any]) -> Iterator[Tensor]:
+        for part in row_batches(model, tokenizer, rows[:_TRIED], options.batch_size // options.parts):
+            yield distillation_loss(model, teacher, {name: value.to(device) for name, value in part.items()})[0]
+
+    def backward() -> None:
+        for one in losses(train):
+            one.backward()
+
+    with short_of_memory():
+        return find_learning_rate(parameters, backward, lambda: sum(map(float, losses(held_back))))
 
 
 @contextmanager

@@ -21,7 +21,8 @@ class RunOptions:
     """What healing and fine-tuning have in common.
 
     Attributes:
-        learning_rate: the highest; it rises over the first `warmup` of the steps and falls to zero by the last.
+        learning_rate: the highest; it rises over the first `warmup` of the steps and falls to zero by the last. Healing
+            finds one if it is None (`find_learning_rate`); fine-tuning needs one.
         batch_size: rows in a step, over all processes and parts together.
         steps: how many; None to go by `epochs`.
         epochs: passes over the data, if `steps` is None.
@@ -39,7 +40,7 @@ class RunOptions:
         ConfigurationError: if a value cannot be used.
     """
 
-    learning_rate: float
+    learning_rate: float | None = None
     batch_size: int = 32
     steps: int | None = None
     epochs: float = 3.0
@@ -60,7 +61,7 @@ class RunOptions:
         for name in ("steps", "patience"):
             if getattr(self, name) is not None and getattr(self, name) < 1:
                 raise ConfigurationError(f"{name} must be at least 1, not {getattr(self, name)}.")
-        if not self.learning_rate > 0 or not self.epochs > 0:
+        if (self.learning_rate is not None and not self.learning_rate > 0) or not self.epochs > 0:
             raise ConfigurationError("The learning rate and the number of epochs must be above 0.")
         if not 0 <= self.warmup < 1 or not self.weight_decay >= 0:
             raise ConfigurationError("warmup must be from 0 to below 1, and weight_decay not below 0.")
@@ -90,7 +91,7 @@ class HealOptions:
     trainable: Trainable = "factors"
     samples: int = 8192
     max_length: int | None = None
-    run: RunOptions = field(default_factory=lambda: RunOptions(learning_rate=2e-3, steps=600))
+    run: RunOptions = field(default_factory=lambda: RunOptions(steps=600))
 
     def __post_init__(self) -> None:
         if self.trainable not in get_args(Trainable):

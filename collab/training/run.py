@@ -35,7 +35,7 @@ from ..data.features import length_of
 from ..errors import ConfigurationError, DeviceError, ExtraError, TrainingError
 from .options import OnStep, RunOptions
 from .sampling import LengthSampler
-from .work import WHOLE, drop_other_checkpoints, newest_checkpoint, open_work, processes, record_start
+from .work import WHOLE, drop_other_checkpoints, local_rank, newest_checkpoint, open_work, processes, record_start
 
 logger = logging.getLogger(__name__)
 
@@ -181,7 +181,7 @@ def run(
     if options.patience is not None:
         callbacks.append(EarlyStoppingCallback(options.patience))
     fingerprint = _fingerprint(model, options, train, held_back, key)
-    with _as_it_was(model, options.gradient_checkpointing), _short_of_memory():
+    with _as_it_was(model, options.gradient_checkpointing), short_of_memory():
         trainer = trainer_class(
             model=model,
             args=arguments,
@@ -258,11 +258,16 @@ def _checkpointing(model: PreTrainedModel, what: str) -> None:
             return
 
 
-def _arguments(options: RunOptions, work: Path, rows: int, best_by: str, greater_is_better: bool) -> TrainingArguments:
+def device_of(options: RunOptions) -> torch.device:
+    """What this process trains on; DeviceError if it is not there."""
     cuda = torch.cuda.is_available()
     if options.device == "cuda" and not cuda:
         raise DeviceError("There is no CUDA device here. Leave --device away to train on the CPU.")
-    cpu = options.device == "cpu" or not cuda
+    return torch.device("cpu") if options.device == "cpu" or not cuda else torch.device("cuda", local_rank())
+
+
+def _arguments(options: RunOptions, work: Path, rows: int, best_by: str, greater_is_better: bool) -> TrainingArguments:
+    cpu = device_of(options).type == "cpu"
     if options.precision == "fp16" and cpu:
         raise ConfigurationError("fp16 trains on a GPU only. Choose bf16 or fp32.")
     if options.batch_size % (processes() * options.parts):
@@ -272,6 +277,8 @@ def _arguments(options: RunOptions, work: Path, rows: int, best_by: str, greater
         )
     if options.precision == "bf16" and not cpu and not torch.cuda.is_bf16_supported():
         raise ConfigurationError("This GPU does not compute in bf16. Choose fp16 or fp32.")
+    if options.learning_rate is None:
+        raise ConfigurationError("Say how fast to learn: learning_rate, for example 5e-5.")
     per_epoch = max(1, rows // options.batch_size)
     steps = options.steps or max(1, math.ceil(per_epoch * options.epochs))
     interval = max(1, steps // options.evaluations)
@@ -336,7 +343,8 @@ def _numbers(metrics: dict[str, Any]) -> dict[str, float]:
 
 
 @contextlib.contextmanager
-def _short_of_memory() -> Iterator[None]:
+def short_of_memory() -> Iterator[None]:
+    """Says what helps where memory runs out, as a TrainingError."""
     try:
         yield
     except (torch.OutOfMemoryError, MemoryError) as error:

@@ -86,6 +86,11 @@ def processes() -> int:
     return int(os.environ.get("WORLD_SIZE", "1"))
 
 
+def local_rank() -> int:
+    """Which of this machine's processes that train together this is."""
+    return int(os.environ.get("LOCAL_RANK", "0"))
+
+
 def is_main_process() -> bool:
     """Whether this is the only process, or the one of several that writes."""
     return int(os.environ.get("RANK", "0")) == 0
