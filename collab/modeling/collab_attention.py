@@ -17,10 +17,12 @@ This file travels with every exported model; it imports only torch and transform
 """
 
 from collections.abc import Callable
+from itertools import groupby
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 from torch.nn.attention.flex_attention import BlockMask, create_mask
 from transformers.cache_utils import EncoderDecoderCache
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
@@ -90,6 +92,9 @@ class CollaborativeAttention(nn.Module):
             self.head_ranks = spec.head_ranks or _evenly(spec.rank, self.num_attention_heads)
             if len(self.head_ranks) != self.num_attention_heads:
                 raise ValueError(f"head_ranks must name {self.num_attention_heads} heads, not {len(self.head_ranks)}.")
+            # Neighbours of equal width are split as one.
+            self._owned = [(owned, len(list(heads))) for owned, heads in groupby(self.head_ranks)]
+            self._widths = [owned * count for owned, count in self._owned]
 
         for name, native_name in self.native_names.items():
             if name not in ("query", "key", "value"):
@@ -148,7 +153,7 @@ class CollaborativeAttention(nn.Module):
         # Under autocast the projection is narrower than the parameters.
         offset = None if self.query_offset is None else self.query_offset.to(projected.dtype)
         if self.head_ranks is not None:
-            return self._split(projected if offset is None else projected + offset, self.head_ranks)
+            return self._split(projected if offset is None else projected + offset)
         mixing = self.mixing.to(projected.dtype)
         if self.spec.form == "cp":
             queries = projected.unsqueeze(1) * mixing.unsqueeze(1)  # (B, 1, T, R) * (H, 1, R)
@@ -159,7 +164,7 @@ class CollaborativeAttention(nn.Module):
     def keys(self, hidden_states: Tensor) -> Tensor:
         """Y W̃_K, shape (B, 1, S, R): one key for all heads; (B, H, S, max_h r_h) in the concat form."""
         projected = self.key(hidden_states)  # (B, S, R)
-        return projected.unsqueeze(1) if self.head_ranks is None else self._split(projected, self.head_ranks)
+        return projected.unsqueeze(1) if self.head_ranks is None else self._split(projected)
 
     def values(self, hidden_states: Tensor) -> Tensor:
         """Y W_V + b_V by head, shape (B, H, S, d)."""
@@ -269,15 +274,14 @@ class CollaborativeAttention(nn.Module):
             return packed[..., :-heads], packed[:, 0, :, -heads:].transpose(1, 2), value
         return packed[..., :-1], packed[..., -1], value
 
-    def _split(self, projected: Tensor, head_ranks: tuple[int, ...]) -> Tensor:
+    def _split(self, projected: Tensor) -> Tensor:
         """Shared dimensions (B, T, R) dealt to the heads that own them, padded with zeros, (B, H, T, max_h r_h)."""
-        widest = max(head_ranks)
-        if min(head_ranks) == widest:
-            return projected.view(*projected.shape[:-1], len(head_ranks), widest).transpose(1, 2)
+        widest = max(owned for owned, _ in self._owned)
         pieces = []
-        for part in projected.split(head_ranks, dim=-1):
-            pieces += [part, part.new_zeros(1).expand(*part.shape[:-1], widest - part.shape[-1])]
-        return torch.cat(pieces, dim=-1).unflatten(-1, (-1, widest)).transpose(1, 2)  # all in one copy
+        for part, (owned, count) in zip(projected.split(self._widths, dim=-1), self._owned, strict=True):
+            piece = part.unflatten(-1, (count, owned))  # (B, T, count, owned)
+            pieces.append(piece if owned == widest else functional.pad(piece, (0, widest - owned)))
+        return (torch.cat(pieces, dim=-2) if len(pieces) > 1 else pieces[0]).transpose(1, 2)
 
 
 class CollaborativeSelfAttention(CollaborativeAttention):
