@@ -61,7 +61,9 @@ def row(setting: dict[str, Any], judge: Judge, folder: Path) -> dict[str, Any]:
         measured[name] = judge.measure(folder / name) | {"seconds": time.perf_counter() - start}
     step = report.history[0]
     loss = {when: step[when]["loss"] for when in ("before", "after")}
-    return setting | measured | {"query_key_ratio": report.query_key.ratio, "steps": step["steps"], "loss": loss}
+    rate = step["settings"]["run"]["learning_rate"]
+    found = {"query_key_ratio": report.query_key.ratio, "steps": step["steps"], "learning_rate": rate, "loss": loss}
+    return setting | measured | found
 
 
 def main() -> None:
@@ -82,7 +84,7 @@ def main() -> None:
 def table(result: dict[str, Any]) -> str:
     """Before and after."""
     headings = ["form, R", "healed on", "query/key left", "Spearman before", "after", "cosine before", "after"]
-    headings += ["relative error before", "after", "seconds"]
+    headings += ["relative error before", "after", "learning rate", "seconds"]
     cells = [
         [
             f"{row['form']}, {row['rank']}",
@@ -91,6 +93,7 @@ def table(result: dict[str, Any]) -> str:
             *(f"{row[when]['spearman']:.2f}" for when in ("before", "after")),
             *(f"{row[when]['cosine']:.4f}" for when in ("before", "after")),
             *(f"{row['loss'][when]:.4f}" for when in ("before", "after")),
+            f"{row['learning_rate']:.1e}",
             f"{row['after']['seconds']:.0f}",
         ]
         for row in result["rows"]
