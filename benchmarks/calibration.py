@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 import torch
 import transformers
-from common import RESULTS, demo_folder, machine, markdown, shared_data, stsb, write
+from common import RESULTS, demo_folder, kept, machine, markdown, shared_data, stsb, write
 
 import collab
 from collab.decomposition import decompose
@@ -253,7 +253,7 @@ def main() -> None:
     """Runs the parts that are named, or all, and writes all results that there are."""
     transformers.logging.disable_progress_bar()
     file = RESULTS / "calibration.json"
-    result = json.loads(file.read_text()) if file.exists() else {}
+    result = kept("calibration")
     for name in sys.argv[1:] or PARTS:
         result[name] = PARTS[name]() | {"machine": machine()}
         file.write_text(json.dumps(result, indent=2) + "\n")

@@ -88,6 +88,12 @@ def write(name: str, result: dict[str, Any], table: str) -> None:
     print(table)
 
 
+def kept(name: str) -> dict[str, Any]:
+    """What an earlier run wrote as results/NAME.json; empty if none did."""
+    file = RESULTS / f"{name}.json"
+    return json.loads(file.read_text()) if file.exists() else {}
+
+
 def markdown(headings: list[str], rows: list[list[str]]) -> str:
     """A Markdown table, the first column to the left and the others to the right."""
     lines = [f"| {' | '.join(headings)} |", f"|---|{'---:|' * (len(headings) - 1)}"]

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import argparse
 import copy
-import json
 import os
 import tempfile
 from collections.abc import Callable, Sequence
@@ -32,7 +31,7 @@ import numpy as np
 import torch
 import transformers
 from attention import formula
-from common import COLORS, RESULTS, demo_folder, machine, markdown, shuffled_rounds, write
+from common import COLORS, RESULTS, demo_folder, kept, machine, markdown, shuffled_rounds, write
 from judge import Judge, stsb_sentences
 from torch import Tensor, nn
 from transformers import AutoModel, BertConfig, BertModel
@@ -226,8 +225,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=15)
     arguments = parser.parse_args()
     transformers.logging.disable_progress_bar()
-    file = RESULTS / "end_to_end.json"
-    sources = json.loads(file.read_text())["sources"] if file.exists() else {}
+    sources = kept("end_to_end").get("sources", {})
     for name, build in (("demo", demo), ("base", base)):
         again = arguments.how is not None and name in sources
         if (name in sources and not again) or arguments.only not in (None, name):

@@ -28,7 +28,7 @@ from typing import Any
 
 import torch
 import transformers
-from common import COLORS, RESULTS, demo_folder, machine, markdown, shared_data, write
+from common import COLORS, RESULTS, demo_folder, kept, machine, markdown, shared_data, write
 
 import collab
 from collab.evaluation.evaluate import evaluate
@@ -185,25 +185,24 @@ def main() -> None:
     transformers.logging.disable_progress_bar()
     name = "glue-full" if given.full else "glue"
     chosen, seeds = (FULL, 3) if given.full else (QUICK, 1)
-    file = RESULTS / f"{name}.json"
     for setting in settings(given.task or list(QUICK), seeds):
-        if any(all(one.get(key) == value for key, value in setting.items()) for one in finished(file)):
+        if any(all(one.get(key) == value for key, value in setting.items()) for one in finished(name)):
             continue
         bench = Bench(setting["task"], chosen[setting["task"]], setting["seed"])
         found = row(bench, setting)
         print(found, flush=True)
         order = settings(list(QUICK), seeds)
         rows = sorted(
-            [*finished(file), found], key=lambda one: order.index({key: one[key] for key in order[-1] if key in one})
+            [*finished(name), found], key=lambda one: order.index({key: one[key] for key in order[-1] if key in one})
         )
         result = {"machine": machine(), "settings": {one: vars(value) for one, value in chosen.items()}, "rows": rows}
         write(name, result, table(result))
         draw(name, result)
 
 
-def finished(file: Path) -> list[dict[str, Any]]:
+def finished(name: str) -> list[dict[str, Any]]:
     """Rows so far; read anew every time, because each task may have a process of its own."""
-    return json.loads(file.read_text())["rows"] if file.exists() else []
+    return kept(name).get("rows", [])
 
 
 def label(one: dict[str, Any]) -> str:

@@ -12,7 +12,6 @@ on two cores.
 
 from __future__ import annotations
 
-import json
 import re
 import tempfile
 import time
@@ -21,7 +20,7 @@ from typing import Any
 
 import torch
 import transformers
-from common import RESULTS, demo_folder, machine, markdown, shared_data, write
+from common import demo_folder, kept, machine, markdown, shared_data, write
 from judge import Judge, stsb_sentences
 
 import collab
@@ -69,8 +68,7 @@ def row(setting: dict[str, Any], judge: Judge, folder: Path) -> dict[str, Any]:
 def main() -> None:
     """Runs what is missing."""
     transformers.logging.disable_progress_bar()
-    file = RESULTS / "healing.json"
-    done = json.loads(file.read_text())["rows"] if file.exists() else []
+    done = kept("healing").get("rows", [])
     judge = Judge()
     for setting in SETTINGS:
         if not any(all(one[name] == value for name, value in setting.items()) for one in done):

@@ -23,7 +23,6 @@ kept as they finish, and a run that was stopped goes on. Tasks may run side by s
 from __future__ import annotations
 
 import argparse
-import json
 import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -34,7 +33,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 import torch
 import transformers
-from common import RESULTS, demo_folder, machine, markdown, shared_data, write
+from common import RESULTS, demo_folder, kept, machine, markdown, shared_data, write
 from glue import QUICK, WORK, Bench
 
 import collab
@@ -328,8 +327,7 @@ def main() -> None:
 
 def finished() -> dict[str, Any]:
     """Results so far; read anew every time, because each task may have a process of its own."""
-    file = RESULTS / "pruning.json"
-    return {"curves": [], "likeness": [], "passes": []} | (json.loads(file.read_text()) if file.exists() else {})
+    return {"curves": [], "likeness": [], "passes": []} | kept("pruning")
 
 
 if __name__ == "__main__":

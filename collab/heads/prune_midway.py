@@ -111,7 +111,7 @@ def finetune_and_prune_checkpoint(
     if open_work(work, fingerprint, writing.restart) is None and is_main_process():
         record_start(work, fingerprint, {})
     here = replace(reading, revision=None)
-    inside = replace(writing, overwrite=False, restart=False)
+    inside = WorkOptions(command=writing.command)
     whole, pruned = work / "whole", work / "pruned"
     if not (whole.exists() or pruned.exists()):
         finetune_checkpoint(

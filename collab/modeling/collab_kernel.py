@@ -60,6 +60,7 @@ def attention_by_cost(
     Returns:
         (B, T, H, d).
     """
+    attention_mask = one_row(attention_mask)
     on_cpu = key.device.type == "cpu"
     heads, narrow, width = value.shape[1], value.shape[-1], key.shape[-1]
     columns = 0 if content is None else heads if key.shape[1] == 1 else 1
@@ -91,7 +92,7 @@ def attention_by_cost(
         _widen(query, width, query_columns),
         _widen(key, width, key_columns).expand(-1, heads, -1, -1),
         _widen(value, width),
-        attn_mask=one_row(attention_mask),
+        attn_mask=attention_mask,
         dropout_p=dropout,
         is_causal=is_causal and attention_mask is None and query.shape[2] > 1,
         scale=scaling,
@@ -200,7 +201,6 @@ def additive_mask(
             return bias
         rows = torch.arange(length, device=query.device).unsqueeze(1)
         mask = rows >= torch.arange(key.shape[2], device=query.device)  # (T, S)
-    mask = one_row(mask)
     if mask.dtype == torch.bool:
         seen = query.new_zeros(1) if bias is None else bias
         return torch.where(mask, seen, torch.finfo(query.dtype).min)

@@ -48,10 +48,14 @@ def _seen(states: Tensor, mask: Tensor | None) -> Tensor:
     return states.flatten(0, -2)
 
 
-def distillation_loss(student: nn.Module, teacher: nn.Module, inputs: dict[str, Any]) -> tuple[Tensor, Any]:
-    """The mean of `relative_errors`, and the student's outputs."""
+def answers(teacher: nn.Module, inputs: dict[str, Any]) -> Any:
+    """A teacher's outputs with hidden states."""
     with torch.no_grad():
-        expected = teacher(**inputs, output_hidden_states=True)
+        return teacher(**inputs, output_hidden_states=True)
+
+
+def distillation_loss(student: nn.Module, expected: Any, inputs: dict[str, Any]) -> tuple[Tensor, Any]:
+    """The mean of `relative_errors` to what a teacher answers to the same inputs, and the student's outputs."""
     actual = student(**inputs, output_hidden_states=True)
     mask = inputs.get("attention_mask")
     # Several choices for each example are rows of their own inside the model.
@@ -74,7 +78,7 @@ class DistillationTrainer(GuardedTrainer):
         self, model: nn.Module, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> Any:
         """See `distillation_loss`."""
-        loss, actual = distillation_loss(model, self._teacher, inputs)
+        loss, actual = distillation_loss(model, answers(self._teacher, inputs), inputs)
         return (loss, actual) if return_outputs else loss
 
     def prediction_step(

@@ -11,17 +11,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from transformers import PreTrainedModel
 
 from ..agreement import agreement
 from ..comparable import check_comparable
-from ..data.features import collate, row_batches
+from ..data.features import Batch, collate, row_batches
 from ..data.prepare import Unlabelled, features_of, hold_back
 from ..errors import ConfigurationError, TrainingError
 from ..families import collaborative_layers
 from ..report import installed_versions
-from .distillation import DistillationTrainer, distillation_loss
+from .distillation import DistillationTrainer, answers, distillation_loss
 from .dropping import set_dropout
 from .learning_rate import find_learning_rate
 from .options import HealOptions, OnStep, RunOptions, Trainable
@@ -161,16 +161,20 @@ def _learning_rate(
     for one in (model, teacher):
         one.eval().to(device)
 
-    def losses(rows: list[Any]) -> Iterator[Tensor]:
-        for part in row_batches(model, tokenizer, rows[:_TRIED], options.batch_size // options.parts):
-            yield distillation_loss(model, teacher, {name: value.to(device) for name, value in part.items()})[0]
+    def taught(rows: list[Any]) -> list[tuple[Any, Batch]]:
+        batches = row_batches(model, tokenizer, rows[:_TRIED], options.batch_size // options.parts)
+        batches = [{name: value.to(device) for name, value in batch.items()} for batch in batches]
+        return [(answers(teacher, batch), batch) for batch in batches]
 
     def backward() -> None:
-        for one in losses(train):
-            one.backward()
+        for expected, batch in taught(train):
+            distillation_loss(model, expected, batch)[0].backward()
 
     with short_of_memory():
-        return find_learning_rate(parameters, backward, lambda: sum(map(float, losses(held_back))))
+        others = taught(held_back)  # once, for all that is tried
+        return find_learning_rate(
+            parameters, backward, lambda: sum(float(distillation_loss(model, *one)[0]) for one in others)
+        )
 
 
 @contextmanager
