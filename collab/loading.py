@@ -25,7 +25,7 @@ class LoadOptions:
     Attributes:
         revision: branch, tag or commit on the Hub.
         trust_remote_code: let transformers run a tokenizer's code that comes with the checkpoint. A model's own code is
-            never run: it is read as the native model of its type.
+            never run: it is read as the native model of its type, or as the converted one that collab has.
     """
 
     revision: str | None = None
@@ -68,30 +68,28 @@ class Loaded:
 
 def load(
     name: str,
-    revision: str | None = None,
+    reading: LoadOptions | None = None,
     *,
     auto_class: Any = None,
     config_changes: dict[str, Any] | None = None,
     new_head: bool = False,
-    trust_remote_code: bool = False,
     seed: int = 0,
 ) -> Loaded:
     """Reads a native or a converted model.
 
     Args:
         name: a folder or a Hub id.
-        revision: branch, tag or commit on the Hub.
+        reading: how to read it.
         auto_class: the Auto class to load with; None for the class that the config names.
         config_changes: values of the config to replace, such as the labels of a new head.
         new_head: let everything outside the base model start anew at random.
-        trust_remote_code: let transformers run a tokenizer's code that comes with the model. A model's own code is
-            never run: collab has that of converted models.
         seed: of the weights that the checkpoint lacks.
 
     Raises:
         CheckpointError: if it is not there, incomplete or damaged, or has no class with such a head.
     """
-    source = resolve_source(name, revision)
+    reading = reading or LoadOptions()
+    source = resolve_source(name, reading.revision)
     raw = read_config(source.folder)
     files = check_weight_files(source.folder)
     config = config_of(source)
@@ -110,7 +108,7 @@ def load(
     return Loaded(
         source,
         model.eval(),
-        load_processor(source, model, trust_remote_code),
+        load_processor(source, model, reading.trust_remote_code),
         sorted(info["missing_keys"]),
         read_tensors(files, info["unexpected_keys"]) if auto_class is None else {},
     )

@@ -302,7 +302,7 @@ class TestCheckpoints:
             assert torch.equal(tensor, expanded[name]) or ".query." in name or ".key." in name, name
 
     def test_no_code_even_where_a_tokenizers_is_trusted(self, folder: Path, tmp_path: Path) -> None:
-        collab.expand_checkpoint(str(folder), tmp_path / "native", trust_remote_code=True)
+        collab.expand_checkpoint(str(folder), tmp_path / "native", reading=collab.LoadOptions(trust_remote_code=True))
         assert not list((tmp_path / "native").glob("*.py"))
 
     def test_the_demo_checkpoint(self, demo_folder: Path, tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from ..checkpoint import check_weight_files
-from ..loading import Loaded, load
+from ..loading import Loaded, LoadOptions, load
 from .bench import OnSetting, bench_models
 from .options import BenchOptions
 from .peak import peak_memory
@@ -20,7 +20,7 @@ def bench(
     against: str | None = None,
     options: BenchOptions | None = None,
     *,
-    revision: str | None = None,
+    reading: LoadOptions | None = None,
     on_setting: OnSetting | None = None,
 ) -> BenchReport:
     """Measures speed, memory and size of a model, and of another in turn with it.
@@ -29,7 +29,7 @@ def bench(
         model: a folder or a Hub id, of an original or a converted model.
         against: a folder or Hub id of another model.
         options: what to measure.
-        revision: branch, tag or commit of the model on the Hub.
+        reading: how to read the model.
         on_setting: called after every batch size and length.
 
     Raises:
@@ -38,7 +38,7 @@ def bench(
     """
     options = options or BenchOptions()
     device, dtype = options.resolve_device(), options.torch_dtype
-    loaded = [load(model, revision), *([] if against is None else [load(against)])]
+    loaded = [load(model, reading), *([] if against is None else [load(against)])]
     for one in loaded:
         placed: Any = one.model
         placed.to(device=device, dtype=dtype)

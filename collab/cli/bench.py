@@ -11,6 +11,7 @@ import click
 
 from ..benching.options import LENGTHS, BenchOptions, Dtype
 from ..figures import draw_bench
+from ..loading import LoadOptions
 from ..plotting import check_figure
 from .options import verbosity_options
 from .running import bars, failures, set_up_logging
@@ -77,7 +78,11 @@ def bench(model: str, against: str | None, figure: Path | None, **given: Any) ->
 
         with bars(shown=not given["quiet"]) as progress:
             report = measure(
-                model, against, options, revision=given["revision"], on_setting=partial(progress.part, "measuring")
+                model,
+                against,
+                options,
+                reading=LoadOptions(given["revision"]),
+                on_setting=partial(progress.part, "measuring"),
             )
         if figure is not None:
             draw_bench(report, figure)

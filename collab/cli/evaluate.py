@@ -11,7 +11,14 @@ import click
 from ..data import DataSource
 from ..history import append
 from ..tasks.task import GLUE, KINDS, task_named
-from .options import data_options, label_column_option, loading_options, max_length_option, verbosity_options
+from .options import (
+    data_options,
+    label_column_option,
+    loading_of,
+    loading_options,
+    max_length_option,
+    verbosity_options,
+)
 from .running import bars, command_line, failures, set_up_logging
 from .tables import show_step
 
@@ -61,8 +68,7 @@ def evaluate(model: str, **given: Any) -> None:
                 label_column=given["label_column"],
                 against=given["against"],
                 options=EvaluateOptions(**{name: given[name] for name in names}),
-                revision=given["revision"],
-                trust_remote_code=given["trust_remote_code"],
+                reading=loading_of(given),
                 command=command_line(),
             )
         step = evaluation_step(report)

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from .options import loading_options, overwrite_option, verbosity_options
+from .options import loading_of, loading_options, overwrite_option, verbosity_options
 from .running import bars, command_line, failures, set_up_logging
 from .tables import show_step
 
@@ -47,8 +47,7 @@ def expand(model: str, output: Path, **given: Any) -> None:
                 model,
                 output,
                 allow_error=given["allow_error"],
-                revision=given["revision"],
-                trust_remote_code=given["trust_remote_code"],
+                reading=loading_of(given),
                 overwrite=given["overwrite"],
                 command=command,
             )

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from .options import loading_options, overwrite_option, verbosity_options
+from .options import loading_of, loading_options, overwrite_option, verbosity_options
 from .running import command_line, failures, set_up_logging
 from .tables import show_step
 
@@ -42,8 +42,7 @@ def export(model: str, output: Path, form: str, **given: Any) -> None:
             model,
             output,
             OnnxOptions(given["int8"], given["overwrite"]),
-            revision=given["revision"],
-            trust_remote_code=given["trust_remote_code"],
+            reading=loading_of(given),
             command=command_line(),
         )
     if given["as_json"]:

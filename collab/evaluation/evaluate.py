@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from ..data.features import Feature, text_features
 from ..errors import ConfigurationError, DataError
 from ..history import Measured, Step, read_report, table
 from ..inputs import check_length
-from ..loading import Loaded, load
+from ..loading import Loaded, LoadOptions, load
 from ..report import installed_versions
 from ..tasks.encoding import encode, to_judge, without_labels
 from ..tasks.examples import Examples, numbers, read_examples
@@ -65,8 +65,7 @@ def evaluate(
     label_column: str | None = None,
     against: str | None = None,
     options: EvaluateOptions | None = None,
-    revision: str | None = None,
-    trust_remote_code: bool = False,
+    reading: LoadOptions | None = None,
     command: str | None = None,
 ) -> dict[str, Any]:
     """Measures a model on labelled rows, and beside another on the same rows.
@@ -78,8 +77,7 @@ def evaluate(
         label_column: of the labels; found by its usual names if None.
         against: a folder or Hub id of another model.
         options: how.
-        revision: branch, tag or commit of the model on the Hub.
-        trust_remote_code: let transformers run a tokenizer's code that comes with the model.
+        reading: how to read the model; of `against`, its revision does not count.
         command: the command line, for the report.
 
     Returns:
@@ -93,14 +91,15 @@ def evaluate(
     """
     options = options or EvaluateOptions()
     start = time.perf_counter()
-    folder = resolve_source(model, revision).folder
+    reading = reading or LoadOptions()
+    folder = resolve_source(model, reading.revision).folder
     task = task or task_of(read_config(folder), (folder / "modules.json").is_file())
     source = source or task.held_back
     if source is None:
         raise ConfigurationError(f"Say with --data where the rows are; {task.kind} has none of its own.")
     examples = read_examples(source, task, label_column, options.samples)
-    loaded = _load(model, revision, task, options, trust_remote_code)
-    other = None if against is None else _load(against, None, task, options, trust_remote_code)
+    loaded = _load(model, reading, task, options)
+    other = None if against is None else _load(against, replace(reading, revision=None), task, options)
     if other is not None:
         check_comparable(loaded.model, other.model)
         check_tokenizers(loaded.processor, other.processor)
@@ -165,8 +164,8 @@ def check_recordable(folder: Path) -> None:
         raise ConfigurationError(f"{folder} has no report of collab's to add to. Leave --record away.")
 
 
-def _load(name: str, revision: str | None, task: Task, options: EvaluateOptions, trust_remote_code: bool) -> Loaded:
-    loaded = load(name, revision, auto_class=task.auto_class, trust_remote_code=trust_remote_code)
+def _load(name: str, reading: LoadOptions, task: Task, options: EvaluateOptions) -> Loaded:
+    loaded = load(name, reading, auto_class=task.auto_class)
     if task.head is not None:
         loaded.require_head(task.kind)
     device = torch.device(options.device or ("cuda" if torch.cuda.is_available() else "cpu"))

@@ -9,7 +9,7 @@ from ..errors import NotConvertedError, WeightsError
 from ..exporting import auto_class_of, republish
 from ..families import collaborative_layers
 from ..history import read_report
-from ..loading import load
+from ..loading import LoadOptions, load
 from ..output import check_output
 from .card import expanded_card, expansion_step
 from .expand import Expansion, expand, require_expandable
@@ -22,8 +22,7 @@ def expand_checkpoint(
     output: str | Path,
     *,
     allow_error: float = 0.0,
-    revision: str | None = None,
-    trust_remote_code: bool = False,
+    reading: LoadOptions | None = None,
     overwrite: bool = False,
     command: str | None = None,
 ) -> Expansion:
@@ -36,16 +35,16 @@ def expand_checkpoint(
         model: a folder or a Hub id.
         output: the folder to write.
         allow_error: see `expand`.
-        revision: branch, tag or commit of the model on the Hub.
-        trust_remote_code: let transformers run a tokenizer's code that comes with the model, and copy it.
+        reading: how to read the model; a tokenizer's code that may run is copied, too.
         overwrite: replace a model that collab wrote to `output`.
         command: the command line, for report and card.
 
     Raises:
         CollabError: of the kind that `load`, `expand` and `republish` raise; nothing is left behind then.
     """
+    reading = reading or LoadOptions()
     output = Path(output).expanduser()
-    loaded = load(model, revision, trust_remote_code=trust_remote_code)
+    loaded = load(model, reading)
     source = loaded.source.folder
     check_output(output, source, overwrite)
     try:
@@ -70,6 +69,6 @@ def expand_checkpoint(
         unused=loaded.unused,
         card=expanded_card(source, read_report(source), output.name, native_class.__name__, auto_class),
         overwrite=overwrite,
-        trust_remote_code=trust_remote_code,
+        trust_remote_code=reading.trust_remote_code,
     )
     return expansion

@@ -130,7 +130,7 @@ def prune_checkpoint(
 def load_to_score(model: str, task: Task | None, reading: LoadOptions) -> Loaded:
     """A model whose heads are to be scored, with the head of the task, if there is one."""
     auto_class = task.auto_class if task is not None and task.head is not None else None
-    loaded = load(model, reading.revision, auto_class=auto_class, trust_remote_code=reading.trust_remote_code)
+    loaded = load(model, reading, auto_class=auto_class)
     if task is not None and task.head is not None:
         loaded.require_head(task.kind)
     return loaded

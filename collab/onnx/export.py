@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 from ..errors import ExtraError
 from ..exporting import carry_over
 from ..history import REPORT_FILE, Step, append
-from ..loading import load
+from ..loading import LoadOptions, load
 from ..output import check_output, check_space, staged
 from ..report import installed_versions
 from .card import export_step, write_card
@@ -49,8 +49,7 @@ def export_onnx(
     output: str | Path,
     options: OnnxOptions | None = None,
     *,
-    revision: str | None = None,
-    trust_remote_code: bool = False,
+    reading: LoadOptions | None = None,
     command: str | None = None,
 ) -> Step:
     """Writes a model as an ONNX graph into a folder that appears whole or not at all.
@@ -61,8 +60,7 @@ def export_onnx(
         model: a folder or a Hub id, of an original or a converted model.
         output: the folder to write.
         options: how.
-        revision: branch, tag or commit of the model on the Hub.
-        trust_remote_code: let transformers run a tokenizer's code that comes with the model.
+        reading: how to read the model.
         command: the command line, for report and card.
 
     Returns:
@@ -76,10 +74,10 @@ def export_onnx(
         OutputError: if the folder cannot be written; nothing is left behind.
         VerificationError: if the graph does not compute what the model computes; nothing is left behind.
     """
-    options = options or OnnxOptions()
+    options, reading = options or OnnxOptions(), reading or LoadOptions()
     output = Path(output).expanduser()
     _require_extra()
-    loaded = load(model, revision, trust_remote_code=trust_remote_code)
+    loaded = load(model, reading)
     check_output(output, loaded.source.folder, options.overwrite)
     check_exportable(loaded.model)
     if loaded.missing:
@@ -90,7 +88,7 @@ def export_onnx(
     check_space(output, size + (size // 3 if options.int8 else 0))
     with staged(output, options.overwrite) as folder:
         _write_config(network, folder)
-        carry_over(loaded.source.folder, folder, trust_remote_code)
+        carry_over(loaded.source.folder, folder, reading.trust_remote_code)
         record = _write_graphs(network, folder, options.int8)
         record |= {"model": model, "command": command, "random": loaded.missing, "versions": _versions()}
         if (loaded.source.folder / REPORT_FILE).is_file():

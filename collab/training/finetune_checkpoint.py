@@ -104,11 +104,10 @@ def finetune_checkpoint(
     train, held_back = data.read(task)
     loaded = load(
         model,
-        reading.revision,
+        reading,
         auto_class=task.auto_class,
         config_changes=_head(task, read_config(source.folder), train, held_back, data.labels, new_head),
         new_head=new_head,
-        trust_remote_code=reading.trust_remote_code,
         seed=options.run.seed,
     )
     loaded.model.float()

@@ -63,7 +63,7 @@ def heal_checkpoint(
     options, reading = options or HealOptions(), reading or LoadOptions()
     writing = writing or WorkOptions()
     output = Path(output).expanduser()
-    loaded = load(model, reading.revision, trust_remote_code=reading.trust_remote_code)
+    loaded = load(model, reading)
     check_output(output, loaded.source.folder, writing.overwrite)
     original = _teacher(loaded, teacher)
     check_tokenizers(loaded.processor, original.processor)
@@ -155,7 +155,7 @@ def _teacher(loaded: Loaded, name: str | None) -> Loaded:
             f"The original, which the report calls {report['source']}, is not a folder here. Name it with --teacher."
         )
     try:
-        return load(report["source"], report.get("revision"))
+        return load(report["source"], LoadOptions(report.get("revision")))
     except CheckpointError as error:
         raise CheckpointError(
             f"The original, which the report names, could not be loaded; name it with --teacher. {error}"
