@@ -7,13 +7,15 @@ import json
 import os
 import platform
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 import numpy as np
 import torch
+from filelock import FileLock
 
 from collab.report import installed_versions
 from collab.timing import Run, time_in_turn
@@ -92,6 +94,14 @@ def kept(name: str) -> dict[str, Any]:
     """What an earlier run wrote as results/NAME.json; empty if none did."""
     file = RESULTS / f"{name}.json"
     return json.loads(file.read_text()) if file.exists() else {}
+
+
+@contextmanager
+def my_turn(name: str) -> Iterator[None]:
+    """Alone with results/NAME.json: the tasks of a benchmark may run side by side, and each adds to what is there."""
+    RESULTS.mkdir(exist_ok=True)
+    with FileLock(RESULTS / f".{name}.lock"):
+        yield
 
 
 def markdown(headings: list[str], rows: list[list[str]]) -> str:

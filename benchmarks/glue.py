@@ -28,7 +28,7 @@ from typing import Any
 
 import torch
 import transformers
-from common import COLORS, RESULTS, demo_folder, kept, machine, markdown, shared_data, write
+from common import COLORS, RESULTS, demo_folder, kept, machine, markdown, my_turn, shared_data, write
 
 import collab
 from collab.evaluation.evaluate import evaluate
@@ -192,12 +192,13 @@ def main() -> None:
         found = row(bench, setting)
         print(found, flush=True)
         order = settings(list(QUICK), seeds)
-        rows = sorted(
-            [*finished(name), found], key=lambda one: order.index({key: one[key] for key in order[-1] if key in one})
-        )
-        result = {"machine": machine(), "settings": {one: vars(value) for one, value in chosen.items()}, "rows": rows}
-        write(name, result, table(result))
-        draw(name, result)
+        with my_turn(name):
+            rows = [*finished(name), found]
+            rows.sort(key=lambda one: order.index({key: one[key] for key in order[-1] if key in one}))
+            settled = {one: vars(value) for one, value in chosen.items()}
+            result = {"machine": machine(), "settings": settled, "rows": rows}
+            write(name, result, table(result))
+            draw(name, result)
 
 
 def finished(name: str) -> list[dict[str, Any]]:

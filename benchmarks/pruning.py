@@ -33,7 +33,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 import torch
 import transformers
-from common import RESULTS, demo_folder, kept, machine, markdown, shared_data, write
+from common import RESULTS, demo_folder, kept, machine, markdown, my_turn, shared_data, write
 from glue import QUICK, WORK, Bench
 
 import collab
@@ -306,11 +306,12 @@ def main() -> None:
     order = list(QUICK)
 
     def keep(what: str, *found: dict[str, Any]) -> None:
-        result = finished() | {"machine": machine(), "settings": settings}
-        result[what] += found
-        result["curves"].sort(key=lambda one: order.index(one["task"]))
-        write("pruning", result, table(result))
-        figure(result)
+        with my_turn("pruning"):
+            result = finished() | {"machine": machine(), "settings": settings}
+            result[what] += found
+            result["curves"].sort(key=lambda one: order.index(one["task"]))
+            write("pruning", result, table(result))
+            figure(result)
 
     tasks = given.task or order
     for name in tasks:
