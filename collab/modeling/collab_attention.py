@@ -148,18 +148,20 @@ class CollaborativeAttention(nn.Module):
         """X W̃_Q G_h + u_h for every head, shape (B, H, T, R), or (B, H, T, max_h r_h) in the concat form."""
         return self.mix(self.query(hidden_states))
 
-    def mix(self, projected: Tensor) -> Tensor:
-        """Queries by head from shared ones, X W̃_Q, (B, T, R)."""
+    def mix(self, projected: Tensor, room: Tensor | None = None) -> Tensor:
+        """Queries by head, (B, H, T, r), from shared ones, X W̃_Q, (B, T, R); in `room`, where that saves memory."""
         # Under autocast the projection is narrower than the parameters.
         offset = None if self.query_offset is None else self.query_offset.to(projected.dtype)
         if self.head_ranks is not None:
             return self._split(projected if offset is None else projected + offset)
-        mixing = self.mixing.to(projected.dtype)
-        if self.spec.form == "cp":
-            queries = projected.unsqueeze(1) * mixing.unsqueeze(1)  # (B, 1, T, R) * (H, 1, R)
-        else:
-            queries = projected.unsqueeze(1) @ mixing  # (B, 1, T, R) @ (H, R, R)
-        return queries if offset is None else queries + offset.unsqueeze(1)  # + (H, 1, R)
+        shared, mixing = projected.unsqueeze(1), self.mixing.to(projected.dtype)  # (B, 1, T, R)
+        if self.spec.form == "tucker":
+            queries = shared @ mixing  # (B, 1, T, R) @ (H, R, R)
+            return queries if offset is None else queries + offset.unsqueeze(1)  # + (H, 1, R)
+        mixing = mixing.unsqueeze(1)  # (H, 1, R)
+        if offset is None:
+            return torch.mul(shared, mixing, out=room)
+        return torch.addcmul(offset.unsqueeze(1), shared, mixing, out=room)
 
     def keys(self, hidden_states: Tensor) -> Tensor:
         """Y W̃_K, shape (B, 1, S, R): one key for all heads; (B, H, S, max_h r_h) in the concat form."""

@@ -6,12 +6,16 @@ value has. `benchmarks/attention.py` measures every choice that is made here.
 This file travels with every exported model; it imports only torch.
 """
 
+import math
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+
+Mix = Callable[[Tensor, Tensor | None], Tensor]
+"""Makes queries by head, (B, H, T, r), of shared ones, (B, T, R); in the memory of the second tensor, if it likes."""
 
 TILE = 3 * 2**19
 """Bytes of scores that are computed at a time: what stays in the second-level caches of two cores."""
@@ -21,7 +25,7 @@ SEQUENCES = 3 * 2**18
 
 
 def attention_by_cost(
-    mix: Callable[[Tensor], Tensor],
+    mix: Mix,
     projected: Tensor,
     key: Tensor,
     value: Tensor,
@@ -45,7 +49,7 @@ def attention_by_cost(
     is left of such cases is computed plainly.
 
     Args:
-        mix: makes queries by head, (B, H, T, r), of shared ones, (B, T, R).
+        mix: see `Mix`.
         projected: (B, T, R).
         key: (B, 1 or H, S, r).
         value: (B, H, S, d).
@@ -66,8 +70,13 @@ def attention_by_cost(
     columns = 0 if content is None else heads if key.shape[1] == 1 else 1
     as_columns = columns > 0 and (width + columns <= narrow or _needs_gradient(content))
     width = max(width + columns * as_columns, narrow)
-    # Tiles are written in place, and their number must not depend on a symbol.
-    in_tiles = not (dropout > 0 or _needs_gradient(projected, key, value, content) or torch.compiler.is_compiling())
+    # Tiles are written in place, and their number must not depend on a symbol. No query shows whether M is trained.
+    added = content, attention_mask, position_bias
+    in_tiles = not (
+        dropout > 0
+        or torch.compiler.is_compiling()
+        or (torch.is_grad_enabled() and _needs_gradient(mix(projected[:0], None), key, value, *added))
+    )
     if path == "auto":
         path = "fused" if not on_cpu or width <= (1 if in_tiles else 2) * narrow else "matmul"
         if on_cpu and (dropout > 0 or _needs_gradient(position_bias)):
@@ -75,7 +84,7 @@ def attention_by_cost(
     if path == "matmul" and in_tiles:
         mask = additive_mask(additive_bias(content, position_bias, scaling), attention_mask, is_causal, projected, key)
         return _attention_in_tiles(mix, projected, key, value, mask, scaling)
-    query = mix(projected)  # (B, H, T, r)
+    query = mix(projected, None)  # (B, H, T, r)
     query_columns: Tensor | None = None
     key_columns: Tensor | None = None
     if path == "fused" and as_columns and content is not None:
@@ -101,35 +110,56 @@ def attention_by_cost(
 
 
 def _attention_in_tiles(
-    mix: Callable[[Tensor], Tensor],
-    projected: Tensor,
-    key: Tensor,
-    value: Tensor,
-    mask: Tensor | None,
-    scaling: float,
+    mix: Mix, projected: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scaling: float
 ) -> Tensor:
-    """Plain attention, as many sequences or queries at a time as have scores of `TILE` bytes; (B, T, H, d)."""
+    """Plain attention, as many sequences or queries at a time as have scores of `TILE` bytes; (B, T, H, d).
+
+    Each tile takes the memory of the one before, which the cache holds: products are added to a copy of the mask, and
+    weights take the place of their scores.
+    """
     batch, length, _ = projected.shape
-    heads = value.shape[1]
-    row = heads * key.shape[2] * key.element_size()  # bytes of the scores of one query token
+    heads, narrow, width, seen = value.shape[1], value.shape[-1], key.shape[-1], key.shape[2]
+    groups = heads // key.shape[1]  # heads that read the same key
+    columns = key.flatten(0, 1).mT  # (B·H/groups, r, S)
+    row = heads * seen * key.element_size()  # bytes of the scores of one query token
     rows = min(length, max(16, TILE // row))
     sequences = max(1, SEQUENCES // (row * length))
     sequences = -(-batch // -(-batch // sequences))  # as many in every tile
-    if sequences >= batch and rows == length:
-        return _plain(mix(projected), key, value, mask, scaling, 0.0)[0].transpose(1, 2)
-    output = value.new_empty(batch, length, heads, value.shape[-1])
+    lasts = (width, seen, narrow)  # axes of queries, scores and outputs
+    room = [projected.new_empty(sequences * heads * rows * last) for last in lasts]
+    output = value.new_empty(batch, length, heads, narrow)
+    tile: tuple[int, ...] = ()
     for first in range(0, batch, sequences):
         some = slice(first, first + sequences)
+        mine = slice(first * heads // groups, (first + sequences) * heads // groups)
         for start in range(0, length, rows):
             here = slice(start, start + rows)
-            seen = mask
-            if mask is not None and mask.ndim == 4:
-                seen = mask[some if mask.shape[0] > 1 else slice(None), :, here if mask.shape[2] > 1 else slice(None)]
-            elif mask is not None and mask.ndim in (2, 3) and mask.shape[-2] > 1:
-                seen = mask[..., here, :]
-            context, _ = _plain(mix(projected[some, here]), key[some], value[some], seen, scaling, 0.0)  # (B, H, T, d)
-            output[some, here] = context.transpose(1, 2)
+            part = projected[some, here]
+            if tile != (len(part), heads, part.shape[1]):  # the first, or smaller than those before
+                tile = (len(part), heads, part.shape[1])
+                queries, scores, outputs = (_shaped(one, *tile, last) for one, last in zip(room, lasts, strict=True))
+                products = scores.view(-1, groups * tile[-1], seen)  # (B·H/groups, groups·T, S)
+                weights, contexts = scores.flatten(0, 1), outputs.flatten(0, 1)  # (B·H, T, S), (B·H, T, d)
+            query = mix(part, queries).reshape(*products.shape[:2], width)  # (B·H/groups, groups·T, r)
+            if mask is not None:
+                scores.copy_(_of_tile(mask, some, here))
+            products.baddbmm_(query, columns[mine], beta=mask is not None, alpha=scaling)
+            torch.softmax(scores, dim=-1, out=scores)  # reads every row before it writes it
+            torch.bmm(weights, value[some].flatten(0, 1), out=contexts)
+            output[some, here] = outputs.transpose(1, 2)
     return output
+
+
+def _shaped(memory: Tensor, *shape: int) -> Tensor:
+    """The beginning of a tensor of one dimension in another shape."""
+    return memory[: math.prod(shape)].view(shape)
+
+
+def _of_tile(mask: Tensor, sequences: slice, queries: slice) -> Tensor:
+    """The part of a mask that broadcasts to (B, H, T, S) for some sequences and queries."""
+    if mask.ndim > 1 and mask.shape[-2] > 1:
+        mask = mask[..., queries, :]
+    return mask[sequences] if mask.ndim == 4 and mask.shape[0] > 1 else mask
 
 
 def eager_attention_forward(
