@@ -10,10 +10,12 @@ For SST-2, CoLA and STS-B, from the demo checkpoint:
     python benchmarks/glue.py                    # two cores, under two hours: one seed, part of SST-2 the second time
     python benchmarks/glue.py --full             # a GPU: all rows, three seeds
     python benchmarks/glue.py --task sst2        # one task; may be given several times
+    python benchmarks/glue.py --form cp          # one form, likewise
 
 Metrics are those of the development sets (accuracy, Matthews correlation, Spearman correlation), with 95 % bootstrap
 intervals. Writes results/glue.json, .md and .png. Rows are kept as they finish, and a run that was stopped goes on; the
-models are in benchmarks/work meanwhile. Tasks may run side by side, in a process each.
+models are in benchmarks/work meanwhile. Tasks may run side by side, in a process each, and so may forms once the task
+has its original and its control.
 """
 
 from __future__ import annotations
@@ -31,7 +33,11 @@ import transformers
 from common import COLORS, RESULTS, demo_folder, kept, machine, markdown, my_turn, shared_data, write
 
 import collab
-from collab.evaluation.evaluate import evaluate
+from collab.loading import Loaded, load
+from collab.tasks.encoding import encode, to_judge
+from collab.tasks.examples import read_examples
+from collab.tasks.metrics import intervals
+from collab.tasks.predict import Columns, predict
 from collab.tasks.task import task_named
 from collab.training.finetune_checkpoint import LabelledData, finetune_checkpoint
 
@@ -75,6 +81,7 @@ class Bench:
             files, columns, self.label = ("cola/in_domain_train.tsv", "cola/in_domain_dev.tsv"), ("3",), "1"
         else:
             files, columns, self.label = ("stsb/train.csv", "stsb/dev.csv"), ("0", "1"), "2"
+        self.controls: Columns | None = None
         self.train, self.dev = (collab.DataSource(str(data / file), columns) for file in files)
 
     def original(self) -> Path:
@@ -108,20 +115,22 @@ class Bench:
             heal=heal,
         )
 
-    def measure(self, model: Path) -> dict[str, Any]:
+    def measure(self, folder: Path) -> dict[str, Any]:
         """The task's metric on the development set with its interval, and its difference to the control's."""
-        control = self.folder / "control"
-        compared = model != control and control.exists()
-        report = evaluate(
-            str(model),
-            self.dev,
-            self.task,
-            label_column=self.label,
-            against=str(control) if compared else None,
-            options=collab.EvaluateOptions(repeats=1),
-        )
-        difference = report["against"]["difference"][self.task.best_by] if compared else {}
-        return {**report["metrics"][self.task.best_by], "difference": difference}
+        kind, metric, control = self.task.kind, self.task.best_by, self.folder / "control"
+        answers = self.answers(load(str(folder), auto_class=self.task.auto_class))
+        if self.controls is None and control.exists():
+            self.controls = self.answers(load(str(control), auto_class=self.task.auto_class))
+        compared = folder != control and self.controls is not None
+        difference = intervals(kind, answers, self.controls)[metric] if compared else {}
+        return {**intervals(kind, answers)[metric], "difference": difference}
+
+    def answers(self, loaded: Loaded, rows: int | None = None) -> Columns:
+        """A model's predictions on the development set, or on its first rows, with the labels."""
+        task, model, tokenizer = self.task, loaded.model, loaded.tokenizer
+        examples = read_examples(self.dev, task, self.label, rows)
+        features, collate = to_judge(task, model, tokenizer, encode(task, examples, model, tokenizer, None), 0)
+        return predict(task.kind, model, features, collate)
 
     def finetune(self, model: Path, output: Path, epochs: float, samples: int | None) -> None:
         """Any fine-tuning, on all rows or the first ones."""
@@ -181,14 +190,19 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--full", action="store_true")
     parser.add_argument("--task", action="append", choices=list(QUICK))
+    parser.add_argument("--form", action="append", choices=FORMS)
     given = parser.parse_args()
     transformers.logging.disable_progress_bar()
     name = "glue-full" if given.full else "glue"
     chosen, seeds = (FULL, 3) if given.full else (QUICK, 1)
+    benches: dict[tuple[str, int], Bench] = {}
     for setting in settings(given.task or list(QUICK), seeds):
+        if given.form and setting.get("form", given.form[0]) not in given.form:
+            continue
         if any(all(one.get(key) == value for key, value in setting.items()) for one in finished(name)):
             continue
-        bench = Bench(setting["task"], chosen[setting["task"]], setting["seed"])
+        task, seed = setting["task"], setting["seed"]
+        bench = benches.setdefault((task, seed), Bench(task, chosen[task], seed))
         found = row(bench, setting)
         print(found, flush=True)
         order = settings(list(QUICK), seeds)

@@ -43,10 +43,7 @@ from collab.heads.rows import HeadRows, head_rows
 from collab.heads.scores import ScoreOptions, living_heads, rank_correlation, score_heads
 from collab.heads.selection import least_important
 from collab.loading import Loaded, load
-from collab.tasks.encoding import encode, to_judge
-from collab.tasks.examples import read_examples
 from collab.tasks.metrics import measure
-from collab.tasks.predict import predict
 from collab.timing import time_in_turn
 from collab.training.heal import heal
 
@@ -72,10 +69,8 @@ class Subject:
 
     def metric(self, model: Any) -> float:
         """The task's metric on the development set."""
-        task, tokenizer = self.bench.task, self.loaded.tokenizer
-        examples = read_examples(self.bench.dev, task, self.bench.label, self.dev_rows)
-        features, collate = to_judge(task, model, tokenizer, encode(task, examples, model, tokenizer, None), 0)
-        return measure(task.kind, predict(task.kind, model, features, collate))[task.best_by]
+        task = self.bench.task
+        return measure(task.kind, self.bench.answers(replace(self.loaded, model=model), self.dev_rows))[task.best_by]
 
     def faster(self, model: Any) -> float:
         """How many times as fast as the whole model, on training rows, in turn."""
