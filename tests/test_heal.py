@@ -100,7 +100,7 @@ class TestHeal:
             found[rank] = healing.report["settings"]["run"]["learning_rate"]
             options = replace(FEW, run=replace(run, learning_rate=found[rank]))
             assert collab.heal(again, teacher, options=options).report["after"] == healing.report["after"]
-        assert found[31] < found[4]
+        assert found[31] < found[4] <= 1e-3
 
     def test_few_rows_held_back(self) -> None:
         """Fewer than a batch, and all of them count."""

@@ -51,7 +51,7 @@ Examples:
 )
 @click.option("--samples", type=int, default=HealOptions.samples, show_default=True, help="Rows at most.")
 @click.option("--steps", type=int, default=_RUN.steps, show_default=True, help="Steps of --batch-size rows.")
-@click.option("--learning-rate", type=float, help="[default: the highest at which one step does not raise the loss]")
+@click.option("--learning-rate", type=float, help="[default: 1e-3, or less: found by trying a step]")
 @training_options
 @loading_options
 @overwrite_option

@@ -10,18 +10,20 @@ from torch import nn
 
 logger = logging.getLogger(__name__)
 
-_MIDDLE = 1e-3
-_LOWEST, _HIGHEST = -12, 5
+_HIGHEST = 1e-3
+_LOWEST = 2.0**-12 * _HIGHEST
 
 
 def find_learning_rate(
     parameters: Iterable[nn.Parameter], backward: Callable[[], None], loss: Callable[[], float]
 ) -> float:
-    """The highest learning rate, of 1e-3 times powers of two, at which Adam's first step does not raise the loss.
+    """1e-3, halved until Adam's first step does not raise the loss.
 
     Adam's steps have one size whatever the gradient: in the beginning, the learning rate for every weight, in the
     direction of the gradient's sign. The closer a model is to its teacher, the smaller the step that brings it closer:
-    1e-3 for the demo checkpoint at R = 64, and 1.6e-5 for a model for STS-B with half of its parameters.
+    1e-3 for the demo checkpoint at R = 64, and 1.6e-5 for a model for STS-B with half of its parameters. A model that
+    is far off gains by larger steps too, but only at first: without 60 % of its heads, one for SST-2 gains by a step of
+    8e-3 and trains best at 1e-3.
 
     Args:
         parameters: what is trained; as they were, afterwards.
@@ -29,33 +31,26 @@ def find_learning_rate(
         loss: of other rows.
 
     Returns:
-        From 2⁻¹² to 2⁵ times 1e-3.
+        From 2⁻¹² to 1 times 1e-3.
     """
     trained = list(parameters)
     backward()
     initial = [parameter.detach().clone() for parameter in trained]
-    with torch.no_grad():
-        before = loss()
-
-        def gains(octave: int) -> bool:
-            for parameter, start in zip(trained, initial, strict=True):
-                if parameter.grad is not None:
-                    parameter.copy_(start - _MIDDLE * 2.0**octave * parameter.grad.sign())
-            return loss() <= before
-
-        octave = 0
-        try:
-            if gains(octave):
-                while octave < _HIGHEST and gains(octave + 1):
-                    octave += 1
-            else:
-                octave -= 1
-                while octave > _LOWEST and not gains(octave):
-                    octave -= 1
-        finally:
+    rate = _HIGHEST
+    try:
+        with torch.no_grad():
+            before = loss()
+            while rate > _LOWEST:
+                for parameter, start in zip(trained, initial, strict=True):
+                    if parameter.grad is not None:
+                        parameter.copy_(start - rate * parameter.grad.sign())
+                if loss() <= before:
+                    break
+                rate /= 2
+    finally:
+        with torch.no_grad():
             for parameter, start in zip(trained, initial, strict=True):
                 parameter.copy_(start)
                 parameter.grad = None
-    rate = _MIDDLE * 2.0**octave
-    logger.info("Learning rate %.1e: the highest at which one step does not raise the loss.", rate)
+    logger.info("Learning rate %.1e.", rate)
     return rate
