@@ -7,7 +7,7 @@ For SST-2, CoLA and STS-B, from the demo checkpoint:
 3. For every form and part of the query/key parameters: ``converted`` (calibrated on the task's training sentences,
    nothing trained), ``tuned`` (then fine-tuned as the control) and ``healed`` (instead: without labels, against 1).
 
-    python benchmarks/glue.py                    # two cores, under two hours: one seed, part of SST-2 the second time
+    python benchmarks/glue.py                    # about two hours a task on one core: one seed, part of SST-2 again
     python benchmarks/glue.py --full             # a GPU: all rows, three seeds
     python benchmarks/glue.py --task sst2        # one task; may be given several times
     python benchmarks/glue.py --form cp          # one form, likewise
@@ -98,15 +98,7 @@ class Bench:
     def convert(self, form: str, part: float, output: Path, healed: bool) -> None:
         """A conversion of the fine-tuned original, calibrated, and healed if wanted, on the training sentences."""
         text = self.train  # without its labels
-        heal = None
-        if healed:
-            run = replace(
-                collab.HealOptions().run,
-                steps=self.setting.heal_steps,
-                precision=self.run.precision,
-                seed=self.run.seed,
-            )
-            heal = collab.HealRequest(text, collab.HealOptions(run=run))
+        heal = collab.HealRequest(text, self.healing(self.setting.heal_steps)) if healed else None
         collab.convert_checkpoint(
             str(self.original()),
             output,
@@ -115,14 +107,20 @@ class Bench:
             heal=heal,
         )
 
+    def healing(self, steps: int) -> collab.HealOptions:
+        """How to heal, in the precision and with the seed of the task's training."""
+        options = collab.HealOptions()
+        return replace(options, run=replace(options.run, steps=steps, precision=self.run.precision, seed=self.run.seed))
+
     def measure(self, folder: Path) -> dict[str, Any]:
         """The task's metric on the development set with its interval, and its difference to the control's."""
         kind, metric, control = self.task.kind, self.task.best_by, self.folder / "control"
         answers = self.answers(load(str(folder), auto_class=self.task.auto_class))
-        if self.controls is None and control.exists():
+        if folder == control or not control.exists():
+            return {**intervals(kind, answers)[metric], "difference": {}}
+        if self.controls is None:
             self.controls = self.answers(load(str(control), auto_class=self.task.auto_class))
-        compared = folder != control and self.controls is not None
-        difference = intervals(kind, answers, self.controls)[metric] if compared else {}
+        difference = intervals(kind, answers, self.controls)[metric]
         return {**intervals(kind, answers)[metric], "difference": difference}
 
     def answers(self, loaded: Loaded, rows: int | None = None) -> Columns:

@@ -133,8 +133,7 @@ def iterative(one: Subject) -> list[dict[str, Any]]:
 def healed(one: Subject, importance: Importance, steps: int) -> list[dict[str, Any]]:
     """The gradient's curve after healing on the training sentences without their labels."""
     total, points = living_heads(head_layers(one.loaded.model)), []
-    options = collab.HealOptions()
-    options = replace(options, samples=2048, run=replace(options.run, steps=steps, precision=one.bench.run.precision))
+    options = replace(one.bench.healing(steps), samples=2048)
     for fraction in HEALED:
         model = prune(one.loaded.model, least_important(importance, round(total * fraction)))
         heal(model, one.loaded.model, one.bench.train, tokenizer=one.loaded.tokenizer, options=options)

@@ -70,7 +70,8 @@ def attention_by_cost(
     columns = 0 if content is None else heads if key.shape[1] == 1 else 1
     as_columns = columns > 0 and (width + columns <= narrow or _needs_gradient(content))
     width = max(width + columns * as_columns, narrow)
-    # Tiles are written in place, and their number must not depend on a symbol. No query shows whether M is trained.
+    # Tiles are written in place, and their number must not depend on a symbol. Queries of no row
+    # show whether M is trained.
     added = content, attention_mask, position_bias
     in_tiles = not (
         dropout > 0

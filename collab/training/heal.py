@@ -161,17 +161,17 @@ def _learning_rate(
     for one in (model, teacher):
         one.eval().to(device)
 
-    def taught(rows: list[Any]) -> list[tuple[Any, Batch]]:
-        batches = row_batches(model, tokenizer, rows[:_TRIED], options.batch_size // options.parts)
-        batches = [{name: value.to(device) for name, value in batch.items()} for batch in batches]
-        return [(answers(teacher, batch), batch) for batch in batches]
+    def taught(rows: list[Any]) -> Iterator[tuple[Any, Batch]]:
+        for part in row_batches(model, tokenizer, rows[:_TRIED], options.batch_size // options.parts):
+            batch = {name: value.to(device) for name, value in part.items()}
+            yield answers(teacher, batch), batch
 
     def backward() -> None:
         for expected, batch in taught(train):
             distillation_loss(model, expected, batch)[0].backward()
 
     with short_of_memory():
-        others = taught(held_back)  # once, for all that is tried
+        others = list(taught(held_back))  # once, for all that is tried
         return find_learning_rate(
             parameters, backward, lambda: sum(float(distillation_loss(model, *one)[0]) for one in others)
         )
