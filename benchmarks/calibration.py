@@ -252,12 +252,10 @@ PARTS = {"plan": plan, "memory": memory, "allocation": allocation, "order": orde
 def main() -> None:
     """Runs the parts that are named, or all, and writes all results that there are."""
     transformers.logging.disable_progress_bar()
-    file = RESULTS / "calibration.json"
     result = kept("calibration")
     for name in sys.argv[1:] or PARTS:
         result[name] = PARTS[name]() | {"machine": machine()}
-        file.write_text(json.dumps(result, indent=2) + "\n")
-    write("calibration", result, table(result))
+        write("calibration", result, table(result))
 
 
 def table(result: dict[str, Any]) -> str:

@@ -54,39 +54,61 @@ CONVERSIONS = {
 COMPILED = ("original", "speed", "concat, 1/2")
 """Models that are also run under torch.compile and in onnxruntime."""
 Models = dict[str, nn.Module]
+Quality = dict[str, dict[str, Any]]
+"""By model: form, rank, the part of the query/key parameters that is left, and how well it does its work, if known."""
 
 
-def demo(folder: Path) -> tuple[Models, dict[str, dict[str, float]]]:
-    """The demo checkpoint, its conversions on STS-B train sentences, and their quality on STS-B dev."""
+def what_it_is(report: collab.ConversionReport) -> dict[str, Any]:
+    """A conversion's form, rank and size."""
+    layer = report.layers[0]
+    return {"query_key": report.query_key.ratio, "form": layer.form, "rank": layer.rank}
+
+
+def demo(folder: Path) -> tuple[Models, Quality]:
+    """The demo checkpoint, and its conversions on STS-B train sentences."""
     text = folder / "text.txt"
     text.write_text("\n".join(stsb_sentences()[:1024]))
-    judge = Judge()
-    quality = {"original": {"spearman": judge.spearman, "cosine": 1.0}}
     models: Models = {"original": AutoModel.from_pretrained(demo_folder())}
-    data = collab.DataSource(str(text))
+    quality: Quality = {"original": {}}
+    request = collab.CalibrationRequest(collab.DataSource(str(text)), cache=folder / "moments.safetensors")
     for name, config in CONVERSIONS.items():
-        output = folder / name.replace("/", "-")
-        request = collab.CalibrationRequest(data, cache=folder / "moments.safetensors")
-        options = collab.ExportOptions(overwrite=True)
-        report = collab.convert_checkpoint(str(demo_folder()), output, config, calibration=request, writing=options)
+        output = written(folder, name)
+        quality[name] = what_it_is(collab.convert_checkpoint(str(demo_folder()), output, config, calibration=request))
         models[name] = AutoModel.from_pretrained(output)
-        quality[name] = judge.measure(output) | {"query_key": report.query_key.ratio, "form": report.layers[0].form}
-        quality[name]["rank"] = report.layers[0].rank
     return models, quality
 
 
-def base(folder: Path) -> tuple[Models, dict[str, dict[str, float]]]:
+def judged(folder: Path, quality: Quality) -> Quality:
+    """The quality of the demo checkpoint's conversions on STS-B dev, and of the one named speed when it is healed."""
+    judge = Judge()
+    found = {"original": {"spearman": judge.spearman, "cosine": 1.0}}
+    found |= {name: quality[name] | judge.measure(written(folder, name)) for name in CONVERSIONS}
+    text = collab.DataSource(str(folder / "text.txt"))
+    collab.heal_checkpoint(str(written(folder, "speed")), folder / "healed", text)
+    found["speed"]["healed"] = judge.measure(folder / "healed")
+    return found
+
+
+def written(folder: Path, name: str) -> Path:
+    """Where a conversion is."""
+    return folder / name.replace("/", "-")
+
+
+def base(folder: Path) -> tuple[Models, Quality]:
     """A random model of BERT-base's size; how well it is converted does not matter here."""
     torch.manual_seed(0)
     original = BertModel(BertConfig())
     models: Models = {"original": original}
-    quality: dict[str, dict[str, float]] = {"original": {}}
+    quality: Quality = {"original": {}}
     for name, config in CONVERSIONS.items():
         conversion = collab.convert(original, replace(config, solver=collab.SolverOptions(max_sweeps=1), compare=False))
         models[name] = conversion.model
-        layer = conversion.report.layers[0]
-        quality[name] = {"query_key": conversion.report.query_key.ratio, "form": layer.form, "rank": layer.rank}
+        quality[name] = what_it_is(conversion.report)
     return models, quality
+
+
+SOURCES = {"demo": (demo, judged), "base": (base, None)}
+"""By name: what makes the models, and what judges them."""
 
 
 def plain(model: nn.Module) -> nn.Module:
@@ -226,7 +248,7 @@ def main() -> None:
     arguments = parser.parse_args()
     transformers.logging.disable_progress_bar()
     sources = kept("end_to_end").get("sources", {})
-    for name, build in (("demo", demo), ("base", base)):
+    for name, (build, judge) in SOURCES.items():
         again = arguments.how is not None and name in sources
         if (name in sources and not again) or arguments.only not in (None, name):
             continue
@@ -235,10 +257,8 @@ def main() -> None:
             models, quality = build(Path(folder))
             if again:
                 quality = sources[name]["quality"]
-            elif name == "demo":
-                data = collab.DataSource(str(Path(folder) / "text.txt"))
-                collab.heal_checkpoint(str(Path(folder) / "speed"), Path(folder) / "healed", data)
-                quality["speed"]["healed"] = Judge().measure(Path(folder) / "healed")
+            elif judge:
+                quality = judge(Path(folder), quality)
             load = os.getloadavg()[0]
             print(f"{name}: converted; measuring", flush=True)
             with torch.no_grad():
