@@ -116,9 +116,13 @@ def export(
         model.save_pretrained(folder, state_dict=state, max_shard_size=options.max_shard_size)
         if source is not None:
             carry_over(source.folder, folder, trust_remote_code)
-        earlier = [] if source is None else read_report(source.folder).get("history", [])  # of a trained original
-        history = (*earlier, *(step.record for step in steps))
-        report = replace(conversion.report, verification=verify(folder, model), history=history)
+        before = {} if source is None else read_report(source.folder)
+        report = replace(
+            conversion.report,
+            verification=verify(folder, model),
+            history=tuple(step.record for step in steps),
+            original_history=(*before.get("original_history", ()), *before.get("history", ())),
+        )
         (folder / REPORT_FILE).write_text(report.to_json(), encoding="utf-8")
         write_card(
             folder,

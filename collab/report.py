@@ -86,7 +86,8 @@ class ConversionReport:
         command: the command line that did it, if one did.
         verification: what reloading the export showed, once it was exported.
         notes: what a user should know besides.
-        history: what was done to the model besides, such as healing; to the original too, if collab did it.
+        history: what was done to the model since, such as healing.
+        original_history: what collab did to the original before, such as fine-tuning.
     """
 
     layers: tuple[LayerReport, ...]
@@ -106,6 +107,7 @@ class ConversionReport:
     verification: dict[str, Any] | None = None
     notes: tuple[str, ...] = ()
     history: tuple[dict[str, Any], ...] = ()
+    original_history: tuple[dict[str, Any], ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """The report as JSON values."""
@@ -129,6 +131,7 @@ class ConversionReport:
             "verification": self.verification,
             "notes": list(self.notes),
             "history": list(self.history),
+            "original_history": list(self.original_history),
         }
 
     def to_json(self) -> str:

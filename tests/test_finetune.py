@@ -110,6 +110,23 @@ class TestTasks:
         measured = collab.evaluate(str(output), collab.DataSource(str(tmp_path / "dev.tsv")))
         assert measured["metrics"] == report["metrics"], "evaluate finds what training found"
 
+    def test_heals_what_was_trained_before_its_conversion(self, folder: Path, tmp_path: Path) -> None:
+        task, short = task_named("classification"), replace(OPTIONS, run=replace(RUN, steps=2, evaluations=1))
+        healing = ("--data", tmp_path / "dev.tsv", "--text-column", "sentence", "--steps", 2, "--samples", 16)
+        finetune_checkpoint(str(folder.parent / "original"), tmp_path / "tuned", task, data(folder), options=short)
+        collab.convert_checkpoint(str(tmp_path / "tuned"), tmp_path / "smaller", collab.ConversionConfig(rank=8))
+        done = call("heal", tmp_path / "smaller", tmp_path / "healed", *healing)
+        assert done.returncode == 0, done.stderr
+        report = read_json(tmp_path / "healed" / "collab_report.json")
+        assert [step["step"] for step in report["original_history"]] == ["finetune"]
+        assert [step["step"] for step in report["history"]] == ["heal"]
+        inspected = call("inspect", tmp_path / "healed").stdout
+        assert inspected.index("The original: finetune.") < inspected.index("Then: heal.")
+        finetune_checkpoint(str(tmp_path / "smaller"), tmp_path / "again", task, data(folder), options=short)
+        refused = call("heal", tmp_path / "again", tmp_path / "never", *healing)
+        assert refused.returncode == 2
+        assert "fine-tuned after its conversion" in refused.stderr
+
     def test_labels_by_name_and_pairs(self, folder: Path, tmp_path: Path) -> None:
         for name, seed in (("train", 1), ("dev", 2)):
             table = [row | {"label": ["no", "yes"][row["label"]]} for row in rows(64, seed)]
@@ -275,11 +292,16 @@ class TestPruningOnTheWay:
         assert done.returncode == 0, done.stderr
         report = json.loads(done.stdout)
         assert report["metrics"]["accuracy"]["value"] > 0.9
-        history = read_json(output / "collab_report.json")["history"]
-        assert [step["step"] for step in history] == ["finetune", "prune", "finetune"]
-        assert history[1]["heads_after"] == history[1]["heads_before"] / 2
+        report = read_json(output / "collab_report.json")
+        pruned, _ = report["history"]
+        assert [step["step"] for step in report["original_history"] + report["history"]] == [
+            "finetune",
+            "prune",
+            "finetune",
+        ]
+        assert pruned["heads_after"] == pruned["heads_before"] / 2
         model = AutoModelForSequenceClassification.from_pretrained(output)
-        assert sum(len(layer.heads) for layer in head_layers(model)) == history[1]["heads_after"]
+        assert sum(len(layer.heads) for layer in head_layers(model)) == pruned["heads_after"]
         assert {path.name for path in tmp_path.iterdir() if "tuned" in path.name} == {"tuned"}
 
     @pytest.mark.parametrize("reached", [1, 2])

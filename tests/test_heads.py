@@ -414,7 +414,8 @@ class TestPruneCommand:
         converted = run("convert", folder / "tuned", folder / "smaller", "--rank", 8, "--heal", folder / "rows.txt")
         assert converted.exit_code == 0, converted.stderr
         after = json.loads((folder / "smaller" / "collab_report.json").read_text())
-        assert [step["step"] for step in after["history"]] == ["prune", "heal", "finetune", "heal"]
+        assert [step["step"] for step in after["original_history"]] == ["prune", "heal", "finetune"]
+        assert [step["step"] for step in after["history"]] == ["heal"]
         assert after["parameters"]["query_key"]["after"] < after["parameters"]["query_key"]["before"]
         entries = json.loads((folder / "smaller" / "config.json").read_text())["collab_layers"]
         assert [(entry["form"], entry["heads"]) for entry in entries] == [("cp", [1, 3]), ("cp", [0, 1, 2])]

@@ -96,6 +96,8 @@ def show_inspection(found: Inspection) -> None:
     )
     for sentence in found.explanation:
         console.print(sentence, markup=False, highlight=False)
+    for step in found.report.get("original_history", []):
+        console.print(f"The original: {step['step']}.", highlight=False)
     settings = found.report.get("settings")
     if settings:
         errors = [
