@@ -100,6 +100,7 @@ def main() -> None:
         with TemporaryDirectory() as folder:
             task.bench.convert(form, part, Path(folder) / "model", healed)
             rows.append({"model": name, "part": part} | task.measure(Path(folder) / "model"))
+        rows.sort(key=lambda one: -one["part"])
         result = {"machine": machine()} | shares | {"rows": rows}
         write("threshold", result, table(result))
 

@@ -23,7 +23,7 @@ BERT = BY_TYPE["bert"]
 RUN = RunOptions(learning_rate=3e-3, batch_size=8, steps=24, evaluations=3, device="cpu")
 FEW = HealOptions(samples=96, run=RUN)
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"abcdefghijklmnopqrstuvwxyz"]
-TEXT = [" ".join("abcdefghijklmnopqrstuvwxyz"[(i * 7 + j * j) % 26] for j in range(2 + i % 9)) for i in range(96)]
+TEXT = [" ".join("abcdefghijklmnopqrstuvwxyz"[(i * 7 + j * j) % 26] for j in range(2 + i % 9)) for i in range(512)]
 
 
 @pytest.fixture
@@ -86,7 +86,30 @@ class TestHeal:
             healing = collab.heal(model, teacher, options=replace(FEW, run=replace(RUN, learning_rate=rate)))
             assert not healing.improved
             assert largest_difference(before, model(**inputs)) == 0
-            assert "nothing better" in caplog.text
+            assert "loss" in caplog.messages[-1]
+            assert "as it was" in caplog.messages[-1]
+
+    def test_never_answers_worse(self, caplog: pytest.LogCaptureFixture) -> None:
+        """A head that was fitted to a conversion's states fits no longer when those come closer to the original's."""
+        teacher = tiny_model(BERT, BertForSequenceClassification)
+        with torch.no_grad():
+            teacher.classifier.weight += 3  # of both logits alike: most of their error, and none of the divergence
+        model = collab.convert(teacher, collab.ConversionConfig(rank=8)).model
+        inputs = {"input_ids": torch.randint(60, (512, 12), generator=torch.Generator().manual_seed(0))}
+        with torch.no_grad():
+            states = torch.nn.functional.pad(model.base_model(**inputs).pooler_output, (0, 1), value=1.0)  # (N, D + 1)
+            missing = (teacher(**inputs).logits - model(**inputs).logits).diff(dim=1)  # (N, 1)
+            half = torch.linalg.lstsq(states, missing).solution.squeeze(1) / 2  # (D + 1,)
+            model.classifier.weight += torch.stack([-half[:-1], half[:-1]])
+            model.classifier.bias += torch.stack([-half[-1], half[-1]])
+            before = model(**inputs).logits
+        healing = collab.heal(model, teacher, options=FEW)
+        assert not healing.improved
+        assert min(one["loss"] for one in healing.report["evaluations"]) < healing.report["before"]["loss"]
+        assert healing.report["after"] == healing.report["before"]
+        with torch.no_grad():
+            assert torch.equal(model(**inputs).logits, before)
+        assert "divergence of the answers" in caplog.messages[-1]
 
     def test_finds_a_learning_rate(self) -> None:
         """A model that is nearly its original learns in smaller steps. The same rate by name does the same."""
@@ -138,7 +161,7 @@ class TestHeal:
 class TestHealCommand:
     def test_heals_a_conversion(self, folder: Path, tmp_path: Path) -> None:
         collab.convert_checkpoint(str(folder), tmp_path / "converted", collab.ConversionConfig(rank=8))
-        arguments = ("--steps", 20, "--batch-size", 8, "--evaluations", 2, "--learning-rate", 3e-3)
+        arguments = ("--steps", 60, "--batch-size", 8, "--evaluations", 2, "--learning-rate", 3e-3)
         done = subprocess.run(
             command(
                 "heal",
@@ -168,7 +191,7 @@ class TestHealCommand:
         )
 
     def test_convert_and_heal(self, folder: Path, tmp_path: Path) -> None:
-        request = collab.HealRequest(collab.DataSource(str(tmp_path / "text.txt")), FEW)
+        request = collab.HealRequest(collab.DataSource(str(tmp_path / "text.txt")), replace(FEW, samples=512))
         config = collab.ConversionConfig(rank=8)
         report = collab.convert_checkpoint(str(folder), tmp_path / "healed", config, heal=request)
         assert report.calibration["source"] == "text.txt"

@@ -68,7 +68,8 @@ def heal(
 ) -> Healing:
     """Trains a converted model, in place, to have the hidden states of its original after every layer, and its logits.
 
-    The weights that come closest on the held-back rows are kept; if none come closer than those it had, it keeps them.
+    The weights that come closest on the held-back rows are kept. If none come closer than those it had, or its answers
+    diverge more than theirs from the teacher's, it keeps those.
 
     Args:
         model: the converted model.
@@ -117,34 +118,46 @@ def heal(
             on_step=on_step,
             teacher=teacher,
         )
-        improved = result.best["loss"] < result.before["loss"]
-        if not improved:
+        before = result.before | (agreed or {})
+        after = result.best | (agreement(teacher, model, batches) or {})
+        worse = _what_got_worse(before, after)
+        if worse:
             with torch.no_grad():
                 for name, parameter in parameters.items():
                     parameter.copy_(initial[name])
             logger.warning(
-                "Healing made nothing better on the held-back rows (%.5f before, %.5f at best), so the model is as it "
-                "was. Give it more or other data, more steps, or a lower learning rate.",
-                result.before["loss"],
-                result.best["loss"],
+                "Healing did not make the model better on the held-back rows (%s %.5f before, %.5f at best), so it is "
+                "as it was. Give it more or other data, more steps, or a lower learning rate.",
+                *worse,
             )
-    after = agreement(teacher, model, batches) if improved else agreed
     return Healing(
         {
             "step": "heal",
             "data": summary | {"held_back": len(held)},
             "settings": asdict(options),
             "parameters": sum(parameter.numel() for parameter in parameters.values()),
-            "before": result.before | (agreed or {}),
-            "after": (result.best if improved else result.before) | (after or {}),
-            "improved": improved,
+            "before": before,
+            "after": before if worse else after,
+            "improved": not worse,
             "steps": result.steps,
-            "best_step": result.best_step if improved else 0,
+            "best_step": 0 if worse else result.best_step,
             "evaluations": result.history,
             "seconds": time.perf_counter() - start,
             "versions": installed_versions(),
         }
     )
+
+
+def _what_got_worse(before: dict[str, Any], after: dict[str, Any]) -> tuple[str, float, float] | None:
+    """A name, and the values before and after, where training brought no lower loss or a higher divergence of answers.
+
+    The loss is mostly of hidden states. They can come closer while a classifier that had lost little answers otherwise.
+    """
+    if not after["loss"] < before["loss"]:
+        return "loss", before["loss"], after["loss"]
+    if after.get("kl", 0) > before.get("kl", 0):
+        return "divergence of the answers", before["kl"], after["kl"]
+    return None
 
 
 def _learning_rate(

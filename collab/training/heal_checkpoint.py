@@ -133,7 +133,7 @@ def healing_step(healing: Healing) -> Step:
         f"without labels, on `{report['data']['source']}` ({report['data']['rows']} rows). "
     )
     if not healing.improved:
-        text += "Nothing got better on the rows held back, so the model was left as it was. "
+        text += "It did not get better on the rows held back, so it was left as it was. "
     text += f"On {report['data']['held_back']} rows held back, against the original:\n\n"
     return Step("Healing", text + table(["", "before", "after"], rows), report)
 
