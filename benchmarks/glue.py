@@ -33,8 +33,9 @@ import transformers
 from common import COLORS, RESULTS, demo_folder, kept, machine, markdown, my_turn, shared_data, write
 
 import collab
+from collab.data.features import Feature
 from collab.loading import Loaded, load
-from collab.tasks.encoding import encode, to_judge
+from collab.tasks.encoding import Collate, encode, to_judge
 from collab.tasks.examples import read_examples
 from collab.tasks.metrics import intervals
 from collab.tasks.predict import Columns, predict
@@ -115,20 +116,22 @@ class Bench:
     def measure(self, folder: Path) -> dict[str, Any]:
         """The task's metric on the development set with its interval, and its difference to the control's."""
         kind, metric, control = self.task.kind, self.task.best_by, self.folder / "control"
-        answers = self.answers(load(str(folder), auto_class=self.task.auto_class))
-        if folder == control or not control.exists():
-            return {**intervals(kind, answers)[metric], "difference": {}}
-        if self.controls is None:
-            self.controls = self.answers(load(str(control), auto_class=self.task.auto_class))
-        difference = intervals(kind, answers, self.controls)[metric]
+        answers, difference = self.answers(load(str(folder), auto_class=self.task.auto_class)), {}
+        if folder != control and control.exists():
+            if self.controls is None:
+                self.controls = self.answers(load(str(control), auto_class=self.task.auto_class))
+            difference = intervals(kind, answers, self.controls)[metric]
         return {**intervals(kind, answers)[metric], "difference": difference}
 
     def answers(self, loaded: Loaded, rows: int | None = None) -> Columns:
         """A model's predictions on the development set, or on its first rows, with the labels."""
+        return predict(self.task.kind, loaded.model, *self.features(loaded, rows))
+
+    def features(self, loaded: Loaded, rows: int | None = None) -> tuple[list[Feature], Collate]:
+        """The development set, or its first rows, as a model takes it, and what makes batches of it."""
         task, model, tokenizer = self.task, loaded.model, loaded.tokenizer
         examples = read_examples(self.dev, task, self.label, rows)
-        features, collate = to_judge(task, model, tokenizer, encode(task, examples, model, tokenizer, None), 0)
-        return predict(task.kind, model, features, collate)
+        return to_judge(task, model, tokenizer, encode(task, examples, model, tokenizer, None), 0)
 
     def finetune(self, model: Path, output: Path, epochs: float, samples: int | None) -> None:
         """Any fine-tuning, on all rows or the first ones."""

@@ -25,8 +25,8 @@ from common import kept, machine, markdown, write
 from glue import FORMS, QUICK, Bench
 from sklearn.metrics import matthews_corrcoef, roc_auc_score
 
+import collab
 from collab.loading import load
-from collab.tasks.encoding import encode, to_judge
 from collab.tasks.examples import read_examples
 
 PARTS = (1 / 3, 1 / 6)
@@ -37,20 +37,19 @@ class Threshold:
 
     def __init__(self) -> None:
         self.bench = Bench("cola", QUICK["cola"], 0)
-        task, bench = self.bench.task, self.bench
-        self.examples = read_examples(bench.dev, task, bench.label, None)
-        self.labels = np.array(self.examples.labels, dtype=int)
-        taught = read_examples(bench.train, task, bench.label, None).labels
-        self.acceptable = float(np.mean(np.array(taught, dtype=int)))
-        self.original = self.log_probabilities(bench.original())
+        self.labels, taught = (self.labels_of(source) for source in (self.bench.dev, self.bench.train))
+        self.acceptable = float(taught.mean())
+        self.original = self.log_probabilities(self.bench.original())
+
+    def labels_of(self, source: collab.DataSource) -> np.ndarray:
+        """1 where a sentence is acceptable, (N,)."""
+        return np.array(read_examples(source, self.bench.task, self.bench.label, None).labels, dtype=int)
 
     @torch.no_grad()
     def log_probabilities(self, folder: Path) -> np.ndarray:
         """Of unacceptable and acceptable, for every sentence of the development set, (N, 2)."""
-        task = self.bench.task
-        loaded = load(str(folder), auto_class=task.auto_class)
-        encoded = encode(task, self.examples, loaded.model, loaded.tokenizer, None)
-        features, collate = to_judge(task, loaded.model, loaded.tokenizer, encoded, 0)
+        loaded = load(str(folder), auto_class=self.bench.task.auto_class)
+        features, collate = self.bench.features(loaded)
         found = []
         for first in range(0, len(features), 32):
             batch = collate(features[first : first + 32])
@@ -58,9 +57,9 @@ class Threshold:
             found.append(loaded.model.eval()(**batch).logits.log_softmax(-1))
         return torch.cat(found).double().numpy()
 
-    def measure(self, folder: Path) -> dict[str, float]:
-        """All measures of one model."""
-        mine, original = self.log_probabilities(folder), self.original
+    def measure(self, mine: np.ndarray) -> dict[str, float]:
+        """All measures of one model, from its log-probabilities (N, 2)."""
+        original = self.original
         margin = mine[:, 1] - mine[:, 0]  # (N,)
         threshold = np.quantile(margin, 1 - self.acceptable)
         return {
@@ -91,7 +90,7 @@ def main() -> None:
     transformers.logging.disable_progress_bar()
     task = Threshold()
     shares = {"labels": 100 * float(task.labels.mean()), "training_labels": 100 * task.acceptable}
-    original = {"model": "original, fine-tuned", "part": 1.0} | task.measure(task.bench.original())
+    original = {"model": "original, fine-tuned", "part": 1.0} | task.measure(task.original)
     rows = kept("threshold").get("rows", [original])
     for part, form, healed in product(PARTS, FORMS, (False, True)):
         name = f"{form}, converted{', healed' * healed}"
@@ -99,7 +98,7 @@ def main() -> None:
             continue
         with TemporaryDirectory() as folder:
             task.bench.convert(form, part, Path(folder) / "model", healed)
-            rows.append({"model": name, "part": part} | task.measure(Path(folder) / "model"))
+            rows.append({"model": name, "part": part} | task.measure(task.log_probabilities(Path(folder) / "model")))
         rows.sort(key=lambda one: -one["part"])
         result = {"machine": machine()} | shares | {"rows": rows}
         write("threshold", result, table(result))
