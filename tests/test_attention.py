@@ -109,7 +109,7 @@ def test_causal_without_a_mask(spec: AttentionSpec, kernel: str, bias: bool) -> 
 
 @every_spec
 @pytest.mark.parametrize("mask", ["none", "causal", "row", "written", "full", "position"])
-@pytest.mark.parametrize("tile", [1, 30_000])  # a few queries at a time, or a few sequences
+@pytest.mark.parametrize("tile", [1, 30_000, 40_000])  # a few queries at a time, or a sequence, or two and then one
 @torch.no_grad()
 def test_tiles(spec: AttentionSpec, mask: str, tile: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(collab_kernel, "TILE", tile)
@@ -205,6 +205,38 @@ def test_narrow_dtypes(spec: AttentionSpec, kernel: str, dtype: torch.dtype, cau
     allowed = torch.ones(T, T, dtype=torch.bool).tril() if causal else padding()[:, 0]
     expected, _ = formula(layer.float(), x.float(), x.float(), allowed)
     torch.testing.assert_close(output.float(), expected, rtol=0.1, atol=0.15)
+
+
+@every_spec
+@torch.no_grad()
+def test_tiles_in_bfloat16(spec: AttentionSpec, monkeypatch: pytest.MonkeyPatch) -> None:
+    layer, x = make(spec, "matmul").bfloat16(), torch.randn(3, 40, D).bfloat16()
+    whole, _ = layer(x)
+    monkeypatch.setattr(collab_kernel, "TILE", 8_000)
+    monkeypatch.setattr(collab_kernel, "SEQUENCES", 20_000)
+    torch.testing.assert_close(layer(x)[0], whole, rtol=0.1, atol=0.15)
+
+
+@every_spec
+@pytest.mark.parametrize("gradient", [False, True])
+@pytest.mark.parametrize(("dtype", "path"), [(torch.bfloat16, "matmul"), (torch.float16, "fused")])
+def test_a_data_type_chooses(
+    spec: AttentionSpec, gradient: bool, dtype: torch.dtype, path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[Tensor] = []
+    fused = torch.nn.functional.scaled_dot_product_attention
+
+    def counted(query: Tensor, *args: object, **kwargs: object) -> Tensor:
+        calls.append(query)
+        return fused(query, *args, **kwargs)
+
+    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", counted)
+    layer, x = make(spec, "sdpa").to(dtype), torch.randn(B, 80, D).to(dtype)
+    with torch.set_grad_enabled(gradient):
+        chosen, _ = layer(x)
+        assert len(calls) == (path == "fused")
+        layer.path = path
+        torch.testing.assert_close(layer(x)[0], chosen, rtol=0, atol=0)
 
 
 @every_spec

@@ -29,6 +29,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from .collab_config import AttentionSpec
 from .collab_kernel import (
+    Mix,
     additive_bias,
     additive_mask,
     attention_by_cost,
@@ -146,22 +147,25 @@ class CollaborativeAttention(nn.Module):
 
     def queries(self, hidden_states: Tensor) -> Tensor:
         """X W̃_Q G_h + u_h for every head, shape (B, H, T, R), or (B, H, T, max_h r_h) in the concat form."""
-        return self.mix(self.query(hidden_states))
+        return self._mixed(self.query(hidden_states))
 
-    def mix(self, projected: Tensor, room: Tensor | None = None) -> Tensor:
-        """Queries by head, (B, H, T, r), from shared ones, X W̃_Q, (B, T, R); in `room`, where that saves memory."""
-        # Under autocast the projection is narrower than the parameters.
-        offset = None if self.query_offset is None else self.query_offset.to(projected.dtype)
+    def mixer(self, dtype: torch.dtype) -> Mix:
+        """What makes queries by head of shared ones, X W̃_Q, whose data type under autocast is not that of M."""
+        offset = None if self.query_offset is None else self.query_offset.to(dtype)  # (H, R), or (1, R)
         if self.head_ranks is not None:
-            return self._split(projected if offset is None else projected + offset)
-        shared, mixing = projected.unsqueeze(1), self.mixing.to(projected.dtype)  # (B, 1, T, R)
+            return lambda shared, room: self._split(_plus(shared, offset).squeeze(1))
+        offset = None if offset is None else offset.unsqueeze(1)  # (H, 1, R)
+        mixing = self.mixing.to(dtype)
         if self.spec.form == "tucker":
-            queries = shared @ mixing  # (B, 1, T, R) @ (H, R, R)
-            return queries if offset is None else queries + offset.unsqueeze(1)  # + (H, 1, R)
+            return lambda shared, room: _plus(shared @ mixing, offset)  # (B, 1, T, R) @ (H, R, R)
         mixing = mixing.unsqueeze(1)  # (H, 1, R)
         if offset is None:
-            return torch.mul(shared, mixing, out=room)
-        return torch.addcmul(offset.unsqueeze(1), shared, mixing, out=room)
+            return lambda shared, room: torch.mul(shared, mixing, out=room)
+        return lambda shared, room: torch.addcmul(offset, shared, mixing, out=room)
+
+    def _mixed(self, projected: Tensor) -> Tensor:
+        """Queries by head, (B, H, T, r), from shared ones, (B, T, R)."""
+        return self.mixer(projected.dtype)(projected.unsqueeze(1), None)
 
     def keys(self, hidden_states: Tensor) -> Tensor:
         """Y W̃_K, shape (B, 1, S, R): one key for all heads; (B, H, S, max_h r_h) in the concat form."""
@@ -215,7 +219,7 @@ class CollaborativeAttention(nn.Module):
                 attention_mask = create_mask(attention_mask.mask_mod, batch, None, length, seen, device=key.device)
             if implementation == "sdpa":
                 output = attention_by_cost(
-                    self.mix,
+                    self.mixer(projected.dtype),
                     projected,
                     key,
                     value,
@@ -228,7 +232,7 @@ class CollaborativeAttention(nn.Module):
                     self.path,
                 )  # (B, T, H, d)
                 return output.flatten(-2), None
-        query = self.mix(projected)
+        query = self._mixed(projected)
         if eager:
             attention_mask = one_row(attention_mask)
         # Most kernels take no additive bias, and to add one is another pass over all scores, unless it goes into a mask
@@ -381,6 +385,10 @@ class OutputBias(nn.Module):
         """(B, T, 0) → (B, T, D)."""
         output = context.new_zeros(*context.shape[:-1], self.width)
         return output if self.bias is None else output + self.bias
+
+
+def _plus(tensor: Tensor, offset: Tensor | None) -> Tensor:
+    return tensor if offset is None else tensor + offset
 
 
 def _evenly(rank: int, num_heads: int) -> tuple[int, ...]:

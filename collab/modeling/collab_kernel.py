@@ -6,8 +6,8 @@ value has. `benchmarks/attention.py` measures every choice that is made here.
 This file travels with every exported model; it imports only torch.
 """
 
-import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from itertools import repeat
 from typing import Any
 
 import torch
@@ -15,13 +15,16 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 Mix = Callable[[Tensor, Tensor | None], Tensor]
-"""Makes queries by head, (B, H, T, r), of shared ones, (B, T, R); in the memory of the second tensor, if it likes."""
+"""Makes queries by head, (B, H, T, r), of shared ones, (B, 1, T, R); in the memory of the second tensor, or not."""
 
 TILE = 3 * 2**19
 """Bytes of scores that are computed at a time: what stays in the second-level caches of two cores."""
 
 SEQUENCES = 3 * 2**18
 """The same where a tile is of whole sequences: less, because each brings keys and values of its own."""
+
+FEW = 2**16
+"""Bytes of scores up to which it is the number of operations that costs time, not what they compute."""
 
 
 def attention_by_cost(
@@ -39,9 +42,9 @@ def attention_by_cost(
 ) -> Tensor:
     """Attention without its weights, the way that is fastest for these shapes; they agree within rounding.
 
-    On a CPU the fused kernel spends time on every padded dimension. It pays while a head's queries are no wider than
-    its values; beyond, plain products do, in tiles whose scores stay in the processor's cache (twice as far where there
-    can be no tiles: with a gradient, or compiled). Other devices always fuse.
+    What is fastest on a CPU depends on the data type, see `_fuses`. Plain products are made in tiles whose scores stay
+    in the processor's cache, unless all fit into one, or there can be no tiles: with a gradient, or compiled. Other
+    devices always fuse.
 
     Fused, queries, keys and values are padded with zeros to one width, because the fused kernels want that. The
     content goes into a column of the padding where there is room for it, and into an additive mask otherwise. A fused
@@ -65,6 +68,7 @@ def attention_by_cost(
         (B, T, H, d).
     """
     attention_mask = one_row(attention_mask)
+    shared = projected.unsqueeze(1)  # (B, 1, T, R)
     on_cpu = key.device.type == "cpu"
     heads, narrow, width = value.shape[1], value.shape[-1], key.shape[-1]
     columns = 0 if content is None else heads if key.shape[1] == 1 else 1
@@ -73,19 +77,21 @@ def attention_by_cost(
     # Tiles are written in place, and their number must not depend on a symbol. Queries of no row
     # show whether M is trained.
     added = content, attention_mask, position_bias
-    in_tiles = not (
+    in_place = not (
         dropout > 0
         or torch.compiler.is_compiling()
-        or (torch.is_grad_enabled() and _needs_gradient(mix(projected[:0], None), key, value, *added))
+        or (torch.is_grad_enabled() and _needs_gradient(mix(shared[:0], None), key, value, *added))
     )
+    # Bytes of all scores; where a comparison with them is welcome.
+    size = value.shape[:2].numel() * shared.shape[2] * key.shape[2] * key.element_size() if in_place else None
     if path == "auto":
-        path = "fused" if not on_cpu or width <= (1 if in_tiles else 2) * narrow else "matmul"
+        path = "fused" if not on_cpu or _fuses(key, width, narrow, size) else "matmul"
         if on_cpu and (dropout > 0 or _needs_gradient(position_bias)):
             path = "matmul"
-    if path == "matmul" and in_tiles:
-        mask = additive_mask(additive_bias(content, position_bias, scaling), attention_mask, is_causal, projected, key)
-        return _attention_in_tiles(mix, projected, key, value, mask, scaling)
-    query = mix(projected, None)  # (B, H, T, r)
+    if path == "matmul" and size is not None and size > SEQUENCES:
+        mask = additive_mask(additive_bias(content, position_bias, scaling), attention_mask, is_causal, shared, key)
+        return _attention_in_tiles(mix, shared, key, value, mask, scaling)
+    query = mix(shared, None)  # (B, H, T, r)
     query_columns: Tensor | None = None
     key_columns: Tensor | None = None
     if path == "fused" and as_columns and content is not None:
@@ -110,57 +116,80 @@ def attention_by_cost(
     return output[..., :narrow].transpose(1, 2)
 
 
+def _fuses(key: Tensor, width: int, narrow: int, size: int | None) -> bool:
+    """Whether the fused kernel is the faster one on a CPU.
+
+    In float16 it always is, and in bfloat16 plain products are, unless compiled: what processors have instructions
+    for, or not. In float32 the fused kernel pays while a head's queries are no wider than its values, or twice as wide
+    where there can be no tiles. What fits into one tile is not worth the padding, if it needs any.
+
+    Args:
+        key: before padding.
+        width: of queries, keys and values, padded.
+        narrow: d.
+        size: bytes of all scores, or None where there can be no tiles.
+    """
+    if key.dtype == torch.float16:
+        return True
+    if key.dtype == torch.bfloat16 and not torch.compiler.is_compiling():
+        return size is not None and size <= FEW and width <= narrow
+    if size is None:
+        return width <= 2 * narrow
+    return width <= narrow and (size > SEQUENCES or key.shape[-1] == width)
+
+
 def _attention_in_tiles(
-    mix: Mix, projected: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scaling: float
+    mix: Mix, shared: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scaling: float
 ) -> Tensor:
     """Plain attention, as many sequences or queries at a time as have scores of `TILE` bytes; (B, T, H, d).
 
     Each tile takes the memory of the one before, which the cache holds: products are added to a copy of the mask, and
-    weights take the place of their scores.
+    weights take the place of their scores. Whatever can be is done once for all tiles, because between products even a
+    view costs a hundredth of a tile.
     """
-    batch, length, _ = projected.shape
-    heads, narrow, width, seen = value.shape[1], value.shape[-1], key.shape[-1], key.shape[2]
+    batch, heads, seen, narrow = value.shape
+    length, width = shared.shape[2], key.shape[-1]
     groups = heads // key.shape[1]  # heads that read the same key
-    columns = key.flatten(0, 1).mT  # (B·H/groups, r, S)
     row = heads * seen * key.element_size()  # bytes of the scores of one query token
     rows = min(length, max(16, TILE // row))
     sequences = max(1, SEQUENCES // (row * length))
     sequences = -(-batch // -(-batch // sequences))  # as many in every tile
-    lasts = (width, seen, narrow)  # axes of queries, scores and outputs
-    room = [projected.new_empty(sequences * heads * rows * last) for last in lasts]
     output = value.new_empty(batch, length, heads, narrow)
+    columns = key.flatten(0, 1).mT.split(sequences * heads // groups)  # (B·H/groups, r, S)
+    values = value.unbind() if sequences == 1 else [some.flatten(0, 1) for some in value.split(sequences)]
+    again = range(-(-length // rows))  # tiles of the same sequences
     tile: tuple[int, ...] = ()
-    for first in range(0, batch, sequences):
-        some = slice(first, first + sequences)
-        mine = slice(first * heads // groups, (first + sequences) * heads // groups)
-        for start in range(0, length, rows):
-            here = slice(start, start + rows)
-            part = projected[some, here]
-            if tile != (len(part), heads, part.shape[1]):  # the first, or smaller than those before
-                tile = (len(part), heads, part.shape[1])
-                queries, scores, outputs = (_shaped(one, *tile, last) for one, last in zip(room, lasts, strict=True))
-                products = scores.view(-1, groups * tile[-1], seen)  # (B·H/groups, groups·T, S)
-                weights, contexts = scores.flatten(0, 1), outputs.flatten(0, 1)  # (B·H, T, S), (B·H, T, d)
-            query = mix(part, queries).reshape(*products.shape[:2], width)  # (B·H/groups, groups·T, r)
-            if mask is not None:
-                scores.copy_(_of_tile(mask, some, here))
-            products.baddbmm_(query, columns[mine], beta=mask is not None, alpha=scaling)
-            torch.softmax(scores, dim=-1, out=scores)  # reads every row before it writes it
-            torch.bmm(weights, value[some].flatten(0, 1), out=contexts)
-            output[some, here] = outputs.transpose(1, 2)
+    for part, key_columns, some, place, added in zip(
+        _tiles(shared, sequences, rows),
+        [one for one in columns for _ in again],
+        [one for one in values for _ in again],
+        _tiles(output.transpose(1, 2), sequences, rows),
+        repeat(None) if mask is None else _tiles(mask.expand(batch, heads, length, seen), sequences, rows),
+        strict=False,
+    ):
+        if tile != part.shape:  # the first, or smaller than those before
+            tile = part.shape
+            queries = part.new_empty(tile[0], heads, tile[2], width)
+            scores = part.new_empty(tile[0], heads, tile[2], seen)
+            outputs = part.new_empty(tile[0], heads, tile[2], narrow)
+            readers = queries.view(-1, groups * tile[2], width)  # (B·H/groups, groups·T, r)
+            products = scores.view(-1, groups * tile[2], seen)  # (B·H/groups, groups·T, S)
+            weights, contexts = scores.flatten(0, 1), outputs.flatten(0, 1)  # (B·H, T, S), (B·H, T, d)
+        query = mix(part, queries)
+        query = readers if query is queries else query.reshape(readers.shape)
+        if added is not None:
+            scores.copy_(added)
+        products.baddbmm_(query, key_columns, beta=added is not None, alpha=scaling)
+        torch.softmax(scores, dim=-1, out=scores)  # reads every row before it writes it
+        torch.bmm(weights, some, out=contexts)
+        place.copy_(outputs)
     return output
 
 
-def _shaped(memory: Tensor, *shape: int) -> Tensor:
-    """The beginning of a tensor of one dimension in another shape."""
-    return memory[: math.prod(shape)].view(shape)
-
-
-def _of_tile(mask: Tensor, sequences: slice, queries: slice) -> Tensor:
-    """The part of a mask that broadcasts to (B, H, T, S) for some sequences and queries."""
-    if mask.ndim > 1 and mask.shape[-2] > 1:
-        mask = mask[..., queries, :]
-    return mask[sequences] if mask.ndim == 4 and mask.shape[0] > 1 else mask
+def _tiles(tensor: Tensor, sequences: int, rows: int) -> Sequence[Tensor]:
+    """A tensor (B, ·, T, ·) in tiles of so many sequences and tokens."""
+    pieces: Sequence[Tensor] = tensor.split(sequences)
+    return pieces if rows == tensor.shape[2] else [tile for piece in pieces for tile in piece.split(rows, 2)]
 
 
 def eager_attention_forward(
@@ -205,8 +234,9 @@ def _plain(
         scores = query @ key.mT  # (B, H, T, S)
     if mask is not None:
         scores = scores.add_(mask)
-    weights = functional.softmax(scores, dim=-1)
-    weights = functional.dropout(weights, dropout)
+    weights = scores.softmax(dim=-1)
+    if dropout:
+        weights = functional.dropout(weights, dropout)
     return weights @ value, weights
 
 
