@@ -21,7 +21,8 @@ TILE = 3 * 2**19
 """Bytes of scores that are computed at a time: what stays in the second-level caches of two cores."""
 
 SEQUENCES = 3 * 2**18
-"""The same where a tile is of whole sequences: less, because each brings keys and values of its own."""
+"""The same where a tile is of whole sequences: less, because each brings keys and values of its own. As many scores, or
+fewer, need no tiles."""
 
 FEW = 2**16
 """Bytes of scores up to which it is the number of operations that costs time, not what they compute."""
@@ -82,7 +83,7 @@ def attention_by_cost(
         or torch.compiler.is_compiling()
         or (torch.is_grad_enabled() and _needs_gradient(mix(shared[:0], None), key, value, *added))
     )
-    # Bytes of all scores; where a comparison with them is welcome.
+    # Bytes of all scores, if there can be tiles: without, whatever is compared with them may be a symbol.
     size = value.shape[:2].numel() * shared.shape[2] * key.shape[2] * key.element_size() if in_place else None
     if path == "auto":
         path = "fused" if not on_cpu or _fuses(key, width, narrow, size) else "matmul"
