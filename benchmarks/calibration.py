@@ -29,7 +29,7 @@ from common import RESULTS, demo_folder, kept, machine, markdown, shared_data, s
 import collab
 from collab.decomposition import decompose
 from collab.families import require_family
-from collab.planning import make_plan
+from collab.planning.plan import make_plan
 from collab.problems import LayerProblems
 
 FORMS = ("concat", "cp", "tucker")

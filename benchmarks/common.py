@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from filelock import FileLock
 
-from collab.report import installed_versions
+from collab.io.report import installed_versions
 from collab.timing import Run, time_in_turn
 
 RESULTS = Path(__file__).parent / "results"

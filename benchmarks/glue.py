@@ -34,7 +34,7 @@ from common import COLORS, RESULTS, demo_folder, kept, machine, markdown, my_tur
 
 import collab
 from collab.data.features import Feature
-from collab.loading import Loaded, load
+from collab.io.load import Loaded, load
 from collab.tasks.encoding import Collate, encode, to_judge
 from collab.tasks.examples import read_examples
 from collab.tasks.metrics import intervals

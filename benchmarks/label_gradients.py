@@ -22,7 +22,7 @@ from common import demo_folder, machine, markdown, shared_data, write
 import collab
 from collab.agreement import agreement
 from collab.calibration import collect
-from collab.loading import load
+from collab.io.load import load
 from collab.tasks.encoding import collator, encode
 from collab.tasks.examples import read_examples
 from collab.tasks.metrics import measure

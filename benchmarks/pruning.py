@@ -42,7 +42,7 @@ from collab.heads.removal import LOSSLESS, prune
 from collab.heads.rows import HeadRows, head_rows
 from collab.heads.scores import ScoreOptions, living_heads, rank_correlation, score_heads
 from collab.heads.selection import least_important
-from collab.loading import Loaded, load
+from collab.io.load import Loaded, load
 from collab.tasks.metrics import measure
 from collab.timing import time_in_turn
 from collab.training.heal import heal

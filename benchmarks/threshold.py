@@ -26,7 +26,7 @@ from glue import FORMS, QUICK, Bench
 from sklearn.metrics import matthews_corrcoef, roc_auc_score
 
 import collab
-from collab.loading import load
+from collab.io.load import load
 from collab.tasks.examples import read_examples
 
 PARTS = (1 / 3, 1 / 6)

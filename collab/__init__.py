@@ -30,10 +30,12 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from .agreement import score_errors
-from .calibration import Calibration, CalibrationOptions, LayerMoments, calibrate
+from .calibration import calibrate
+from .calibration.calibrate import Calibration, CalibrationOptions
+from .calibration.moments import LayerMoments
 from .config import ConversionConfig
 from .conversion import Conversion, convert
-from .data import DataSource
+from .data.source import DataSource
 from .decomposition import SolverOptions
 from .errors import (
     AlreadyConvertedError,
@@ -55,13 +57,13 @@ from .errors import (
     VerificationError,
     WeightsError,
 )
-from .exporting import ExportOptions, export
 from .families import register
-from .loading import LoadOptions
+from .io.load import LoadOptions
+from .io.report import ConversionReport, Count, LayerReport
+from .io.write import ExportOptions, export
 from .pipeline import CalibrationRequest, HealRequest, convert_checkpoint
-from .planning import Plan, make_plan
+from .planning.plan import Plan, make_plan
 from .reparametrization import Reparametrization, reparametrize
-from .report import ConversionReport, Count, LayerReport
 from .sequential import calibrate_in_order
 from .training.options import FinetuneOptions, HealOptions, RunOptions
 from .training.work import WorkOptions

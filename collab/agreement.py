@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional
 from transformers import PreTrainedModel
 
-from .calibration import LayerMoments
+from .calibration.moments import LayerMoments
 from .data.features import Batch
 from .families import require_family
 from .modeling.collab_attention import CollaborativeAttention

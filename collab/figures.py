@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from .benching.report import BenchReport
-from .planning import Plan
+from .planning.plan import Plan
 from .plotting import BLUE, GREEN, GREY, ORANGE, VERMILION, pyplot, save
 
 # With marks for those who see no colours.

@@ -11,11 +11,11 @@ from torch import nn
 from transformers import PreTrainedModel
 from transformers import initialization as init
 
-from .checkpoint import read_config, resolve_source
 from .errors import ConfigurationError
 from .heads.layers import HeadLayer, head_layers, parameters, passes_per_layer
-from .history import read_report
-from .loading import config_of, model_class_of
+from .io.history import read_report
+from .io.load import config_of, model_class_of
+from .io.read import read_config, resolve_source
 from .modeling.collab_attention import CollaborativeAttention
 from .planning.cost import LayerShape
 

@@ -12,22 +12,21 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from .calibration import Calibration, CalibrationOptions, calibrate
-from .calibration.calibrate import OnBatch
-from .checkpoint import Checkpoint, load_checkpoint, resolve_source
+from .calibration import calibrate
+from .calibration.calibrate import Calibration, CalibrationOptions, OnBatch
 from .config import ConversionConfig
 from .conversion import Conversion, convert, is_lossless, require_convertible
-from .data import DataSource
+from .data.source import DataSource
 from .decomposition import SolverOptions
 from .errors import ConfigurationError, WeightsError
-from .exporting import ExportOptions, export
 from .heads.reconversion import read_pruned
-from .loading import LoadOptions, load_processor
-from .output import check_output
-from .planning import Plan, make_plan
-from .planning.plan import FRACTIONS
+from .io.load import LoadOptions, load_processor
+from .io.read import Checkpoint, load_checkpoint, resolve_source
+from .io.report import ConversionReport, LayerReport
+from .io.staging import check_output
+from .io.write import ExportOptions, export
+from .planning.plan import FRACTIONS, Plan, make_plan
 from .reparametrization import Content
-from .report import ConversionReport, LayerReport
 from .sequential import calibrate_in_order
 from .training.options import HealOptions, OnStep
 from .training.work import work_folder

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from .calibration import Calibration
+from .calibration.calibrate import Calibration
 from .errors import CalibrationError
 from .families import Family
 from .reparametrization import LayerProblem

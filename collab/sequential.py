@@ -9,12 +9,13 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from .calibration import Calibration, CalibrationOptions, LayerMoments, calibrate
-from .calibration.calibrate import Data, prepare
+from .calibration import calibrate
+from .calibration.calibrate import Calibration, CalibrationOptions, Data, prepare
+from .calibration.moments import LayerMoments
 from .config import ConversionConfig
 from .conversion import install, require_convertible
 from .errors import CalibrationError
-from .planning import choose
+from .planning.choice import choose
 from .problems import LayerProblems
 
 

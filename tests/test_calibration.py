@@ -14,7 +14,8 @@ from torch import Tensor
 from transformers import BertTokenizer, PreTrainedModel
 
 import collab
-from collab.data import DataSource, read_rows
+from collab.data.rows import read_rows
+from collab.data.source import DataSource
 from collab.families import require_family
 from collab.inputs import probe_inputs
 

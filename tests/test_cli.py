@@ -499,7 +499,7 @@ class TestInterruption:
         def interrupted(*_: object) -> None:
             raise KeyboardInterrupt
 
-        monkeypatch.setattr("collab.exporting.verify", interrupted)
+        monkeypatch.setattr("collab.io.write.verify", interrupted)
         run(model, tmp_path / "deep" / "out", "--rank", 8, fails=1)
 
     @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])

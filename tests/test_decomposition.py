@@ -12,14 +12,7 @@ from tensorly.cp_tensor import cp_to_tensor
 from tensorly.metrics import RMSE
 from tensorly.tucker_tensor import tucker_to_tensor
 
-from collab.decomposition import (
-    HeadTensor,
-    SolverOptions,
-    decompose,
-    decompose_concat,
-    decompose_cp,
-    decompose_tucker,
-)
+from collab.decomposition import HeadTensor, SolverOptions, decompose, decompose_concat, decompose_cp, decompose_tucker
 from collab.decomposition.reference import reference_cp, reference_tucker
 from collab.errors import ConfigurationError, DeviceError, RankError
 

@@ -19,10 +19,10 @@ from tiny import BY_TYPE, ROWS, every_form, largest_difference, random_model, te
 from transformers import AutoConfig, AutoModel, PreTrainedModel
 
 import collab
-from collab.exporting import export
 from collab.inputs import probe_inputs
+from collab.io.verify import verify
+from collab.io.write import export
 from collab.modeling.collab_model import auto_classes
-from collab.verify import verify
 
 BERT = BY_TYPE["bert"]
 
@@ -295,7 +295,7 @@ class TestFromACheckpoint:
             (tmp_path / "out" / "mine").write_text("mine")
             return verify(*arguments)
 
-        monkeypatch.setattr("collab.exporting.verify", appear)
+        monkeypatch.setattr("collab.io.write.verify", appear)
         with pytest.raises(collab.OutputError, match="could not be written"):
             self.convert(source, tmp_path / "out")
         assert folders(tmp_path) == {"source", "out"}
@@ -420,7 +420,7 @@ def test_nothing_is_left_when_verification_fails(tmp_path: Path, monkeypatch: py
     def fail(*_: object) -> None:
         raise collab.VerificationError("no")
 
-    monkeypatch.setattr("collab.exporting.verify", fail)
+    monkeypatch.setattr("collab.io.write.verify", fail)
     with pytest.raises(collab.VerificationError):
         export(converted(tiny_model(BERT)), tmp_path / "deep" / "out")
     assert folders(tmp_path) == set()

@@ -22,9 +22,9 @@ from tiny import BY_TYPE, tiny_model
 from transformers import AutoModel, AutoModelForSequenceClassification, AutoTokenizer, BertTokenizerFast
 
 import collab
-from collab.checkpoint import read_json
 from collab.cli import main
-from collab.history import results_of
+from collab.io.history import results_of
+from collab.io.read import read_json
 
 for extra in ("accelerate", "sklearn", "scipy"):
     pytest.importorskip(extra, reason="the train extra is not installed")

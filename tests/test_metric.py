@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import collab
-from collab.calibration import LayerMoments
+from collab.calibration.moments import LayerMoments
 from collab.decomposition import HeadTensor, Metric, SolverOptions, Whitening, decay, decompose
 from collab.reparametrization import LayerProblem
 

@@ -172,7 +172,7 @@ class TestCommand:
         code = f"import sys; sys.modules['collab'] = None\n{code}\nprint(found[0].tolist())\n"
         done = run_without_collab(code, cache=tmp_path / "modules")
         assert done.returncode == 0, done.stderr
-        loaded = collab.loading.load(str(model))
+        loaded = collab.io.load.load(str(model))
         batch = loaded.tokenizer(["a sentence", "another"], padding=True, return_tensors="pt")
         with torch.no_grad():
             expected = loaded.model.float()(**batch).logits.numpy()

@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from ..checkpoint import check_weight_files
-from ..loading import Loaded, LoadOptions, load
+from ..io.load import Loaded, LoadOptions, load
+from ..io.read import check_weight_files
 from .bench import OnSetting, bench_models
 from .options import BenchOptions
 from .peak import peak_memory

@@ -16,7 +16,7 @@ import torch
 
 from ..errors import OutOfMemoryError
 from ..inputs import random_inputs
-from ..loading import load
+from ..io.load import load
 from .bench import too_large
 from .report import Memory
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from ..report import installed_versions
+from ..io.report import installed_versions
 from ..timing import Spread
 
 

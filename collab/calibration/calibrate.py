@@ -11,9 +11,9 @@ from typing import Any
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from ..data import DataSource
 from ..data.features import Batch
 from ..data.prepare import Unlabelled, features_of, hold_back, require_two
+from ..data.source import DataSource
 from ..errors import CalibrationError, ConfigurationError
 from ..families import require_family
 from . import cache as moments_cache

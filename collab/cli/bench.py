@@ -11,7 +11,7 @@ import click
 
 from ..benching.options import LENGTHS, BenchOptions, Dtype
 from ..figures import draw_bench
-from ..loading import LoadOptions
+from ..io.load import LoadOptions
 from ..plotting import check_figure
 from .options import verbosity_options
 from .running import bars, failures, set_up_logging

@@ -11,8 +11,8 @@ import torch
 
 from ..config import ConversionConfig
 from ..decomposition import FORMS
-from ..exporting import ExportOptions
-from ..hub import check_repo_id, push
+from ..io.hub import check_repo_id, push
+from ..io.write import ExportOptions
 from ..pipeline import HealRequest, convert_checkpoint
 from ..training.options import HealOptions
 from .options import (

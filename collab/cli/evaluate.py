@@ -8,8 +8,8 @@ from typing import Any
 
 import click
 
-from ..data import DataSource
-from ..history import append
+from ..data.source import DataSource
+from ..io.history import append
 from ..tasks.task import GLUE, KINDS, task_named
 from .options import (
     data_options,

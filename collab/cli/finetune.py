@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from ..data import DataSource
+from ..data.source import DataSource
 from ..tasks.task import GLUE, KINDS, task_named
 from ..training.options import FinetuneOptions
 from .options import (

@@ -10,14 +10,7 @@ import click
 
 from ..tasks.task import task_named
 from .head_tables import show_scores
-from .options import (
-    heal_source,
-    loading_of,
-    loading_options,
-    max_length_option,
-    scoring_options,
-    verbosity_options,
-)
+from .options import heal_source, loading_of, loading_options, max_length_option, scoring_options, verbosity_options
 from .running import bars, failures, set_up_logging
 
 
@@ -51,7 +44,7 @@ def heads(model: str, **given: Any) -> None:
         from ..heads.figures import draw_attention, draw_comparison, draw_scores
         from ..heads.score_checkpoint import notes, score_checkpoint
         from ..heads.scores import HeadScores, ScoreOptions
-        from ..loading import Loaded
+        from ..io.load import Loaded
         from ..plotting import pyplot
 
         if given["sentences"] and given["figures"] is None:

@@ -9,11 +9,11 @@ from typing import Any, get_args
 
 import click
 
-from ..calibration import CalibrationOptions
-from ..data import DataSource
+from ..calibration.calibrate import CalibrationOptions
+from ..data.source import DataSource
 from ..decomposition import METHODS, SolverOptions
 from ..errors import ConfigurationError
-from ..loading import LoadOptions
+from ..io.load import LoadOptions
 from ..pipeline import CalibrationRequest
 from ..rank import Rank
 from ..reparametrization import CONTENTS

@@ -12,14 +12,7 @@ import click
 from ..pipeline import HealRequest
 from ..tasks.task import task_named
 from ..training.options import HealOptions, Trainable
-from .options import (
-    heal_source,
-    loading_of,
-    loading_options,
-    overwrite_option,
-    scoring_options,
-    verbosity_options,
-)
+from .options import heal_source, loading_of, loading_options, overwrite_option, scoring_options, verbosity_options
 from .running import INTERRUPTED_TRAINING, bars, command_line, failures, set_up_logging
 from .tables import show_step
 

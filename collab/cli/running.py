@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from ..errors import CollabError, ConfigurationError
-from ..report import LayerReport
+from ..io.report import LayerReport
 
 INTERRUPTED_TRAINING = "Interrupted. The same command goes on from the last checkpoint."
 

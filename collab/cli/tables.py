@@ -11,9 +11,9 @@ from rich.table import Table
 
 from ..benching.report import BenchReport
 from ..decomposition import FORMS
-from ..history import Step
-from ..planning import Plan
-from ..report import ConversionReport
+from ..io.history import Step
+from ..io.report import ConversionReport
+from ..planning.plan import Plan
 
 
 def show_report(report: ConversionReport, output: Path) -> None:

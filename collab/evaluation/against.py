@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 
 from ..agreement import agreement
 from ..data.features import Batch, Feature, row_batches
-from ..loading import Loaded
+from ..io.load import Loaded
 from ..timing import time_in_turn
 
 _ROWS = 32

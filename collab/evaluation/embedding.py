@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 
 from ..data.features import collate, text_features
 from ..errors import ExtraError
-from ..loading import Loaded
+from ..io.load import Loaded
 
 _ROWS = 64
 

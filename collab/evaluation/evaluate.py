@@ -10,15 +10,15 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..checkpoint import read_config, resolve_source
 from ..comparable import check_comparable, check_tokenizers
-from ..data import DataSource
 from ..data.features import Feature, text_features
+from ..data.source import DataSource
 from ..errors import ConfigurationError, DataError
-from ..history import Measured, Step, read_report, table
 from ..inputs import check_length
-from ..loading import Loaded, LoadOptions, load
-from ..report import installed_versions
+from ..io.history import Measured, Step, read_report, table
+from ..io.load import Loaded, LoadOptions, load
+from ..io.read import read_config, resolve_source
+from ..io.report import installed_versions
 from ..tasks.encoding import encode, to_judge, without_labels
 from ..tasks.examples import Examples, numbers, read_examples
 from ..tasks.metrics import Columns, intervals

@@ -8,8 +8,8 @@ from typing import Any
 
 from huggingface_hub import ModelCardData
 
-from ..card import INHERITED, TAGS, source_metadata
-from ..history import Step, table
+from ..io.card import INHERITED, TAGS, source_metadata
+from ..io.history import Step, table
 from .expand import Expansion
 
 

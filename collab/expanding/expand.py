@@ -17,11 +17,11 @@ from ..conversion import check_finite, check_plain
 from ..errors import BudgetError, ConfigurationError, NotConvertedError, WeightsError
 from ..families import Family, collaborative_layers, families
 from ..inputs import probe_inputs
+from ..io.report import Count
 from ..modeling.collab_attention import CollaborativeAttention
 from ..modeling.collab_model import optional_parts
 from ..problems import projections
 from ..reparametrization import Approximation
-from ..report import Count
 from .native_layer import NativeLayer, native_layer, rounding, without_heads
 
 logger = logging.getLogger(__name__)

@@ -12,7 +12,7 @@ import numpy as np
 
 from ..data.features import collate, text_features
 from ..errors import DataError
-from ..loading import Loaded
+from ..io.load import Loaded
 from ..plotting import BLUE, VERMILION, pyplot, save
 from .layers import HeadLayer, check_numbers, head_layers
 from .scores import SCORES, HeadScores, rank_correlation

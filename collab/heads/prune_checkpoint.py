@@ -7,17 +7,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ..checkpoint import Checkpoint
 from ..conversion import convert
 from ..data.prepare import Unlabelled
 from ..errors import ConfigurationError
-from ..exporting import ExportOptions, export, republish
-from ..history import Step, table
-from ..loading import Loaded, LoadOptions, load
+from ..io.history import Step, table
+from ..io.load import Loaded, LoadOptions, load
+from ..io.read import Checkpoint
+from ..io.report import Count
+from ..io.staging import check_output
+from ..io.write import ExportOptions, export, republish
 from ..modeling.collab_model import CollaborativeMixin
-from ..output import check_output
 from ..pipeline import HealRequest
-from ..report import Count
 from ..tasks.task import Task
 from ..training.options import OnStep
 from ..training.work import work_folder

@@ -6,10 +6,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ..checkpoint import resolve_source
 from ..errors import ConfigurationError
-from ..loading import LoadOptions
-from ..output import check_output
+from ..io.load import LoadOptions
+from ..io.read import resolve_source
+from ..io.staging import check_output
 from ..tasks.task import Task
 from ..training.finetune_checkpoint import LabelledData, finetune_checkpoint
 from ..training.options import FinetuneOptions, OnStep, RunOptions

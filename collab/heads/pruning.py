@@ -8,7 +8,7 @@ from typing import Any
 from transformers import PreTrainedModel
 
 from ..errors import ConfigurationError, DataError
-from ..loading import Loaded
+from ..io.load import Loaded
 from .layers import head_layers, parameters
 from .removal import prune
 from .rows import HeadRows

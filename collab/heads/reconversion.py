@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from ..checkpoint import Checkpoint, Source, read_config
 from ..conversion import Conversion
 from ..expanding.expand import expand
 from ..families import collaborative_layers
-from ..loading import load
-from ..report import Count
+from ..io.load import load
+from ..io.read import Checkpoint, Source, read_config
+from ..io.report import Count
 from .layers import head_layers, parameters
 from .removal import prune
 

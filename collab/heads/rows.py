@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..data import DataSource
 from ..data.features import Batch, Feature, row_batches, text_features
 from ..data.prepare import Unlabelled, features_of
+from ..data.source import DataSource
 from ..errors import DataError
 from ..evaluation.embedding import Embedder
-from ..loading import Loaded
+from ..io.load import Loaded
 from ..tasks.encoding import encode, to_judge, without_labels
 from ..tasks.examples import Examples, numbers, read_examples
 from ..tasks.task import Task

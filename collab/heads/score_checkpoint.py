@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ..data.prepare import Unlabelled
-from ..loading import Loaded, LoadOptions
+from ..io.load import Loaded, LoadOptions
 from ..tasks.task import Task
 from .layers import head_layers, passes_per_layer
 from .prune_checkpoint import load_to_score

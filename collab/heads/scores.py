@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ..errors import ConfigurationError
-from ..loading import Loaded
+from ..io.load import Loaded
 from .ablation import ablation
 from .gradient import gradient_importance
 from .layers import HeadLayer, head_layers

@@ -7,8 +7,8 @@ from typing import Any
 
 from huggingface_hub import ModelCardData
 
-from ..card import INHERITED, source_metadata
-from ..history import CARD_FILE, Step, read_report, table
+from ..io.card import INHERITED, source_metadata
+from ..io.history import CARD_FILE, Step, read_report, table
 
 _TEXT = """\
 tokenizer = AutoTokenizer.from_pretrained("FOLDER")

@@ -13,11 +13,11 @@ from typing import Any
 from transformers import PreTrainedModel
 
 from ..errors import ExtraError
-from ..exporting import carry_over
-from ..history import REPORT_FILE, Step, append
-from ..loading import LoadOptions, load
-from ..output import check_output, check_space, staged
-from ..report import installed_versions
+from ..io.history import REPORT_FILE, Step, append
+from ..io.load import LoadOptions, load
+from ..io.report import installed_versions
+from ..io.staging import check_output, check_space, staged
+from ..io.write import carry_over
 from .card import export_step, write_card
 from .check import check_graph, compare
 from .graph import Graph, write_graph

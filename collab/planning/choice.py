@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ..calibration import Calibration
+from ..calibration.calibrate import Calibration
 from ..config import ConversionConfig
 from ..decomposition import FORMS, Form
 from ..errors import BudgetError

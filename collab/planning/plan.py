@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from ..calibration import Calibration
+from ..calibration.calibrate import Calibration
 from ..decomposition import FORMS, Form, SolverOptions
 from ..families import require_family
 from ..problems import LayerProblems

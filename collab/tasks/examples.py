@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..data import DataSource
-from ..data.source import Records, open_records
+from ..data.source import DataSource, Records, open_records
 from ..errors import DataError
 from .task import Task
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import transformers
 
-from ..data import DataSource
+from ..data.source import DataSource
 from ..errors import ConfigurationError
 
 

@@ -13,7 +13,7 @@ from torch.nn import functional
 from transformers import PreTrainedModel
 
 from ..errors import ConfigurationError
-from ..report import installed_versions
+from ..io.report import installed_versions
 from ..tasks.encoding import Collate, collator, encode, mask_batch, names_of, to_judge
 from ..tasks.examples import Examples
 from ..tasks.metrics import intervals, measure

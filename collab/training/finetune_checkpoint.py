@@ -8,14 +8,14 @@ from typing import Any
 
 from transformers import PreTrainedModel
 
-from ..checkpoint import read_config, resolve_source
 from ..comparable import check_tokenizers
-from ..data import DataSource
+from ..data.source import DataSource
 from ..errors import ConfigurationError, DataError
-from ..exporting import republish
-from ..history import Measured, Step, table
-from ..loading import Loaded, LoadOptions, load
-from ..output import check_output
+from ..io.history import Measured, Step, table
+from ..io.load import Loaded, LoadOptions, load
+from ..io.read import read_config, resolve_source
+from ..io.staging import check_output
+from ..io.write import republish
 from ..tasks.examples import Examples, label_names, read_examples
 from ..tasks.task import Task
 from .finetune import finetune

@@ -12,10 +12,10 @@ from transformers import PreTrainedModel
 from ..comparable import check_tokenizers
 from ..data.prepare import Unlabelled
 from ..errors import CheckpointError, ConfigurationError
-from ..exporting import republish
-from ..history import Step, read_report, table
-from ..loading import Loaded, LoadOptions, load
-from ..output import check_output
+from ..io.history import Step, read_report, table
+from ..io.load import Loaded, LoadOptions, load
+from ..io.staging import check_output
+from ..io.write import republish
 from .heal import Healing, heal
 from .options import HealOptions, OnStep
 from .work import WorkOptions, finish, is_main_process, processes, work_folder

@@ -9,7 +9,7 @@ from typing import Any
 import yaml
 from huggingface_hub import ModelCard, ModelCardData
 
-from .decomposition import FORMS
+from ..decomposition import FORMS
 from .report import ConversionReport
 
 TAGS = ("collab", "collaborative-attention", "low-rank")

@@ -17,8 +17,8 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from .errors import CheckpointError, UnsupportedArchitectureError, WeightsError, first_line
-from .families import Family, families, refuse_unsupported
+from ..errors import CheckpointError, UnsupportedArchitectureError, WeightsError, first_line
+from ..families import Family, families, refuse_unsupported
 
 logger = logging.getLogger(__name__)
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from safetensors import SafetensorError
 
-from .errors import CollabError, OutputError
+from ..errors import CollabError, OutputError
 
 MANIFEST = "collab_files.txt"
 

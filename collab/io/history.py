@@ -12,7 +12,7 @@ import yaml
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
 from huggingface_hub.repocard_data import model_index_to_eval_results
 
-from .checkpoint import read_json
+from .read import read_json
 
 REPORT_FILE = "collab_report.json"
 CARD_FILE = "README.md"

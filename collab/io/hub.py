@@ -8,7 +8,7 @@ from huggingface_hub import HfApi
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalTokenNotFoundError
 from huggingface_hub.utils import httpx, validate_repo_id
 
-from .errors import ConfigurationError, OutputError, first_line
+from ..errors import ConfigurationError, OutputError, first_line
 
 
 def check_repo_id(repo_id: str) -> None:

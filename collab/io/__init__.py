@@ -1,0 +1,1 @@
+"""Reading checkpoints, and writing them whole or not at all, with card, history and report."""
