@@ -28,7 +28,7 @@ from common import RESULTS, demo_folder, kept, machine, markdown, shared_data, s
 
 import collab
 from collab.decomposition import decompose
-from collab.families import require_family
+from collab.models.families import require_family
 from collab.planning.plan import make_plan
 from collab.problems import LayerProblems
 

@@ -57,10 +57,10 @@ from .errors import (
     VerificationError,
     WeightsError,
 )
-from .families import register
 from .io.load import LoadOptions
 from .io.report import ConversionReport, Count, LayerReport
 from .io.write import ExportOptions, export
+from .models.families import register
 from .pipeline import CalibrationRequest, HealRequest, convert_checkpoint
 from .planning.plan import Plan, make_plan
 from .reparametrization import Reparametrization, reparametrize

@@ -12,8 +12,8 @@ from transformers import PreTrainedModel
 
 from .calibration.moments import LayerMoments
 from .data.features import Batch
-from .families import require_family
 from .modeling.collab_attention import CollaborativeAttention
+from .models.families import require_family
 from .problems import LayerProblems
 from .reparametrization import Approximation
 

@@ -13,16 +13,16 @@ from transformers import PretrainedConfig, PreTrainedModel
 from transformers import initialization as init
 
 from .agreement import agreement
-from .assembly import assemble
 from .calibration.calibrate import Calibration
 from .calibration.moments import LayerMoments
 from .config import ConversionConfig
 from .decomposition import Form
 from .errors import UnsupportedArchitectureError, WeightsError
-from .families import Family, require_family
 from .io.report import ConversionReport, Count, LayerReport
 from .modeling.collab_config import AttentionSpec
 from .modeling.collab_model import optional_parts
+from .models.assembly import assemble
+from .models.families import Family, require_family
 from .planning.choice import choose, compare_forms
 from .problems import LayerProblems, full_ranks, projections
 from .rank import resolve_ranks

@@ -12,11 +12,11 @@ from transformers import PreTrainedModel
 from transformers import initialization as init
 
 from .errors import ConfigurationError
-from .heads.layers import HeadLayer, head_layers, parameters, passes_per_layer
 from .io.history import read_report
 from .io.load import config_of, model_class_of
 from .io.read import read_config, resolve_source
 from .modeling.collab_attention import CollaborativeAttention
+from .models.layers import HeadLayer, head_layers, parameters, passes_per_layer
 from .planning.cost import LayerShape
 
 LENGTHS = (32, 128, 512)

@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 
 from .calibration.calibrate import Calibration
 from .errors import CalibrationError
-from .families import Family
+from .models.families import Family
 from .reparametrization import LayerProblem
 
 

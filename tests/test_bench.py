@@ -16,7 +16,7 @@ from tiny import BY_TYPE, every_family, every_head, random_model, tiny_model
 
 import collab
 from collab.cli import main
-from collab.inputs import random_inputs
+from collab.models.inputs import random_inputs
 from collab.timing import Spread, time_in_turn
 
 BERT = BY_TYPE["bert"]

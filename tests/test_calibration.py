@@ -16,8 +16,8 @@ from transformers import BertTokenizer, PreTrainedModel
 import collab
 from collab.data.rows import read_rows
 from collab.data.source import DataSource
-from collab.families import require_family
-from collab.inputs import probe_inputs
+from collab.models.families import require_family
+from collab.models.inputs import probe_inputs
 
 BERT = BY_TYPE["bert"]
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "[unused0]", *"abcdefghijklmnopqrstuvwxyz"]

@@ -15,8 +15,8 @@ from torch import nn
 from transformers import PreTrainedModel
 
 import collab
-from collab.inputs import probe_inputs
 from collab.modeling.collab_attention import CollaborativeAttention
+from collab.models.inputs import probe_inputs
 
 BERT = BY_TYPE["bert"]
 

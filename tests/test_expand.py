@@ -30,10 +30,10 @@ from transformers import AutoModel, BertTokenizer, PreTrainedModel
 
 import collab
 from collab.cli import main
-from collab.inputs import probe_inputs
 from collab.io.write import export
 from collab.modeling.collab_attention import CollaborativeAttention
 from collab.modeling.collab_model import auto_classes
+from collab.models.inputs import probe_inputs
 from collab.problems import projections
 from collab.reparametrization import Approximation
 

@@ -19,10 +19,10 @@ from tiny import BY_TYPE, ROWS, every_form, largest_difference, random_model, te
 from transformers import AutoConfig, AutoModel, PreTrainedModel
 
 import collab
-from collab.inputs import probe_inputs
 from collab.io.verify import verify
 from collab.io.write import export
 from collab.modeling.collab_model import auto_classes
+from collab.models.inputs import probe_inputs
 
 BERT = BY_TYPE["bert"]
 

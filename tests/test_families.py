@@ -25,9 +25,9 @@ from transformers import AutoModel, PreTrainedModel
 from transformers.models.auto import modeling_auto
 
 import collab
-from collab.families import families
-from collab.inputs import probe_inputs
 from collab.modeling.collab_attention import CollaborativeAttention
+from collab.models.families import families
+from collab.models.inputs import probe_inputs
 
 
 def convert(model: PreTrainedModel, rank: int | float = 1.0, form: str = "cp") -> PreTrainedModel:

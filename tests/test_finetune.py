@@ -29,9 +29,9 @@ from collab.io.read import read_json
 for extra in ("accelerate", "sklearn", "scipy"):
     pytest.importorskip(extra, reason="the train extra is not installed")
 
-from collab.heads.layers import head_layers
 from collab.heads.prune_midway import MidwayPruning, finetune_and_prune_checkpoint
 from collab.heads.selection import PruneOptions
+from collab.models.layers import head_layers
 from collab.tasks.encoding import mask_batch
 from collab.tasks.examples import Examples, class_numbers
 from collab.tasks.metrics import intervals, measure

@@ -29,12 +29,12 @@ from collab.heads.ablation import ablation
 from collab.heads.gates import closed
 from collab.heads.goal import OwnAnswers
 from collab.heads.gradient import gradient_importance
-from collab.heads.layers import head_layers, parameters
 from collab.heads.redundancy import product_likeness, sharing
 from collab.heads.scores import SCORES
 from collab.heads.statistics import attention_statistics
-from collab.inputs import probe_inputs
 from collab.modeling.collab_attention import CollaborativeAttention
+from collab.models.inputs import probe_inputs
+from collab.models.layers import head_layers, parameters
 from collab.tasks.task import task_named
 
 BERT = BY_TYPE["bert"]

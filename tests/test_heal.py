@@ -14,7 +14,7 @@ from tiny import BY_TYPE, ROWS, Row, every_form, largest_difference, tiny_model
 from transformers import AutoModel, AutoModelForSequenceClassification, BertForSequenceClassification, BertTokenizer
 
 import collab
-from collab.inputs import probe_inputs
+from collab.models.inputs import probe_inputs
 from collab.training.options import HealOptions, RunOptions
 
 pytest.importorskip("accelerate", reason="the train extra is not installed")

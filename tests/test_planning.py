@@ -11,7 +11,7 @@ from tiny import BY_TYPE, every_family, every_form, tiny_model
 
 import collab
 from collab.decomposition import SolverOptions
-from collab.families import require_family
+from collab.models.families import require_family
 from collab.planning.cost import LayerShape
 from collab.planning.plan import make_plan
 from collab.planning.predict import predict

@@ -23,7 +23,7 @@ from transformers import (
     XLMRobertaConfig,
 )
 
-from collab.families import Family, families
+from collab.models.families import Family, families
 
 _TEXT = {
     "vocab_size": 60,

@@ -12,7 +12,7 @@ import torch
 from transformers import PreTrainedModel
 
 from ..errors import ConfigurationError, OutOfMemoryError, first_line
-from ..inputs import longest_input, random_inputs
+from ..models.inputs import longest_input, random_inputs
 from ..timing import Run, Spread, time_in_turn, wait
 from .options import LENGTHS, BenchOptions
 from .report import BenchReport, Measured, Memory, Setting

@@ -15,8 +15,8 @@ from pathlib import Path
 import torch
 
 from ..errors import OutOfMemoryError
-from ..inputs import random_inputs
 from ..io.load import load
+from ..models.inputs import random_inputs
 from .bench import too_large
 from .report import Memory
 

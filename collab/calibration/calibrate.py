@@ -15,7 +15,7 @@ from ..data.features import Batch
 from ..data.prepare import Unlabelled, features_of, hold_back, require_two
 from ..data.source import DataSource
 from ..errors import CalibrationError, ConfigurationError
-from ..families import require_family
+from ..models.families import require_family
 from . import cache as moments_cache
 from .batches import batched
 from .collect import Collector

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from ..errors import CalibrationError
-from ..families import Family
-from ..temporary import eager_attention, frozen
+from ..models.families import Family
+from ..models.states import eager_attention, frozen
 from .moments import Accumulator, LayerMoments, pooled
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from ..errors import DataError
-from ..inputs import has_choices, longest_input, longest_text
+from ..models.inputs import has_choices, longest_input, longest_text
 from .rows import Row
 
 Feature = dict[str, Any]

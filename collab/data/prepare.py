@@ -10,7 +10,7 @@ from typing import Any, Literal
 from transformers import PreTrainedModel
 
 from ..errors import DataError
-from ..inputs import longest_text
+from ..models.inputs import longest_text
 from .features import Feature, image_features, length_of, synthetic_features, text_features
 from .rows import read_rows
 from .source import DataSource

@@ -14,11 +14,11 @@ from ..comparable import check_comparable, check_tokenizers
 from ..data.features import Feature, text_features
 from ..data.source import DataSource
 from ..errors import ConfigurationError, DataError
-from ..inputs import check_length
 from ..io.history import Measured, Step, read_report, table
 from ..io.load import Loaded, LoadOptions, load
 from ..io.read import read_config, resolve_source
 from ..io.report import installed_versions
+from ..models.inputs import check_length
 from ..tasks.encoding import encode, to_judge, without_labels
 from ..tasks.examples import Examples, numbers, read_examples
 from ..tasks.metrics import Columns, intervals

@@ -12,14 +12,14 @@ from torch import Tensor, nn
 from transformers import PretrainedConfig, PreTrainedModel
 from transformers import initialization as init
 
-from ..assembly import fill
 from ..conversion import check_finite, check_plain
 from ..errors import BudgetError, ConfigurationError, NotConvertedError, WeightsError
-from ..families import Family, collaborative_layers, families
-from ..inputs import probe_inputs
 from ..io.report import Count
 from ..modeling.collab_attention import CollaborativeAttention
 from ..modeling.collab_model import optional_parts
+from ..models.assembly import fill
+from ..models.families import Family, collaborative_layers, families
+from ..models.inputs import probe_inputs
 from ..problems import projections
 from ..reparametrization import Approximation
 from .native_layer import NativeLayer, native_layer, rounding, without_heads

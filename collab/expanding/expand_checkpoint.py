@@ -6,11 +6,11 @@ import logging
 from pathlib import Path
 
 from ..errors import NotConvertedError, WeightsError
-from ..families import collaborative_layers
 from ..io.history import read_report
 from ..io.load import LoadOptions, load
 from ..io.staging import check_output
 from ..io.write import auto_class_of, republish
+from ..models.families import collaborative_layers
 from .card import expanded_card, expansion_step
 from .expand import Expansion, expand, require_expandable
 

@@ -8,9 +8,9 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from ..models.layers import HeadLayer
 from .gates import closed
 from .goal import Goal
-from .layers import HeadLayer
 
 
 def ablation(

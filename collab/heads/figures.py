@@ -13,8 +13,8 @@ import numpy as np
 from ..data.features import collate, text_features
 from ..errors import DataError
 from ..io.load import Loaded
+from ..models.layers import HeadLayer, check_numbers, head_layers
 from ..plotting import BLUE, VERMILION, pyplot, save
-from .layers import HeadLayer, check_numbers, head_layers
 from .scores import SCORES, HeadScores, rank_correlation
 from .statistics import attention_of
 

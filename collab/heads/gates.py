@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .layers import HeadLayer
+from ..models.layers import HeadLayer
 
 
 class RowGates:

@@ -7,10 +7,10 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from ..temporary import frozen
+from ..models.layers import HeadLayer
+from ..models.states import frozen
 from .gates import row_gates
 from .goal import Goal
-from .layers import HeadLayer
 
 
 def gradient_importance(

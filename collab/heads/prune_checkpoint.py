@@ -17,11 +17,11 @@ from ..io.report import Count
 from ..io.staging import check_output
 from ..io.write import ExportOptions, export, republish
 from ..modeling.collab_model import CollaborativeMixin
+from ..models.layers import parameters
 from ..pipeline import HealRequest
 from ..tasks.task import Task
 from ..training.options import OnStep
 from ..training.work import work_folder
-from .layers import parameters
 from .pruning import prune_by
 from .removal import LOSSLESS
 from .rows import head_rows

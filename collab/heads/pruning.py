@@ -9,7 +9,7 @@ from transformers import PreTrainedModel
 
 from ..errors import ConfigurationError, DataError
 from ..io.load import Loaded
-from .layers import head_layers, parameters
+from ..models.layers import head_layers, parameters
 from .removal import prune
 from .rows import HeadRows
 from .scores import OnDone, ScoreOptions, living_heads, score_heads

@@ -7,11 +7,11 @@ from dataclasses import dataclass, replace
 
 from ..conversion import Conversion
 from ..expanding.expand import expand
-from ..families import collaborative_layers
 from ..io.load import load
 from ..io.read import Checkpoint, Source, read_config
 from ..io.report import Count
-from .layers import head_layers, parameters
+from ..models.families import collaborative_layers
+from ..models.layers import head_layers, parameters
 from .removal import prune
 
 
@@ -22,7 +22,7 @@ class PrunedOriginal:
     Attributes:
         checkpoint: the native model with the same outputs; what is gone is zero.
         keep: by layer, the heads that are left.
-        parameters: of the pruned model; see `collab.heads.layers.parameters`.
+        parameters: of the pruned model; see `collab.models.layers.parameters`.
     """
 
     checkpoint: Checkpoint

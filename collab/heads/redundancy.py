@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from ..modeling.collab_attention import CollaborativeAttention
+from ..models.layers import HeadLayer
 from ..reparametrization import Approximation
-from .layers import HeadLayer
 
 
 def product_likeness(layer: HeadLayer) -> Tensor:

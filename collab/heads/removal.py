@@ -14,15 +14,15 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from ..assembly import assemble
 from ..config import ConversionConfig
 from ..conversion import convert
 from ..errors import ConfigurationError
-from ..families import collaborative_layers
 from ..modeling.collab_attention import CollaborativeAttention
 from ..modeling.collab_config import AttentionSpec
 from ..modeling.collab_model import CollaborativeMixin
-from .layers import head_layers
+from ..models.assembly import assemble
+from ..models.families import collaborative_layers
+from ..models.layers import head_layers
 
 LOSSLESS = ConversionConfig(rank=1.0, form="concat", content="folded", compare=False)
 """The original's own attention as a collaborative layer."""

@@ -6,8 +6,8 @@ from typing import Any
 
 from ..data.prepare import Unlabelled
 from ..io.load import Loaded, LoadOptions
+from ..models.layers import head_layers, passes_per_layer
 from ..tasks.task import Task
-from .layers import head_layers, passes_per_layer
 from .prune_checkpoint import load_to_score
 from .rows import HeadRows, head_rows
 from .scores import HeadScores, OnDone, ScoreOptions, score_heads

@@ -12,9 +12,9 @@ from torch import Tensor
 
 from ..errors import ConfigurationError
 from ..io.load import Loaded
+from ..models.layers import HeadLayer, head_layers
 from .ablation import ablation
 from .gradient import gradient_importance
-from .layers import HeadLayer, head_layers
 from .redundancy import product_likeness, sharing
 from .rows import HeadRows
 from .statistics import NAMES as STATISTICS

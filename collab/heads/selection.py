@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ..errors import ConfigurationError
-from .layers import HeadLayer, check_numbers
+from ..models.layers import HeadLayer, check_numbers
 from .scores import SCORES
 
 Importance = Mapping[str, Mapping[int, float]]

@@ -10,8 +10,8 @@ from torch.nn import functional
 from transformers import PreTrainedModel
 
 from ..data.features import Batch
-from ..temporary import eager_attention
-from .layers import HeadLayer
+from ..models.layers import HeadLayer
+from ..models.states import eager_attention
 
 NAMES = ("attention_norm", "entropy", "attention_variance", "confidence", "output_variance")
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from transformers import AutoConfig, AutoImageProcessor, AutoTokenizer, PreTrainedModel
 
 from ..errors import CheckpointError, DataError, first_line
-from ..families import families
+from ..models.families import families
 from .read import Source, check_weight_files, read_config, read_model, read_tensors, resolve_source
 
 logger = logging.getLogger(__name__)

@@ -18,7 +18,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from ..errors import CheckpointError, UnsupportedArchitectureError, WeightsError, first_line
-from ..families import Family, families, refuse_unsupported
+from ..models.families import Family, families, refuse_unsupported
 
 logger = logging.getLogger(__name__)
 

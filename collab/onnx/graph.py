@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from ..errors import UnsupportedArchitectureError, first_line
-from ..temporary import eager_attention
+from ..models.states import eager_attention
 from .masks import padding_in_one_row
 from .samples import check_exportable, input_axes, sample
 

@@ -9,7 +9,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from ..errors import UnsupportedArchitectureError
-from ..inputs import has_choices, longest_input, random_images
+from ..models.inputs import has_choices, longest_input, random_images
 
 _LONGEST = 128
 _IMAGE = ("batch",)

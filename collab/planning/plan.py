@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 
 from ..calibration.calibrate import Calibration
 from ..decomposition import FORMS, Form, SolverOptions
-from ..families import require_family
+from ..models.families import require_family
 from ..problems import LayerProblems
 from ..reparametrization import Content, LayerProblem
 from .cost import LayerShape

@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 
 from ..data.features import Batch, Feature, collate, text_features
 from ..errors import ConfigurationError
-from ..inputs import longest_text
+from ..models.inputs import longest_text
 from .examples import Examples, class_numbers, numbers
 from .task import Task
 

@@ -19,8 +19,8 @@ from ..comparable import check_comparable
 from ..data.features import Batch, collate, row_batches
 from ..data.prepare import Unlabelled, features_of, hold_back
 from ..errors import ConfigurationError, TrainingError
-from ..families import collaborative_layers
 from ..io.report import installed_versions
+from ..models.families import collaborative_layers
 from .distillation import DistillationTrainer, answers, distillation_loss
 from .dropping import set_dropout
 from .learning_rate import find_learning_rate

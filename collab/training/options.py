@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal, get_args
 
 from ..errors import ConfigurationError
-from ..inputs import check_length
+from ..models.inputs import check_length
 
 Precision = Literal["fp32", "bf16", "fp16"]
 Trainable = Literal["factors", "attention", "all"]

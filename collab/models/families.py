@@ -12,10 +12,10 @@ from torch import nn
 from transformers import AutoConfig, PretrainedConfig, PreTrainedModel
 from transformers.models.auto import modeling_auto
 
-from . import modeling
-from .errors import AlreadyConvertedError, UnsupportedArchitectureError
-from .modeling.collab_attention import CollaborativeAttention, CollaborativeCrossAttention
-from .modeling.collab_model import CollaborativeBase, CollaborativeMixin, auto_classes, family_models
+from .. import modeling
+from ..errors import AlreadyConvertedError, UnsupportedArchitectureError
+from ..modeling.collab_attention import CollaborativeAttention, CollaborativeCrossAttention
+from ..modeling.collab_model import CollaborativeBase, CollaborativeMixin, auto_classes, family_models
 
 _ROPE = (
     "its rotary position embeddings turn queries and keys differently at every position, so a head has no single A_h"

@@ -9,8 +9,8 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from ..errors import ConfigurationError, UnsupportedArchitectureError
-from ..families import Family, collaborative_layers, families, refuse_unsupported
 from ..modeling.collab_attention import CollaborativeAttention
+from .families import Family, collaborative_layers, families, refuse_unsupported
 
 
 @dataclass(frozen=True)

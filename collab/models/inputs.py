@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForMultipleChoice, PreTrainedModel
 
-from .errors import ConfigurationError
+from ..errors import ConfigurationError
 
 
 def longest_input(model: PreTrainedModel) -> int:

@@ -9,7 +9,7 @@ from torch import Tensor
 from transformers import PretrainedConfig, PreTrainedModel
 from transformers import initialization as init
 
-from .modeling.collab_model import optional_parts
+from ..modeling.collab_model import optional_parts
 
 
 def assemble(
