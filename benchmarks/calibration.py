@@ -24,13 +24,13 @@ from typing import Any
 import numpy as np
 import torch
 import transformers
+from collab.reparametrization.layer.model import LayerProblems
 from common import RESULTS, demo_folder, kept, machine, markdown, shared_data, stsb, write
 
 import collab
 from collab.decomposition import decompose
 from collab.models.families import require_family
 from collab.planning.plan import make_plan
-from collab.problems import LayerProblems
 
 FORMS = ("concat", "cp", "tucker")
 

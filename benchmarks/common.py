@@ -17,8 +17,8 @@ import numpy as np
 import torch
 from filelock import FileLock
 
+from collab.evaluation.timing import Run, time_in_turn
 from collab.io.report import installed_versions
-from collab.timing import Run, time_in_turn
 
 RESULTS = Path(__file__).parent / "results"
 # Okabe and Ito's colours, which colour-blind readers can tell apart.

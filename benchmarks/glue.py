@@ -33,14 +33,14 @@ import transformers
 from common import COLORS, RESULTS, demo_folder, kept, machine, markdown, my_turn, shared_data, write
 
 import collab
+from collab.checkpoints.finetune import LabelledData, finetune_checkpoint
+from collab.data.encoding import Collate, encode, to_judge
+from collab.data.examples import read_examples
 from collab.data.features import Feature
+from collab.data.task import task_named
+from collab.evaluation.metrics import intervals
+from collab.evaluation.predict import Columns, predict
 from collab.io.load import Loaded, load
-from collab.tasks.encoding import Collate, encode, to_judge
-from collab.tasks.examples import read_examples
-from collab.tasks.metrics import intervals
-from collab.tasks.predict import Columns, predict
-from collab.tasks.task import task_named
-from collab.training.finetune_checkpoint import LabelledData, finetune_checkpoint
 
 FORMS = ("cp", "tucker", "concat")
 PARTS = (1 / 2, 1 / 3, 1 / 6)

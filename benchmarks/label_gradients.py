@@ -20,15 +20,15 @@ import transformers
 from common import demo_folder, machine, markdown, shared_data, write
 
 import collab
-from collab.agreement import agreement
 from collab.calibration import collect
+from collab.checkpoints.finetune import LabelledData, finetune_checkpoint
+from collab.data.encoding import collator, encode
+from collab.data.examples import read_examples
+from collab.data.task import task_named
+from collab.evaluation.agreement import agreement
+from collab.evaluation.metrics import measure
+from collab.evaluation.predict import predict
 from collab.io.load import load
-from collab.tasks.encoding import collator, encode
-from collab.tasks.examples import read_examples
-from collab.tasks.metrics import measure
-from collab.tasks.predict import predict
-from collab.tasks.task import task_named
-from collab.training.finetune_checkpoint import LabelledData, finetune_checkpoint
 
 
 class LabelCollector(collect.Collector):

@@ -37,14 +37,14 @@ from common import RESULTS, demo_folder, kept, machine, markdown, my_turn, share
 from glue import QUICK, WORK, Bench
 
 import collab
+from collab.evaluation.metrics import measure
+from collab.evaluation.timing import time_in_turn
 from collab.heads.removal import LOSSLESS, prune
 from collab.heads.rows import HeadRows, head_rows
 from collab.heads.scores import ScoreOptions, living_heads, rank_correlation, score_heads
 from collab.heads.selection import least_important
 from collab.io.load import Loaded, load
 from collab.models.layers import head_layers, parameters
-from collab.tasks.metrics import measure
-from collab.timing import time_in_turn
 from collab.training.heal import heal
 
 FRACTIONS = tuple(number / 10 for number in range(10))

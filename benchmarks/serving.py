@@ -22,8 +22,8 @@ import torch
 from common import demo_folder, machine, markdown, write
 
 import collab
+from collab.checkpoints.export_onnx import GRAPH_FILE, INT8_FILE
 from collab.onnx.check import session
-from collab.onnx.export import GRAPH_FILE, INT8_FILE
 
 SETTINGS = (("cp", 128), ("tucker", 32), ("concat", 128))
 SHAPES = ((8, 128), (2, 512))

@@ -26,8 +26,8 @@ from glue import FORMS, QUICK, Bench
 from sklearn.metrics import matthews_corrcoef, roc_auc_score
 
 import collab
+from collab.data.examples import read_examples
 from collab.io.load import load
-from collab.tasks.examples import read_examples
 
 PARTS = (1 / 3, 1 / 6)
 

@@ -29,12 +29,11 @@ other Auto classes load them.
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from .agreement import score_errors
 from .calibration import calibrate
 from .calibration.calibrate import Calibration, CalibrationOptions
-from .calibration.moments import LayerMoments
-from .config import ConversionConfig
-from .conversion import Conversion, convert
+from .checkpoints.convert import CalibrationRequest, HealRequest, convert_checkpoint
+from .conversion.convert import Conversion, convert
+from .conversion.in_order import calibrate_in_order
 from .data.source import DataSource
 from .decomposition import SolverOptions
 from .errors import (
@@ -61,32 +60,33 @@ from .io.load import LoadOptions
 from .io.report import ConversionReport, Count, LayerReport
 from .io.write import ExportOptions, export
 from .models.families import register
-from .pipeline import CalibrationRequest, HealRequest, convert_checkpoint
+from .planning.config import ConversionConfig
 from .planning.plan import Plan, make_plan
-from .reparametrization import Reparametrization, reparametrize
-from .sequential import calibrate_in_order
+from .reparametrization.layer import Reparametrization, reparametrize
+from .reparametrization.model import score_errors
+from .reparametrization.moments import LayerMoments
 from .training.options import FinetuneOptions, HealOptions, RunOptions
 from .training.work import WorkOptions
 
 if TYPE_CHECKING:
-    from .benching.bench import bench_models
-    from .benching.bench_checkpoint import bench
-    from .benching.options import BenchOptions
-    from .benching.report import BenchReport
-    from .evaluation.evaluate import EvaluateOptions, evaluate
-    from .expanding.expand import Expansion, expand
-    from .expanding.expand_checkpoint import expand_checkpoint
-    from .heads.prune_checkpoint import prune_checkpoint
+    from .checkpoints.bench import bench
+    from .checkpoints.evaluate import EvaluateOptions, evaluate
+    from .checkpoints.expand import expand_checkpoint
+    from .checkpoints.export_onnx import OnnxOptions, export_onnx
+    from .checkpoints.finetune import finetune_checkpoint
+    from .checkpoints.heads import score_checkpoint
+    from .checkpoints.heal import heal_checkpoint
+    from .checkpoints.prune import prune_checkpoint
+    from .conversion.expand import Expansion, expand
+    from .evaluation.bench import bench_models
+    from .evaluation.bench_options import BenchOptions
+    from .evaluation.bench_report import BenchReport
+    from .heads.inspection import inspect_checkpoint, inspect_model
     from .heads.removal import prune
-    from .heads.score_checkpoint import score_checkpoint
     from .heads.scores import ScoreOptions, score_heads
     from .heads.selection import PruneOptions
-    from .inspection import inspect_checkpoint, inspect_model
-    from .onnx.export import OnnxOptions, export_onnx
     from .training.finetune import finetune
-    from .training.finetune_checkpoint import finetune_checkpoint
     from .training.heal import heal
-    from .training.heal_checkpoint import heal_checkpoint
 
 __all__ = [
     "AlreadyConvertedError",
@@ -161,28 +161,28 @@ __all__ = [
 ]
 
 _LATER = {
-    "BenchOptions": ".benching.options",
-    "BenchReport": ".benching.report",
-    "EvaluateOptions": ".evaluation.evaluate",
-    "Expansion": ".expanding.expand",
-    "OnnxOptions": ".onnx.export",
+    "BenchOptions": ".evaluation.bench_options",
+    "BenchReport": ".evaluation.bench_report",
+    "EvaluateOptions": ".checkpoints.evaluate",
+    "Expansion": ".conversion.expand",
+    "OnnxOptions": ".checkpoints.export_onnx",
     "PruneOptions": ".heads.selection",
     "ScoreOptions": ".heads.scores",
-    "bench": ".benching.bench_checkpoint",
-    "bench_models": ".benching.bench",
-    "evaluate": ".evaluation.evaluate",
-    "expand": ".expanding.expand",
-    "expand_checkpoint": ".expanding.expand_checkpoint",
-    "export_onnx": ".onnx.export",
+    "bench": ".checkpoints.bench",
+    "bench_models": ".evaluation.bench",
+    "evaluate": ".checkpoints.evaluate",
+    "expand": ".conversion.expand",
+    "expand_checkpoint": ".checkpoints.expand",
+    "export_onnx": ".checkpoints.export_onnx",
     "finetune": ".training.finetune",
-    "finetune_checkpoint": ".training.finetune_checkpoint",
+    "finetune_checkpoint": ".checkpoints.finetune",
     "heal": ".training.heal",
-    "heal_checkpoint": ".training.heal_checkpoint",
-    "inspect_checkpoint": ".inspection",
-    "inspect_model": ".inspection",
+    "heal_checkpoint": ".checkpoints.heal",
+    "inspect_checkpoint": ".heads.inspection",
+    "inspect_model": ".heads.inspection",
     "prune": ".heads.removal",
-    "prune_checkpoint": ".heads.prune_checkpoint",
-    "score_checkpoint": ".heads.score_checkpoint",
+    "prune_checkpoint": ".checkpoints.prune",
+    "score_checkpoint": ".checkpoints.heads",
     "score_heads": ".heads.scores",
 }
 """What is slow to import, or needs an extra: where it is."""

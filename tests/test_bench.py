@@ -16,8 +16,8 @@ from tiny import BY_TYPE, every_family, every_head, random_model, tiny_model
 
 import collab
 from collab.cli import main
+from collab.evaluation.timing import Spread, time_in_turn
 from collab.models.inputs import random_inputs
-from collab.timing import Spread, time_in_turn
 
 BERT = BY_TYPE["bert"]
 FEW = collab.BenchOptions(batch_sizes=(2, 1, 2), lengths=(4, 8), rounds=3, device="cpu")
@@ -243,7 +243,7 @@ class TestCommand:
     def test_a_process_that_fails_is_said(
         self, folders: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     ) -> None:
-        monkeypatch.setattr("collab.benching.peak.sys.executable", "/bin/false")
+        monkeypatch.setattr("collab.evaluation.peak.sys.executable", "/bin/false")
         arguments = ("--batch-size", 1, "--length", 8, "--rounds", 1, "--device", "cpu")
         assert "Peak memory was not measured" in self.run(folders[0], *arguments).stdout
 
@@ -253,6 +253,6 @@ class TestCommand:
         killed = tmp_path / "killed"
         killed.write_text("#!/bin/sh\nkill -9 $$\n")
         killed.chmod(0o755)
-        monkeypatch.setattr("collab.benching.peak.sys.executable", str(killed))
+        monkeypatch.setattr("collab.evaluation.peak.sys.executable", str(killed))
         arguments = ("--batch-size", 3, "--length", 8, "--rounds", 1, "--device", "cpu")
         assert "too little memory for 3 rows of 8 tokens" in self.run(folders[0], *arguments, fails=1).stderr

@@ -11,6 +11,8 @@ import pytest
 import torch
 import transformers
 from click.testing import CliRunner, Result
+from collab.reparametrization.layer.layer import Approximation
+from collab.reparametrization.layer.model import projections
 from huggingface_hub import ModelCard
 from reload import outputs_without_collab
 from safetensors.torch import load_file, save_file
@@ -34,8 +36,6 @@ from collab.io.write import export
 from collab.modeling.collab_attention import CollaborativeAttention
 from collab.modeling.collab_model import auto_classes
 from collab.models.inputs import probe_inputs
-from collab.problems import projections
-from collab.reparametrization import Approximation
 
 BERT = BY_TYPE["bert"]
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"abcdefghijklmnopqrstuvwxyz"]

@@ -29,14 +29,14 @@ from collab.io.read import read_json
 for extra in ("accelerate", "sklearn", "scipy"):
     pytest.importorskip(extra, reason="the train extra is not installed")
 
-from collab.heads.prune_midway import MidwayPruning, finetune_and_prune_checkpoint
+from collab.checkpoints.finetune import LabelledData, finetune_checkpoint
+from collab.checkpoints.finetune_and_prune import MidwayPruning, finetune_and_prune_checkpoint
+from collab.data.encoding import mask_batch
+from collab.data.examples import Examples, class_numbers
+from collab.data.task import task_named
+from collab.evaluation.metrics import intervals, measure
 from collab.heads.selection import PruneOptions
 from collab.models.layers import head_layers
-from collab.tasks.encoding import mask_batch
-from collab.tasks.examples import Examples, class_numbers
-from collab.tasks.metrics import intervals, measure
-from collab.tasks.task import task_named
-from collab.training.finetune_checkpoint import LabelledData, finetune_checkpoint
 from collab.training.sampling import LengthSampler
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
@@ -227,7 +227,7 @@ class TestRuns:
         self, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, patience: int | None
     ) -> None:
         """All steps are done, or patience is at its end: the next call trains no further."""
-        from collab.training import finetune_checkpoint as module
+        from collab.checkpoints import finetune as module
 
         task = task_named("classification")
         options = replace(OPTIONS, run=replace(RUN, steps=30, evaluations=5, patience=patience))
@@ -398,7 +398,7 @@ class TestEvaluate:
 
     def test_entities(self) -> None:
         pytest.importorskip("seqeval", reason="the train extra is not installed")
-        from collab.tasks.predict import _entities
+        from collab.evaluation.predict import _entities
 
         names = ["O", "B-X", "I-X"]
         labels = torch.tensor([[1, 2, 0, 1, -100]])

@@ -25,17 +25,17 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 import collab
 from collab.cli import main
+from collab.data.task import task_named
 from collab.heads.ablation import ablation
 from collab.heads.gates import closed
-from collab.heads.goal import OwnAnswers
 from collab.heads.gradient import gradient_importance
+from collab.heads.objective import OwnAnswers
 from collab.heads.redundancy import product_likeness, sharing
 from collab.heads.scores import SCORES
 from collab.heads.statistics import attention_statistics
 from collab.modeling.collab_attention import CollaborativeAttention
 from collab.models.inputs import probe_inputs
 from collab.models.layers import head_layers, parameters
-from collab.tasks.task import task_named
 
 BERT = BY_TYPE["bert"]
 WORDS = [f"word{number}" for number in range(55)]

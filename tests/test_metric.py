@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 import torch
+from collab.reparametrization.layer.layer import LayerProblem
+from collab.reparametrization.layer.moments import LayerMoments
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
 import collab
-from collab.calibration.moments import LayerMoments
 from collab.decomposition import HeadTensor, Metric, SolverOptions, Whitening, decay, decompose
-from collab.reparametrization import LayerProblem
 
 HEADS, HEAD_DIM = 3, 4
 FULL = HEADS * HEAD_DIM

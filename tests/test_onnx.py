@@ -225,7 +225,7 @@ class TestRefusals:
 
     def test_a_graph_that_computes_something_else(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         """A weight of the written graph is changed before it is checked."""
-        from collab.onnx import export
+        from collab.checkpoints import export_onnx as export
 
         def spoil(*arguments: object) -> int:
             opset = write(*arguments)

@@ -7,6 +7,7 @@ import json
 import pytest
 import torch
 import transformers
+from collab.reparametrization.layer.model import LayerProblems
 from tiny import BY_TYPE, every_family, every_form, tiny_model
 
 import collab
@@ -15,14 +16,13 @@ from collab.models.families import require_family
 from collab.planning.cost import LayerShape
 from collab.planning.plan import make_plan
 from collab.planning.predict import predict
-from collab.problems import LayerProblems
 
 BERT = BY_TYPE["bert"]
 FEW = collab.CalibrationOptions(samples=64)
 
 
 def problems(model: transformers.PreTrainedModel, calibration: collab.Calibration | None) -> LayerProblems:
-    return LayerProblems(model, require_family(model.config), calibration, torch.device("cpu"))
+    return LayerProblems(model, require_family(model.config), None if calibration is None else calibration.moments, torch.device("cpu"))
 
 
 @every_form

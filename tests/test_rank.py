@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from collab.decomposition.rank import resolve_rank, resolve_ranks
 from collab.errors import RankError
-from collab.rank import resolve_rank, resolve_ranks
 
 
 @pytest.mark.parametrize(

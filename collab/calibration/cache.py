@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 
 from ..data.features import Batch
 from ..errors import CalibrationError, OutputError
-from .moments import LayerMoments
+from ..reparametrization.moments import LayerMoments
 
 _FORMAT = "collab calibration 1"
 _NAMES = {"model": "another model", "data": "other data or another --max-length", "settings": "another seed or version"}

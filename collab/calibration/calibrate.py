@@ -11,15 +11,15 @@ from typing import Any
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from ..data.batches import batched
 from ..data.features import Batch
 from ..data.prepare import Unlabelled, features_of, hold_back, require_two
 from ..data.source import DataSource
 from ..errors import CalibrationError, ConfigurationError
 from ..models.families import require_family
+from ..reparametrization.moments import LayerMoments
 from . import cache as moments_cache
-from .batches import batched
 from .collect import Collector
-from .moments import LayerMoments
 
 logger = logging.getLogger(__name__)
 

@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 from ..errors import CalibrationError
 from ..models.families import Family
 from ..models.states import eager_attention, frozen
-from .moments import Accumulator, LayerMoments, pooled
+from ..reparametrization.moments import Accumulator, LayerMoments, pooled
 
 
 @dataclass

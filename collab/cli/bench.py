@@ -9,10 +9,10 @@ from typing import Any, get_args
 
 import click
 
-from ..benching.options import LENGTHS, BenchOptions, Dtype
-from ..figures import draw_bench
+from ..evaluation.bench_options import LENGTHS, BenchOptions, Dtype
+from ..figures.plan import draw_bench
+from ..figures.style import check_figure
 from ..io.load import LoadOptions
-from ..plotting import check_figure
 from .options import verbosity_options
 from .running import bars, failures, set_up_logging
 from .tables import show_bench
@@ -74,7 +74,7 @@ def bench(model: str, against: str | None, figure: Path | None, **given: Any) ->
         if figure is not None:
             check_figure(figure)
 
-        from ..benching.bench_checkpoint import bench as measure  # not needed to refuse a request
+        from ..checkpoints.bench import bench as measure  # not needed to refuse a request
 
         with bars(shown=not given["quiet"]) as progress:
             report = measure(

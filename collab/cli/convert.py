@@ -9,11 +9,11 @@ from typing import Any
 import click
 import torch
 
-from ..config import ConversionConfig
+from ..checkpoints.convert import HealRequest, convert_checkpoint
 from ..decomposition import FORMS
 from ..io.hub import check_repo_id, push
 from ..io.write import ExportOptions
-from ..pipeline import HealRequest, convert_checkpoint
+from ..planning.config import ConversionConfig
 from ..training.options import HealOptions
 from .options import (
     RankType,

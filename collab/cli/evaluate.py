@@ -9,8 +9,8 @@ from typing import Any
 import click
 
 from ..data.source import DataSource
+from ..data.task import GLUE, KINDS, task_named
 from ..io.history import append
-from ..tasks.task import GLUE, KINDS, task_named
 from .options import (
     data_options,
     label_column_option,
@@ -51,8 +51,8 @@ def evaluate(model: str, **given: Any) -> None:
     with failures("Interrupted."):
         task = task_named(given["task"]) if given["task"] else None
 
-        from ..evaluation.evaluate import EvaluateOptions, check_recordable, evaluation_step  # slow to import
-        from ..evaluation.evaluate import evaluate as measure
+        from ..checkpoints.evaluate import EvaluateOptions, check_recordable, evaluation_step  # slow to import
+        from ..checkpoints.evaluate import evaluate as measure
 
         if given["recorded"]:
             check_recordable(Path(model))

@@ -36,7 +36,7 @@ def export(model: str, output: Path, form: str, **given: Any) -> None:
     """Write MODEL, original or converted, in another format to the folder OUTPUT, and check it against PyTorch."""
     set_up_logging(-1 if given["quiet"] else given["verbose"])
     with failures():
-        from ..onnx.export import OnnxOptions, export_onnx  # slow to import
+        from ..checkpoints.export_onnx import OnnxOptions, export_onnx  # slow to import
 
         step = export_onnx(
             model,

@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from ..data.source import DataSource
-from ..tasks.task import GLUE, KINDS, task_named
+from ..data.task import GLUE, KINDS, task_named
 from ..training.options import FinetuneOptions
 from .options import (
     data_options,
@@ -87,7 +87,7 @@ def finetune(model: str, output: Path, **given: Any) -> None:
         options = FinetuneOptions(given["max_length"], given["distill"], given["dropout"], run)
         columns = given["text_column"]
 
-        from ..training.finetune_checkpoint import LabelledData, finetune_checkpoint, finetuning_step  # slow to import
+        from ..checkpoints.finetune import LabelledData, finetune_checkpoint, finetuning_step  # slow to import
         from ..training.work import WorkOptions, is_main_process
 
         def source(name: str, split: str) -> DataSource | None:
@@ -103,7 +103,7 @@ def finetune(model: str, output: Path, **given: Any) -> None:
         )
         train: Callable[..., dict[str, Any]] = finetune_checkpoint
         if given["prune_heads"] is not None:
-            from ..heads.prune_midway import MidwayPruning, finetune_and_prune_checkpoint
+            from ..checkpoints.finetune_and_prune import MidwayPruning, finetune_and_prune_checkpoint
             from ..heads.selection import PruneOptions
 
             chosen = PruneOptions(fraction=given["prune_heads"], seed=run.seed)

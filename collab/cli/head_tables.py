@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from rich.console import Console
 
-from ..inspection import Inspection, LayerInspection
+from ..heads.inspection import Inspection, LayerInspection
 from .tables import plain_table, shortened
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from ..tasks.task import task_named
+from ..data.task import task_named
 from .head_tables import show_scores
 from .options import heal_source, loading_of, loading_options, max_length_option, scoring_options, verbosity_options
 from .running import bars, failures, set_up_logging
@@ -40,12 +40,12 @@ def heads(model: str, **given: Any) -> None:
     """Score every head of MODEL, original or converted: what it attends to, and what is lost without it."""
     set_up_logging(-1 if given["quiet"] else given["verbose"])
     with failures("Interrupted."):
+        from ..checkpoints.heads import notes, score_checkpoint
         from ..errors import ConfigurationError  # the rest is slow to import
-        from ..heads.figures import draw_attention, draw_comparison, draw_scores
-        from ..heads.score_checkpoint import notes, score_checkpoint
+        from ..figures.heads import draw_attention, draw_comparison, draw_scores
+        from ..figures.style import pyplot
         from ..heads.scores import HeadScores, ScoreOptions
         from ..io.load import Loaded
-        from ..plotting import pyplot
 
         if given["sentences"] and given["figures"] is None:
             raise ConfigurationError("--sentence draws figures; say with --figures where to.")

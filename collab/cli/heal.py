@@ -63,7 +63,7 @@ def heal(model: str, output: Path, **given: Any) -> None:
     """
     set_up_logging(-1 if given["quiet"] else given["verbose"])
     with failures(INTERRUPTED_TRAINING):
-        from ..training.heal_checkpoint import heal_checkpoint, healing_step  # slow to import
+        from ..checkpoints.heal import heal_checkpoint, healing_step  # slow to import
         from ..training.work import WorkOptions
 
         options = HealOptions(

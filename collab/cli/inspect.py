@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from ..inspection import LENGTHS, inspect_checkpoint
+from ..heads.inspection import LENGTHS, inspect_checkpoint
 from .head_tables import show_inspection
 from .options import verbosity_options
 from .running import failures, set_up_logging

@@ -10,14 +10,14 @@ from typing import Any, get_args
 import click
 
 from ..calibration.calibrate import CalibrationOptions
+from ..checkpoints.convert import CalibrationRequest
 from ..data.source import DataSource
+from ..data.task import GLUE, KINDS
 from ..decomposition import METHODS, SolverOptions
+from ..decomposition.rank import Rank
 from ..errors import ConfigurationError
 from ..io.load import LoadOptions
-from ..pipeline import CalibrationRequest
-from ..rank import Rank
-from ..reparametrization import CONTENTS
-from ..tasks.task import GLUE, KINDS
+from ..reparametrization.layer import CONTENTS
 from ..training.options import Precision, RunOptions
 
 Command = Callable[..., Any]

@@ -8,9 +8,9 @@ from typing import Any
 
 import click
 
+from ..checkpoints.convert import plan_checkpoint
 from ..errors import ConfigurationError
-from ..figures import draw_plan
-from ..pipeline import plan_checkpoint
+from ..figures.plan import draw_plan
 from ..planning.plan import FRACTIONS
 from .options import (
     calibration_of,

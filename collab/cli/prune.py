@@ -9,8 +9,8 @@ from typing import Any, get_args
 
 import click
 
-from ..pipeline import HealRequest
-from ..tasks.task import task_named
+from ..checkpoints.convert import HealRequest
+from ..data.task import task_named
 from ..training.options import HealOptions, Trainable
 from .options import heal_source, loading_of, loading_options, overwrite_option, scoring_options, verbosity_options
 from .running import INTERRUPTED_TRAINING, bars, command_line, failures, set_up_logging
@@ -50,7 +50,7 @@ def prune(model: str, output: Path, **given: Any) -> None:
     """Remove heads of MODEL, original or converted, for good, and write what is left to the folder OUTPUT."""
     set_up_logging(-1 if given["quiet"] else given["verbose"])
     with failures(INTERRUPTED_TRAINING if given["heal"] else "Interrupted. Nothing was written."):
-        from ..heads.prune_checkpoint import prune_checkpoint, pruning_step  # slow to import
+        from ..checkpoints.prune import prune_checkpoint, pruning_step  # slow to import
         from ..heads.selection import PruneOptions, parse_keep
 
         options = PruneOptions(

@@ -9,8 +9,8 @@ from rich.console import Console
 from rich.markdown import Markdown
 from rich.table import Table
 
-from ..benching.report import BenchReport
 from ..decomposition import FORMS
+from ..evaluation.bench_report import BenchReport
 from ..io.history import Step
 from ..io.report import ConversionReport
 from ..planning.plan import Plan

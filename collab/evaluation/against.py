@@ -10,10 +10,10 @@ import torch
 from torch.nn import functional
 from transformers import PreTrainedModel
 
-from ..agreement import agreement
 from ..data.features import Batch, Feature, row_batches
 from ..io.load import Loaded
-from ..timing import time_in_turn
+from .agreement import agreement
+from .timing import time_in_turn
 
 _ROWS = 32
 _COMPARED = 1024
@@ -30,7 +30,7 @@ def compare(model: Loaded, other: Loaded, features: Sequence[Feature], *, repeat
         repeats: how often each runs over all rows for its speed, in turn with the other.
 
     Returns:
-        ``agreement`` (`collab.agreement`), ``hidden_cosine`` (mean over the tokens, for the state after every layer),
+        ``agreement`` (see there), ``hidden_cosine`` (mean over the tokens, for the state after every layer),
         ``parameters`` and ``bytes`` of both, and ``tokens_per_second`` of both with the ratio of their medians and the
         least and largest ratio of a round.
     """

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ..models.layers import HeadLayer
 from .gates import closed
-from .goal import Goal
+from .objective import Goal
 
 
 def ablation(

@@ -10,7 +10,7 @@ from torch import Tensor
 from ..models.layers import HeadLayer
 from ..models.states import frozen
 from .gates import row_gates
-from .goal import Goal
+from .objective import Goal
 
 
 def gradient_importance(

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from ..conversion import Conversion
-from ..expanding.expand import expand
+from ..conversion.expand import expand
 from ..io.load import load
 from ..io.read import Checkpoint, Source, read_config
-from ..io.report import Count
+from ..io.report import Conversion, Count
 from ..models.families import collaborative_layers
 from ..models.layers import head_layers, parameters
 from .removal import prune

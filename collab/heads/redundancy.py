@@ -7,7 +7,7 @@ from torch import Tensor
 
 from ..modeling.collab_attention import CollaborativeAttention
 from ..models.layers import HeadLayer
-from ..reparametrization import Approximation
+from ..reparametrization.layer import Approximation
 
 
 def product_likeness(layer: HeadLayer) -> Tensor:

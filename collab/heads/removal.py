@@ -14,8 +14,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from ..config import ConversionConfig
-from ..conversion import convert
+from ..conversion.convert import convert
 from ..errors import ConfigurationError
 from ..modeling.collab_attention import CollaborativeAttention
 from ..modeling.collab_config import AttentionSpec
@@ -23,6 +22,7 @@ from ..modeling.collab_model import CollaborativeMixin
 from ..models.assembly import assemble
 from ..models.families import collaborative_layers
 from ..models.layers import head_layers
+from ..planning.config import ConversionConfig
 
 LOSSLESS = ConversionConfig(rank=1.0, form="concat", content="folded", compare=False)
 """The original's own attention as a collaborative layer."""

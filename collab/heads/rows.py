@@ -5,16 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from ..data.encoding import encode, to_judge, without_labels
+from ..data.examples import Examples, numbers, read_examples
 from ..data.features import Batch, Feature, row_batches, text_features
 from ..data.prepare import Unlabelled, features_of
 from ..data.source import DataSource
+from ..data.task import Task
 from ..errors import DataError
 from ..evaluation.embedding import Embedder
 from ..io.load import Loaded
-from ..tasks.encoding import encode, to_judge, without_labels
-from ..tasks.examples import Examples, numbers, read_examples
-from ..tasks.task import Task
-from .goal import Goal, LabelledRows, OwnAnswers, SimilarPairs
+from .objective import Goal, LabelledRows, OwnAnswers, SimilarPairs
 
 _ROWS = 32
 

@@ -8,6 +8,8 @@ from dataclasses import asdict, dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
+from transformers import PreTrainedModel
+
 
 @dataclass(frozen=True)
 class Count:
@@ -77,7 +79,7 @@ class ConversionReport:
         settings: the `ConversionConfig`.
         choice: how form and ranks were found, if a budget was given.
         calibration: what the conversion was calibrated on; None if by the weights alone.
-        agreement: of the converted model with the original on held-back rows (`collab.agreement`).
+        agreement: of the converted model with the original on held-back rows (`collab.evaluation.agreement`).
         comparison: for each layer, the rank and predicted error of every form with as many parameters.
         seconds: time of the whole conversion.
         versions: of collab, torch, transformers, tensorly, Python.
@@ -137,6 +139,19 @@ class ConversionReport:
     def to_json(self) -> str:
         """The report as JSON text."""
         return json.dumps(self.to_dict(), indent=2) + "\n"
+
+
+@dataclass(frozen=True)
+class Conversion:
+    """A converted model.
+
+    Attributes:
+        model: a `transformers.PreTrainedModel` of a class of its own, on the device and in the dtype of the original.
+        report: what was done.
+    """
+
+    model: PreTrainedModel
+    report: ConversionReport
 
 
 def installed_versions() -> dict[str, str]:

@@ -16,13 +16,12 @@ from torch import Tensor
 from transformers import AutoImageProcessor, AutoTokenizer, PreTrainedModel
 
 from .. import modeling
-from ..conversion import Conversion
 from ..errors import ConfigurationError, VerificationError
 from ..modeling.collab_model import auto_classes
 from .card import write_card
 from .history import CARD_FILE, REPORT_FILE, Step, append, append_to_card, forget_results, read_report
 from .read import Checkpoint, Source, read_json
-from .report import ConversionReport
+from .report import Conversion, ConversionReport
 from .staging import check_output, check_space, staged
 from .verify import verify
 

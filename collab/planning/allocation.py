@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import torch
 
 from ..decomposition import Form, decay
-from ..reparametrization import LayerProblem
+from ..reparametrization.layer import LayerProblem
 from .cost import LayerShape
 
 _STEPS = 64

@@ -9,13 +9,13 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ..calibration.calibrate import Calibration
-from ..config import ConversionConfig
 from ..decomposition import FORMS, Form
+from ..decomposition.rank import resolve_ranks
 from ..errors import BudgetError
-from ..problems import LayerProblems
-from ..rank import resolve_ranks
-from ..reparametrization import LayerProblem
+from ..reparametrization.layer import LayerProblem
+from ..reparametrization.model import LayerProblems
 from .allocation import balanced
+from .config import ConversionConfig
 from .cost import LayerShape
 from .predict import predict, together
 

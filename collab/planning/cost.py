@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..decomposition import Form
-from ..reparametrization import LayerProblem
+from ..reparametrization.layer import LayerProblem
 
 # Time of a score and its part of the output, in multiply-adds of a projection: for any width, and for each dimension.
 # Fitted to benchmarks/attention.py in float32 on a CPU; what runs when is decided in modeling/collab_kernel.py.

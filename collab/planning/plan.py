@@ -12,8 +12,8 @@ from transformers import PreTrainedModel
 from ..calibration.calibrate import Calibration
 from ..decomposition import FORMS, Form, SolverOptions
 from ..models.families import require_family
-from ..problems import LayerProblems
-from ..reparametrization import Content, LayerProblem
+from ..reparametrization.layer import Content, LayerProblem
+from ..reparametrization.model import LayerProblems
 from .cost import LayerShape
 from .predict import predict, together
 
@@ -122,7 +122,7 @@ def make_plan(
     """
     family = require_family(model.config)
     solver = solver or SolverOptions()
-    problems = LayerProblems(model, family, calibration, solver.resolve_device(model.device))
+    problems = LayerProblems(model, family, None if calibration is None else calibration.moments, solver.resolve_device(model.device))
     shapes: list[LayerShape] = []
     ranks: dict[tuple[Form, float], list[int]] = {(form, part): [] for form in FORMS for part in fractions}
     errors: dict[tuple[Form, float], list[float]] = {key: [] for key in ranks}

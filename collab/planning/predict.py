@@ -9,7 +9,7 @@ from dataclasses import replace
 import torch
 
 from ..decomposition import Form, SolverOptions
-from ..reparametrization import Content, LayerProblem
+from ..reparametrization.layer import Content, LayerProblem
 
 SWEEPS: dict[Form, int] = {"concat": 1, "cp": 24, "tucker": 1}
 

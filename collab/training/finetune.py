@@ -12,14 +12,14 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers import PreTrainedModel
 
+from ..data.encoding import Collate, collator, encode, mask_batch, names_of, to_judge
+from ..data.examples import Examples
+from ..data.task import Task
 from ..errors import ConfigurationError
+from ..evaluation.metrics import intervals, measure
+from ..evaluation.predict import predict
 from ..io.report import installed_versions
-from ..tasks.encoding import Collate, collator, encode, mask_batch, names_of, to_judge
-from ..tasks.examples import Examples
-from ..tasks.metrics import intervals, measure
-from ..tasks.predict import predict
-from ..tasks.task import Task
-from .dropping import set_dropout
+from ..models.dropping import set_dropout
 from .options import FinetuneOptions, OnStep
 from .run import GuardedTrainer, run
 from .work import temporary_work

@@ -14,15 +14,15 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from ..agreement import agreement
-from ..comparable import check_comparable
 from ..data.features import Batch, collate, row_batches
 from ..data.prepare import Unlabelled, features_of, hold_back
 from ..errors import ConfigurationError, TrainingError
+from ..evaluation.agreement import agreement
+from ..evaluation.comparable import check_comparable
 from ..io.report import installed_versions
+from ..models.dropping import set_dropout
 from ..models.families import collaborative_layers
 from .distillation import DistillationTrainer, answers, distillation_loss
-from .dropping import set_dropout
 from .learning_rate import find_learning_rate
 from .options import HealOptions, OnStep, RunOptions, Trainable
 from .run import device_of, run, short_of_memory

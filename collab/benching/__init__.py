@@ -1,1 +1,0 @@
-"""How fast models are, how much memory they take, and how large they are."""

@@ -1,0 +1,147 @@
+"""A model in a folder as an ONNX graph in another: what `collab export` does."""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import shutil
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from transformers import PreTrainedModel
+
+from ..errors import ExtraError
+from ..io.history import REPORT_FILE, Step, append
+from ..io.load import LoadOptions, load
+from ..io.report import installed_versions
+from ..io.staging import check_output, check_space, staged
+from ..io.write import carry_over
+from ..onnx.check import check_graph, compare
+from ..onnx.graph import Graph, write_graph
+from ..onnx.quantize import quantize
+from ..onnx.samples import check_exportable
+from .export_onnx_card import export_step, write_card
+
+logger = logging.getLogger(__name__)
+
+GRAPH_FILE = "model.onnx"
+INT8_FILE = "model_quantized.onnx"
+_PACKAGES = ("onnx", "onnxruntime", "onnxscript")
+
+
+@dataclass(frozen=True)
+class OnnxOptions:
+    """How to export.
+
+    Attributes:
+        int8: write a second graph with int8 weights beside the first.
+        overwrite: replace what collab wrote there earlier.
+    """
+
+    int8: bool = False
+    overwrite: bool = False
+
+
+def export_onnx(
+    model: str,
+    output: str | Path,
+    options: OnnxOptions | None = None,
+    *,
+    reading: LoadOptions | None = None,
+    command: str | None = None,
+) -> Step:
+    """Writes a model as an ONNX graph into a folder that appears whole or not at all.
+
+    The graph is in float32, takes any batch size and length, and is run beside PyTorch before it is put in place.
+
+    Args:
+        model: a folder or a Hub id, of an original or a converted model.
+        output: the folder to write.
+        options: how.
+        reading: how to read the model.
+        command: the command line, for report and card.
+
+    Returns:
+        The step as it was added to report and card; its `record` has ``verification`` (largest and mean difference from
+        PyTorch, shapes tried), ``int8`` (the same of the other graph) and ``bytes`` of both.
+
+    Raises:
+        ExtraError: if onnx, onnxruntime or onnxscript is not installed.
+        CheckpointError: if the model cannot be read.
+        UnsupportedArchitectureError: if it is not one forward pass over text or images, or torch cannot trace it.
+        OutputError: if the folder cannot be written; nothing is left behind.
+        VerificationError: if the graph does not compute what the model computes; nothing is left behind.
+    """
+    options, reading = options or OnnxOptions(), reading or LoadOptions()
+    output = Path(output).expanduser()
+    _require_extra()
+    loaded = load(model, reading)
+    check_output(output, loaded.source.folder, options.overwrite)
+    check_exportable(loaded.model)
+    if loaded.missing:
+        logger.warning("Not in the checkpoint, so initialized at random: %s.", ", ".join(loaded.missing))
+    network = loaded.model
+    network.float()
+    size = 4 * sum(parameter.numel() for parameter in network.parameters())
+    check_space(output, size + (size // 3 if options.int8 else 0))
+    with staged(output, options.overwrite) as folder:
+        _write_config(network, folder)
+        carry_over(loaded.source.folder, folder, reading.trust_remote_code)
+        record = _write_graphs(network, folder, options.int8)
+        record |= {"model": model, "command": command, "random": loaded.missing, "versions": _versions()}
+        if (loaded.source.folder / REPORT_FILE).is_file():
+            shutil.copyfile(loaded.source.folder / REPORT_FILE, folder / REPORT_FILE)
+        write_card(folder, output.name, loaded.source.folder, tuple(record["inputs"]), tuple(record["outputs"]))
+        step = export_step(record)
+        append(folder, step, name=output.name)
+    logger.info("Wrote %s.", output)
+    return step
+
+
+def _require_extra() -> None:
+    for name in _PACKAGES:
+        try:
+            importlib.import_module(name)
+        except ImportError as error:
+            raise ExtraError(f"Exporting to ONNX needs {name}: pip install 'collab[onnx]'.") from error
+
+
+def _write_config(network: PreTrainedModel, folder: Path) -> None:
+    """The model's config. It names no code, which a graph does not need and tokenizers would ask leave to run."""
+    if hasattr(network.config, "auto_map"):
+        del network.config.auto_map
+    network.config.architectures = [type(network).__name__]
+    network.config.save_pretrained(folder)
+
+
+def _write_graphs(network: PreTrainedModel, folder: Path, int8: bool) -> dict[str, Any]:
+    """Writes the graph, and the one with int8 weights, and compares both with the model."""
+    graph = Graph(network)
+    file, small = folder / GRAPH_FILE, folder / INT8_FILE
+    opset = write_graph(graph, file)
+    record: dict[str, Any] = {
+        "step": "export",
+        "format": "onnx",
+        "opset": opset,
+        "inputs": list(graph.inputs),
+        "outputs": list(graph.outputs),
+        "verification": check_graph(graph, file).to_dict(),
+        "int8": None,
+        "bytes": {GRAPH_FILE: _bytes(file)},
+    }
+    if int8:
+        quantize(file, small)
+        record["int8"] = compare(graph, small).to_dict()
+        record["bytes"][INT8_FILE] = _bytes(small)
+    return record
+
+
+def _bytes(file: Path) -> int:
+    """Of a graph and the weights beside it."""
+    return sum(path.stat().st_size for path in file.parent.glob(f"{file.name}*"))
+
+
+def _versions() -> dict[str, str]:
+    return installed_versions() | {name: version(name) for name in _PACKAGES}

@@ -1,0 +1,321 @@
+"""A native model in, a collaborative model out."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from transformers import PretrainedConfig, PreTrainedModel
+from transformers import initialization as init
+
+from ..calibration.calibrate import Calibration
+from ..decomposition import Form
+from ..decomposition.rank import resolve_ranks
+from ..errors import UnsupportedArchitectureError, WeightsError
+from ..evaluation.agreement import agreement
+from ..io.report import Conversion, ConversionReport, Count, LayerReport
+from ..modeling.collab_config import AttentionSpec
+from ..modeling.collab_model import optional_parts
+from ..models.assembly import assemble
+from ..models.families import Family, require_family
+from ..planning.choice import choose, compare_forms
+from ..planning.config import ConversionConfig
+from ..reparametrization.layer import LayerProblem, Reparametrization
+from ..reparametrization.model import LayerProblems, full_ranks, projections
+from ..reparametrization.moments import LayerMoments
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class NewLayer:
+    """All that is kept of a solved layer: its shape and the parameters that stand for queries and keys."""
+
+    spec: AttentionSpec
+    state: dict[str, Tensor]
+
+    @classmethod
+    def of(cls, solved: Reparametrization) -> NewLayer:
+        """What a solved layer stores, in the dtype it has."""
+        state = {
+            "query.weight": solved.factors.query.T.contiguous(),  # (R, D_q)
+            "key.weight": solved.factors.key.T.contiguous(),  # (R, D_k)
+        }
+        if solved.factors.form != "concat":
+            state["mixing"] = solved.factors.mixing.contiguous()
+        if solved.content_bias is not None:
+            state["content_bias.weight"] = solved.content_bias.contiguous()  # (H, D_k)
+        if solved.query_offset is not None:
+            state["query_offset"] = solved.query_offset.contiguous()
+        return cls(solved.spec, state)
+
+
+def convert(
+    model: PreTrainedModel,
+    config: ConversionConfig,
+    *,
+    calibration: Calibration | None = None,
+    inplace: bool = False,
+    on_layer: Callable[[LayerReport, int], None] | None = None,
+) -> Conversion:
+    """Converts a model to collaborative attention.
+
+    Parameters that stay are frozen where they were; the new ones are trainable.
+
+    Args:
+        model: a native transformers model of a supported family, with any of its heads.
+        config: what to do.
+        calibration: what `collab.calibrate` returned for this model; the conversion then keeps the scores of such
+            inputs instead of the weights, which is far more faithful at the same size. None converts by the weights.
+        inplace: turn `model` itself into the collaborative model, sharing the weights that stay, instead of leaving it
+            untouched and copying them. Nothing changes unless every layer was solved. References to its old submodules
+            and hooks on them are left behind.
+        on_layer: called as soon as a layer is solved, with its report and the number of layers in all.
+
+    Raises:
+        UnsupportedArchitectureError: if the model is not one that collab converts.
+        AlreadyConvertedError: if it is collaborative already.
+        BudgetError: if no conversion meets the budget.
+        CalibrationError: if the calibration is of another model.
+        RankError: if a rank is out of range or there is not one for each layer.
+        WeightsError: if a weight is NaN, infinite, quantized or not there, or the model is not what its config says.
+        DeviceError: if the device to solve on is not there.
+    """
+    start_time = time.perf_counter()
+    family, model_class = require_convertible(model)
+    layers = family.attention_layers(model)
+    problems = LayerProblems(model, family, None if calibration is None else calibration.moments, config.solver_options.resolve_device(model.device))
+    choice = choose(config, problems, calibration)
+
+    replaced: dict[str, NewLayer] = {}
+    reports: list[LayerReport] = []
+    held_back = None if calibration is None else calibration.held_back
+    for (name, layer), form, rank in zip(layers.items(), choice.forms, choice.ranks, strict=True):
+        logger.debug("%s: solving", name)
+        query, key = projections(layer, family)
+        before = _count(query) + _count(key)
+        moments = None if held_back is None else held_back[name]
+        replaced[name], found = _solve(name, problems[name], form, rank, config, query.weight, before, moments)
+        reports.append(found)
+        logger.info("%s: %s, rank %d, relative error %.4f", name, form, rank, found.error)
+        if on_layer is not None:
+            on_layer(reports[-1], len(layers))
+
+    converted = _build(model, model_class, family, replaced, share=inplace)
+    query_key = Count(sum(one.query_key.before for one in reports), sum(one.query_key.after for one in reports))
+    attention_before = query_key.before + sum(_value_output(model, name, family) for name in layers)
+    report = ConversionReport(
+        layers=tuple(reports),
+        query_key=query_key,
+        attention=Count(attention_before, attention_before - query_key.before + query_key.after),
+        model=Count(_count(model), _count(converted)),
+        settings=config.to_dict(),
+        choice=choice.explanation,
+        calibration=None if calibration is None else calibration.summary,
+        agreement=None if calibration is None else agreement(model, converted, calibration.batches),
+        comparison=compare_forms(problems, [one.query_key.after for one in reports], config) if config.compare else [],
+        seconds=time.perf_counter() - start_time,
+        notes=() if calibration is None else calibration.notes,
+    )
+    if inplace:
+        # The caller's object becomes the new model, whole: class, config and modules.
+        model.__class__, model.__dict__ = converted.__class__, converted.__dict__
+        converted = model
+    return Conversion(converted, report)
+
+
+def require_convertible(model: PreTrainedModel) -> tuple[Family, type[PreTrainedModel]]:
+    """The family of a model that can be converted, and the collaborative class it becomes.
+
+    Raises:
+        UnsupportedArchitectureError, AlreadyConvertedError, WeightsError: as `convert`.
+    """
+    if not isinstance(model, PreTrainedModel):
+        raise UnsupportedArchitectureError(
+            f"Give a transformers model, such as AutoModel.from_pretrained(...) returns, not {type(model).__name__}."
+        )
+    family = require_family(model.config)
+    model_class = family.collaborative_class(type(model))
+    if model_class is None:
+        supported = ", ".join(one.native_class().__name__ for one in family.models)
+        raise UnsupportedArchitectureError(
+            f"{type(model).__name__} cannot be converted. For {family.native_model_type} models, load one of: "
+            f"{supported}."
+        )
+    if not family.attention_layers(model):
+        raise UnsupportedArchitectureError("The model has no attention layers, so there is nothing to convert.")
+    check_weights(model, family)
+    check_structure(model)
+    return family, model_class
+
+
+def is_lossless(model: PreTrainedModel, config: ConversionConfig) -> bool:
+    """Whether every layer keeps all its dimensions, so that there is nothing to approximate."""
+    if config.rank is None:
+        return False
+    family = require_family(model.config)
+    full = full_ranks(family.attention_layers(model).values(), family)
+    return resolve_ranks(config.rank, full) == full
+
+
+def check_weights(model: PreTrainedModel, family: Family) -> None:
+    """Makes sure that a model's weights can be converted.
+
+    Raises:
+        WeightsError: naming the tensor, if one is NaN, infinite or not there, or a projection is not a plain linear
+            layer.
+    """
+    for name, layer in family.attention_layers(model).items():
+        for native_name in list(family.names(layer).values())[:3]:
+            check_plain(f"{name}.{native_name}", getattr(layer, native_name))
+    check_finite(model)
+
+
+def check_plain(name: str, projection: nn.Module) -> None:
+    """Raises a WeightsError for a projection that is not a plain linear layer."""
+    if type(projection) is not nn.Linear or type(projection.weight) is not nn.Parameter:
+        raise WeightsError(
+            f"{name} is a {type(projection).__name__}, not a plain linear layer. Load the model without quantization, "
+            "and merge adapters (merge_and_unload) before converting."
+        )
+
+
+def check_finite(model: PreTrainedModel) -> None:
+    """Raises a WeightsError, naming the tensor, for a weight that is NaN, infinite or not in memory."""
+    for name, tensor in model.state_dict().items():
+        if tensor.device.type == "meta":
+            raise WeightsError(
+                f"{name} is not in memory (offloaded or never loaded). Load the model without device_map."
+            )
+        if tensor.is_floating_point() and tensor.numel() and not all(bound.isfinite() for bound in tensor.aminmax()):
+            raise WeightsError(f"{name} has NaN or infinite entries, so the model cannot be converted.")
+
+
+def check_structure(model: PreTrainedModel) -> None:
+    """Makes sure that a model is the one that its config describes, because the converted one is built from the config.
+
+    Raises:
+        WeightsError: naming a tensor that is missing, too many or of another shape.
+    """
+    with torch.device("meta"), init.no_init_weights():
+        described = {
+            name: tensor.shape
+            for name, tensor in type(model)(model.config, **optional_parts(model)).state_dict().items()
+        }
+    actual = {name: tensor.shape for name, tensor in model.state_dict().items()}
+    for name in [*described, *actual]:
+        if described.get(name) != actual.get(name):
+            raise WeightsError(
+                f"The model is not what its config describes: {name} should be {_shape(described.get(name))} and is "
+                f"{_shape(actual.get(name))}. Put what was changed (number of labels, layers, vocabulary) into "
+                "model.config, or convert first and change the converted model."
+            )
+
+
+def _shape(shape: torch.Size | None) -> str:
+    return "absent" if shape is None else f"of shape {tuple(shape)}"
+
+
+def _build(
+    native: PreTrainedModel,
+    model_class: type[PreTrainedModel],
+    family: Family,
+    replaced: dict[str, NewLayer],
+    share: bool,
+) -> PreTrainedModel:
+    """The collaborative model: the class as its config says, filled with the solved and the remaining weights."""
+    config = _collaborative_config(native.config, family, [layer.spec for layer in replaced.values()])
+    layers = family.attention_layers(native)
+    state: dict[str, Tensor] = {}
+    trainable: dict[str, bool] = {}
+    for name, tensor in native.state_dict(keep_vars=True).items():
+        owner = _owner(name, layers)
+        renamed = name if owner is None else _renamed(name, owner, family.names(layers[owner]))
+        if renamed is not None:
+            state[renamed] = tensor.detach() if share else tensor.detach().clone()
+            trainable[renamed] = tensor.requires_grad
+    for name, layer in replaced.items():
+        state |= {f"{name}.{parameter}": tensor for parameter, tensor in layer.state.items()}
+    return assemble(model_class, config, state, native, trainable, share=share)
+
+
+def install(model: PreTrainedModel, family: Family, name: str, solved: Reparametrization) -> None:
+    """Replaces one attention layer of a native model by what it was solved to."""
+    native = model.get_submodule(name)
+    query, _ = projections(native, family)
+    new = NewLayer.of(solved.to(query.weight))
+    layer = family.base.attention_classes[type(native)](native, new.spec, model.config)
+    layer.load_state_dict(new.state, strict=False, assign=True)
+    model.set_submodule(name, layer.to(query.weight).train(native.training))
+
+
+def _collaborative_config(native: PretrainedConfig, family: Family, specs: list[AttentionSpec]) -> PretrainedConfig:
+    values = native.to_dict()
+    for name in ("model_type", "auto_map", "architectures"):
+        values.pop(name, None)
+    values["collab_layers"] = [spec.to_dict() for spec in specs]
+    config = family.config_class(**values)
+    if native._attn_implementation in ("eager", "sdpa", "flex_attention"):
+        config._attn_implementation = native._attn_implementation
+    config._output_attentions = native.output_attentions
+    config.name_or_path = native.name_or_path
+    return config
+
+
+def _owner(name: str, layers: dict[str, nn.Module]) -> str | None:
+    """The attention layer that a parameter belongs to."""
+    return next((layer for layer in layers if name.startswith(f"{layer}.")), None)
+
+
+def _renamed(name: str, owner: str, native_names: dict[str, str]) -> str | None:
+    """What a native attention layer's parameter is called in the collaborative one; None for queries and keys."""
+    module, _, parameter = name.removeprefix(f"{owner}.").partition(".")
+    ours = next(ours for ours, native in native_names.items() if native == module)
+    return None if ours in ("query", "key") else f"{owner}.{ours}.{parameter}"
+
+
+def _solve(
+    name: str,
+    problem: LayerProblem,
+    form: Form,
+    rank: int,
+    config: ConversionConfig,
+    like: Tensor,
+    parameters_before: int,
+    held_back: LayerMoments | None,
+) -> tuple[NewLayer, LayerReport]:
+    """Solves one layer. Everything in float64 is gone when it returns."""
+    start = time.perf_counter()
+    with torch.no_grad():
+        solved = problem.solve(form, rank, config.content, config.solver_options, config.seed).to(like)
+    decomposition, factors = solved.decomposition, solved.factors
+    content = sum(0 if one is None else one.numel() for one in (solved.content_bias, solved.query_offset))
+    report = LayerReport(
+        name=name,
+        form=factors.form,
+        rank=factors.rank,
+        full_rank=factors.num_heads * solved.head_dim,
+        error=solved.weight_error,
+        score_error=solved.score_error,
+        held_back_error=None if held_back is None else problem.score_error(solved, held_back),
+        sweeps=decomposition.sweeps,
+        converged=decomposition.converged,
+        degeneracy=decomposition.degeneracy,
+        seconds=time.perf_counter() - start,
+        query_key=Count(parameters_before, factors.num_parameters + content),
+    )
+    return NewLayer.of(solved), report
+
+
+def _value_output(native: PreTrainedModel, name: str, family: Family) -> int:
+    """Parameters of the value and output projections of a native attention layer."""
+    value = getattr(native.get_submodule(name), family.names(native.get_submodule(name))["value"])
+    return _count(value) + _count(family.output_projection(native, name))
+
+
+def _count(module: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in module.parameters())

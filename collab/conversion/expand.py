@@ -1,0 +1,273 @@
+"""A collaborative model in, a native one out, in memory."""
+
+from __future__ import annotations
+
+import logging
+import math
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PretrainedConfig, PreTrainedModel
+from transformers import initialization as init
+
+from ..errors import BudgetError, ConfigurationError, NotConvertedError, WeightsError
+from ..io.report import Count
+from ..modeling.collab_attention import CollaborativeAttention
+from ..modeling.collab_model import optional_parts
+from ..models.assembly import fill
+from ..models.families import Family, collaborative_layers, families
+from ..models.inputs import probe_inputs
+from ..reparametrization.layer import Approximation
+from ..reparametrization.model import projections
+from .convert import check_finite, check_plain
+from .native_layer import NativeLayer, native_layer, rounding, without_heads
+
+logger = logging.getLogger(__name__)
+
+_ATTENTION_BIASES = "qkv_bias"
+"""What configs call the biases of queries, keys and values, where a model may be without."""
+
+
+@dataclass(frozen=True)
+class ExpandedLayer:
+    """One attention layer.
+
+    Attributes:
+        name: module name.
+        form: ``concat``, ``cp`` or ``tucker``, before.
+        rank: R, before.
+        head_rank: the largest rank that a head's context and content have together.
+        head_dim: d, the rank that a native head can have.
+        error: relative error of the heads' query-key products, content included.
+    """
+
+    name: str
+    form: str
+    rank: int
+    head_rank: int
+    head_dim: int
+    error: float
+
+
+@dataclass(frozen=True)
+class Expansion:
+    """An expanded model.
+
+    Attributes:
+        model: of the native class.
+        layers: what became of each attention layer.
+        parameters: of the model.
+        output_difference: the largest difference of an output from the converted model's, on random inputs.
+        output_scale: the largest entry of those outputs.
+    """
+
+    model: PreTrainedModel
+    layers: tuple[ExpandedLayer, ...]
+    parameters: Count
+    output_difference: float
+    output_scale: float
+
+    @property
+    def error(self) -> float:
+        """The largest error of a layer."""
+        return max(layer.error for layer in self.layers)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything but the model, as JSON values."""
+        return {
+            "native_class": type(self.model).__name__,
+            "error": self.error,
+            "output_difference": self.output_difference,
+            "output_scale": self.output_scale,
+            "parameters": self.parameters.to_dict(),
+            "layers": [asdict(layer) for layer in self.layers],
+        }
+
+
+def expand(model: PreTrainedModel, *, allow_error: float = 0.0) -> Expansion:
+    """Turns a collaborative model back into one of the native class that it came from.
+
+    Every weight outside the query and key projections is the same, copied; the converted model is left as it is.
+
+    Args:
+        model: a converted model, of a class that collab defines (import collab before you load it).
+        allow_error: the relative error that a layer's query-key products may have at most, where a native layer
+            cannot hold what the collaborative one computes. At 0 only an expansion exact to rounding is accepted.
+
+    Raises:
+        NotConvertedError: if it is not collaborative.
+        ConfigurationError: if `allow_error` is not a number from 0 to 1.
+        BudgetError: naming the error, if a layer would have a larger one.
+        WeightsError: if a weight is NaN, infinite, quantized or not in memory.
+    """
+    if not (math.isfinite(allow_error) and 0 <= allow_error <= 1):
+        raise ConfigurationError(f"allow_error is a relative error from 0 to 1, not {allow_error}.")
+    family, native_class = require_expandable(model)
+    layers = collaborative_layers(model)
+    native_layers, reports = {}, []
+    for name, layer in layers.items():
+        with torch.no_grad():
+            native_layers[name] = found = (
+                native_layer(Approximation.of_layer(layer), layer.attention_head_size)
+                if layer.heads
+                else without_heads(model.config.hidden_size)
+            )
+        spec = layer.spec
+        reports.append(
+            ExpandedLayer(name, spec.form, spec.rank, max(found.head_ranks), layer.attention_head_size, found.error)
+        )
+        logger.info("%s: relative error %.2e", name, found.error)
+    _check_error(reports, max(allow_error, rounding(model.dtype)))
+    expanded = _build(model, native_class, family, layers, native_layers)
+    difference, scale = _output_difference(model, expanded)
+    parameters = Count(*(sum(one.numel() for one in each.parameters()) for each in (model, expanded)))
+    return Expansion(expanded, tuple(reports), parameters, difference, scale)
+
+
+def require_expandable(model: PreTrainedModel) -> tuple[Family, type[PreTrainedModel]]:
+    """The family of a collaborative model, and the native class that it came from.
+
+    Raises:
+        NotConvertedError, WeightsError: as `expand`.
+    """
+    family = next((one for one in families().values() if type(model) in one.models), None)
+    if family is None:
+        raise NotConvertedError(
+            f"{type(model).__name__} is not a converted model, so there is nothing to expand. Give what collab convert "
+            "wrote, and in Python import collab before loading it."
+        )
+    for name, layer in collaborative_layers(model).items():
+        for projection in ("query", "key") if layer.heads else ():
+            check_plain(f"{name}.{projection}", getattr(layer, projection))
+    check_finite(model)
+    return family, type(model).native_class()  # type: ignore[attr-defined]
+
+
+def _check_error(layers: list[ExpandedLayer], allowed: float) -> None:
+    """Makes sure that no layer lost more than is allowed."""
+    worst = max(layers, key=lambda layer: layer.error)
+    if worst.error <= allowed:
+        return
+    raise BudgetError(
+        f"{worst.name} cannot be written as a native layer without a relative error of {worst.error:.3g}: its heads "
+        f"({worst.form}, rank {worst.rank}) compare up to {worst.head_rank} dimensions, and a native head has "
+        f"{worst.head_dim}. Accept that with --allow-error {_rounded_up(worst.error):g} "
+        f"(allow_error={_rounded_up(worst.error):g}), or convert in the concat form with --content folded, "
+        "which always expands."
+    )
+
+
+def _rounded_up(error: float) -> float:
+    """An error in two digits, not below it."""
+    digits = 1 - math.floor(math.log10(error))
+    return math.ceil(error * 10**digits) / 10**digits
+
+
+def _build(
+    model: PreTrainedModel,
+    native_class: type[PreTrainedModel],
+    family: Family,
+    layers: dict[str, CollaborativeAttention],
+    native_layers: dict[str, NativeLayer],
+) -> PreTrainedModel:
+    """The native model, filled with the native projections and everything else that stayed as it was."""
+    config = _native_config(model.config, family, native_class)
+    with init.no_init_weights():
+        expanded = native_class(config, **optional_parts(model))
+        if any(_lacks_bias(expanded, family, name, found) for name, found in native_layers.items()):
+            if not hasattr(config, _ATTENTION_BIASES):
+                raise WeightsError(f"{native_class.__name__} has no query biases, and this model's content needs them.")
+            setattr(config, _ATTENTION_BIASES, True)
+            expanded = native_class(config, **optional_parts(model))
+    state: dict[str, Tensor] = {}
+    trainable: dict[str, bool] = {}
+    for name, tensor in model.state_dict(keep_vars=True).items():
+        owner = next((layer for layer in layers if name.startswith(f"{layer}.")), None)
+        native_name = name if owner is None else _native_name(name, owner, layers[owner])
+        if native_name is not None:
+            state[native_name] = tensor.detach().clone()
+            trainable[native_name] = tensor.requires_grad
+    for name, found in native_layers.items():
+        names = family.names(expanded.get_submodule(name))
+        layer = layers[name]
+        query_bias = _whole(found.query_bias, layer)
+        solved = {
+            f"{names['query']}.weight": _whole(found.query, layer),
+            f"{names['query']}.bias": query_bias,
+            f"{names['key']}.weight": _whole(found.key, layer),
+            f"{names['key']}.bias": torch.zeros_like(query_bias),
+            # Only missing where the model had no biases before, or the layer no heads.
+            f"{names['value']}.bias": torch.zeros_like(query_bias),
+        }
+        if layer.spec.heads is not None:
+            value = f"{name}.{names['value']}"
+            output = f"{family.output_name(expanded, name)}.weight"
+            for parameter, dim in ((f"{value}.weight", 0), (f"{value}.bias", 0), (output, 1)):
+                if parameter in state:
+                    state[parameter] = _whole(state[parameter], layer, dim)
+            for parameter in (f"{value}.weight", output):
+                if parameter not in state:  # no heads
+                    state[parameter] = torch.zeros_like(expanded.get_parameter(parameter))
+        there = expanded.get_submodule(name).state_dict()
+        for parameter, tensor in solved.items():
+            if parameter in there and f"{name}.{parameter}" not in state:
+                state[f"{name}.{parameter}"] = tensor.to(next(model.parameters()))
+    fill(expanded, state, model, trainable)
+    return expanded
+
+
+def _whole(tensor: Tensor, layer: CollaborativeAttention, dim: int = 0) -> Tensor:
+    """Rows (or columns) of the heads that a layer has, with zeros for those that were pruned: K of them."""
+    if layer.spec.heads is None:
+        return tensor
+    width, shape = layer.attention_head_size, list(tensor.shape)
+    shape[dim] = layer.config.num_attention_heads * width
+    rows = (torch.tensor(layer.heads, dtype=torch.long).unsqueeze(1) * width + torch.arange(width)).flatten()
+    return tensor.new_zeros(shape).index_copy(dim, rows.to(tensor.device), tensor)
+
+
+def _lacks_bias(native: PreTrainedModel, family: Family, name: str, found: NativeLayer) -> bool:
+    """Whether a native layer has no place for a content that is there."""
+    query, _ = projections(native.get_submodule(name), family)
+    return query.bias is None and bool(found.query_bias.any())
+
+
+def _native_config(config: PretrainedConfig, family: Family, native_class: type[PreTrainedModel]) -> PretrainedConfig:
+    """The config of the native model."""
+    values = config.to_dict()
+    for name in ("model_type", "auto_map", "architectures", "collab_layers"):
+        values.pop(name, None)
+    config_class: Any = family.base.native_class().config_class
+    native = config_class(**values)
+    kernel = config._attn_implementation
+    # Converted models have more kernels than some native ones; those choose their own.
+    supported = {"eager": True, "sdpa": native_class._supports_sdpa, "flex_attention": native_class._supports_flex_attn}
+    if supported.get(kernel):
+        native._attn_implementation = kernel
+    native._output_attentions = config.output_attentions
+    native.name_or_path = config.name_or_path
+    return native
+
+
+def _native_name(name: str, owner: str, layer: CollaborativeAttention) -> str | None:
+    """What a collaborative layer's parameter is called in the native one; None for what stands for query and key."""
+    module, _, parameter = name.removeprefix(f"{owner}.").partition(".")
+    if module in ("query", "key") or module not in layer.native_names:
+        return None
+    return f"{owner}.{layer.native_names[module]}.{parameter}"
+
+
+def _output_difference(model: PreTrainedModel, expanded: nn.Module) -> tuple[float, float]:
+    """The largest difference of outputs on random inputs, and the largest output."""
+    inputs = probe_inputs(model)
+    training = model.training
+    try:
+        with torch.no_grad():
+            expected, actual = model.eval()(**inputs), expanded.eval()(**inputs)
+    finally:
+        model.train(training)
+        expanded.train(training)
+    pairs = [(value, actual[name]) for name, value in expected.items() if isinstance(value, Tensor)]
+    return max(float((one - two).abs().max()) for one, two in pairs), max(float(one.abs().max()) for one, _ in pairs)

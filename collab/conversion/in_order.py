@@ -1,0 +1,70 @@
+"""Calibration in the order of the layers, each on what the layers before it will have become."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+
+from ..calibration.calibrate import Calibration, CalibrationOptions, Data, calibrate, prepare
+from ..errors import CalibrationError
+from ..planning.choice import choose
+from ..planning.config import ConversionConfig
+from ..reparametrization.model import LayerProblems
+from ..reparametrization.moments import LayerMoments
+from .convert import install, require_convertible
+
+
+def calibrate_in_order(
+    model: PreTrainedModel,
+    config: ConversionConfig,
+    data: Data = "synthetic",
+    *,
+    tokenizer: Any = None,
+    options: CalibrationOptions | None = None,
+    on_layer: Callable[[str, int], None] | None = None,
+) -> Calibration:
+    """Calibrates every layer on a model whose earlier layers are converted already.
+
+    A layer is then solved for the inputs that it will really have, errors of the layers before it included. It takes as
+    many passes over the data as there are layers. It is not the default; docs/benchmarks.md has what it gains.
+
+    Args:
+        model: a native model; left as it was.
+        config: of the conversion that the result is for.
+        data: as for `calibrate`, but not a callable.
+        tokenizer: the model's tokenizer, or image processor.
+        options: how much.
+        on_layer: called after every layer with its name and the number of layers in all.
+
+    Returns:
+        Moments of the layers' inputs in the partly converted model; the rows held back are of the original.
+
+    Raises:
+        CalibrationError: as `calibrate`.
+    """
+    if callable(data):
+        raise CalibrationError(
+            "Calibration in order runs the data once for each layer, which a callable does not allow."
+        )
+    options = options or CalibrationOptions()
+    prepared = prepare(model, data, tokenizer, options)
+    first = calibrate(model, prepared, options=options)
+    family, _ = require_convertible(model)
+    device = config.solver_options.resolve_device(model.device)
+    choice = choose(config, LayerProblems(model, family, first.moments, device), first)
+    partly = copy.deepcopy(model)
+    moments: dict[str, LayerMoments] = {}
+    names = list(first.moments)
+    for name, form, rank in zip(names, choice.forms, choice.ranks, strict=True):
+        seen = calibrate(partly, prepared, options=options) if moments else first
+        moments[name] = seen.moments[name]
+        problem = LayerProblems(partly, family, seen.moments, device)[name]
+        with torch.no_grad():
+            install(partly, family, name, problem.solve(form, rank, config.content, config.solver_options, config.seed))
+        if on_layer is not None:
+            on_layer(name, len(names))
+    return Calibration(moments, first.held_back, first.batches, first.summary | {"in_order": True}, first.notes)

@@ -1,0 +1,105 @@
+"""One collaborative layer as native query and key projections: d dimensions of its own for each head.
+
+A native head scores x W_Q^h W_K^hᵀ yᵀ + y·W_K^h b_Q^h, so context and content share one key subspace of at most d
+dimensions. With a one appended to the query, both are one matrix,
+
+    [x 1] [Â_h; c_hᵀ] yᵀ,    [Â_h; c_hᵀ] ≈ [W_Q^h; b_Q^hᵀ] W_K^hᵀ    (D_q+1)×D_k of rank at most d,
+
+and the best rank-d factors of that matrix, by its singular values, give W_Q^h, b_Q^h and W_K^h at once. They are exact
+whenever the matrix has rank d or less. The content row counts as it stands: as one more coordinate of a query input of
+unit variance, which is about what the layer normalization before an attention layer gives. This is also how folded
+content is weighed in a conversion by the weights alone.
+
+The matrix is never formed. Â_h = (W̃_Q G_h) W̃_Kᵀ, so it is a product of a (D_q+1)×(r+1) and an (r+1)×D_k matrix, and
+after QR of both a small SVD is left. b_K stays zero, because the softmax does not see it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from ..decomposition import Factors
+from ..reparametrization.layer import Approximation
+
+
+@dataclass(frozen=True)
+class NativeLayer:
+    """Native projections, in float64 on the CPU.
+
+    Attributes:
+        query: W_Qᵀ as `torch.nn.Linear` stores it, (K, D_q), the heads' rows one after the other.
+        query_bias: b_Q, (K,).
+        key: W_Kᵀ, (K, D_k).
+        head_ranks: for each head, the rank of the [Â_h; c_hᵀ] that was to be represented, as far as rounding shows it.
+        error: relative error ‖S - Ŝ‖/‖S‖ of the heads' S_h = [Â_h; c_hᵀ], all of them together.
+    """
+
+    query: Tensor
+    query_bias: Tensor
+    key: Tensor
+    head_ranks: tuple[int, ...]
+    error: float
+
+
+def native_layer(layer: Approximation, head_dim: int) -> NativeLayer:
+    """The nearest native layer.
+
+    Args:
+        layer: what a collaborative layer computes.
+        head_dim: d.
+    """
+    tolerance = rounding(layer.factors.query.dtype)
+    layer = layer.to(torch.empty((), dtype=torch.float64, device="cpu"))
+    factors, content = layer.factors, layer.content
+    queries, biases, keys, ranks = [], [], [], []
+    lost = total = 0.0
+    for h in range(factors.num_heads):
+        left, right = _head(factors, h)  # (D_q, r), (D_k, r)
+        if content is not None:
+            left = pad(left, (0, 1, 0, 1))  # (D_q+1, r+1)
+            left[-1, -1] = 1
+            right = torch.cat([right, content[h].unsqueeze(1)], dim=1)  # (D_k, r+1)
+        left_basis, left_triangle = torch.linalg.qr(left)
+        right_basis, right_triangle = torch.linalg.qr(right)
+        u, values, vt = torch.linalg.svd(left_triangle @ right_triangle.mT, full_matrices=False)
+        kept = min(head_dim, len(values))
+        scale, missing = values[:kept].sqrt(), (0, head_dim - kept)
+        left = pad(left_basis @ (u[:, :kept] * scale), missing)  # (D_q or D_q+1, d)
+        queries.append(left[: factors.query.shape[0]].T)  # (d, D_q)
+        biases.append(left[-1] if content is not None else left.new_zeros(head_dim))  # (d,)
+        keys.append(pad(right_basis @ (vt.mT[:, :kept] * scale), missing).T)  # (d, D_k)
+        ranks.append(int((values > tolerance * values[:1]).sum()))
+        lost += float(values[kept:].square().sum())
+        total += float(values.square().sum())
+    return NativeLayer(
+        torch.cat(queries).contiguous(),
+        torch.cat(biases).contiguous(),
+        torch.cat(keys).contiguous(),
+        tuple(ranks),
+        (lost / total) ** 0.5 if total else 0.0,
+    )
+
+
+def without_heads(width: int) -> NativeLayer:
+    """What there is of a layer whose heads were all pruned."""
+    nothing = torch.zeros(0, width, dtype=torch.float64)  # (0, D)
+    return NativeLayer(nothing, nothing[:, 0], nothing, (0,), 0.0)
+
+
+def rounding(dtype: torch.dtype) -> float:
+    """A relative error that weights of this dtype have by being stored at all."""
+    return 2 * torch.finfo(dtype).eps
+
+
+def _head(factors: Factors, h: int) -> tuple[Tensor, Tensor]:
+    """Â_h as the product of a (D_q, r) and the transpose of a (D_k, r) matrix, of the dimensions that the head uses."""
+    mixing = factors.mixing[h]
+    if factors.form == "tucker":
+        rows, columns = (mixing != 0).any(dim=1), (mixing != 0).any(dim=0)
+        return factors.query[:, rows] @ mixing[rows][:, columns], factors.key[:, columns]
+    used = mixing != 0  # (R,)
+    return factors.query[:, used] * mixing[used], factors.key[:, used]

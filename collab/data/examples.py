@@ -1,0 +1,208 @@
+"""Labelled data: rows of text with labels, and what the labels are called."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..errors import DataError
+from .source import DataSource, Records, open_records
+from .task import Task
+
+_TEXTS = (
+    ("sentence1", "sentence2"),
+    ("premise", "hypothesis"),
+    ("question1", "question2"),
+    ("question", "sentence"),
+    ("sentence",),
+    ("text",),
+)
+_LABELS = ("label", "labels", "score", "target")
+_TAGS = ("ner_tags", "tags", "pos_tags", "labels")
+
+
+@dataclass(frozen=True)
+class Examples:
+    """Rows of a task.
+
+    Attributes:
+        source: where they are from, for messages.
+        name: what they are called, for reports.
+        texts: one or two strings each; for token classification a list of words each.
+        labels: one each: a number, a class's name or number, or a list of them; empty for masked language models.
+        names: what `datasets` knows of the classes' names.
+    """
+
+    source: str
+    name: str
+    texts: list[Any]
+    labels: list[Any]
+    names: tuple[str, ...] | None = None
+
+
+def read_examples(
+    source: DataSource, task: Task, label_column: str | None = None, samples: int | None = None
+) -> Examples:
+    """Reads the rows of a task.
+
+    Args:
+        source: where from; its columns are found by their usual names if it names none.
+        task: what they are for.
+        label_column: of the labels; found by its usual names if None.
+        samples: rows at most, the first ones; None for all.
+
+    Raises:
+        DataError: if the source cannot be read, lacks a column, or has no rows.
+    """
+    if label_column is None and source in (task.train, task.held_back):
+        label_column = task.label_column
+    records = open_records(source)
+    if not records.names:
+        raise DataError(f"{source.path} has no rows.")
+    words = task.kind == "token-classification"
+    texts = tuple(records.require(one) for one in source.columns) or _texts(records, task)
+    labels = None if task.kind == "masked-lm" else _label(records, task, label_column, texts)
+    found: list[Any] = []
+    answers: list[Any] = []
+    for number, record in enumerate(records):
+        if samples is not None and len(found) >= samples:
+            break
+        row = record[texts[0]] if words else tuple(record[name] for name in texts)
+        if not _is_text(row, words):
+            what = "a list of words" if words else "text"
+            raise DataError(f"Row {number + 1} of {source.path} has no {what} in {', '.join(texts)}.")
+        if task.kind == "masked-lm" and not any(one.strip() for one in row):
+            continue  # an empty line
+        found.append(row)
+        if labels is not None:
+            _check_label(record[labels], row, words, f"Row {number + 1} of {source.path}", labels)
+            answers.append(record[labels])
+    if not found:
+        raise DataError(f"{source.path} has no rows.")
+    name = "/".join(filter(None, (Path(source.path).name, source.subset)))
+    return Examples(source.path, name, found, answers, _names(records, labels))
+
+
+def label_names(examples: Sequence[Examples], given: Sequence[str] = ()) -> list[str]:
+    """The names of the classes in all the data together, in the order of their numbers.
+
+    Args:
+        examples: training and evaluation data.
+        given: names that the user gave, which replace those of numbered classes.
+
+    Raises:
+        DataError: if the data has others than those given, or they are no classes.
+    """
+    known = next((one.names for one in examples if one.names), None)
+    values = {value for one in examples for row in one.labels for value in (row if isinstance(row, list) else [row])}
+    if all(isinstance(value, int) for value in values):
+        if min(values) < 0:
+            raise DataError(f"Classes are numbered from 0, but there is a label {min(values)}.")
+        names = list(given or known or [f"LABEL_{number}" for number in range(max(values) + 1)])
+        if max(values) >= len(names):
+            raise DataError(f"There is a label {max(values)}, but only {len(names)} names: {', '.join(names)}.")
+        return names
+    if any(isinstance(value, float) for value in values):
+        raise DataError("The labels are no classes but numbers with fractions. Choose --task regression.")
+    names = list(given) or sorted(map(str, values))
+    strange = sorted(set(map(str, values)) - set(names))
+    if strange:
+        raise DataError(f"The data has labels besides {', '.join(names)}: {', '.join(strange[:5])}.")
+    return names
+
+
+def class_numbers(examples: Examples, names: Sequence[str]) -> list[Any]:
+    """The labels as numbers of classes.
+
+    Args:
+        examples: with labels.
+        names: of the classes, as the model's head knows them.
+
+    Raises:
+        DataError: if the head has no such class.
+    """
+    numbers = {name: number for number, name in enumerate(names)}
+    # A number is that of a name where the data names its classes, and else that of the head's class.
+    known = examples.names if examples.names and set(examples.names) <= set(names) else names
+
+    def number(value: Any) -> int:
+        if isinstance(value, int) and 0 <= value < len(known):
+            return numbers[known[value]] if str(value) not in numbers else numbers[str(value)]
+        if isinstance(value, str) and value in numbers:
+            return numbers[value]
+        raise DataError(
+            f"{examples.source} has the label {value!r}, but the model's head knows {', '.join(names)}. Train a new "
+            "head with --new-head, or name the classes with --labels."
+        )
+
+    return [[number(one) for one in row] if isinstance(row, list) else number(row) for row in examples.labels]
+
+
+def numbers(examples: Examples) -> list[float]:
+    """The labels as numbers; DataError if one is none."""
+    try:
+        found = [float(value) for value in examples.labels]
+    except (TypeError, ValueError) as error:
+        raise DataError(
+            f"The labels of {examples.source} are not numbers, so this is no regression: {error}."
+        ) from error
+    if not all(map(math.isfinite, found)):
+        raise DataError(f"The labels of {examples.source} are not all finite numbers.")
+    return found
+
+
+def _texts(records: Records, task: Task) -> tuple[str, ...]:
+    if task.kind == "token-classification":
+        return (records.require("tokens" if "tokens" in records.names else "words"),)
+    usual: tuple[tuple[str, ...], ...] = (task.columns, *_TEXTS) if task.columns else _TEXTS
+    if task.kind == "similarity":
+        usual = tuple(one for one in usual if len(one) == 2)
+    for names in usual:
+        if all(name in records.names for name in names):
+            return names
+    if len(records.names) == 1 and task.kind == "masked-lm":
+        return (records.names[0],)
+    raise DataError(
+        f"Which column of {records.source.path} holds the text? Say it with --text-column (twice for pairs): "
+        f"{', '.join(records.names)}."
+    )
+
+
+def _label(records: Records, task: Task, given: str | None, texts: tuple[str, ...]) -> str:
+    if given is not None:
+        return records.require(given)
+    usual = _TAGS if task.kind == "token-classification" else _LABELS
+    found = next((name for name in usual if name in records.names and name not in texts), None)
+    if found is None:
+        raise DataError(
+            f"Which column of {records.source.path} holds the labels? Say it with --label-column: "
+            f"{', '.join(records.names)}."
+        )
+    return found
+
+
+def _check_label(label: Any, row: Any, words: bool, where: str, column: str) -> None:
+    if label is None or label == "":
+        raise DataError(f"{where} has no label in {column}.")
+    if words != isinstance(label, list):
+        raise DataError(f"{where} should have {'a list of labels' if words else 'one label'} in {column}.")
+    if words and len(label) != len(row):
+        raise DataError(f"{where} has {len(row)} words and {len(label)} labels.")
+    if not all(isinstance(one, str | int | float) for one in (label if words else [label])):
+        raise DataError(f"{where} has in {column} what is no label: {label!r}.")
+
+
+def _is_text(row: Any, words: bool) -> bool:
+    if words:
+        return isinstance(row, list) and bool(row) and all(isinstance(word, str) for word in row)
+    return all(isinstance(one, str) for one in row)
+
+
+def _names(records: Records, column: str | None) -> tuple[str, ...] | None:
+    feature = records.features.get(column) if column else None
+    feature = getattr(feature, "feature", feature)  # of a list
+    names = getattr(feature, "names", None)
+    return tuple(names) if names else None

@@ -1,0 +1,151 @@
+"""Tasks, and how the names that users give stand for them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import transformers
+
+from ..errors import ConfigurationError
+from .source import DataSource
+
+
+@dataclass(frozen=True)
+class Task:
+    """What is predicted, and how well that is measured.
+
+    Attributes:
+        kind: ``classification``, ``regression``, ``token-classification``, ``masked-lm`` or ``similarity``.
+        hub_name: as the Hub calls it.
+        head: the Auto class of models for it; None where it is any model that makes embeddings.
+        metrics: those that are reported.
+        best_by: the one that chooses the best checkpoint.
+        columns: of the text, if the task says so.
+        label_column: likewise.
+        train: its data on the Hub, if it has any.
+        held_back: likewise, to evaluate on.
+    """
+
+    kind: str
+    hub_name: str
+    head: str | None
+    metrics: tuple[str, ...]
+    best_by: str
+    columns: tuple[str, ...] = ()
+    label_column: str | None = None
+    train: DataSource | None = None
+    held_back: DataSource | None = None
+
+    @property
+    def auto_class(self) -> Any:
+        """The Auto class of models with such a head."""
+        return getattr(transformers, self.head) if self.head else transformers.AutoModel
+
+    @property
+    def greater_is_better(self) -> bool:
+        """Whether more of `best_by` is better."""
+        return self.best_by != "loss"
+
+
+_KINDS = {
+    one.kind: one
+    for one in (
+        Task(
+            "classification",
+            "text-classification",
+            "AutoModelForSequenceClassification",
+            ("accuracy", "f1", "matthews"),
+            "accuracy",
+        ),
+        Task(
+            "regression",
+            "text-classification",
+            "AutoModelForSequenceClassification",
+            ("spearman", "pearson"),
+            "spearman",
+        ),
+        Task(
+            "token-classification",
+            "token-classification",
+            "AutoModelForTokenClassification",
+            ("f1", "precision", "recall", "accuracy"),
+            "f1",
+        ),
+        Task("masked-lm", "fill-mask", "AutoModelForMaskedLM", ("loss", "accuracy"), "loss"),
+        Task("similarity", "sentence-similarity", None, ("spearman", "pearson"), "spearman"),
+    )
+}
+KINDS = tuple(_KINDS)
+
+_PAIR = ("sentence1", "sentence2")
+_GLUE: dict[str, tuple[str, tuple[str, ...], str, str]] = {
+    "cola": ("classification", ("sentence",), "matthews", "validation"),
+    "sst2": ("classification", ("sentence",), "accuracy", "validation"),
+    "mrpc": ("classification", _PAIR, "f1", "validation"),
+    "stsb": ("regression", _PAIR, "spearman", "validation"),
+    "qqp": ("classification", ("question1", "question2"), "f1", "validation"),
+    "mnli": ("classification", ("premise", "hypothesis"), "accuracy", "validation_matched"),
+    "qnli": ("classification", ("question", "sentence"), "accuracy", "validation"),
+    "rte": ("classification", _PAIR, "accuracy", "validation"),
+    "wnli": ("classification", _PAIR, "accuracy", "validation"),
+}
+GLUE = tuple(f"glue/{name}" for name in _GLUE)
+
+
+def task_named(name: str, metric: str | None = None) -> Task:
+    """A task by its kind, or by its name in GLUE, which also says where its data is and what it is judged by.
+
+    Args:
+        name: such as ``classification`` or ``glue/sst2``.
+        metric: judge by this one instead of the usual.
+
+    Raises:
+        ConfigurationError: if there is no such task, or the metric is not one of it.
+    """
+    if name in _KINDS:
+        task = _KINDS[name]
+    elif name in GLUE:
+        subset = name.removeprefix("glue/")
+        kind, columns, best_by, split = _GLUE[subset]
+        sources = [DataSource("nyu-mll/glue", columns, subset, one) for one in ("train", split)]
+        task = replace(
+            _KINDS[kind],
+            best_by=best_by,
+            columns=columns,
+            label_column="label",
+            train=sources[0],
+            held_back=sources[1],
+        )
+    else:
+        raise ConfigurationError(f"Unknown task {name!r}; choose one of {', '.join((*KINDS, *GLUE))}.")
+    if metric is None:
+        return task
+    if metric not in task.metrics:
+        raise ConfigurationError(f"{metric!r} is no metric of {task.kind}; choose one of {', '.join(task.metrics)}.")
+    return replace(task, best_by=metric)
+
+
+def task_of(config: dict[str, Any], embedder: bool) -> Task:
+    """The task that a model's config says it is for.
+
+    Args:
+        config: as in config.json.
+        embedder: whether it is a sentence-transformers model.
+
+    Raises:
+        ConfigurationError: if that is none of ours.
+    """
+    architecture = (config.get("architectures") or [""])[0]
+    if architecture.endswith("ForSequenceClassification"):
+        labels = len(config.get("id2label") or {0: "", 1: ""})
+        return _KINDS["regression" if labels == 1 else "classification"]
+    for ending, kind in (("ForTokenClassification", "token-classification"), ("ForMaskedLM", "masked-lm")):
+        if architecture.endswith(ending):
+            return _KINDS[kind]
+    if embedder:
+        return _KINDS["similarity"]
+    raise ConfigurationError(
+        f"A {architecture or 'model without a head'} does not say what it is for. Name it with --task: "
+        f"{', '.join(KINDS)}."
+    )

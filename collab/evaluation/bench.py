@@ -1,0 +1,219 @@
+"""Throughput and latency of models in memory, measured in turn."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import platform
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+
+from ..errors import ConfigurationError, OutOfMemoryError, first_line
+from ..models.inputs import longest_input, random_inputs
+from .bench_options import LENGTHS, BenchOptions
+from .bench_report import BenchReport, Measured, Memory, Setting
+from .timing import Run, Spread, time_in_turn, wait
+
+OnSetting = Callable[[int, int], None]
+"""Called after every batch size and length, with their number and the number in all."""
+
+_WARM = 2
+"""Calls before the clock starts: kernels are chosen, and caches filled, in the first ones."""
+
+
+def bench_models(
+    models: Sequence[PreTrainedModel],
+    options: BenchOptions | None = None,
+    *,
+    names: Sequence[str] | None = None,
+    on_setting: OnSetting | None = None,
+) -> BenchReport:
+    """Measures one model, or two in turn, on random inputs without padding.
+
+    Memory is measured on a GPU only; on a CPU it takes a process of its own, which `bench` starts.
+
+    Args:
+        models: the model, and perhaps one to measure it against. They stay as they are: where dtype or device are to be
+            others, a copy is measured.
+        options: what to measure.
+        names: of the models, for the report; their classes if None.
+        on_setting: called after every batch size and length.
+
+    Raises:
+        ConfigurationError: if a length is beyond what a model takes, the models take inputs of different kinds, or
+            `torch.compile` fails.
+        DeviceError: if the device is not there.
+        OutOfMemoryError: naming the batch size and length that was too large.
+    """
+    options = options or BenchOptions()
+    if not 1 <= len(models) <= 2:
+        raise ConfigurationError(f"One model is measured, or two against each other, not {len(models)}.")
+    names = names or [type(model).__name__ for model in models]
+    device = options.resolve_device()
+    lengths, notes = lengths_of(models, names, options)
+    grid = [(rows, length) for rows in sorted(set(options.batch_sizes)) for length in lengths]
+    vocabulary = min(getattr(model.config, "vocab_size", 0) or 0 for model in models) or None
+    settings = []
+    memories: list[Memory | None] = [None] * len(models)
+    with _placed(models, device, options) as placed, _compiled(placed, options) as callables:
+        for done, (rows, length) in enumerate(grid, 1):
+            with _too_large(rows, length):
+                runs: list[Run] = [
+                    (call, [random_inputs(model, rows, length or 1, vocabulary=vocabulary, seed=options.seed)])
+                    for model, call in zip(placed, callables, strict=True)
+                ]
+                settings.append(_measure(runs, rows, length, options))
+                if device.type == "cuda" and options.memory and done == len(grid):
+                    memories = [_peak(model, run) for model, run in zip(placed, runs, strict=True)]
+            if on_setting is not None:
+                on_setting(done, len(grid))
+    measured = [
+        Measured(
+            name,
+            type(model).__name__,
+            sum(parameter.numel() for parameter in model.parameters()),
+            None,
+            str(model.config._attn_implementation),
+            memory,
+        )
+        for name, model, memory in zip(names, models, memories, strict=True)
+    ]
+    return BenchReport(
+        models=tuple(measured),
+        settings=tuple(settings),
+        unit="tokens" if grid[0][1] is not None else "images",
+        rounds=options.rounds,
+        dtype=options.dtype,
+        device=torch.cuda.get_device_name(device) if device.type == "cuda" else f"CPU ({platform.machine()})",
+        threads=torch.get_num_threads(),
+        compiled=options.compile,
+        memory_at=grid[-1],
+        notes=notes,
+    )
+
+
+def lengths_of(
+    models: Sequence[PreTrainedModel], names: Sequence[str], options: BenchOptions
+) -> tuple[list[int | None], tuple[str, ...]]:
+    """Lengths to measure at, None standing for images, and what to say about them.
+
+    Raises:
+        ConfigurationError: if a length was asked for that a model does not take, or the models do not go together.
+    """
+    if len({model.main_input_name for model in models}) > 1:
+        raise ConfigurationError(
+            f"{names[0]} and {names[1]} take inputs of different kinds, so they cannot be compared."
+        )
+    if models[0].main_input_name == "pixel_values":
+        if options.lengths is not None:
+            raise ConfigurationError(f"{names[0]} takes images of one size, so --length does not apply.")
+        sizes = {str((model.config.image_size, model.config.num_channels)) for model in models}
+        if len(sizes) > 1:
+            raise ConfigurationError(f"{names[0]} and {names[1]} take images of different sizes.")
+        return [None], ()
+    limits = [longest_input(model) for model in models]
+    limit = min(limits)
+    least = names[limits.index(limit)]
+    longest = max(options.lengths or LENGTHS)
+    if options.lengths is not None:
+        if longest > limit:
+            raise ConfigurationError(f"{least} takes {limit} tokens at most, so --length {longest} cannot be measured.")
+        return [*sorted(set(options.lengths))], ()
+    lengths = sorted({min(length, limit) for length in LENGTHS})
+    note = f"{least} takes {limit} tokens at most, so that was measured instead of longer rows."
+    return list(lengths), (note,) if longest > limit else ()
+
+
+def _measure(runs: list[Run], rows: int, length: int | None, options: BenchOptions) -> Setting:
+    """Times every model at one batch size and length."""
+    if options.compile:
+        torch.compiler.reset()  # a shape of its own for every setting, and never back to uncompiled code
+    for _ in range(_WARM):
+        time_in_turn(runs)
+    rounds = [time_in_turn(runs, backwards=number % 2 == 1) for number in range(options.rounds)]
+    seconds = tuple(Spread.of([one[number] for one in rounds]) for number in range(len(runs)))
+    ratio = None
+    if len(runs) == 2:
+        by_round = Spread.of([second / first for first, second in rounds])
+        ratio = Spread(seconds[1].median / seconds[0].median, by_round.low, by_round.high)
+    count = rows * (length or 1)
+    return Setting(rows, length, seconds, tuple(count / one.median for one in seconds), ratio)
+
+
+def _peak(model: PreTrainedModel, run: Run) -> Memory:
+    """What a model's weights and one call take on a GPU."""
+    device = model.device
+    call, batches = run
+    torch.cuda.reset_peak_memory_stats(device)
+    before = torch.cuda.memory_allocated(device)
+    with torch.no_grad():
+        call(**batches[0])
+    wait(device)
+    weights = sum(one.numel() * one.element_size() for one in [*model.parameters(), *model.buffers()])
+    return Memory(weights + torch.cuda.max_memory_allocated(device) - before, None)
+
+
+@contextlib.contextmanager
+def _placed(
+    models: Sequence[PreTrainedModel], device: torch.device, options: BenchOptions
+) -> Iterator[list[PreTrainedModel]]:
+    """The models in evaluation mode, as copies where dtype or device are others."""
+    dtype = options.torch_dtype
+    modes = [model.training for model in models]
+    placed: list[Any] = []
+    try:
+        for model in models:
+            fits = model.device.type == device.type and model.dtype == dtype
+            try:
+                placed.append((model if fits else _copied(model, device, dtype)).eval())
+            except (torch.OutOfMemoryError, MemoryError) as error:
+                raise OutOfMemoryError(f"The weights of {type(model).__name__} do not fit on the {device}.") from error
+        yield placed
+    finally:
+        for model, training in zip(models, modes, strict=True):
+            model.train(training)
+
+
+def _copied(model: Any, device: torch.device, dtype: torch.dtype) -> Any:
+    return copy.deepcopy(model).to(device=device, dtype=dtype)
+
+
+@contextlib.contextmanager
+def _compiled(models: list[PreTrainedModel], options: BenchOptions) -> Iterator[list[Callable[..., Any]]]:
+    """The models as they are to be called."""
+    if not options.compile:
+        yield list(models)
+        return
+    from torch._dynamo.exc import TorchDynamoException
+
+    try:
+        yield [torch.compile(model, dynamic=False) for model in models]
+    except TorchDynamoException as error:
+        raise ConfigurationError(
+            f"torch.compile fails here; leave --compile away. It says: {first_line(error)}"
+        ) from error
+    finally:
+        torch.compiler.reset()
+
+
+@contextlib.contextmanager
+def _too_large(rows: int, length: int | None) -> Iterator[None]:
+    """Turns what torch says when memory runs out into an error that names the batch."""
+    try:
+        yield
+    except (torch.OutOfMemoryError, MemoryError) as error:
+        raise OutOfMemoryError(too_large(rows, length)) from error
+    except RuntimeError as error:
+        if "can't allocate memory" in str(error):
+            raise OutOfMemoryError(too_large(rows, length)) from error
+        raise
+
+
+def too_large(rows: int, length: int | None) -> str:
+    """What to say when memory runs out."""
+    of = "images" if length is None else f"rows of {length} tokens"
+    shorter = "" if length is None else " or --length"
+    return f"There is too little memory for {rows} {of}. Give a smaller --batch-size{shorter}, or --dtype bf16."

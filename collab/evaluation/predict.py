@@ -1,0 +1,100 @@
+"""A model's predictions for the rows of a task, as columns that metrics take."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional
+from transformers import PreTrainedModel
+
+from ..data.encoding import IGNORED, Collate, names_of
+from ..data.features import Feature, length_of
+from ..errors import ExtraError
+from .metrics import Columns
+
+TOKENS = 4096
+"""Tokens in a batch at most, unless one row alone has more."""
+
+
+def predict(kind: str, model: PreTrainedModel, features: Sequence[Feature], collate: Collate) -> Columns:
+    """Runs a model over labelled rows.
+
+    Args:
+        kind: of the task.
+        model: with its head.
+        features: with ``labels``; of masked language models, masked already.
+        collate: makes a batch of them.
+
+    Returns:
+        Columns in the order of the rows.
+    """
+    training = model.training
+    order = sorted(range(len(features)), key=lambda row: length_of(features[row]))
+    columns: dict[str, list[Any]] = {}
+    model.eval()
+    try:
+        with torch.no_grad():
+            for rows in _batches(order, features):
+                batch = {
+                    name: value.to(model.device) for name, value in collate([features[row] for row in rows]).items()
+                }
+                labels = batch.pop("labels")
+                logits = model(**batch).logits.float()
+                for name, values in _columns(kind, model, logits, labels).items():
+                    columns.setdefault(name, []).extend(values)
+    finally:
+        model.train(training)
+    back = np.argsort(order)
+    return {name: np.asarray(values)[back] for name, values in columns.items()}
+
+
+def _batches(order: list[int], features: Sequence[Feature]) -> list[list[int]]:
+    batches: list[list[int]] = []
+    for row in order:
+        if batches and (len(batches[-1]) + 1) * length_of(features[row]) <= TOKENS:
+            batches[-1].append(row)
+        else:
+            batches.append([row])
+    return batches
+
+
+def _columns(kind: str, model: PreTrainedModel, logits: Tensor, labels: Tensor) -> dict[str, Any]:
+    if kind == "regression":
+        return {"predicted": logits.flatten().tolist(), "label": labels.tolist()}
+    if kind == "classification":
+        return {
+            "predicted": logits.argmax(-1).tolist(),
+            "label": labels.tolist(),
+            "classes": [logits.shape[-1]] * len(labels),
+        }
+    seen = labels != IGNORED  # (B, T)
+    predicted = logits.argmax(-1)
+    counts = {
+        "tokens": seen.sum(1).tolist(),
+        "correct": ((predicted == labels) & seen).sum(1).tolist(),
+    }
+    if kind == "masked-lm":
+        loss = functional.cross_entropy(logits.transpose(1, 2), labels, ignore_index=IGNORED, reduction="none")
+        return counts | {"loss": loss.sum(1).tolist()}
+    return counts | _entities(names_of(model), predicted, labels, seen)
+
+
+def _entities(names: list[str], predicted: Tensor, labels: Tensor, seen: Tensor) -> dict[str, Any]:
+    """Entities as seqeval counts them: found where their type and both ends are right."""
+    try:
+        from seqeval.metrics.sequence_labeling import get_entities
+    except ImportError as error:
+        raise ExtraError("The F1 of entities needs seqeval: pip install 'collab[train]'.") from error
+    counts: dict[str, Any] = {"found": [], "entities": [], "entities_predicted": []}
+    for row in range(len(labels)):
+        actual, ours = (
+            set(get_entities([names[number] for number in one[row][seen[row]].tolist()])) for one in (labels, predicted)
+        )
+        counts["found"].append(len(actual & ours))
+        counts["entities"].append(len(actual))
+        counts["entities_predicted"].append(len(ours))
+    return counts

@@ -1,1 +1,0 @@
-"""Back from a converted model to the native class that it came from, for servers that know only that."""

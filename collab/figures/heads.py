@@ -1,0 +1,226 @@
+"""Figures of heads: scores, likeness, sharing and attention maps."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..data.features import collate, text_features
+from ..errors import DataError
+from ..heads.scores import SCORES, HeadScores, rank_correlation
+from ..heads.statistics import attention_of
+from ..io.load import Loaded
+from ..models.layers import HeadLayer, check_numbers, head_layers
+from .style import BLUE, VERMILION, pyplot, save
+
+logger = logging.getLogger(__name__)
+
+TOKENS = 32
+"""Tokens of a sentence that an attention map shows at most; more could not be read."""
+
+_MAP = "cividis"  # even for those who see no red or green
+
+
+def draw_scores(scores: HeadScores, folder: Path) -> list[Path]:
+    """Draws everything that scores hold.
+
+    Args:
+        scores: of a model's heads.
+        folder: to write into; made if it is not there.
+
+    Returns:
+        The files.
+
+    Raises:
+        ExtraError: if matplotlib is not installed.
+        OutputError: if a file cannot be written.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    written = [_heat_maps(scores, folder / "scores.png")]
+    if len(scores.scores) > 1:
+        written.append(_correlations(scores, folder / "correlations.png"))
+    if "ablation" in scores.scores or "alone" in scores.scores:
+        written.append(_histograms(scores, folder / "ablation.png"))
+    for kind, matrices in scores.likeness.items():
+        label = {"weights": "cosine of query-key products", "maps": "mean cosine of attention weights"}[kind]
+        written.append(_matrices(matrices, scores.heads, label, folder / f"like-{kind}.png"))
+    if scores.sharing:
+        written.append(_sharing(scores, folder / "sharing.png"))
+    return written
+
+
+def draw_comparison(first: HeadScores, second: HeadScores, folder: Path, names: tuple[str, str]) -> Path:
+    """Draws every score on one data set against the same on another.
+
+    Args:
+        first: scores on one.
+        second: on the other.
+        folder: to write into.
+        names: of the data sets.
+    """
+    figure, axes = _grid(len(first.scores), (3.2, 3.0))
+    for axis, name in zip(axes, first.scores, strict=False):
+        one, other = (scores.grid(name).ravel() for scores in (first, second))
+        axis.scatter(one, other, s=14, color=BLUE, alpha=0.7, linewidths=0)
+        found = rank_correlation(first.importance(name), second.importance(name))
+        axis.set(title=f"{name}, rank correlation {found:.2f}", xlabel=names[0], ylabel=names[1])
+        axis.title.set_fontsize(9)
+        axis.tick_params(labelsize=7)
+    folder.mkdir(parents=True, exist_ok=True)
+    save(figure, folder / "two-data-sets.png", 300)
+    return folder / "two-data-sets.png"
+
+
+def draw_attention(
+    loaded: Loaded, sentences: Sequence[str], folder: Path, layers: Sequence[int] | None = None
+) -> list[Path]:
+    """Draws the attention maps of all heads of a layer, for every layer and sentence, with the tokens at their sides.
+
+    Args:
+        loaded: a model that takes text.
+        sentences: what it reads; what is longer than `TOKENS` tokens is cut, and logged.
+        folder: to write into.
+        layers: numbers of the layers to draw; None for all.
+
+    Raises:
+        ConfigurationError: if there is no such layer.
+        DataError: if the model has no tokenizer.
+    """
+    model = loaded.model
+    if model.main_input_name != "input_ids":
+        raise DataError("Attention maps are drawn for models that take text.")
+    found = head_layers(model)
+    numbers = range(len(found)) if layers is None else layers
+    check_numbers(found, numbers)
+    folder.mkdir(parents=True, exist_ok=True)
+    written = []
+    for place, sentence in enumerate(sentences):
+        feature = text_features(model, loaded.tokenizer, [sentence])
+        batch = {name: one.to(model.device) for name, one in collate(model, loaded.tokenizer, feature).items()}
+        tokens = loaded.tokenizer.convert_ids_to_tokens(batch["input_ids"].flatten().tolist())
+        if len(tokens) > TOKENS:
+            logger.warning("Sentence %d has %d tokens; its maps show the first %d.", place + 1, len(tokens), TOKENS)
+        caught = attention_of(model, found, batch)
+        for number in numbers:
+            if found[number].heads:
+                file = folder / f"attention-{place + 1}-layer-{number}.png"
+                weights, _ = caught[found[number].name][0]  # the first pass, where several share a layer
+                _attention(weights[0].float().cpu().numpy(), found[number], tokens[:TOKENS], file)
+                written.append(file)
+    return written
+
+
+def _attention(weights: np.ndarray, layer: HeadLayer, tokens: list[str], file: Path) -> None:
+    shown = len(tokens)
+    side = max(1.8, 0.13 * shown + 0.9)
+    figure, axes = _grid(len(layer.heads), (side, side))
+    for place, (axis, head) in enumerate(zip(axes, layer.heads, strict=False)):
+        axis.imshow(weights[place, :shown, :shown], cmap=_MAP, vmin=0, vmax=1)
+        axis.set_title(f"head {head}", fontsize=8)
+        axis.set_xticks(range(shown), tokens, rotation=90, fontsize=5)
+        axis.set_yticks(range(shown), tokens, fontsize=5)
+        axis.tick_params(length=0)
+    figure.suptitle(f"{layer.name}: rows attend to columns; dark 0, light 1", fontsize=9)
+    save(figure, file, 300)
+
+
+def _heat_maps(scores: HeadScores, file: Path) -> Path:
+    width = max(2.6, 0.2 * scores.total + 1.2)
+    figure, axes = _grid(len(scores.scores), (width, max(1.9, 0.2 * len(scores.layers) + 1.0)))
+    for axis, name in zip(axes, scores.scores, strict=False):
+        image = axis.imshow(np.ma.masked_invalid(scores.grid(name)), cmap=_MAP, aspect="auto")
+        axis.set_facecolor("white")
+        axis.set(xlabel="head", ylabel="layer")
+        axis.set_title(_title(scores, name), fontsize=8)
+        axis.set_xticks(range(scores.total))
+        axis.set_yticks(range(len(scores.layers)))
+        axis.tick_params(labelsize=6)
+        figure.colorbar(image, ax=axis).ax.tick_params(labelsize=6)
+    save(figure, file, 300)
+    return file
+
+
+def _title(scores: HeadScores, name: str) -> str:
+    return f"{name} ({scores.harm_name})" if name in ("ablation", "alone") else name
+
+
+def _correlations(scores: HeadScores, file: Path) -> Path:
+    plt = pyplot()
+    names = list(scores.scores)
+    found = scores.correlations()
+    values = np.array([[found[one][other] for other in names] for one in names])
+    figure, axis = plt.subplots(figsize=(0.55 * len(names) + 2.4, 0.5 * len(names) + 1.8), layout="constrained")
+    axis.imshow(values, cmap="PuOr", vmin=-1, vmax=1)
+    for row, column in np.ndindex(*values.shape):
+        dark = abs(values[row, column]) > 0.6
+        text = "" if np.isnan(values[row, column]) else f"{values[row, column]:.2f}"
+        axis.text(column, row, text, ha="center", va="center", fontsize=6, color="white" if dark else "black")
+    axis.set_xticks(range(len(names)), names, rotation=45, ha="right", fontsize=7)
+    axis.set_yticks(range(len(names)), names, fontsize=7)
+    axis.set_title("Rank correlation of scores over the heads,\neach turned so that more matters more", fontsize=8)
+    save(figure, file, 300)
+    return file
+
+
+def _histograms(scores: HeadScores, file: Path) -> Path:
+    names = [name for name in ("ablation", "alone") if name in scores.scores]
+    figure, axes = _grid(len(names), (4.0, 2.8))
+    for axis, name in zip(axes, names, strict=False):
+        values = scores.grid(name)
+        values = values[~np.isnan(values)]
+        axis.hist(values, bins=24, color=BLUE)
+        axis.axvline(0, color=VERMILION, linewidth=1)
+        axis.set(xlabel=scores.harm_name, ylabel="heads")
+        axis.set_title(SCORES[name][1], fontsize=9)
+    save(figure, file, 300)
+    return file
+
+
+def _matrices(
+    matrices: Mapping[str, list[list[float]]], heads: Mapping[str, tuple[int, ...]], label: str, file: Path
+) -> Path:
+    figure, axes = _grid(len(matrices), (2.6, 2.4))
+    image = None
+    for axis, (name, matrix) in zip(axes, matrices.items(), strict=False):
+        image = axis.imshow(np.array(matrix), cmap="PuOr", vmin=-1, vmax=1)
+        axis.set_title(name, fontsize=6)
+        axis.set_xticks(range(len(heads[name])), heads[name], fontsize=5)
+        axis.set_yticks(range(len(heads[name])), heads[name], fontsize=5)
+    if image is not None:
+        figure.colorbar(image, ax=list(axes), shrink=0.7, label=label)
+    save(figure, file, 300)
+    return file
+
+
+def _sharing(scores: HeadScores, file: Path) -> Path:
+    """Dimensions in the order of the head that uses them most, so that what is shared shows beside it."""
+    figure, axes = _grid(len(scores.sharing), (4.4, 1.9), columns=2)
+    for axis, (name, rows) in zip(axes, scores.sharing.items(), strict=False):
+        values = np.array(rows)
+        values = values / np.maximum(values.max(axis=0, keepdims=True), 1e-30)
+        order = np.lexsort((-values.sum(axis=0), values.argmax(axis=0)))
+        axis.imshow(values[:, order], cmap=_MAP, vmin=0, vmax=1, aspect="auto", interpolation="nearest")
+        axis.set_title(name, fontsize=7)
+        axis.set(xlabel="shared dimension", ylabel="head")
+        axis.set_yticks(range(len(values)), scores.heads[name], fontsize=5)
+        axis.tick_params(axis="x", labelsize=6)
+    figure.suptitle("Use of each shared dimension, its largest user 1", fontsize=9)
+    save(figure, file, 300)
+    return file
+
+
+def _grid(count: int, size: tuple[float, float], columns: int = 4) -> tuple[Any, Any]:
+    """A figure with so many axes, the others hidden."""
+    columns = min(columns, count)
+    rows = math.ceil(count / columns)
+    figure, axes = pyplot().subplots(
+        rows, columns, figsize=(size[0] * columns, size[1] * rows), layout="constrained", squeeze=False
+    )
+    for axis in axes.ravel()[count:]:
+        axis.set_visible(False)
+    return figure, axes.ravel()[:count]

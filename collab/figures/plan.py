@@ -1,0 +1,114 @@
+"""Figures of plans and of speeds."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from ..evaluation.bench_report import BenchReport
+from ..planning.plan import Plan
+from .style import BLUE, GREEN, GREY, ORANGE, VERMILION, pyplot, save
+
+# With marks for those who see no colours.
+_STYLES = {"concat": (GREY, "s"), "cp": (BLUE, "o"), "tucker": (GREEN, "^")}
+
+
+def draw_plan(plan: Plan, file: Path) -> None:
+    """Draws predicted error against parameters, and the energy in principal components (the paper's figure 1).
+
+    Args:
+        plan: what to draw.
+        file: a .png, .pdf or .svg file.
+
+    Raises:
+        ExtraError: if matplotlib is not installed.
+        OutputError: if the file cannot be written.
+    """
+    plt = pyplot()
+    figure, (left, right) = plt.subplots(1, 2, figsize=(10, 4), layout="constrained")
+    for form, (color, mark) in _STYLES.items():
+        points = sorted((one.query_key, one.error, one.rank) for one in plan.options if one.form == form)
+        left.plot([x for x, _, _ in points], [y for _, y, _ in points], mark + "-", color=color, label=form)
+        for x, y, rank in points:
+            left.annotate(f"R={rank}", (x, y), textcoords="offset points", xytext=(4, 4), fontsize=8)
+    left.set(xlabel="query/key parameters left", ylabel=f"predicted error of the {_what(plan)}")
+    left.legend()
+    for name, color, label in (
+        ("query", BLUE, "$W_Q$"),
+        ("key", ORANGE, "$W_K$"),
+        ("product", VERMILION, "$W_Q W_K^\\top$"),
+    ):
+        for number, one in enumerate(plan.spectra):
+            right.plot(
+                one.components,
+                getattr(one, name),
+                color=color,
+                alpha=0.35 + 0.65 * (number + 1) / len(plan.spectra),
+                linewidth=1,
+                label=label if number + 1 == len(plan.spectra) else None,
+            )
+    right.set(xlabel="principal components", ylabel="energy captured", ylim=(0, 1.02))
+    right.legend(title="layers, last darkest")
+    save(figure, file)
+
+
+def draw_bench(report: BenchReport, file: Path) -> None:
+    """Draws latency and throughput by length, or by batch size for images, with quartiles.
+
+    Args:
+        report: what to draw.
+        file: a .png, .pdf or .svg file.
+
+    Raises:
+        ExtraError: if matplotlib is not installed.
+        OutputError: if the file cannot be written.
+    """
+    plt = pyplot()
+    from matplotlib.ticker import LogLocator, NullLocator, StrMethodFormatter
+
+    figure, (left, right) = plt.subplots(1, 2, figsize=(9, 4), layout="constrained")
+    text = report.unit == "tokens"
+    names = [one.name.rstrip("/").rpartition("/")[2] for one in report.models]
+    if len(set(names)) < len(names):
+        names = [one.name for one in report.models]
+    sizes = sorted({one.batch_size for one in report.settings})
+    for number, (name, (color, mark)) in enumerate(zip(names, ((BLUE, "o"), (VERMILION, "s")), strict=False)):
+        # One line for each batch size; for images the batch size is the axis.
+        for line, size in enumerate(sizes if text else [None]):
+            mine = [one for one in report.settings if size is None or one.batch_size == size]
+            at = [one.length if text else one.batch_size for one in mine]
+            middle = np.array([one.seconds[number].median for one in mine])
+            low = np.array([one.seconds[number].low for one in mine])
+            high = np.array([one.seconds[number].high for one in mine])
+            count = np.array([one.batch_size * (one.length or 1) for one in mine])
+            style = {
+                "color": color,
+                "marker": mark,
+                "linestyle": ("-", "--", ":", "-.")[line % 4],
+                "markerfacecolor": color if line == 0 else "white",
+                "capsize": 2,
+                "label": name if size is None else f"{name}, batch of {size}",
+            }
+            left.errorbar(at, middle * 1e3, yerr=[(middle - low) * 1e3, (high - middle) * 1e3], **style)
+            rate = count / middle
+            right.errorbar(at, rate, yerr=[rate - count / high, count / low - rate], **style)
+    ticks = sorted({one.length or one.batch_size for one in report.settings})
+    for axes, label in ((left, "milliseconds for a call"), (right, f"{report.unit} per second")):
+        axes.set(xlabel="tokens of a row" if text else "images in a batch", ylabel=label, xscale="log")
+        axes.set_xticks(ticks, [str(tick) for tick in ticks])
+        axes.xaxis.set_minor_locator(NullLocator())
+        axes.grid(alpha=0.3)
+    left.set_yscale("log")
+    left.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    left.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
+    left.yaxis.set_minor_locator(NullLocator())
+    right.set_ylim(bottom=0)
+    right.legend(fontsize=8)
+    title = f"{report.device}, {report.dtype}, median and quartiles of {report.rounds} rounds"
+    figure.suptitle(title, fontsize=9)
+    save(figure, file, 300)
+
+
+def _what(plan: Plan) -> str:
+    return "weights" if plan.calibration is None else "scores"

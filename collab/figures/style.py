@@ -1,0 +1,59 @@
+"""What every figure needs of matplotlib."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from ..errors import ConfigurationError, ExtraError, OutputError
+
+# Okabe and Ito's colours, which colour-blind readers can tell apart.
+BLUE, ORANGE, GREEN, VERMILION, PURPLE, GREY = "#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#999999"
+
+
+def pyplot() -> Any:
+    """matplotlib.pyplot, drawing to files only.
+
+    Raises:
+        ExtraError: if matplotlib is not installed.
+    """
+    try:
+        import matplotlib
+
+        matplotlib.use("agg")
+        import matplotlib.pyplot as plt
+    except ImportError as error:
+        raise ExtraError('Figures need matplotlib: pip install "collab[figures]".') from error
+    return plt
+
+
+def save(figure: Any, file: Path, dpi: int = 200) -> None:
+    """Writes a figure, whole or not at all, and closes it.
+
+    Raises:
+        OutputError: if it cannot be written.
+    """
+    beside = file.with_name(f".partial.{file.name}")
+    try:
+        figure.savefig(beside, dpi=dpi)
+        beside.replace(file)
+    except (OSError, ValueError) as error:
+        raise OutputError(f"The figure could not be written to {file}: {error}.") from error
+    finally:
+        pyplot().close(figure)
+        beside.unlink(missing_ok=True)
+
+
+def check_figure(file: Path) -> None:
+    """Makes sure, before any work is done, that a figure can be drawn to a file.
+
+    Raises:
+        ConfigurationError: if matplotlib draws no such files.
+        ExtraError: if it is not installed.
+        OutputError: if there is no such folder.
+    """
+    pyplot()
+    if file.suffix.lower() not in (".png", ".pdf", ".svg"):
+        raise ConfigurationError(f"Figures are .png, .pdf or .svg files, which {file.name!r} is not.")
+    if not file.absolute().parent.is_dir():
+        raise OutputError(f"The figure could not be written to {file}: there is no folder {file.parent}.")

@@ -1,0 +1,327 @@
+"""One attention layer's query and key weights, rewritten as shared projections.
+
+Head h scores (x W_Q^h + b_Q^h)(y W_K^h + b_K^h)ᵀ / √d. Over the keys the softmax sees only two of the four terms: the
+context x A_h yᵀ and the content y·c_h with c_h = W_K^h b_Q^h. So b_Q becomes the content bias and b_K has no effect
+(Cordonnier et al. 2020, section 3.2). The scale stays √d of the original head, whatever R is.
+
+With the moments of real inputs, not the weights are approximated but the scores: the head tensor is solved in the
+metric of the moments, and the error at the mean query is taken out by the content bias, c_h += (A_h - Â_h)ᵀ μ_h, which
+the covariance about that mean does not see any more. ``exact`` content stores c_h. ``folded`` content approximates the
+query at the mean as one more row of the tensor, so that W̃_K serves it too, and stores an offset u_h with W̃_K u_h ≈ c_h.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Literal, Self, get_args
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from ..decomposition import Decomposition, Factors, Form, HeadTensor, Metric, SolverOptions, Whitening, decompose
+from ..decomposition.rank import Rank, resolve_rank
+from ..errors import ConfigurationError, ShapeError, WeightsError
+from ..modeling.collab_attention import CollaborativeAttention
+from ..modeling.collab_config import AttentionSpec
+from .moments import LayerMoments
+
+Content = Literal["exact", "folded"]
+CONTENTS: tuple[str, ...] = get_args(Content)
+
+
+@dataclass(frozen=True)
+class Approximation:
+    """A layer's scores in collaborative form: s_h(x, y) = (x W̃_Q G_h W̃_Kᵀ yᵀ + c_h·y) / √d.
+
+    Attributes:
+        factors: W̃_Q (D_q, R), W̃_K (D_k, R) and M or the cores.
+        content_bias: c, shape (H, D_k), or None for a layer without a content term or with a folded one.
+        query_offset: u, shape (H, R), or (1, R) in the ``concat`` form, if the content is folded.
+    """
+
+    factors: Factors
+    content_bias: Tensor | None
+    query_offset: Tensor | None
+
+    @classmethod
+    def of_layer(cls, layer: CollaborativeAttention) -> Approximation:
+        """What a layer of a converted model computes."""
+        if layer.head_ranks is None:
+            mixing = layer.mixing.detach()
+        else:
+            owner = torch.repeat_interleave(torch.tensor(layer.head_ranks))  # (R,)
+            mixing = functional.one_hot(owner, len(layer.head_ranks)).T.to(layer.query.weight)  # (H, R)
+        factors = Factors(
+            layer.spec.form,  # type: ignore[arg-type]
+            query=layer.query.weight.detach().T,
+            key=layer.key.weight.detach().T,
+            mixing=mixing,
+        )
+        bias, offset = layer.content_bias, layer.query_offset
+        return cls(factors, None if bias is None else bias.weight.detach(), None if offset is None else offset.detach())
+
+    @property
+    def content(self) -> Tensor | None:
+        """c, shape (H, D_k), wherever it is stored."""
+        if self.query_offset is None:
+            return self.content_bias
+        offset, factors = self.query_offset, self.factors
+        return (offset if factors.form != "concat" else factors.mixing * offset) @ factors.key.T
+
+    def to(self, like: Tensor) -> Self:
+        """The same in the dtype and on the device of a tensor."""
+        factors = self.factors
+        return replace(
+            self,
+            factors=Factors(
+                factors.form, query=factors.query.to(like), key=factors.key.to(like), mixing=factors.mixing.to(like)
+            ),
+            content_bias=None if self.content_bias is None else self.content_bias.to(like),
+            query_offset=None if self.query_offset is None else self.query_offset.to(like),
+        )
+
+
+@dataclass(frozen=True)
+class Reparametrization(Approximation):
+    """An approximation of a layer, in the dtype and on the device of the weights given, and how it came to be.
+
+    Attributes:
+        head_dim: d of the original heads; scores are divided by its square root.
+        decomposition: the same factors as solved, in float64, and how well they fit what was solved.
+        weight_error: relative error ‖𝒯 - 𝒯̂‖/‖𝒯‖ of the heads' query-key products.
+        score_error: relative error of the scores in the metric of the moments, content included; None without moments.
+    """
+
+    head_dim: int
+    decomposition: Decomposition
+    weight_error: float
+    score_error: float | None
+
+    @property
+    def spec(self) -> AttentionSpec:
+        """The shape of the layer that runs it."""
+        content = "exact" if self.content_bias is not None else "none" if self.query_offset is None else "folded"
+        return AttentionSpec(self.factors.form, self.factors.rank, self.factors.head_ranks, content)
+
+    def scores(self, query_input: Tensor, key_input: Tensor) -> Tensor:
+        """The attention scores before the softmax, up to a constant over the keys.
+
+        Args:
+            query_input: x, shape (..., T, D_q).
+            key_input: y, shape (..., S, D_k).
+
+        Returns:
+            Scores of shape (..., H, T, S).
+        """
+        heads = torch.stack([self.factors.head(h) for h in range(self.factors.num_heads)])  # (H, D_q, D_k)
+        scores = query_input.unsqueeze(-3) @ heads @ key_input.unsqueeze(-3).mT  # (..., H, T, S)
+        if self.content is not None:
+            scores = scores + (key_input @ self.content.T).mT.unsqueeze(-2)  # + (..., H, 1, S)
+        return scores / self.head_dim**0.5
+
+
+def reparametrize(
+    query_weight: Tensor,
+    query_bias: Tensor | None,
+    key_weight: Tensor,
+    key_bias: Tensor | None = None,
+    *,
+    num_heads: int,
+    rank: Rank,
+    form: Form = "cp",
+    moments: LayerMoments | None = None,
+    content: Content = "exact",
+    solver: SolverOptions | None = None,
+    seed: int = 0,
+) -> Reparametrization:
+    """Rewrites one layer's query and key projections as collaborative attention.
+
+    Args:
+        query_weight: W_Qᵀ as `torch.nn.Linear` stores it, shape (K, D_q).
+        query_bias: b_Q, shape (K,), or None.
+        key_weight: W_Kᵀ, shape (K, D_k).
+        key_bias: b_K, shape (K,), or None. It is constant over the keys, so the softmax never sees it and it is
+            dropped.
+        num_heads: H.
+        rank: R from 1 to K, or a fraction of K in (0, 1].
+        form: ``concat``, ``cp`` or ``tucker``.
+        moments: of the layer's inputs (`collab.calibrate`), to approximate the scores; None to approximate the weights.
+        content: ``exact`` or ``folded``.
+        solver: how to solve.
+        seed: of the random start of the ``tensorly`` method.
+
+    Raises:
+        ShapeError: if the shapes are not those of one attention layer, or the moments not those of its inputs.
+        WeightsError: if a weight is NaN or infinite.
+        RankError, ConfigurationError, DeviceError: as `collab.decomposition.decompose`.
+    """
+    named = {"query_weight": query_weight, "query_bias": query_bias, "key_weight": key_weight, "key_bias": key_bias}
+    for name, value in named.items():
+        if value is not None and not value.isfinite().all():
+            raise WeightsError(f"{name} has NaN or infinite entries.")
+    if content not in CONTENTS:
+        raise ConfigurationError(f"Unknown content {content!r}; choose one of {', '.join(CONTENTS)}.")
+    solver = solver or SolverOptions()
+    with torch.no_grad():
+        device = solver.resolve_device(query_weight.device)
+        problem = LayerProblem.of(query_weight, query_bias, key_weight, num_heads, device, moments)
+        if key_bias is not None:
+            problem.check_bias("key_bias", key_bias)
+        rank = resolve_rank(rank, problem.tensor.full_rank)
+        return problem.solve(form, rank, content, solver, seed).to(query_weight)
+
+
+@dataclass(frozen=True)
+class LayerProblem:
+    """What is to be approximated: a layer's scores, in float64, and the moments of the inputs that they are wanted for.
+
+    Attributes:
+        tensor: 𝒯.
+        query_bias: b_Q, (K,), or None.
+        moments: of the layer's inputs, or None to approximate the weights.
+    """
+
+    tensor: HeadTensor
+    query_bias: Tensor | None
+    moments: LayerMoments | None
+
+    @classmethod
+    def of(
+        cls,
+        query_weight: Tensor,
+        query_bias: Tensor | None,
+        key_weight: Tensor,
+        num_heads: int,
+        device: torch.device,
+        moments: LayerMoments | None = None,
+    ) -> LayerProblem:
+        """From weights as `torch.nn.Linear` stores them.
+
+        Raises:
+            ShapeError: if the shapes do not fit together.
+        """
+        query, key = (weight.to(device).double().T.contiguous() for weight in (query_weight, key_weight))  # (D, K)
+        bias = None if query_bias is None else query_bias.to(device).double()
+        problem = cls(HeadTensor(query, key, num_heads), bias, None if moments is None else moments.to(device))
+        if bias is not None:
+            problem.check_bias("query_bias", bias)
+        if moments is not None:
+            widths, heads = (len(moments.query_covariance), len(moments.key_covariance)), len(moments.head_weight)
+            if (widths[0], heads, widths[1]) != problem.tensor.shape:
+                raise ShapeError(
+                    f"The moments are of {heads} heads and inputs of widths {widths}, but the layer has the shape "
+                    f"{problem.tensor.shape}."
+                )
+        return problem
+
+    def check_bias(self, name: str, bias: Tensor) -> None:
+        """Raises a ShapeError for a bias that is not one of this layer."""
+        if bias.shape != (self.tensor.full_rank,):
+            raise ShapeError(f"{name} must have shape ({self.tensor.full_rank},), not {tuple(bias.shape)}.")
+
+    def solve(self, form: Form, rank: int, content: Content, solver: SolverOptions, seed: int = 0) -> Reparametrization:
+        """Approximates the layer; see `reparametrize`."""
+        tensor = self.tensor
+        lossless, folded = rank == tensor.full_rank, content == "folded"
+        if lossless or (self.moments is None and not folded):
+            decomposition = decompose(tensor, form, rank, solver, seed)
+            factors = decomposition.factors
+        else:
+            whitened = self._whitening.whiten(tensor, self._constant(self._query_mean) if folded else None)
+            decomposition = decompose(whitened, form, rank, solver, seed)
+            factors = self._whitening.unwhiten(decomposition.factors)
+
+        content_bias = query_offset = None
+        if self.query_bias is not None or (self.moments is not None and not lossless):
+            mean = torch.zeros_like(self._query_mean) if lossless else self._query_mean
+            corrected = self._content(mean) - _at(mean, factors)  # (H, D_k)
+            if not folded:
+                content_bias = corrected
+            else:
+                query_offset = self._lossless_offset(factors) if lossless else self._fold(factors, corrected)
+        solved = Reparametrization(
+            factors,
+            content_bias,
+            query_offset,
+            tensor.head_dim,
+            decomposition,
+            weight_error=tensor.relative_error(factors),
+            score_error=None,
+        )
+        return solved if self.moments is None else replace(solved, score_error=self.score_error(solved, self.moments))
+
+    def score_error(self, solved: Approximation, moments: LayerMoments) -> float:
+        """Relative error of the scores on inputs of the given moments, content included."""
+        solved, moments = solved.to(self.tensor.query), moments.to(self.tensor.query.device)
+        approximate = _at(moments.query_mean, solved.factors)
+        if solved.content is not None:
+            approximate = approximate + solved.content
+        return moments.metric.relative_error(
+            self.tensor, solved.factors, self._content(moments.query_mean) - approximate
+        )
+
+    @property
+    def whitened(self) -> HeadTensor:
+        """The head tensor in the basis where the error of the scores is the plain one."""
+        return self.tensor if self.moments is None else self._whitening.whiten(self.tensor)
+
+    @cached_property
+    def _metric(self) -> Metric:
+        if self.moments is not None:
+            return self.moments.metric
+        query, heads, key = self.tensor.shape
+        like = {"dtype": torch.float64, "device": self.tensor.query.device}
+        return Metric(torch.eye(query, **like), torch.eye(key, **like), torch.ones(heads, **like))  # type: ignore[call-overload]
+
+    @cached_property
+    def _whitening(self) -> Whitening:
+        return Whitening(self._metric)
+
+    @property
+    def _query_mean(self) -> Tensor:
+        if self.moments is not None:
+            return self.moments.query_mean
+        width, heads, _ = self.tensor.shape
+        return self.tensor.query.new_zeros(heads, width)
+
+    def _constant(self, query_mean: Tensor) -> Tensor:
+        """The heads' queries at their mean inputs, μ_h W_Q^h + b_Q^h, shape (K,)."""
+        by_head = self.tensor.by_head(self.tensor.query.T)  # (H, d, D_q)
+        queries = (by_head @ query_mean.unsqueeze(-1)).flatten()  # (K,)
+        return queries if self.query_bias is None else queries + self.query_bias
+
+    def _content(self, query_mean: Tensor) -> Tensor:
+        """A_hᵀ μ_h + c_h, shape (H, D_k): the content term at the mean query."""
+        keys = self.tensor.by_head(self.tensor.key.T)  # (H, d, D_k)
+        return (keys * self.tensor.by_head(self._constant(query_mean).unsqueeze(1))).sum(dim=1)
+
+    def _lossless_offset(self, factors: Factors) -> Tensor:
+        """At R = K every dimension belongs to one head, and the offset is the query bias itself."""
+        bias = self.query_bias if self.query_bias is not None else factors.query.new_zeros(factors.rank)
+        if factors.form == "concat":
+            return bias.unsqueeze(0)  # (1, K)
+        mixing = factors.mixing if factors.form == "cp" else factors.mixing.diagonal(dim1=1, dim2=2)
+        return mixing * bias  # (H, K)
+
+    def _fold(self, factors: Factors, content: Tensor) -> Tensor:
+        """The offsets whose content comes nearest."""
+        if factors.form != "concat":
+            return self._whitening.fit_keys(factors.key, content.T).T.contiguous()  # (H, R)
+        offset = factors.query.new_zeros(1, factors.rank)
+        for h, one in enumerate(content):
+            mine = factors.mixing[h] != 0  # (R,)
+            if mine.any():
+                offset[0, mine] = self._whitening.fit_keys(factors.key[:, mine], one.unsqueeze(1)).squeeze(1)
+        return offset
+
+
+def _at(query: Tensor, factors: Factors) -> Tensor:
+    """Â_hᵀ x_h for one input of each head, (H, D_q) → (H, D_k)."""
+    projected = query @ factors.query  # (H, R)
+    if factors.form == "tucker":
+        projected = (projected.unsqueeze(1) @ factors.mixing).squeeze(1)
+    else:
+        projected = projected * factors.mixing
+    return projected @ factors.key.T

@@ -1,0 +1,90 @@
+"""A model's attention layers as problems to solve, one at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+from ..errors import CalibrationError
+from ..modeling.collab_attention import CollaborativeAttention
+from ..models.families import Family, require_family
+from .layer import Approximation, LayerProblem
+from .moments import LayerMoments
+
+
+class LayerProblems(Mapping[str, LayerProblem]):
+    """The problem of every attention layer, by module name, in the order of the model.
+
+    Each is made anew when it is asked for, so that only one layer's float64 copies are in memory.
+
+    Raises:
+        CalibrationError: if the moments are of another model.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        family: Family,
+        moments: Mapping[str, LayerMoments] | None,
+        device: torch.device,
+    ) -> None:
+        self._layers = family.attention_layers(model)
+        self._family = family
+        self._moments = moments
+        self._heads = model.config.num_attention_heads
+        self._device = device
+        if self._moments is not None and set(self._moments) != set(self._layers):
+            raise CalibrationError("The calibration is of another model: its layers are not those of this one.")
+
+    @property
+    def full_ranks(self) -> list[int]:
+        """K of each layer."""
+        return full_ranks(self._layers.values(), self._family)
+
+    def __getitem__(self, name: str) -> LayerProblem:
+        query, key = projections(self._layers[name], self._family)
+        moments = None if self._moments is None else self._moments[name]
+        with torch.no_grad():
+            return LayerProblem.of(query.weight, query.bias, key.weight, self._heads, self._device, moments)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._layers)
+
+    def __len__(self) -> int:
+        return len(self._layers)
+
+
+def full_ranks(layers: Iterable[nn.Module], family: Family) -> list[int]:
+    """K of native attention layers."""
+    return [projections(layer, family)[0].out_features for layer in layers]
+
+
+def projections(layer: nn.Module, family: Family) -> tuple[nn.Linear, nn.Linear]:
+    """A native attention layer's query and key projections."""
+    names = family.names(layer)
+    return getattr(layer, names["query"]), getattr(layer, names["key"])
+
+
+def score_errors(
+    original: PreTrainedModel, converted: PreTrainedModel, moments: Mapping[str, LayerMoments]
+) -> dict[str, float]:
+    """Relative errors of a converted model's scores, layer by layer, on inputs that its conversion need not have seen.
+
+    Args:
+        original: the native model.
+        converted: its conversion, as loaded from anywhere.
+        moments: of the original's inputs (`collab.calibrate(...).moments`).
+
+    Returns:
+        By module name; see `LayerReport.score_error`.
+    """
+    errors = {}
+    for name, problem in LayerProblems(original, require_family(original.config), None, original.device).items():
+        module = converted.get_submodule(name)
+        assert isinstance(module, CollaborativeAttention)
+        with torch.no_grad():
+            errors[name] = problem.score_error(Approximation.of_layer(module), moments[name])
+    return errors

@@ -1,1 +1,0 @@
-"""What a model with a head is for: tasks, their labelled data, predictions and metrics."""
