@@ -25,7 +25,7 @@ from collab.checkpoints.finetune import LabelledData, finetune_checkpoint
 from collab.data.encoding import collator, encode
 from collab.data.examples import read_examples
 from collab.data.task import task_named
-from collab.evaluation.agreement import agreement
+from collab.evaluation.compare import agreement
 from collab.evaluation.metrics import measure
 from collab.evaluation.predict import predict
 from collab.io.load import load

@@ -76,12 +76,12 @@ if TYPE_CHECKING:
     from .checkpoints.finetune import finetune_checkpoint
     from .checkpoints.heads import score_checkpoint
     from .checkpoints.heal import heal_checkpoint
+    from .checkpoints.inspect import inspect_checkpoint
     from .checkpoints.prune import prune_checkpoint
     from .conversion.expand import Expansion, expand
-    from .evaluation.bench import bench_models
-    from .evaluation.bench_options import BenchOptions
+    from .evaluation.bench import BenchOptions, bench_models
     from .evaluation.bench_report import BenchReport
-    from .heads.inspection import inspect_checkpoint, inspect_model
+    from .heads.inspection import inspect_model
     from .heads.removal import prune
     from .heads.scores import ScoreOptions, score_heads
     from .heads.selection import PruneOptions
@@ -178,7 +178,7 @@ _LATER = {
     "finetune_checkpoint": ".checkpoints.finetune",
     "heal": ".training.heal",
     "heal_checkpoint": ".checkpoints.heal",
-    "inspect_checkpoint": ".heads.inspection",
+    "inspect_checkpoint": ".checkpoints.inspect",
     "inspect_model": ".heads.inspection",
     "prune": ".heads.removal",
     "prune_checkpoint": ".checkpoints.prune",

@@ -22,7 +22,8 @@ FEW = collab.CalibrationOptions(samples=64)
 
 
 def problems(model: transformers.PreTrainedModel, calibration: collab.Calibration | None) -> LayerProblems:
-    return LayerProblems(model, require_family(model.config), None if calibration is None else calibration.moments, torch.device("cpu"))
+    moments = None if calibration is None else calibration.moments
+    return LayerProblems(model, require_family(model.config), moments, torch.device("cpu"))
 
 
 @every_form

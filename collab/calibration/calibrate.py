@@ -11,8 +11,7 @@ from typing import Any
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from ..data.batches import batched
-from ..data.features import Batch
+from ..data.features import Batch, batched
 from ..data.prepare import Unlabelled, features_of, hold_back, require_two
 from ..data.source import DataSource
 from ..errors import CalibrationError, ConfigurationError

@@ -7,8 +7,7 @@ from typing import Any
 
 import torch
 
-from ..evaluation.bench import OnSetting, bench_models
-from ..evaluation.bench_options import BenchOptions
+from ..evaluation.bench import BenchOptions, OnSetting, bench_models
 from ..evaluation.bench_report import BenchReport, Measured
 from ..evaluation.peak import peak_memory
 from ..io.load import Loaded, LoadOptions, load

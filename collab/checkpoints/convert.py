@@ -3,120 +3,33 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import Literal
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from ..calibration.calibrate import Calibration, CalibrationOptions, OnBatch, calibrate
+from ..calibration.calibrate import OnBatch
 from ..conversion.convert import convert, is_lossless, require_convertible
-from ..conversion.in_order import calibrate_in_order
-from ..data.source import DataSource
-from ..decomposition import SolverOptions
-from ..errors import ConfigurationError, WeightsError
+from ..errors import WeightsError
 from ..heads.reconversion import read_pruned
 from ..io.load import LoadOptions, load_processor
-from ..io.read import Checkpoint, load_checkpoint, resolve_source
+from ..io.read import load_checkpoint, resolve_source
 from ..io.report import Conversion, ConversionReport, LayerReport
 from ..io.staging import check_output
 from ..io.write import ExportOptions, export
 from ..planning.config import ConversionConfig
-from ..planning.plan import FRACTIONS, Plan, make_plan
-from ..reparametrization.layer import Content
-from ..training.options import HealOptions, OnStep
+from ..training.options import HealRequest, OnStep
 from ..training.work import work_folder
-
-
-@dataclass(frozen=True)
-class CalibrationRequest:
-    """What to calibrate on.
-
-    Attributes:
-        source: ``synthetic`` (random vocabulary), ``none`` (convert by the weights alone), a `DataSource`, or
-            ``default``: synthetic for models that take text, none for others.
-        options: how much.
-        cache: a file that keeps the moments.
-        in_order: calibrate every layer with the layers before it converted (`collab.calibrate_in_order`).
-
-    Raises:
-        ConfigurationError: if `cache` and `in_order` are asked for together.
-    """
-
-    source: Literal["default", "synthetic", "none"] | DataSource = "default"
-    options: CalibrationOptions = field(default_factory=CalibrationOptions)
-    cache: Path | None = None
-    in_order: bool = False
-
-    def __post_init__(self) -> None:
-        if self.in_order and self.cache is not None:
-            raise ConfigurationError("Moments in order belong to one conversion, so they are not cached.")
-
-
-@dataclass(frozen=True)
-class HealRequest:
-    """What to heal a conversion on, before it is written.
-
-    Attributes:
-        source: ``synthetic`` (random vocabulary) or a `DataSource`, which calibrates too if nothing else is asked for.
-        options: how.
-        restart: forget an unfinished healing of the same output.
-    """
-
-    source: Literal["synthetic"] | DataSource
-    options: HealOptions = field(default_factory=HealOptions)
-    restart: bool = False
+from .calibrate import CalibrationRequest, calibrate_checkpoint
 
 
 def _widen(model: PreTrainedModel, dtype: torch.dtype | None) -> None:
     """A model in the dtype of the export if that is the wider one, so that the factors are not rounded to its own."""
     if dtype is not None and torch.finfo(dtype).eps < torch.finfo(model.dtype).eps:
         _cast_model(model, dtype)
-
-
-def calibrate_checkpoint(
-    checkpoint: Checkpoint,
-    request: CalibrationRequest,
-    config: ConversionConfig | None = None,
-    *,
-    trust_remote_code: bool = False,
-    on_batch: OnBatch | None = None,
-) -> tuple[Calibration | None, tuple[str, ...]]:
-    """Calibrates a checkpoint's model with the tokenizer or image processor beside it.
-
-    Args:
-        checkpoint: what was read.
-        request: what to calibrate on.
-        config: of the conversion, for calibration in order.
-        trust_remote_code: let transformers run a tokenizer's code that comes with the checkpoint.
-        on_batch: called after every batch.
-
-    Returns:
-        The calibration, or None where there is none, and notes for the user.
-
-    Raises:
-        CalibrationError: as `collab.calibrate`.
-    """
-    if request.source == "none":
-        return None, ()
-    model, source = checkpoint.model, request.source
-    if source == "default":
-        if model.main_input_name != "input_ids" or getattr(model.config, "add_cross_attention", False):
-            return None, (
-                "Converted by the weights alone: for this model there is no calibration without data. Give some with "
-                "--calibration for a more faithful result.",
-            )
-        source = "synthetic"
-    processor = load_processor(checkpoint.source, model, trust_remote_code)
-    if request.in_order and config is not None:
-        return calibrate_in_order(model, config, source, tokenizer=processor, options=request.options), ()
-    calibration = calibrate(
-        model, source, tokenizer=processor, options=request.options, cache=request.cache, on_batch=on_batch
-    )
-    return calibration, ()
 
 
 def convert_checkpoint(
@@ -209,27 +122,6 @@ def convert_checkpoint(
     if heal is not None:
         shutil.rmtree(work_folder(output), ignore_errors=True)
     return report
-
-
-def plan_checkpoint(
-    model: str,
-    *,
-    calibration: CalibrationRequest | None = None,
-    reading: LoadOptions | None = None,
-    fractions: Sequence[float] = FRACTIONS,
-    content: Content = "exact",
-    solver: SolverOptions | None = None,
-    on_batch: OnBatch | None = None,
-    on_layer: Callable[[str, int], None] | None = None,
-) -> Plan:
-    """Predicts errors and costs of converting a checkpoint; see `collab.planning.make_plan`."""
-    reading = reading or LoadOptions()
-    checkpoint = load_checkpoint(resolve_source(model, reading.revision))
-    require_convertible(checkpoint.model)
-    found, _ = calibrate_checkpoint(
-        checkpoint, calibration or CalibrationRequest(), trust_remote_code=reading.trust_remote_code, on_batch=on_batch
-    )
-    return make_plan(checkpoint.model, found, fractions=fractions, content=content, solver=solver, on_layer=on_layer)
 
 
 def _cast_model(model: PreTrainedModel, dtype: torch.dtype) -> None:

@@ -16,8 +16,7 @@ from ..data.features import Feature, text_features
 from ..data.source import DataSource
 from ..data.task import Task, task_of
 from ..errors import ConfigurationError, DataError
-from ..evaluation.against import compare
-from ..evaluation.comparable import check_comparable, check_tokenizers
+from ..evaluation.compare import check_comparable, check_tokenizers, compare
 from ..evaluation.embedding import Embedder
 from ..evaluation.metrics import Columns, intervals
 from ..evaluation.predict import predict

@@ -12,7 +12,7 @@ from ..data.examples import Examples, label_names, read_examples
 from ..data.source import DataSource
 from ..data.task import Task
 from ..errors import ConfigurationError, DataError
-from ..evaluation.comparable import check_tokenizers
+from ..evaluation.compare import check_tokenizers
 from ..io.history import Measured, Step, table
 from ..io.load import Loaded, LoadOptions, load
 from ..io.read import read_config, resolve_source

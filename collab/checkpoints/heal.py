@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 
 from ..data.prepare import Unlabelled
 from ..errors import CheckpointError, ConfigurationError
-from ..evaluation.comparable import check_tokenizers
+from ..evaluation.compare import check_tokenizers
 from ..io.history import Step, read_report, table
 from ..io.load import Loaded, LoadOptions, load
 from ..io.staging import check_output

@@ -24,9 +24,8 @@ from ..io.staging import check_output
 from ..io.write import ExportOptions, export, republish
 from ..modeling.collab_model import CollaborativeMixin
 from ..models.layers import parameters
-from ..training.options import OnStep
+from ..training.options import HealRequest, OnStep
 from ..training.work import work_folder
-from .convert import HealRequest
 
 
 def prune_checkpoint(

@@ -9,7 +9,7 @@ from typing import Any, get_args
 
 import click
 
-from ..evaluation.bench_options import LENGTHS, BenchOptions, Dtype
+from ..evaluation.bench import LENGTHS, BenchOptions, Dtype
 from ..figures.plan import draw_bench
 from ..figures.style import check_figure
 from ..io.load import LoadOptions

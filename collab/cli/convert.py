@@ -9,12 +9,12 @@ from typing import Any
 import click
 import torch
 
-from ..checkpoints.convert import HealRequest, convert_checkpoint
+from ..checkpoints.convert import convert_checkpoint
 from ..decomposition import FORMS
 from ..io.hub import check_repo_id, push
 from ..io.write import ExportOptions
 from ..planning.config import ConversionConfig
-from ..training.options import HealOptions
+from ..training.options import HealOptions, HealRequest
 from .options import (
     RankType,
     calibration_of,

@@ -38,8 +38,7 @@ def expand(model: str, output: Path, **given: Any) -> None:
     """
     set_up_logging(-1 if given["quiet"] else given["verbose"])
     with failures():
-        from ..checkpoints.expand import expand_checkpoint
-        from ..checkpoints.expand_card import expansion_step
+        from ..checkpoints.expand import expand_checkpoint, expansion_step
 
         command = command_line()
         with bars(shown=not given["quiet"]):

@@ -7,7 +7,8 @@ from typing import Any
 
 import click
 
-from ..heads.inspection import LENGTHS, inspect_checkpoint
+from ..checkpoints.inspect import inspect_checkpoint
+from ..heads.inspection import LENGTHS
 from .head_tables import show_inspection
 from .options import verbosity_options
 from .running import failures, set_up_logging

@@ -10,7 +10,7 @@ from typing import Any, get_args
 import click
 
 from ..calibration.calibrate import CalibrationOptions
-from ..checkpoints.convert import CalibrationRequest
+from ..checkpoints.calibrate import CalibrationRequest
 from ..data.source import DataSource
 from ..data.task import GLUE, KINDS
 from ..decomposition import METHODS, SolverOptions

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from ..checkpoints.convert import plan_checkpoint
+from ..checkpoints.plan import plan_checkpoint
 from ..errors import ConfigurationError
 from ..figures.plan import draw_plan
 from ..planning.plan import FRACTIONS

@@ -9,9 +9,8 @@ from typing import Any, get_args
 
 import click
 
-from ..checkpoints.convert import HealRequest
 from ..data.task import task_named
-from ..training.options import HealOptions, Trainable
+from ..training.options import HealOptions, HealRequest, Trainable
 from .options import heal_source, loading_of, loading_options, overwrite_option, scoring_options, verbosity_options
 from .running import INTERRUPTED_TRAINING, bars, command_line, failures, set_up_logging
 from .tables import show_step

@@ -16,7 +16,7 @@ from ..calibration.calibrate import Calibration
 from ..decomposition import Form
 from ..decomposition.rank import resolve_ranks
 from ..errors import UnsupportedArchitectureError, WeightsError
-from ..evaluation.agreement import agreement
+from ..evaluation.compare import agreement
 from ..io.report import Conversion, ConversionReport, Count, LayerReport
 from ..modeling.collab_config import AttentionSpec
 from ..modeling.collab_model import optional_parts
@@ -88,7 +88,8 @@ def convert(
     start_time = time.perf_counter()
     family, model_class = require_convertible(model)
     layers = family.attention_layers(model)
-    problems = LayerProblems(model, family, None if calibration is None else calibration.moments, config.solver_options.resolve_device(model.device))
+    fitted = None if calibration is None else calibration.moments
+    problems = LayerProblems(model, family, fitted, config.solver_options.resolve_device(model.device))
     choice = choose(config, problems, calibration)
 
     replaced: dict[str, NewLayer] = {}

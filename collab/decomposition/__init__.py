@@ -7,8 +7,7 @@ reference solvers are in `collab.decomposition.reference`, apart, because tensor
 from .concat import decompose_concat, head_spectrum
 from .cp import decompose_cp
 from .decay import decay
-from .factors import FORMS, Factors, Form
-from .fit import Fit
+from .factors import FORMS, Factors, Fit, Form
 from .head_tensor import HeadTensor
 from .metric import Metric, Whitening
 from .options import METHODS, SolverOptions

@@ -20,8 +20,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from .factors import Factors
-from .fit import Fit
+from .factors import Factors, Fit
 from .head_tensor import HeadTensor
 from .options import SolverOptions
 

@@ -173,3 +173,20 @@ def tucker_factors(query: Tensor, key: Tensor, cores: Tensor, rank: int) -> Fact
 def _safe(norm: Tensor) -> Tensor:
     """Norms with zeros replaced by one, to divide by."""
     return torch.where(norm > 0, norm, torch.ones_like(norm))
+
+
+@dataclass(frozen=True)
+class Fit:
+    """Factors, and how the solver came to them.
+
+    Attributes:
+        factors: the result.
+        errors: relative error ‖𝒯 - 𝒯̂‖/‖𝒯‖ at the start, where the solver knows it, and after every sweep.
+        sweeps: sweeps done.
+        converged: whether the error had stopped falling, by `SolverOptions.tolerance`, before the sweeps ran out.
+    """
+
+    factors: Factors
+    errors: tuple[float, ...]
+    sweeps: int
+    converged: bool

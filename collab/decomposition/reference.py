@@ -10,8 +10,7 @@ import tensorly
 import torch
 from tensorly.decomposition import parafac, tucker
 
-from .factors import Factors, tucker_factors
-from .fit import Fit
+from .factors import Factors, Fit, tucker_factors
 from .head_tensor import HeadTensor
 from .options import SolverOptions
 

@@ -10,8 +10,7 @@ import torch
 from ..errors import ConfigurationError, RankError
 from .concat import decompose_concat
 from .cp import decompose_cp
-from .factors import FORMS, Factors, Form
-from .fit import Fit
+from .factors import FORMS, Factors, Fit, Form
 from .head_tensor import HeadTensor
 from .options import SolverOptions
 from .tucker import decompose_tucker

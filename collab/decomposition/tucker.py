@@ -14,8 +14,7 @@ import math
 import torch
 from torch import Tensor
 
-from .factors import Factors, tucker_factors
-from .fit import Fit
+from .factors import Factors, Fit, tucker_factors
 from .head_tensor import HeadTensor
 from .options import SolverOptions
 

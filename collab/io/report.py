@@ -79,7 +79,7 @@ class ConversionReport:
         settings: the `ConversionConfig`.
         choice: how form and ranks were found, if a budget was given.
         calibration: what the conversion was calibrated on; None if by the weights alone.
-        agreement: of the converted model with the original on held-back rows (`collab.evaluation.agreement`).
+        agreement: of the converted model with the original on held-back rows (`collab.evaluation.compare`).
         comparison: for each layer, the rank and predicted error of every form with as many parameters.
         seconds: time of the whole conversion.
         versions: of collab, torch, transformers, tensorly, Python.

@@ -5,7 +5,10 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 
+from torch import nn
 from transformers import PreTrainedModel
+
+from ..modeling.collab_attention import CollaborativeAttention
 
 
 @contextlib.contextmanager
@@ -30,3 +33,29 @@ def frozen(model: PreTrainedModel) -> Iterator[None]:
     finally:
         for parameter in trainable:
             parameter.requires_grad_(True)
+
+
+@contextlib.contextmanager
+def set_dropout(model: nn.Module, probability: float | None) -> Iterator[None]:
+    """Gives every dropout of a model another probability inside the context.
+
+    Args:
+        model: native or converted.
+        probability: None to leave them.
+    """
+    found = [(module, name, getattr(module, name)) for module in model.modules() for name in _names(module)]
+    try:
+        if probability is not None:
+            for module, name, _ in found:
+                setattr(module, name, probability)
+        yield
+    finally:
+        for module, name, value in found:
+            setattr(module, name, value)
+
+
+def _names(module: nn.Module) -> list[str]:
+    """Attributes of a module that are probabilities of dropping something."""
+    if isinstance(module, nn.Dropout):
+        return ["p"]
+    return ["attention_dropout"] if isinstance(module, CollaborativeAttention) else []

@@ -5,17 +5,17 @@ from __future__ import annotations
 import contextlib
 import logging
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
+from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, bidirectional_mask_function, eager_mask
 
 from ..errors import UnsupportedArchitectureError, first_line
 from ..models.states import eager_attention
-from .masks import padding_in_one_row
 from .samples import check_exportable, input_axes, sample
 
 
@@ -104,3 +104,21 @@ def _quiet_exporter() -> Iterator[None]:
             yield
     finally:
         logger.setLevel(level)
+
+
+@contextlib.contextmanager
+def padding_in_one_row() -> Iterator[None]:
+    """Has transformers make eager masks (B, 1, 1, S) where only padding is hidden, which all queries see alike.
+
+    It writes them out for every query otherwise, (B, 1, T, S), and a graph carries that out.
+    """
+    ALL_MASK_ATTENTION_FUNCTIONS["eager"] = _mask
+    try:
+        yield
+    finally:
+        del ALL_MASK_ATTENTION_FUNCTIONS["eager"]
+
+
+def _mask(batch_size: int, q_length: int, kv_length: int, *, mask_function: Callable[..., Any], **given: Any) -> Tensor:
+    rows = 1 if mask_function is bidirectional_mask_function else q_length
+    return eager_mask(batch_size, rows, kv_length, mask_function=mask_function, **given)

@@ -122,7 +122,8 @@ def make_plan(
     """
     family = require_family(model.config)
     solver = solver or SolverOptions()
-    problems = LayerProblems(model, family, None if calibration is None else calibration.moments, solver.resolve_device(model.device))
+    moments = None if calibration is None else calibration.moments
+    problems = LayerProblems(model, family, moments, solver.resolve_device(model.device))
     shapes: list[LayerShape] = []
     ranks: dict[tuple[Form, float], list[int]] = {(form, part): [] for form in FORMS for part in fractions}
     errors: dict[tuple[Form, float], list[float]] = {key: [] for key in ranks}

@@ -19,7 +19,7 @@ from ..errors import ConfigurationError
 from ..evaluation.metrics import intervals, measure
 from ..evaluation.predict import predict
 from ..io.report import installed_versions
-from ..models.dropping import set_dropout
+from ..models.states import set_dropout
 from .options import FinetuneOptions, OnStep
 from .run import GuardedTrainer, run
 from .work import temporary_work

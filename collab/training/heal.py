@@ -17,11 +17,10 @@ from transformers import PreTrainedModel
 from ..data.features import Batch, collate, row_batches
 from ..data.prepare import Unlabelled, features_of, hold_back
 from ..errors import ConfigurationError, TrainingError
-from ..evaluation.agreement import agreement
-from ..evaluation.comparable import check_comparable
+from ..evaluation.compare import agreement, check_comparable
 from ..io.report import installed_versions
-from ..models.dropping import set_dropout
 from ..models.families import collaborative_layers
+from ..models.states import set_dropout
 from .distillation import DistillationTrainer, answers, distillation_loss
 from .learning_rate import find_learning_rate
 from .options import HealOptions, OnStep, RunOptions, Trainable

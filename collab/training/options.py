@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
+from ..data.source import DataSource
 from ..errors import ConfigurationError
 from ..models.inputs import check_length
 
@@ -99,6 +100,21 @@ class HealOptions:
         check_length(self.max_length)
         if self.samples < 2:
             raise ConfigurationError(f"Healing needs at least 2 rows, one of them to hold back, not {self.samples}.")
+
+
+@dataclass(frozen=True)
+class HealRequest:
+    """What to heal a conversion on, before it is written.
+
+    Attributes:
+        source: ``synthetic`` (random vocabulary) or a `DataSource`, which calibrates too if nothing else is asked for.
+        options: how.
+        restart: forget an unfinished healing of the same output.
+    """
+
+    source: Literal["synthetic"] | DataSource
+    options: HealOptions = field(default_factory=HealOptions)
+    restart: bool = False
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,51 @@
+"""Looking at a checkpoint without reading its weights: what `collab inspect` does."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from transformers import PreTrainedModel
+from transformers import initialization as init
+
+from ..errors import ConfigurationError
+from ..heads.inspection import LENGTHS, Inspection, inspect_model
+from ..io.history import read_report
+from ..io.load import config_of, model_class_of
+from ..io.read import read_config, resolve_source
+
+
+def inspect_checkpoint(
+    model: str, *, revision: str | None = None, num_heads: int | None = None, lengths: Sequence[int] = LENGTHS
+) -> Inspection:
+    """Looks at a model in a folder or on the Hub, original or converted. Its weights are not read.
+
+    Args:
+        model: the folder or Hub id.
+        revision: branch, tag or commit on the Hub.
+        num_heads: look at it as if its config said so many heads.
+        lengths: tokens to count the arithmetic for.
+
+    Raises:
+        CheckpointError: if there is no such model.
+        UnsupportedArchitectureError: if its attention is not one that collab knows.
+        ConfigurationError: if the hidden size cannot be divided among so many heads.
+    """
+    source = resolve_source(model, revision)
+    raw = read_config(source.folder)
+    config = config_of(source)
+    model_class = model_class_of(raw, source.name)
+    if num_heads is not None:
+        width = config.hidden_size
+        if num_heads < 1 or width % num_heads:
+            raise ConfigurationError(f"A hidden size of {width} cannot be divided among {num_heads} heads.")
+        if getattr(config, "collab_layers", None) is not None:
+            raise ConfigurationError("The heads of a converted model are in its weights; look at its original instead.")
+        config.num_attention_heads = num_heads
+    with torch.device("meta"), init.no_init_weights():
+        built = (
+            model_class(config)
+            if isinstance(model_class, type) and issubclass(model_class, PreTrainedModel)
+            else (model_class.from_config(config))
+        )
+    return inspect_model(built, lengths=lengths, report=read_report(source.folder))

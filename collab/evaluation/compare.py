@@ -1,0 +1,203 @@
+"""Two models on the same rows: whether they can be compared, how far their answers are apart, size and speed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional
+from transformers import PreTrainedModel
+
+from ..data.features import Batch, Feature, row_batches
+from ..errors import ConfigurationError
+from ..io.load import Loaded
+from ..modeling.collab_model import CollaborativeMixin
+from .timing import time_in_turn
+
+
+def agreement(original: PreTrainedModel, converted: PreTrainedModel, batches: Iterable[Batch]) -> dict[str, Any] | None:
+    """Runs both models on batches, one batch at a time, and compares their outputs.
+
+    Args:
+        original: a native model.
+        converted: its conversion.
+        batches: keyword arguments for both.
+
+    Returns:
+        None without batches; otherwise ``rows``, and for models with logits ``kl`` (mean Kullback-Leibler divergence
+        from the original's distribution, nats) and ``top1`` (how often both prefer the same class), for the others
+        ``token_cosine`` (mean cosine of hidden states) and ``embedding_cosine`` (of their means over a row's tokens).
+    """
+    modes = [(model, model.training) for model in (original, converted)]
+    sums: dict[str, float] = {}
+    counts: dict[str, int] = {}
+    rows = 0
+
+    def add(name: str, values: Tensor) -> None:
+        sums[name] = sums.get(name, 0.0) + float(values.double().sum())
+        counts[name] = counts.get(name, 0) + values.numel()
+
+    try:
+        for model, _ in modes:
+            model.eval()
+        with torch.no_grad():
+            for batch in batches:
+                moved = {name: value.to(original.device) for name, value in batch.items()}
+                rows += len(next(iter(moved.values())))
+                _compare(original(**moved), converted(**moved), moved.get("attention_mask"), add)
+    finally:
+        for model, training in modes:
+            model.train(training)
+    if not rows:
+        return None
+    return {"rows": rows, **{name: sums[name] / counts[name] for name in sums}}
+
+
+def _compare(expected: Any, actual: Any, mask: Tensor | None, add: Any) -> None:
+    logits = [name for name in expected if name.endswith("logits") and isinstance(expected[name], Tensor)]
+    for name in logits:
+        first, second = _seen(expected[name].float(), mask), _seen(actual[name].float(), mask)
+        if first.shape[-1] == 1:
+            add("absolute_difference", (first - second).abs())
+            continue
+        target, given = first.log_softmax(-1), second.log_softmax(-1)
+        add("kl", functional.kl_div(given, target, log_target=True, reduction="none").sum(-1))
+        add("top1", (first.argmax(-1) == second.argmax(-1)).float())
+    if logits or "last_hidden_state" not in expected:
+        return
+    first, second = expected["last_hidden_state"].float(), actual["last_hidden_state"].float()  # (B, T, D)
+    add("token_cosine", functional.cosine_similarity(_seen(first, mask), _seen(second, mask), dim=-1))
+    weight = first.new_ones(first.shape[:2]) if mask is None or mask.shape != first.shape[:2] else mask.to(first)
+    one, other = ((states * weight.unsqueeze(-1)).sum(1) for states in (first, second))  # (B, D)
+    add("embedding_cosine", functional.cosine_similarity(one, other, dim=-1))
+
+
+def _seen(value: Tensor, mask: Tensor | None) -> Tensor:
+    """The rows of (B, T, …) that are not padding; everything of an output of another shape."""
+    if mask is not None and value.ndim == mask.ndim + 1 and value.shape[: mask.ndim] == mask.shape:
+        return value[mask.bool()]
+    return value
+
+
+_ROWS = 32
+_COMPARED = 1024
+_TIMED = 256
+
+
+def compare(model: Loaded, other: Loaded, features: Sequence[Feature], *, repeats: int = 3) -> dict[str, Any]:
+    """Runs two models over the same rows.
+
+    Args:
+        model: the one in question.
+        other: the one that it is held against, usually the original; `check_comparable` has passed them.
+        features: without labels; of more than a thousand, that many evenly from all, and a quarter of them for speed.
+        repeats: how often each runs over all rows for its speed, in turn with the other.
+
+    Returns:
+        ``agreement`` (see there), ``hidden_cosine`` (mean over the tokens, for the state after every layer),
+        ``parameters`` and ``bytes`` of both, and ``tokens_per_second`` of both with the ratio of their medians and the
+        least and largest ratio of a round.
+    """
+    first, second = model.model, other.model
+    batches = batches_of(model, _some(features, _COMPARED))
+    timed = batches_of(model, _some(features, _TIMED))
+    return {
+        "model": other.source.name,
+        "agreement": agreement(second, first, batches),
+        "hidden_cosine": _hidden_cosine(first, second, batches),
+        "parameters": _both(first, second, lambda one: sum(p.numel() for p in one.parameters())),
+        "bytes": _both(first, second, lambda one: sum(p.numel() * p.element_size() for p in one.parameters())),
+        "tokens_per_second": speeds(first, second, timed, repeats),
+    }
+
+
+def _some(features: Sequence[Feature], count: int) -> Sequence[Feature]:
+    """Rows evenly from all, at most so many."""
+    return features if len(features) <= count else [features[row * len(features) // count] for row in range(count)]
+
+
+def batches_of(loaded: Loaded, features: Sequence[Feature]) -> list[Batch]:
+    """Rows of like length together, in batches of 32, on the model's device."""
+    batches = row_batches(loaded.model, loaded.processor, features, _ROWS)
+    return [{name: value.to(loaded.model.device) for name, value in batch.items()} for batch in batches]
+
+
+def speeds(first: PreTrainedModel, second: PreTrainedModel, batches: Sequence[Batch], repeats: int) -> dict[str, float]:
+    """Tokens per second of two models, measured in turn so that what else the machine does hits both."""
+    tokens = sum(int(batch["attention_mask"].sum()) if "attention_mask" in batch else len(batch) for batch in batches)
+    runs = [(model, batches) for model in (first, second)]
+    time_in_turn([(model, batches[:1]) for model in (first, second)])  # warm
+    rates: list[list[float]] = [[], []]
+    for number in range(repeats):
+        for rate, seconds in zip(rates, time_in_turn(runs, backwards=number % 2 == 1), strict=True):
+            rate.append(tokens / seconds)
+    ratios = [one / other for one, other in zip(*rates, strict=True)]
+    return {
+        "model": float(np.median(rates[0])),
+        "against": float(np.median(rates[1])),
+        "ratio": float(np.median(ratios)),
+        "ratio_low": min(ratios),
+        "ratio_high": max(ratios),
+    }
+
+
+def _hidden_cosine(first: PreTrainedModel, second: PreTrainedModel, batches: Sequence[Batch]) -> list[float]:
+    sums: np.ndarray | float = 0.0
+    count = 0
+    with torch.no_grad():
+        for batch in batches:
+            states = [one(**batch, output_hidden_states=True).hidden_states[1:] for one in (first, second)]
+            mask = batch.get("attention_mask")
+            seen = (
+                torch.ones_like(states[0][0][..., 0], dtype=torch.bool) if mask is None else mask.flatten(0, -2).bool()
+            )
+            cosines = [
+                functional.cosine_similarity(one[seen].float(), other[seen].float(), dim=-1).sum().item()
+                for one, other in zip(*states, strict=True)
+            ]
+            sums = sums + np.array(cosines)
+            count += int(seen.sum())
+    return [float(one) for one in np.atleast_1d(sums / max(count, 1))]
+
+
+def _both(first: PreTrainedModel, second: PreTrainedModel, measure: Any) -> dict[str, int]:
+    return {"model": measure(first), "against": measure(second)}
+
+
+def check_comparable(model: PreTrainedModel, other: PreTrainedModel) -> None:
+    """Makes sure that two models have the same states after every layer, and the same kind of answers.
+
+    Raises:
+        ConfigurationError: saying what differs.
+    """
+    for name, what in (
+        ("hidden_size", "hidden states of width"),
+        ("num_hidden_layers", "layers:"),
+        ("vocab_size", "a vocabulary of"),
+        ("num_labels", "labels:"),
+    ):
+        mine, theirs = getattr(model.config, name, None), getattr(other.config, name, None)
+        if mine != theirs:
+            raise ConfigurationError(
+                f"The models do not go together: the original has {what} {theirs}, this one {mine}. Name the one that "
+                "this one was made from."
+            )
+    mine, theirs = (_native_name(one) for one in (model, other))
+    if mine != theirs:
+        raise ConfigurationError(
+            f"The models do not go together: the original is a {theirs}, this one was a {mine}. Name the model that it "
+            "was made from."
+        )
+
+
+def check_tokenizers(tokenizer: Any, other: Any) -> None:
+    """Makes sure that two models read text alike; ConfigurationError if not."""
+    if hasattr(tokenizer, "get_vocab") and hasattr(other, "get_vocab") and tokenizer.get_vocab() != other.get_vocab():
+        raise ConfigurationError("The models have different tokenizers, so they cannot be compared.")
+
+
+def _native_name(model: PreTrainedModel) -> str:
+    return (model.native_class() if isinstance(model, CollaborativeMixin) else type(model)).__name__
