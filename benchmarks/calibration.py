@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 import torch
 import transformers
-from collab.reparametrization.layer.model import LayerProblems
+from collab.reparametrization.model import LayerProblems
 from common import RESULTS, demo_folder, kept, machine, markdown, shared_data, stsb, write
 
 import collab

@@ -16,7 +16,7 @@ import pytest
 import torch
 import transformers
 from click.testing import CliRunner, Result
-from collab.reparametrization.layer.layer import LayerProblem
+from collab.reparametrization.layer import LayerProblem
 from safetensors.torch import load_file, save_file
 from tiny import BY_TYPE, tiny_model
 from transformers import AutoConfig

@@ -11,8 +11,8 @@ import pytest
 import torch
 import transformers
 from click.testing import CliRunner, Result
-from collab.reparametrization.layer.layer import Approximation
-from collab.reparametrization.layer.model import projections
+from collab.reparametrization.layer import Approximation
+from collab.reparametrization.model import projections
 from huggingface_hub import ModelCard
 from reload import outputs_without_collab
 from safetensors.torch import load_file, save_file

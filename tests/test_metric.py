@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from collab.reparametrization.layer.layer import LayerProblem
-from collab.reparametrization.layer.moments import LayerMoments
+from collab.reparametrization.layer import LayerProblem
+from collab.reparametrization.moments import LayerMoments
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor

@@ -7,7 +7,7 @@ import json
 import pytest
 import torch
 import transformers
-from collab.reparametrization.layer.model import LayerProblems
+from collab.reparametrization.model import LayerProblems
 from tiny import BY_TYPE, every_family, every_form, tiny_model
 
 import collab
