@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
-import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -16,9 +14,10 @@ from transformers import PreTrainedModel
 
 from ..data.features import Batch
 from ..errors import CalibrationError, OutputError
+from ..io.staging import whole_file
 from ..reparametrization.moments import LayerMoments
 
-_FORMAT = "collab calibration 1"
+_FORMAT = "collab calibration 2"
 _NAMES = {"model": "another model", "data": "other data or another --max-length", "settings": "another seed or version"}
 
 
@@ -37,7 +36,7 @@ def fingerprint(model: PreTrainedModel, batches: Iterable[Batch], seed: int) -> 
 
 
 def write(
-    file: Path, key: dict[str, str], moments: dict[str, LayerMoments], held_back: dict[str, LayerMoments] | None
+    file: Path, key: dict[str, str], moments: dict[str, LayerMoments], held_out: dict[str, LayerMoments] | None
 ) -> None:
     """Writes moments to a file, whole or not at all.
 
@@ -46,23 +45,16 @@ def write(
     """
     tensors = {
         f"{part}/{layer}/{name}": tensor.contiguous().cpu()
-        for part, layers in (("moments", moments), ("held_back", held_back or {}))
+        for part, layers in (("moments", moments), ("held_out", held_out or {}))
         for layer, one in layers.items()
         for name, tensor in one.tensors().items()
     }
-    temporary = None
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(prefix=f".{file.name}.", dir=file.parent)
-        os.close(handle)
-        save_file(tensors, temporary, metadata=key)
-        os.replace(temporary, file)
-        temporary = None
+        with whole_file(file) as partial:
+            save_file(tensors, partial, metadata=key)
     except (OSError, SafetensorError) as error:
         raise OutputError(f"The moments could not be written to {file}: {error}.") from error
-    finally:
-        if temporary is not None:
-            Path(temporary).unlink(missing_ok=True)
 
 
 def read(file: Path, key: dict[str, str]) -> tuple[dict[str, LayerMoments], dict[str, LayerMoments] | None]:
@@ -86,14 +78,14 @@ def read(file: Path, key: dict[str, str]) -> tuple[dict[str, LayerMoments], dict
         raise CalibrationError(
             f"{file} holds the moments of {' and '.join(stale)}. Delete it to calibrate anew, or name another file."
         )
-    parts: dict[str, dict[str, dict[str, Tensor]]] = {"moments": {}, "held_back": {}}
+    parts: dict[str, dict[str, dict[str, Tensor]]] = {"moments": {}, "held_out": {}}
     for name, tensor in tensors.items():
         part, layer, field = name.split("/")
         parts[part].setdefault(layer, {})[field] = tensor
-    moments, held_back = (
+    moments, held_out = (
         {layer: LayerMoments.from_tensors(fields) for layer, fields in layers.items()} for layers in parts.values()
     )
-    return moments, held_back or None
+    return moments, held_out or None
 
 
 def _content(tensor: Tensor) -> bytes:

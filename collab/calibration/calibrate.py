@@ -12,52 +12,18 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from ..data.features import Batch, batched
-from ..data.prepare import Unlabelled, features_of, hold_back, require_two
+from ..data.prepare import Unlabelled, features_of, hold_out, require_two
 from ..data.source import DataSource
-from ..errors import CalibrationError, ConfigurationError
+from ..errors import CalibrationError
+from ..io.options import Progress, no_progress
 from ..models.families import require_family
+from ..models.inputs import on_device
 from ..reparametrization.moments import LayerMoments
 from . import cache as moments_cache
 from .collect import Collector
+from .options import CalibrationOptions
 
 logger = logging.getLogger(__name__)
-
-OnBatch = Callable[[int, int | None], None]
-
-
-@dataclass(frozen=True)
-class CalibrationOptions:
-    """How much to calibrate on.
-
-    Attributes:
-        samples: rows at most.
-        max_length: tokens of a row at most; None for as many as the model takes.
-        held_back: the part of the rows that is kept out of the moments, to see how well they carry over.
-        seed: of the sample, of random vocabulary and of the random directions in the output.
-
-    Raises:
-        ConfigurationError: if a value is out of range.
-    """
-
-    samples: int = 1024
-    max_length: int | None = None
-    held_back: float = 0.125
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        if self.samples < 2:
-            raise ConfigurationError(
-                f"Calibration needs at least 2 rows, one of them to hold back, not {self.samples}."
-            )
-        if self.max_length is not None and self.max_length < 2:
-            raise ConfigurationError(f"max_length must be at least 2 tokens, not {self.max_length}.")
-        if not 0 < self.held_back <= 0.5:
-            raise ConfigurationError(f"held_back must be above 0 and at most 0.5, not {self.held_back}.")
-
-    @property
-    def period(self) -> int:
-        """Every how-manyth row is held back."""
-        return max(2, round(1 / self.held_back))
 
 
 @dataclass(frozen=True)
@@ -66,14 +32,14 @@ class Calibration:
 
     Attributes:
         moments: of every attention layer, by module name.
-        held_back: the same on the rows that were held back; None if there were too few.
-        batches: the held-back batches, on which the converted model is compared with the original; none for a callable.
+        held_out: the same on the rows that were held out; None if there were too few.
+        batches: the held-out batches, on which the converted model is compared with the original; none for a callable.
         summary: where the data came from and how much there was, for the report.
         notes: what a user should know.
     """
 
     moments: dict[str, LayerMoments]
-    held_back: dict[str, LayerMoments] | None
+    held_out: dict[str, LayerMoments] | None
     batches: list[Batch] = field(default_factory=list)
     summary: dict[str, Any] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
@@ -85,12 +51,12 @@ class PreparedData:
 
     Attributes:
         kept: to learn from.
-        held_back: to check on.
+        held_out: to check on.
         summary: where they came from.
     """
 
     kept: list[Batch]
-    held_back: list[Batch]
+    held_out: list[Batch]
     summary: dict[str, Any]
 
 
@@ -104,7 +70,7 @@ def calibrate(
     tokenizer: Any = None,
     options: CalibrationOptions | None = None,
     cache: Path | None = None,
-    on_batch: OnBatch | None = None,
+    progress: Progress = no_progress,
 ) -> Calibration:
     """Collects the moments that a conversion needs, in one pass forward and back.
 
@@ -117,7 +83,7 @@ def calibrate(
         tokenizer: the model's tokenizer, or image processor. Text needs it; random vocabulary is better for it.
         options: how much.
         cache: a file that keeps the moments. If it is there, it is read instead of running the model.
-        on_batch: called after every batch with the number done and, where it is known, the number in all.
+        progress: called after every batch.
 
     Raises:
         CalibrationError: if the data cannot be read or used, an activation is not finite, or the cache belongs to
@@ -130,22 +96,22 @@ def calibrate(
     if callable(data):
         if cache is not None:
             raise CalibrationError("Moments of a callable cannot be cached, because it may run anything.")
-        with collector.watching(on_batch):
+        with collector.watching(progress):
             data(model)
         held: list[Batch] = []
         summary: dict[str, Any] = {"source": "callable"}
     else:
         prepared = data if isinstance(data, PreparedData) else prepare(model, data, tokenizer, options)
-        kept, held, summary = prepared.kept, prepared.held_back, prepared.summary
+        kept, held, summary = prepared.kept, prepared.held_out, prepared.summary
         key = moments_cache.fingerprint(model, [*kept, *held], options.seed) if cache is not None else {}
         if cache is not None and cache.exists():
             moments, held_moments = moments_cache.read(cache, key)
             return _calibration(moments, held_moments, held, summary)
-        with collector.watching(on_batch, total=len(kept) + len(held)):
+        with collector.watching(progress, total=len(kept) + len(held)):
             for batches, hold in ((kept, False), (held, True)):
                 collector.holding = hold
                 for batch in batches:
-                    model(**{name: value.to(model.device) for name, value in batch.items()})
+                    model(**on_device(batch, model.device))
     moments, held_moments = collector.finish()
     if cache is not None:
         moments_cache.write(cache, key, moments, held_moments)
@@ -154,7 +120,7 @@ def calibrate(
 
 def _calibration(
     moments: dict[str, LayerMoments],
-    held_back: dict[str, LayerMoments] | None,
+    held_out: dict[str, LayerMoments] | None,
     batches: list[Batch],
     summary: dict[str, Any],
 ) -> Calibration:
@@ -166,7 +132,7 @@ def _calibration(
             "it did not see is kept only as far as the rank allows. More rows are better."
         )
         logger.warning(notes[-1])
-    return Calibration(moments, held_back, batches, summary | {"tokens": tokens}, tuple(notes))
+    return Calibration(moments, held_out, batches, summary | {"tokens": tokens}, tuple(notes))
 
 
 def prepare(model: PreTrainedModel, data: Any, tokenizer: Any, options: CalibrationOptions) -> PreparedData:
@@ -186,12 +152,12 @@ def prepare(model: PreTrainedModel, data: Any, tokenizer: Any, options: Calibrat
         if data and isinstance(data[0], Mapping):
             require_two(data)
             _check_batches(data)
-            kept, held = hold_back([dict(batch) for batch in data], options.period)
+            kept, held = hold_out([dict(batch) for batch in data], options.period)
             return PreparedData(kept, held, {"source": "rows", "rows": len(data)})
     features, summary = features_of(
         model, tokenizer, data, samples=options.samples, max_length=options.max_length, seed=options.seed
     )
-    kept, held = (batched(model, tokenizer, part) for part in hold_back(features, options.period))
+    kept, held = (batched(model, tokenizer, part) for part in hold_out(features, options.period))
     return PreparedData(kept, held, summary)
 
 

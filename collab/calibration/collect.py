@@ -12,8 +12,9 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from ..errors import CalibrationError
+from ..io.options import Progress, no_progress
 from ..models.families import Family
-from ..models.states import eager_attention, frozen
+from ..models.states import eager_attention, evaluating, frozen
 from ..reparametrization.moments import Accumulator, LayerMoments, pooled
 
 
@@ -34,10 +35,10 @@ class Collector:
         model: a native model; left as it was.
         family: its family.
         seed: of the random directions in the output.
-        period: every how-manyth call is held back, unless `holding` says.
+        period: every how-manyth call is held out, unless `holding` says.
 
     Attributes:
-        holding: whether the next calls are held back; None to go by the period.
+        holding: whether the next calls are held out; None to go by the period.
     """
 
     def __init__(self, model: PreTrainedModel, family: Family, seed: int, period: int) -> None:
@@ -57,41 +58,35 @@ class Collector:
         self._batches = 0
 
     @contextlib.contextmanager
-    def watching(
-        self, on_batch: Callable[[int, int | None], None] | None = None, total: int | None = None
-    ) -> Iterator[None]:
+    def watching(self, progress: Progress = no_progress, total: int | None = None) -> Iterator[None]:
         """Learns from every call of the model inside the context.
 
         The model has plain attention, no dropout and frozen weights in it, all undone afterwards.
 
         Args:
-            on_batch: called after every call of the model with their number so far, and `total`.
+            progress: called after every call of the model.
             total: how many there will be, if it is known.
         """
 
         def learn(module: nn.Module, args: tuple, output: Any) -> None:
             self._learn(output)
-            if on_batch is not None:
-                on_batch(self._batches, total)
+            progress("calibrating", self._batches, total)
 
         model = self.model
-        training = model.training
         handles = [model.register_forward_pre_hook(self._on_call, with_kwargs=True), model.register_forward_hook(learn)]
         for name, layer in self._layers.items():
             handles.append(layer.register_forward_pre_hook(self._before, with_kwargs=True))
             handles.append(layer.register_forward_hook(self._after(name), with_kwargs=True))
         try:
-            model.eval()
-            with eager_attention(model), frozen(model), torch.enable_grad():
+            with evaluating(model), eager_attention(model), frozen(model), torch.enable_grad():
                 yield
         finally:
             for handle in handles:
                 handle.remove()
-            model.train(training)
             self._passes.clear()
 
     def finish(self) -> tuple[dict[str, LayerMoments], dict[str, LayerMoments] | None]:
-        """The moments of every attention layer by module name, and those of the calls held back, if there were any.
+        """The moments of every attention layer by module name, and those of the held-out calls, if there were any.
 
         A layer whose weights serve many passes has their pooled moments. The sums are used up.
 

@@ -7,28 +7,27 @@ import logging
 from pathlib import Path
 from typing import Any
 
-from huggingface_hub import ModelCardData
-
-from ..conversion.expand import Expansion, expand, require_expandable
+from ..conversion.expand import Expansion, require_expandable
+from ..conversion.expand import expand as expand_model
 from ..errors import NotConvertedError, WeightsError
-from ..io.card import INHERITED, TAGS, source_metadata
+from ..io.card import INHERITED, TAGS, render_card, source_metadata
 from ..io.history import Step, read_report, table
-from ..io.load import LoadOptions, load
+from ..io.load import load
+from ..io.options import LoadOptions, SaveOptions
 from ..io.staging import check_output
-from ..io.write import auto_class_of, republish
+from ..io.write import auto_class_of, save_changed
 from ..models.families import collaborative_layers
 
 logger = logging.getLogger(__name__)
 
 
-def expand_checkpoint(
+def expand(
     model: str,
     output: str | Path,
     *,
     allow_error: float = 0.0,
-    reading: LoadOptions | None = None,
-    overwrite: bool = False,
-    command: str | None = None,
+    load_options: LoadOptions | None = None,
+    save_options: SaveOptions | None = None,
 ) -> Expansion:
     """Expands a converted model in a folder, or on the Hub, into a folder that appears whole or not at all.
 
@@ -38,19 +37,18 @@ def expand_checkpoint(
     Args:
         model: a folder or a Hub id.
         output: the folder to write.
-        allow_error: see `expand`.
-        reading: how to read the model; a tokenizer's code that may run is copied, too.
-        overwrite: replace a model that collab wrote to `output`.
-        command: the command line, for report and card.
+        allow_error: see `collab.expand`.
+        load_options: how to read the model; a tokenizer's code that may run is copied, too.
+        save_options: how to write the result.
 
     Raises:
-        CollabError: of the kind that `load`, `expand` and `republish` raise; nothing is left behind then.
+        CollabError: of the kind that `collab.load`, `collab.expand` and `collab.save` raise; nothing is left behind.
     """
-    reading = reading or LoadOptions()
+    save_options = save_options or SaveOptions()
     output = Path(output).expanduser()
-    loaded = load(model, reading)
+    loaded = load(model, load_options)
     source = loaded.source.folder
-    check_output(output, source, overwrite)
+    check_output(output, source, save_options.overwrite)
     try:
         family, native_class = require_expandable(loaded.model)
     except NotConvertedError as error:
@@ -63,17 +61,15 @@ def expand_checkpoint(
             raise WeightsError(f"{name} is not in the checkpoint, so there is no attention to expand.")
     if loaded.missing:
         logger.warning("Not in the checkpoint, so initialized at random (seed 0): %s.", ", ".join(loaded.missing))
-    expansion = expand(loaded.model, allow_error=allow_error)
+    expansion = expand_model(loaded.model, allow_error=allow_error)
     auto_class = auto_class_of(family.module, type(loaded.model))
-    republish(
+    save_changed(
         expansion.model,
         output,
-        source,
-        expansion_step(expansion, model, command),
-        unused=loaded.unused,
+        loaded,
+        [expansion_step(expansion, model, save_options.command)],
+        save_options,
         card=expanded_card(source, read_report(source), output.name, native_class.__name__, auto_class),
-        overwrite=overwrite,
-        trust_remote_code=reading.trust_remote_code,
     )
     return expansion
 
@@ -90,28 +86,24 @@ def expanded_card(source: Path, report: dict[str, Any], name: str, native_class:
     """
     before = source_metadata(source)
     sentence_transformers = (source / "modules.json").is_file()
-    data = ModelCardData(
-        library_name="sentence-transformers" if sentence_transformers else "transformers",
-        tags=[*(tag for tag in before.get("tags", []) if tag not in TAGS), "collab"],
-        **{key: before[key] for key in ("base_model", *INHERITED) if key in before},
-    )
     base = before.get("base_model") or report.get("source")
-    code = f'from transformers import {auto_class}\n\nmodel = {auto_class}.from_pretrained("FOLDER_OR_ID")'
-    if sentence_transformers:
-        code += (
-            "\n\n# or, as sentence embeddings\nfrom sentence_transformers import SentenceTransformer\n\n"
-            'model = SentenceTransformer("FOLDER_OR_ID")'
-        )
-    parts = [
-        f"# {name}",
-        f"A plain `{native_class}`: {f'`{base}`' if base else 'a model'} was converted to collaborative attention by "
-        "collab, and then expanded back to its native class. Its query and key weights are those of the converted "
-        "model, not of the original; it has the original's size again, and needs no code besides transformers.",
-        "## Loading",
-        f"```python\n{code}\n```",
-        _conversion(report),
-    ]
-    return f"---\n{data.to_yaml()}\n---\n\n" + "\n\n".join(part for part in parts if part) + "\n"
+    settings = report.get("settings")
+    return render_card(
+        "expanded",
+        {
+            "library_name": "sentence-transformers" if sentence_transformers else "transformers",
+            "tags": [*(tag for tag in before.get("tags", []) if tag not in TAGS), "collab"],
+            **{key: before[key] for key in ("base_model", *INHERITED) if key in before},
+        },
+        title=name,
+        native_class=native_class,
+        original=f"`{base}`" if base else "a model",
+        auto_class=auto_class,
+        sentence_transformers=sentence_transformers,
+        settings=json.dumps(settings) if settings else None,
+        command=report.get("command"),
+        later=[step.get("command") or step.get("step", "") for step in report.get("history", [])],
+    )
 
 
 def expansion_step(expansion: Expansion, source: str, command: str | None = None) -> Step:
@@ -132,17 +124,3 @@ def expansion_step(expansion: Expansion, source: str, command: str | None = None
     )
     record = {"step": "expand", "model": source, "command": command, **found}
     return Step("Expansion", text, record)
-
-
-def _conversion(report: dict[str, Any]) -> str:
-    """How the model was made that was expanded."""
-    if not report.get("settings"):
-        return ""
-    parts = ["## Conversion", f"Settings: `{json.dumps(report['settings'])}`"]
-    if report.get("command"):
-        parts.insert(1, f"```\n{report['command']}\n```")
-    later = [step.get("command") or step.get("step", "") for step in report.get("history", [])]
-    if later:
-        parts.append("Then:\n\n" + "\n".join(f"- `{one}`" for one in later))
-    parts.append("Errors and more are in `collab_report.json`.")
-    return "\n\n".join(parts)

@@ -5,21 +5,21 @@ from __future__ import annotations
 import importlib
 import logging
 import shutil
-from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from huggingface_hub import ModelCardData
 from transformers import PreTrainedModel
 
 from ..errors import ExtraError
-from ..io.card import INHERITED, source_metadata
-from ..io.history import CARD_FILE, REPORT_FILE, Step, append, read_report, table
-from ..io.load import LoadOptions, load
+from ..io.card import CARD_FILE, INHERITED, render_card, source_metadata
+from ..io.history import REPORT_FILE, Step, append, read_report, table
+from ..io.load import load
+from ..io.options import LoadOptions, Progress, SaveOptions, no_progress
 from ..io.report import installed_versions
 from ..io.staging import check_output, check_space, staged
 from ..io.write import carry_over
+from ..models.layers import count_parameters
 from ..onnx.check import check_graph, compare
 from ..onnx.graph import Graph, write_graph
 from ..onnx.quantize import quantize
@@ -32,26 +32,14 @@ INT8_FILE = "model_quantized.onnx"
 _PACKAGES = ("onnx", "onnxruntime", "onnxscript")
 
 
-@dataclass(frozen=True)
-class OnnxOptions:
-    """How to export.
-
-    Attributes:
-        int8: write a second graph with int8 weights beside the first.
-        overwrite: replace what collab wrote there earlier.
-    """
-
-    int8: bool = False
-    overwrite: bool = False
-
-
 def export_onnx(
     model: str,
     output: str | Path,
-    options: OnnxOptions | None = None,
     *,
-    reading: LoadOptions | None = None,
-    command: str | None = None,
+    int8: bool = False,
+    load_options: LoadOptions | None = None,
+    save_options: SaveOptions | None = None,
+    progress: Progress = no_progress,
 ) -> Step:
     """Writes a model as an ONNX graph into a folder that appears whole or not at all.
 
@@ -60,9 +48,10 @@ def export_onnx(
     Args:
         model: a folder or a Hub id, of an original or a converted model.
         output: the folder to write.
-        options: how.
-        reading: how to read the model.
-        command: the command line, for report and card.
+        int8: write a second graph with int8 weights beside the first.
+        load_options: how to read the model.
+        save_options: how to write the result.
+        progress: called before every phase.
 
     Returns:
         The step as it was added to report and card; its `record` has ``verification`` (largest and mean difference from
@@ -75,26 +64,28 @@ def export_onnx(
         OutputError: if the folder cannot be written; nothing is left behind.
         VerificationError: if the graph does not compute what the model computes; nothing is left behind.
     """
-    options, reading = options or OnnxOptions(), reading or LoadOptions()
+    save_options = save_options or SaveOptions()
     output = Path(output).expanduser()
     _require_extra()
-    loaded = load(model, reading)
-    check_output(output, loaded.source.folder, options.overwrite)
+    progress("loading the model", 0, None)
+    loaded = load(model, load_options)
+    check_output(output, loaded.source.folder, save_options.overwrite)
     check_exportable(loaded.model)
     if loaded.missing:
         logger.warning("Not in the checkpoint, so initialized at random: %s.", ", ".join(loaded.missing))
     network = loaded.model
     network.float()
-    size = 4 * sum(parameter.numel() for parameter in network.parameters())
-    check_space(output, size + (size // 3 if options.int8 else 0))
-    with staged(output, options.overwrite) as folder:
+    size = 4 * count_parameters(network)
+    check_space(output, size + (size // 3 if int8 else 0))
+    with staged(output, save_options.overwrite) as folder:
         _write_config(network, folder)
-        carry_over(loaded.source.folder, folder, reading.trust_remote_code)
-        record = _write_graphs(network, folder, options.int8)
-        record |= {"model": model, "command": command, "random": loaded.missing, "versions": _versions()}
+        carry_over(loaded.source.folder, folder, loaded.trust_remote_code)
+        progress("tracing, and checking against PyTorch", 0, None)
+        record = _write_graphs(network, folder, int8)
+        record |= {"model": model, "command": save_options.command, "random": loaded.missing, "versions": _versions()}
         if (loaded.source.folder / REPORT_FILE).is_file():
             shutil.copyfile(loaded.source.folder / REPORT_FILE, folder / REPORT_FILE)
-        write_card(folder, output.name, loaded.source.folder, tuple(record["inputs"]), tuple(record["outputs"]))
+        onnx_card(folder, output.name, loaded.source.folder, tuple(record["inputs"]), tuple(record["outputs"]))
         step = export_step(record)
         append(folder, step, name=output.name)
     logger.info("Wrote %s.", output)
@@ -148,20 +139,7 @@ def _versions() -> dict[str, str]:
     return installed_versions() | {name: version(name) for name in _PACKAGES}
 
 
-_TEXT = """\
-tokenizer = AutoTokenizer.from_pretrained("FOLDER")
-session = onnxruntime.InferenceSession("FOLDER/model.onnx")
-batch = tokenizer(["a sentence", "another"], padding=True, truncation=True, return_tensors="np")
-names = {one.name for one in session.get_inputs()}
-found = session.run(None, {name: value.astype("int64") for name, value in batch.items() if name in names})"""
-
-_IMAGES = """\
-processor = AutoImageProcessor.from_pretrained("FOLDER")
-session = onnxruntime.InferenceSession("FOLDER/model.onnx")
-found = session.run(None, dict(processor(images, return_tensors="np")))"""
-
-
-def write_card(folder: Path, name: str, source: Path, inputs: tuple[str, ...], outputs: tuple[str, ...]) -> None:
+def onnx_card(folder: Path, name: str, source: Path, inputs: tuple[str, ...], outputs: tuple[str, ...]) -> None:
     """Writes README.md, to which the step of the export is appended.
 
     Args:
@@ -172,36 +150,23 @@ def write_card(folder: Path, name: str, source: Path, inputs: tuple[str, ...], o
         outputs: of the graph.
     """
     original = source_metadata(source)
-    data = ModelCardData(
-        library_name="onnx",
-        tags=list(dict.fromkeys([*original.get("tags", []), "onnx"])),
-        **{key: original[key] for key in ("base_model", *INHERITED) if key in original},
-    )
-    images = "pixel_values" in inputs
-    loader = "AutoImageProcessor" if images else "AutoTokenizer"
-    parts = [
-        f"# {name}, ONNX",
-        _origin(folder),
-        "## Running",
-        f"```python\nimport onnxruntime\nfrom transformers import {loader}\n\n{_IMAGES if images else _TEXT}\n```",
-        f"Inputs: {', '.join(inputs)}, of any batch size{'' if images else ' and length'}. "
-        f"Outputs, in this order: {', '.join(outputs)}.",
-    ]
-    text = "\n\n".join(part for part in parts if part)
-    (folder / CARD_FILE).write_text(f"---\n{data.to_yaml()}\n---\n\n{text}\n", encoding="utf-8")
-
-
-def _origin(folder: Path) -> str:
-    """What a converted model was, from its report."""
     report = read_report(folder)
-    if not report.get("layers"):
-        return ""
-    form = " and ".join(sorted({layer["form"] for layer in report["layers"]}))
-    ratio = report["parameters"]["query_key"]["ratio"]
-    return (
-        f"A model with collaborative attention ({form} form, {ratio:.3f} of the original's query/key parameters), "
-        "converted by collab; `collab_report.json` says how."
+    layers = report.get("layers") or []
+    text = render_card(
+        "onnx",
+        {
+            "library_name": "onnx",
+            "tags": list(dict.fromkeys([*original.get("tags", []), "onnx"])),
+            **{key: original[key] for key in ("base_model", *INHERITED) if key in original},
+        },
+        title=name,
+        forms=" and ".join(sorted({layer["form"] for layer in layers})),
+        ratio=report["parameters"]["query_key"]["ratio"] if layers else None,
+        images="pixel_values" in inputs,
+        inputs=inputs,
+        outputs=outputs,
     )
+    (folder / CARD_FILE).write_text(text, encoding="utf-8")
 
 
 def export_step(record: dict[str, Any]) -> Step:

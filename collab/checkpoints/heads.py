@@ -2,56 +2,72 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 from ..data.prepare import Unlabelled
 from ..data.task import Task
+from ..heads.options import RowOptions, ScoreOptions
 from ..heads.rows import HeadRows, head_rows
-from ..heads.scores import HeadScores, OnDone, ScoreOptions, score_heads
-from ..io.load import Loaded, LoadOptions
+from ..heads.scores import HeadScores, score_rows
+from ..io.load import Checkpoint
+from ..io.options import LoadOptions, Progress, no_progress
 from ..models.layers import head_layers, passes_per_layer
 from .prune import load_to_score
 
 
-def score_checkpoint(
-    model: str | Loaded,
+@dataclass(frozen=True)
+class ScoredHeads:
+    """Scores of a checkpoint's heads.
+
+    Attributes:
+        scores: what was found.
+        checkpoint: of the model, for figures and more scores.
+        rows: that they are of.
+    """
+
+    scores: HeadScores
+    checkpoint: Checkpoint
+    rows: HeadRows
+
+
+def score_heads(
+    model: str | Checkpoint,
     data: Unlabelled,
     *,
     task: Task | None = None,
-    label_column: str | None = None,
-    samples: int = 512,
-    max_length: int | None = None,
-    seed: int = 0,
+    rows: RowOptions | None = None,
     options: ScoreOptions | None = None,
-    reading: LoadOptions | None = None,
-    on_done: OnDone = lambda *_: None,
-) -> tuple[HeadScores, Loaded, HeadRows]:
+    load_options: LoadOptions | None = None,
+    progress: Progress = no_progress,
+) -> ScoredHeads:
     """Scores every head of a model in a folder or on the Hub, original or converted.
 
     Args:
         model: a folder or a Hub id, or what an earlier call loaded from one.
         data: the rows.
         task: whose labels gradient and ablation go by; None for the model's own answers.
-        label_column: of the labels; found by its usual names if None.
-        samples: rows at most.
-        max_length: tokens of a row at most; None for as many as the model takes.
-        seed: of the sample, of drawn answers and masked tokens.
+        rows: how many rows, and which column holds their labels.
         options: which scores.
-        reading: how to read the model.
-        on_done: called as work goes on.
+        load_options: how to read the model.
+        progress: called as work goes on.
 
     Returns:
-        The scores, and the model and rows that they are of, for figures.
+        The scores, and the model and rows that they are of.
 
     Raises:
-        CollabError: of the kind that `load`, `head_rows` and `score_heads` raise.
+        CollabError: of the kind that `collab.load` and `collab.score_heads` raise.
     """
-    loaded = model if isinstance(model, Loaded) else load_to_score(model, task, reading or LoadOptions())
-    rows = head_rows(loaded, data, task, label_column=label_column, samples=samples, max_length=max_length, seed=seed)
-    return score_heads(loaded, rows, options, on_done), loaded, rows
+    if isinstance(model, Checkpoint):
+        loaded = model
+    else:
+        progress("loading the model", 0, None)
+        loaded = load_to_score(model, task, load_options or LoadOptions())
+    chosen = head_rows(loaded, data, task, rows)
+    return ScoredHeads(score_rows(loaded, chosen, options, progress), loaded, chosen)
 
 
-def notes(loaded: Loaded) -> list[str]:
+def notes(loaded: Checkpoint) -> list[str]:
     """What a user should know of a model's heads."""
     layers = head_layers(loaded.model)
     passes = passes_per_layer(loaded.model, layers)

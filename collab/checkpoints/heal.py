@@ -1,11 +1,12 @@
-"""Healing a model in a folder into another folder: what `collab heal` does."""
+"""Healing a model in a folder into another folder: what `collab heal` does.
+
+What trains is imported where it is called: transformers' `Trainer` is slow to import, and nothing else here needs it.
+"""
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from transformers import PreTrainedModel
 
@@ -13,35 +14,28 @@ from ..data.prepare import Unlabelled
 from ..errors import CheckpointError, ConfigurationError
 from ..evaluation.compare import check_tokenizers
 from ..io.history import Step, read_report, table
-from ..io.load import Loaded, LoadOptions, load
+from ..io.load import Checkpoint, load
+from ..io.options import LoadOptions, Progress, SaveOptions, no_progress
 from ..io.staging import check_output
-from ..io.write import republish
-from ..training.heal import Healing, heal
-from ..training.options import HealOptions, OnStep
-from ..training.work import WorkOptions, finish, is_main_process, processes, work_folder
+from ..io.write import save_changed
+from ..models.states import in_float32
+from ..training.options import HealOptions, HealRequest
+from ..training.work import finish, is_main_process, processes, work_folder
+
+if TYPE_CHECKING:
+    from ..training.heal import Healing
 
 
-@contextlib.contextmanager
-def in_float32(model: PreTrainedModel) -> Iterator[None]:
-    """Has a model in float32 for a while, because the steps of training are too small for half precision."""
-    dtype = model.dtype
-    model.float()
-    try:
-        yield
-    finally:
-        model.to(dtype)  # type: ignore[arg-type]
-
-
-def heal_checkpoint(
+def heal(
     model: str,
     output: str | Path,
     data: Unlabelled = "synthetic",
     *,
     options: HealOptions | None = None,
     teacher: str | None = None,
-    reading: LoadOptions | None = None,
-    writing: WorkOptions | None = None,
-    on_step: OnStep | None = None,
+    load_options: LoadOptions | None = None,
+    save_options: SaveOptions | None = None,
+    progress: Progress = no_progress,
 ) -> Healing:
     """Heals a converted model in a folder, or on the Hub, into a folder that appears whole or not at all.
 
@@ -50,95 +44,105 @@ def heal_checkpoint(
     Args:
         model: a folder or a Hub id.
         output: the folder to write.
-        data: see `heal`.
-        options: how.
+        data: see `collab.heal`.
+        options: training settings.
         teacher: the original; None for the one that the model's report names.
-        reading: how to read the model.
-        writing: how to treat the output and unfinished work.
-        on_step: called after every step.
+        load_options: how to read the model.
+        save_options: how to write the result, and whether to go on with unfinished work.
+        progress: called after every step.
 
     Raises:
-        CollabError: of the kind that `load`, `heal` and `republish` raise.
+        CollabError: of the kind that `collab.load`, `collab.heal` and `collab.save` raise.
     """
-    options, reading = options or HealOptions(), reading or LoadOptions()
-    writing = writing or WorkOptions()
+    from ..training.heal import heal as heal_model
+
+    options, load_options = options or HealOptions(), load_options or LoadOptions()
+    save_options = save_options or SaveOptions()
     output = Path(output).expanduser()
-    loaded = load(model, reading)
-    check_output(output, loaded.source.folder, writing.overwrite)
-    original = _teacher(loaded, teacher)
-    check_tokenizers(loaded.processor, original.processor)
+    progress("loading the model", 0, None)
+    checkpoint = load(model, load_options)
+    check_output(output, checkpoint.source.folder, save_options.overwrite)
+    original = _teacher(checkpoint, teacher)
+    check_tokenizers(checkpoint.processor, original.processor)
     work = work_folder(output)
-    with in_float32(loaded.model):
-        healing = heal(
-            loaded.model,
+    with in_float32(checkpoint.model):
+        healing = heal_model(
+            checkpoint.model,
             original.model,
             data,
-            tokenizer=loaded.processor,
+            tokenizer=checkpoint.processor,
             options=options,
             work=work,
-            restart=writing.restart,
-            on_step=on_step,
+            restart=save_options.restart,
+            progress=progress,
         )
-    healing.report.update(command=writing.command, teacher=original.source.name)
+    healing.record.update(command=save_options.command, teacher=original.source.name)
     if is_main_process():
-        republish(
-            loaded.model,
-            output,
-            loaded.source.folder,
-            healing_step(healing),
-            unused=loaded.unused,
-            overwrite=writing.overwrite,
-            trust_remote_code=reading.trust_remote_code,
-        )
+        progress("writing and checking", 0, None)
+        save_changed(checkpoint.model, output, checkpoint, [healing_step(healing)], save_options)
     finish(work)
     return healing
 
 
 def heal_conversion(
     model: PreTrainedModel,
-    teacher: PreTrainedModel,
-    processor: Any,
-    data: Unlabelled,
-    options: HealOptions,
+    original: Checkpoint,
+    request: HealRequest,
     output: Path,
     *,
     restart: bool = False,
-    on_step: OnStep | None = None,
+    teacher: PreTrainedModel | None = None,
+    progress: Progress = no_progress,
 ) -> Step:
-    """Heals what was just converted, before it is written to `output`; returns the step for its report and card."""
+    """Heals what was just converted or pruned, before it is written to `output`.
+
+    Args:
+        model: what to train.
+        original: what it was made from.
+        request: what to train on, and how.
+        output: the folder that the model will be in.
+        restart: forget unfinished healing of the same output.
+        teacher: the model to match; None for that of `original`.
+        progress: called after every step.
+
+    Returns:
+        The step for its report and card.
+    """
+    from ..training.heal import heal as heal_model
+
     if processes() > 1:
         raise ConfigurationError("Convert in one process, and heal what comes out in several: collab heal.")
     with in_float32(model):
-        healing = heal(
+        healing = heal_model(
             model,
-            teacher,
-            data,
-            tokenizer=processor,
-            options=options,
+            teacher or original.model,
+            request.source,
+            tokenizer=original.processor,
+            options=request.options,
             work=work_folder(output),
             restart=restart,
-            on_step=on_step,
+            progress=progress,
         )
     return healing_step(healing)
 
 
 def healing_step(healing: Healing) -> Step:
     """Healing as a section of the card."""
-    report = healing.report
-    names = [name for name in report["before"] if name in report["after"] and name != "rows"]
-    rows = [[name.replace("_", " "), *(f"{report[when][name]:.4f}" for when in ("before", "after"))] for name in names]
+    record = healing.record
+    names = [name for name in record["before"] if name in record["after"] and name != "rows"]
+    rows = [[name.replace("_", " "), *(f"{record[when][name]:.4f}" for when in ("before", "after"))] for name in names]
     text = (
-        f"{report['parameters']:,} parameters ({report['settings']['trainable']}) were trained for {report['steps']} "
+        f"{record['parameters']:,} parameters ({record['settings']['trainable']}) were trained for {record['steps']} "
         f"steps to match the original's hidden states after every layer{', and its logits' if 'kl' in names else ''}, "
-        f"without labels, on `{report['data']['source']}` ({report['data']['rows']} rows). "
+        f"without labels, on `{record['data']['source']}` ({record['data']['rows']} rows). "
     )
     if not healing.improved:
-        text += "It did not get better on the rows held back, so it was left as it was. "
-    text += f"On {report['data']['held_back']} rows held back, against the original:\n\n"
-    return Step("Healing", text + table(["", "before", "after"], rows), report)
+        text += "It did not get better on the held-out rows, so it was left as it was. "
+    text += f"On {record['data']['held_out']} held-out rows, against the original:\n\n"
+    return Step("Healing", text + table(["", "before", "after"], rows), record)
 
 
-def _teacher(loaded: Loaded, name: str | None) -> Loaded:
+def _teacher(loaded: Checkpoint, name: str | None) -> Checkpoint:
     """The model to learn from."""
     if name is not None:
         return load(name)

@@ -9,13 +9,14 @@ from transformers import PreTrainedModel
 from transformers import initialization as init
 
 from ..errors import ConfigurationError
-from ..heads.inspection import LENGTHS, Inspection, inspect_model
+from ..heads.inspection import LENGTHS, Inspection
+from ..heads.inspection import inspect as inspect_model
 from ..io.history import read_report
 from ..io.load import config_of, model_class_of
 from ..io.read import read_config, resolve_source
 
 
-def inspect_checkpoint(
+def inspect(
     model: str, *, revision: str | None = None, num_heads: int | None = None, lengths: Sequence[int] = LENGTHS
 ) -> Inspection:
     """Looks at a model in a folder or on the Hub, original or converted. Its weights are not read.

@@ -2,34 +2,47 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
-from ..calibration.calibrate import OnBatch
+from ..calibration.options import CalibrationRequest
 from ..conversion.convert import require_convertible
 from ..decomposition import SolverOptions
-from ..io.load import LoadOptions
-from ..io.read import load_checkpoint, resolve_source
-from ..planning.plan import FRACTIONS, Plan, make_plan
-from ..reparametrization.layer import Content
-from .calibrate import CalibrationRequest, calibrate_checkpoint
+from ..decomposition.options import Content
+from ..io.load import load_native
+from ..io.options import LoadOptions, Progress, no_progress
+from ..io.read import resolve_source
+from ..planning.plan import FRACTIONS, Plan
+from ..planning.plan import plan as plan_model
+from .calibrate import calibrate
 
 
-def plan_checkpoint(
+def plan(
     model: str,
     *,
     calibration: CalibrationRequest | None = None,
-    reading: LoadOptions | None = None,
+    load_options: LoadOptions | None = None,
     fractions: Sequence[float] = FRACTIONS,
     content: Content = "exact",
     solver: SolverOptions | None = None,
-    on_batch: OnBatch | None = None,
-    on_layer: Callable[[str, int], None] | None = None,
+    progress: Progress = no_progress,
 ) -> Plan:
-    """Predicts errors and costs of converting a checkpoint; see `collab.planning.make_plan`."""
-    reading = reading or LoadOptions()
-    checkpoint = load_checkpoint(resolve_source(model, reading.revision))
+    """Predicts errors and costs of converting a checkpoint; see `collab.plan`.
+
+    Args:
+        model: a folder or a Hub id.
+        calibration: what to calibrate on; by default random vocabulary.
+        load_options: how to read the model.
+        fractions: of the query/key parameters to keep.
+        content: of the conversion.
+        solver: of the conversion.
+        progress: called after every batch of the calibration and after every layer.
+
+    Raises:
+        CollabError: of the kind that `load_native`, `collab.calibrate` and `collab.plan` raise.
+    """
+    load_options = load_options or LoadOptions()
+    progress("loading the model", 0, None)
+    checkpoint = load_native(resolve_source(model, load_options.revision), load_options)
     require_convertible(checkpoint.model)
-    found, _ = calibrate_checkpoint(
-        checkpoint, calibration or CalibrationRequest(), trust_remote_code=reading.trust_remote_code, on_batch=on_batch
-    )
-    return make_plan(checkpoint.model, found, fractions=fractions, content=content, solver=solver, on_layer=on_layer)
+    moments, _ = calibrate(checkpoint, calibration or CalibrationRequest(), progress=progress)
+    return plan_model(checkpoint.model, moments, fractions=fractions, content=content, solver=solver, progress=progress)

@@ -11,24 +11,24 @@ from ..conversion.convert import convert
 from ..data.prepare import Unlabelled
 from ..data.task import Task
 from ..errors import ConfigurationError
-from ..heads.pruning import prune_by
+from ..heads.options import PruneOptions, RowOptions
+from ..heads.pruning import Pruning, prune_by
 from ..heads.removal import LOSSLESS
 from ..heads.rows import head_rows
-from ..heads.scores import OnDone
-from ..heads.selection import PruneOptions
 from ..io.history import Step, table
-from ..io.load import Loaded, LoadOptions, load
-from ..io.read import Checkpoint
+from ..io.load import Checkpoint, load
+from ..io.options import LoadOptions, Progress, SaveOptions, no_progress
 from ..io.report import Count
 from ..io.staging import check_output
-from ..io.write import ExportOptions, export, republish
+from ..io.write import save, save_changed
 from ..modeling.collab_model import CollaborativeMixin
 from ..models.layers import parameters
-from ..training.options import HealRequest, OnStep
+from ..training.options import HealRequest
 from ..training.work import work_folder
+from .heal import heal_conversion
 
 
-def prune_checkpoint(
+def prune(
     model: str,
     output: str | Path,
     options: PruneOptions,
@@ -37,12 +37,10 @@ def prune_checkpoint(
     task: Task | None = None,
     label_column: str | None = None,
     heal: HealRequest | None = None,
-    reading: LoadOptions | None = None,
-    overwrite: bool = False,
-    command: str | None = None,
-    on_done: OnDone = lambda *_: None,
-    on_step: OnStep | None = None,
-) -> dict[str, Any]:
+    load_options: LoadOptions | None = None,
+    save_options: SaveOptions | None = None,
+    progress: Progress = no_progress,
+) -> Pruning:
     """Prunes heads of a model in a folder, or on the Hub, into a folder that appears whole or not at all.
 
     Args:
@@ -54,82 +52,55 @@ def prune_checkpoint(
         label_column: of the labels; found by its usual names if None.
         heal: what to heal the pruned model on, with the unpruned one as its teacher; None for no training. Unfinished
             healing is kept in `OUTPUT.training`, and the same call goes on from there.
-        reading: how to read the model.
-        overwrite: replace a model that collab wrote to `output`.
-        command: the command line, for report and card.
-        on_done: called as scoring goes on.
-        on_step: called after every step of healing.
+        load_options: how to read the model.
+        save_options: how to write the result, and whether to go on with unfinished healing.
+        progress: called as scoring goes on, and after every step of healing.
 
     Returns:
-        What was done; see `prune_by`.
+        What was done; its `model` is what was written.
 
     Raises:
-        CollabError: of the kind that `load`, `prune_by`, `heal` and `export` raise.
+        CollabError: of the kind that `collab.load`, `collab.score_heads`, `collab.heal` and `collab.save` raise.
     """
-    reading = reading or LoadOptions()
+    load_options, save_options = load_options or LoadOptions(), save_options or SaveOptions()
     output = Path(output).expanduser()
-    loaded = load_to_score(model, task, reading)
-    check_output(output, loaded.source.folder, overwrite)
-    teacher = loaded.model
-    conversion = None
-    if not isinstance(loaded.model, CollaborativeMixin):
-        conversion = convert(loaded.model, LOSSLESS)
-        loaded = replace(loaded, model=conversion.model)
+    progress("loading the model", 0, None)
+    original = load_to_score(model, task, load_options)
+    check_output(output, original.source.folder, save_options.overwrite)
+    current, conversion = original, None
+    if not isinstance(original.model, CollaborativeMixin):
+        conversion = convert(original.model, LOSSLESS)
+        current = replace(original, model=conversion.model)
     rows = None
     if options.needs_scores:
         if data is None:
             raise ConfigurationError("Say with --data what to score heads on, or name the heads with --keep.")
-        rows = head_rows(loaded, data, task, label_column=label_column, samples=options.samples, seed=options.seed)
-    pruned, record = prune_by(loaded, rows, options, on_done)
-    record = {"step": "prune", **record, "command": command}
-    record["parameters"]["before"] = parameters(teacher)
+        rows = head_rows(current, data, task, RowOptions(label_column, options.samples, seed=options.seed))
+    pruning = prune_by(current, rows, options, progress)
+    record = {"step": "prune", **pruning.record, "command": save_options.command}
+    record["parameters"]["before"] = parameters(original.model)
     steps = [pruning_step(record)]
     if heal is not None:
-        from .heal import heal_conversion  # which needs accelerate, and is slow to import
-
-        steps.append(
-            heal_conversion(
-                pruned,
-                teacher,
-                loaded.processor,
-                heal.source,
-                heal.options,
-                output,
-                restart=heal.restart,
-                on_step=on_step,
-            )
-        )
+        step = heal_conversion(pruning.model, original, heal, output, restart=save_options.restart, progress=progress)
+        steps.append(step)
+        record["history"] = [step.record]
+    progress("writing and checking", 0, None)
     if conversion is None:
-        republish(
-            pruned,
-            output,
-            loaded.source.folder,
-            *steps,
-            unused=loaded.unused,
-            overwrite=overwrite,
-            trust_remote_code=reading.trust_remote_code,
-        )
+        save_changed(pruning.model, output, original, steps, save_options)
     else:
         counts = record["parameters"]
         counts = {name: Count(counts["before"][name], counts["after"][name]) for name in counts["before"]}
-        report = replace(conversion.report, **counts, source=model, revision=loaded.source.revision, command=command)
-        export(
-            replace(conversion, model=pruned, report=report),
-            output,
-            Checkpoint(loaded.source, teacher, loaded.unused),
-            ExportOptions(overwrite=overwrite),
-            reading.trust_remote_code,
-            steps,
-        )
+        report = replace(conversion.report, **counts, source=model, revision=original.source.revision)
+        save(replace(conversion, model=pruning.model, report=report), output, original, save_options, steps)
     if heal is not None:
         shutil.rmtree(work_folder(output), ignore_errors=True)
-    return record | {"history": [step.record for step in steps[1:]]}
+    return Pruning(pruning.model, record)
 
 
-def load_to_score(model: str, task: Task | None, reading: LoadOptions) -> Loaded:
+def load_to_score(model: str, task: Task | None, options: LoadOptions) -> Checkpoint:
     """A model whose heads are to be scored, with the head of the task, if there is one."""
     auto_class = task.auto_class if task is not None and task.head is not None else None
-    loaded = load(model, reading, auto_class=auto_class)
+    loaded = load(model, options, auto_class=auto_class)
     if task is not None and task.head is not None:
         loaded.require_head(task.kind)
     return loaded

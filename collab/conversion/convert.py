@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -13,45 +11,24 @@ from transformers import PretrainedConfig, PreTrainedModel
 from transformers import initialization as init
 
 from ..calibration.calibrate import Calibration
-from ..decomposition import Form
+from ..decomposition import Factors, Form
 from ..decomposition.rank import resolve_ranks
 from ..errors import UnsupportedArchitectureError, WeightsError
 from ..evaluation.compare import agreement
+from ..io.options import Progress, no_progress
 from ..io.report import Conversion, ConversionReport, Count, LayerReport
 from ..modeling.collab_config import AttentionSpec
 from ..modeling.collab_model import optional_parts
 from ..models.assembly import assemble
 from ..models.families import Family, require_family
+from ..models.layers import count_parameters
 from ..planning.choice import choose, compare_forms
 from ..planning.config import ConversionConfig
-from ..reparametrization.layer import LayerProblem, Reparametrization
+from ..reparametrization.layer import LayerProblem, spec_of, state_of
 from ..reparametrization.model import LayerProblems, full_ranks, projections
 from ..reparametrization.moments import LayerMoments
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class NewLayer:
-    """All that is kept of a solved layer: its shape and the parameters that stand for queries and keys."""
-
-    spec: AttentionSpec
-    state: dict[str, Tensor]
-
-    @classmethod
-    def of(cls, solved: Reparametrization) -> NewLayer:
-        """What a solved layer stores, in the dtype it has."""
-        state = {
-            "query.weight": solved.factors.query.T.contiguous(),  # (R, D_q)
-            "key.weight": solved.factors.key.T.contiguous(),  # (R, D_k)
-        }
-        if solved.factors.form != "concat":
-            state["mixing"] = solved.factors.mixing.contiguous()
-        if solved.content_bias is not None:
-            state["content_bias.weight"] = solved.content_bias.contiguous()  # (H, D_k)
-        if solved.query_offset is not None:
-            state["query_offset"] = solved.query_offset.contiguous()
-        return cls(solved.spec, state)
 
 
 def convert(
@@ -60,7 +37,7 @@ def convert(
     *,
     calibration: Calibration | None = None,
     inplace: bool = False,
-    on_layer: Callable[[LayerReport, int], None] | None = None,
+    progress: Progress = no_progress,
 ) -> Conversion:
     """Converts a model to collaborative attention.
 
@@ -74,7 +51,7 @@ def convert(
         inplace: turn `model` itself into the collaborative model, sharing the weights that stay, instead of leaving it
             untouched and copying them. Nothing changes unless every layer was solved. References to its old submodules
             and hooks on them are left behind.
-        on_layer: called as soon as a layer is solved, with its report and the number of layers in all.
+        progress: called as soon as a layer is solved.
 
     Raises:
         UnsupportedArchitectureError: if the model is not one that collab converts.
@@ -92,19 +69,18 @@ def convert(
     problems = LayerProblems(model, family, fitted, config.solver_options.resolve_device(model.device))
     choice = choose(config, problems, calibration)
 
-    replaced: dict[str, NewLayer] = {}
+    replaced: dict[str, Factors] = {}
     reports: list[LayerReport] = []
-    held_back = None if calibration is None else calibration.held_back
+    held_out = None if calibration is None else calibration.held_out
     for (name, layer), form, rank in zip(layers.items(), choice.forms, choice.ranks, strict=True):
         logger.debug("%s: solving", name)
         query, key = projections(layer, family)
-        before = _count(query) + _count(key)
-        moments = None if held_back is None else held_back[name]
+        before = count_parameters(query) + count_parameters(key)
+        moments = None if held_out is None else held_out[name]
         replaced[name], found = _solve(name, problems[name], form, rank, config, query.weight, before, moments)
         reports.append(found)
         logger.info("%s: %s, rank %d, relative error %.4f", name, form, rank, found.error)
-        if on_layer is not None:
-            on_layer(reports[-1], len(layers))
+        progress("solving", len(reports), len(layers))
 
     converted = _build(model, model_class, family, replaced, share=inplace)
     query_key = Count(sum(one.query_key.before for one in reports), sum(one.query_key.after for one in reports))
@@ -113,7 +89,7 @@ def convert(
         layers=tuple(reports),
         query_key=query_key,
         attention=Count(attention_before, attention_before - query_key.before + query_key.after),
-        model=Count(_count(model), _count(converted)),
+        model=Count(count_parameters(model), count_parameters(converted)),
         settings=config.to_dict(),
         choice=choice.explanation,
         calibration=None if calibration is None else calibration.summary,
@@ -225,11 +201,11 @@ def _build(
     native: PreTrainedModel,
     model_class: type[PreTrainedModel],
     family: Family,
-    replaced: dict[str, NewLayer],
+    replaced: dict[str, Factors],
     share: bool,
 ) -> PreTrainedModel:
     """The collaborative model: the class as its config says, filled with the solved and the remaining weights."""
-    config = _collaborative_config(native.config, family, [layer.spec for layer in replaced.values()])
+    config = _collaborative_config(native.config, family, [spec_of(factors) for factors in replaced.values()])
     layers = family.attention_layers(native)
     state: dict[str, Tensor] = {}
     trainable: dict[str, bool] = {}
@@ -239,18 +215,18 @@ def _build(
         if renamed is not None:
             state[renamed] = tensor.detach() if share else tensor.detach().clone()
             trainable[renamed] = tensor.requires_grad
-    for name, layer in replaced.items():
-        state |= {f"{name}.{parameter}": tensor for parameter, tensor in layer.state.items()}
+    for name, factors in replaced.items():
+        state |= {f"{name}.{parameter}": tensor for parameter, tensor in state_of(factors).items()}
     return assemble(model_class, config, state, native, trainable, share=share)
 
 
-def install(model: PreTrainedModel, family: Family, name: str, solved: Reparametrization) -> None:
-    """Replaces one attention layer of a native model by what it was solved to."""
+def install(model: PreTrainedModel, family: Family, name: str, factors: Factors) -> None:
+    """Replaces one attention layer of a native model by one that computes the factors."""
     native = model.get_submodule(name)
     query, _ = projections(native, family)
-    new = NewLayer.of(solved.to(query.weight))
-    layer = family.base.attention_classes[type(native)](native, new.spec, model.config)
-    layer.load_state_dict(new.state, strict=False, assign=True)
+    factors = factors.to(query.weight)
+    layer = family.base.attention_classes[type(native)](native, spec_of(factors), model.config)
+    layer.load_state_dict(state_of(factors), strict=False, assign=True)
     model.set_submodule(name, layer.to(query.weight).train(native.training))
 
 
@@ -287,36 +263,31 @@ def _solve(
     config: ConversionConfig,
     like: Tensor,
     parameters_before: int,
-    held_back: LayerMoments | None,
-) -> tuple[NewLayer, LayerReport]:
+    held_out: LayerMoments | None,
+) -> tuple[Factors, LayerReport]:
     """Solves one layer. Everything in float64 is gone when it returns."""
     start = time.perf_counter()
     with torch.no_grad():
-        solved = problem.solve(form, rank, config.content, config.solver_options, config.seed).to(like)
-    decomposition, factors = solved.decomposition, solved.factors
-    content = sum(0 if one is None else one.numel() for one in (solved.content_bias, solved.query_offset))
+        solution = problem.solve(form, rank, config.content, config.solver_options, config.seed)
+    factors = solution.factors.to(like)
     report = LayerReport(
         name=name,
         form=factors.form,
         rank=factors.rank,
-        full_rank=factors.num_heads * solved.head_dim,
-        error=solved.weight_error,
-        score_error=solved.score_error,
-        held_back_error=None if held_back is None else problem.score_error(solved, held_back),
-        sweeps=decomposition.sweeps,
-        converged=decomposition.converged,
-        degeneracy=decomposition.degeneracy,
+        full_rank=factors.num_heads * solution.head_dim,
+        error=solution.error,
+        score_error=solution.score_error,
+        held_out_error=None if held_out is None else problem.score_error(factors, held_out),
+        sweeps=solution.sweeps,
+        converged=solution.converged,
+        degeneracy=solution.degeneracy,
         seconds=time.perf_counter() - start,
-        query_key=Count(parameters_before, factors.num_parameters + content),
+        query_key=Count(parameters_before, factors.num_parameters),
     )
-    return NewLayer.of(solved), report
+    return factors, report
 
 
 def _value_output(native: PreTrainedModel, name: str, family: Family) -> int:
     """Parameters of the value and output projections of a native attention layer."""
     value = getattr(native.get_submodule(name), family.names(native.get_submodule(name))["value"])
-    return _count(value) + _count(family.output_projection(native, name))
-
-
-def _count(module: nn.Module) -> int:
-    return sum(parameter.numel() for parameter in module.parameters())
+    return count_parameters(value) + count_parameters(family.output_projection(native, name))

@@ -19,7 +19,9 @@ from ..modeling.collab_model import optional_parts
 from ..models.assembly import fill
 from ..models.families import Family, collaborative_layers, families
 from ..models.inputs import probe_inputs
-from ..reparametrization.layer import Approximation
+from ..models.layers import count_parameters
+from ..models.states import evaluating
+from ..reparametrization.layer import factors_of
 from ..reparametrization.model import projections
 from .convert import check_finite, check_plain
 from .native_layer import NativeLayer, native_layer, rounding, without_heads
@@ -110,7 +112,7 @@ def expand(model: PreTrainedModel, *, allow_error: float = 0.0) -> Expansion:
     for name, layer in layers.items():
         with torch.no_grad():
             native_layers[name] = found = (
-                native_layer(Approximation.of_layer(layer), layer.attention_head_size)
+                native_layer(factors_of(layer), layer.attention_head_size)
                 if layer.heads
                 else without_heads(model.config.hidden_size)
             )
@@ -122,7 +124,7 @@ def expand(model: PreTrainedModel, *, allow_error: float = 0.0) -> Expansion:
     _check_error(reports, max(allow_error, rounding(model.dtype)))
     expanded = _build(model, native_class, family, layers, native_layers)
     difference, scale = _output_difference(model, expanded)
-    parameters = Count(*(sum(one.numel() for one in each.parameters()) for each in (model, expanded)))
+    parameters = Count(count_parameters(model), count_parameters(expanded))
     return Expansion(expanded, tuple(reports), parameters, difference, scale)
 
 
@@ -262,12 +264,7 @@ def _native_name(name: str, owner: str, layer: CollaborativeAttention) -> str | 
 def _output_difference(model: PreTrainedModel, expanded: nn.Module) -> tuple[float, float]:
     """The largest difference of outputs on random inputs, and the largest output."""
     inputs = probe_inputs(model)
-    training = model.training
-    try:
-        with torch.no_grad():
-            expected, actual = model.eval()(**inputs), expanded.eval()(**inputs)
-    finally:
-        model.train(training)
-        expanded.train(training)
+    with evaluating(model, expanded), torch.no_grad():
+        expected, actual = model(**inputs), expanded(**inputs)
     pairs = [(value, actual[name]) for name, value in expected.items() if isinstance(value, Tensor)]
     return max(float((one - two).abs().max()) for one, two in pairs), max(float(one.abs().max()) for one, _ in pairs)

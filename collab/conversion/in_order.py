@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from transformers import PreTrainedModel
 
-from ..calibration.calibrate import Calibration, CalibrationOptions, Data, calibrate, prepare
+from ..calibration.calibrate import Calibration, Data, calibrate, prepare
+from ..calibration.options import CalibrationOptions
 from ..errors import CalibrationError
+from ..io.options import Progress, no_progress
 from ..planning.choice import choose
 from ..planning.config import ConversionConfig
 from ..reparametrization.model import LayerProblems
@@ -25,7 +26,7 @@ def calibrate_in_order(
     *,
     tokenizer: Any = None,
     options: CalibrationOptions | None = None,
-    on_layer: Callable[[str, int], None] | None = None,
+    progress: Progress = no_progress,
 ) -> Calibration:
     """Calibrates every layer on a model whose earlier layers are converted already.
 
@@ -38,10 +39,10 @@ def calibrate_in_order(
         data: as for `calibrate`, but not a callable.
         tokenizer: the model's tokenizer, or image processor.
         options: how much.
-        on_layer: called after every layer with its name and the number of layers in all.
+        progress: called after every layer.
 
     Returns:
-        Moments of the layers' inputs in the partly converted model; the rows held back are of the original.
+        Moments of the layers' inputs in the partly converted model; the held-out rows are of the original.
 
     Raises:
         CalibrationError: as `calibrate`.
@@ -59,12 +60,13 @@ def calibrate_in_order(
     partly = copy.deepcopy(model)
     moments: dict[str, LayerMoments] = {}
     names = list(first.moments)
-    for name, form, rank in zip(names, choice.forms, choice.ranks, strict=True):
+    layers = zip(names, choice.forms, choice.ranks, strict=True)
+    for done, (name, form, rank) in enumerate(layers, 1):
         seen = calibrate(partly, prepared, options=options) if moments else first
         moments[name] = seen.moments[name]
         problem = LayerProblems(partly, family, seen.moments, device)[name]
         with torch.no_grad():
-            install(partly, family, name, problem.solve(form, rank, config.content, config.solver_options, config.seed))
-        if on_layer is not None:
-            on_layer(name, len(names))
-    return Calibration(moments, first.held_back, first.batches, first.summary | {"in_order": True}, first.notes)
+            solution = problem.solve(form, rank, config.content, config.solver_options, config.seed)
+        install(partly, family, name, solution.factors)
+        progress("calibrating in order", done, len(names))
+    return Calibration(moments, first.held_out, first.batches, first.summary | {"in_order": True}, first.notes)

@@ -23,7 +23,6 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from ..decomposition import Factors
-from ..reparametrization.layer import Approximation
 
 
 @dataclass(frozen=True)
@@ -45,16 +44,16 @@ class NativeLayer:
     error: float
 
 
-def native_layer(layer: Approximation, head_dim: int) -> NativeLayer:
+def native_layer(factors: Factors, head_dim: int) -> NativeLayer:
     """The nearest native layer.
 
     Args:
-        layer: what a collaborative layer computes.
+        factors: what a collaborative layer computes.
         head_dim: d.
     """
-    tolerance = rounding(layer.factors.query.dtype)
-    layer = layer.to(torch.empty((), dtype=torch.float64, device="cpu"))
-    factors, content = layer.factors, layer.content
+    tolerance = rounding(factors.query.dtype)
+    factors = factors.to(torch.empty((), dtype=torch.float64, device="cpu"))
+    content = factors.content
     queries, biases, keys, ranks = [], [], [], []
     lost = total = 0.0
     for h in range(factors.num_heads):

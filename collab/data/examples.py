@@ -57,7 +57,7 @@ def read_examples(
     Raises:
         DataError: if the source cannot be read, lacks a column, or has no rows.
     """
-    if label_column is None and source in (task.train, task.held_back):
+    if label_column is None and source in (task.train, task.held_out):
         label_column = task.label_column
     records = open_records(source)
     if not records.names:

@@ -71,12 +71,12 @@ def require_two(rows: list[Any]) -> None:
     """Raises a DataError for fewer than two rows."""
     if len(rows) < 2:
         raise DataError(
-            f"At least 2 rows are needed, one of them to hold back; here {'is' if len(rows) == 1 else 'are'} "
+            f"At least 2 rows are needed, one of them to hold out; here {'is' if len(rows) == 1 else 'are'} "
             f"{len(rows)}."
         )
 
 
-def hold_back(rows: list[Any], period: int) -> tuple[list[Any], list[Any]]:
+def hold_out(rows: list[Any], period: int) -> tuple[list[Any], list[Any]]:
     """Rows to learn from, and every `period`-th to check on."""
     period = min(period, len(rows))
     return [row for number, row in enumerate(rows, 1) if number % period], rows[period - 1 :: period]

@@ -20,6 +20,12 @@ _BUILDERS = {
 }
 
 
+def check_length(max_length: int | None) -> None:
+    """Raises a ConfigurationError for a length that holds no text."""
+    if max_length is not None and max_length < 3:
+        raise ConfigurationError(f"max_length must be at least 3 tokens, two of them special ones, not {max_length}.")
+
+
 @dataclass(frozen=True)
 class DataSource:
     """Where rows come from.

@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-import transformers
-
 from ..errors import ConfigurationError
 from .source import DataSource
 
@@ -24,7 +22,7 @@ class Task:
         columns: of the text, if the task says so.
         label_column: likewise.
         train: its data on the Hub, if it has any.
-        held_back: likewise, to evaluate on.
+        held_out: likewise, to evaluate on.
     """
 
     kind: str
@@ -35,11 +33,13 @@ class Task:
     columns: tuple[str, ...] = ()
     label_column: str | None = None
     train: DataSource | None = None
-    held_back: DataSource | None = None
+    held_out: DataSource | None = None
 
     @property
     def auto_class(self) -> Any:
         """The Auto class of models with such a head."""
+        import transformers  # not at the top: the command line names the tasks without it
+
         return getattr(transformers, self.head) if self.head else transformers.AutoModel
 
     @property
@@ -115,7 +115,7 @@ def task_named(name: str, metric: str | None = None) -> Task:
             columns=columns,
             label_column="label",
             train=sources[0],
-            held_back=sources[1],
+            held_out=sources[1],
         )
     else:
         raise ConfigurationError(f"Unknown task {name!r}; choose one of {', '.join((*KINDS, *GLUE))}.")

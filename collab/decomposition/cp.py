@@ -20,7 +20,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from .factors import Factors, Fit
+from .factors import Factors, Solution
 from .head_tensor import HeadTensor
 from .options import SolverOptions
 
@@ -114,7 +114,7 @@ class _Sweeper:
         return torch.zeros_like(target)
 
 
-def decompose_cp(tensor: HeadTensor, start: Factors, options: SolverOptions) -> Fit:
+def decompose_cp(tensor: HeadTensor, start: Factors, options: SolverOptions) -> Solution:
     """CP factors of `tensor`, from `start` downhill.
 
     Args:
@@ -150,4 +150,4 @@ def decompose_cp(tensor: HeadTensor, start: Factors, options: SolverOptions) -> 
             sweeper.ridge, previous, step, since = ridge, best, 0, 0
     factors = Factors("cp", query=best.query, key=best.key, mixing=best.mixing).canonical()
     logger.debug("CP: %d sweeps, relative error %.6f to %.6f", len(errors) - 1, errors[0], errors[-1])
-    return Fit(factors, tuple(errors), len(errors) - 1, converged)
+    return Solution(factors, tuple(errors), converged, sweeps=len(errors) - 1)

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from .concat import head_spectrum
-from .factors import Form
 from .head_tensor import HeadTensor
+from .options import Form
 
 
 def decay(tensor: HeadTensor, form: Form) -> Tensor:

@@ -10,20 +10,22 @@ All three forms write a head as Â_h = W̃_Q G_h W̃_Kᵀ and differ in G_h ∈ 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, Literal, get_args
+import math
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-Form = Literal["concat", "cp", "tucker"]
-FORMS: tuple[Form, ...] = get_args(Form)
+from .options import Form
 
 
 @dataclass(frozen=True)
 class Factors:
-    """Â_h = W̃_Q G_h W̃_Kᵀ for every head h.
+    """Â_h = W̃_Q G_h W̃_Kᵀ for every head h, and the content term where a layer has one.
+
+    With it they are what an attention layer computes: s_h(x, y) = (x Â_h yᵀ + c_h·y) / √d.
 
     Attributes:
         form: which G_h.
@@ -31,12 +33,16 @@ class Factors:
         key: W̃_K, shape (D_k, R).
         mixing: M of shape (H, R) in the ``concat`` (one-hot columns, heads in order) and ``cp`` forms; the cores, of
             shape (H, R, R), in the ``tucker`` form.
+        content_bias: c, shape (H, D_k); None for factors without a content term, or with a folded one.
+        query_offset: u, shape (H, R), or (1, R) in the ``concat`` form, if the content is folded.
     """
 
     form: Form
     query: Tensor
     key: Tensor
     mixing: Tensor
+    content_bias: Tensor | None = None
+    query_offset: Tensor | None = None
 
     @property
     def rank(self) -> int:
@@ -56,10 +62,20 @@ class Factors:
         return tuple(int(owned) for owned in self.mixing.count_nonzero(dim=1))
 
     @property
+    def content(self) -> Tensor | None:
+        """c, shape (H, D_k), wherever it is stored."""
+        if self.query_offset is None:
+            return self.content_bias
+        offset = self.query_offset if self.form != "concat" else self.mixing * self.query_offset  # (H, R)
+        return offset @ self.key.T
+
+    @property
     def num_parameters(self) -> int:
-        """Numbers that a layer stores for the factors, the content bias not counted (the one-hot M is not stored)."""
-        stored_mixing = 0 if self.form == "concat" else self.mixing.numel()
-        return self.query.numel() + self.key.numel() + stored_mixing
+        """Numbers that a layer stores for them (the one-hot M is not stored)."""
+        stored = [self.query, self.key, self.content_bias, self.query_offset]
+        if self.form != "concat":
+            stored.append(self.mixing)
+        return sum(part.numel() for part in stored if part is not None)
 
     def head(self, h: int) -> Tensor:
         """Â_h, shape (D_q, D_k)."""
@@ -70,9 +86,11 @@ class Factors:
             return self.query[:, mine] @ self.key[:, mine].T
         return (self.query * self.mixing[h]) @ self.key.T
 
-    def to(self, dtype: torch.dtype) -> Factors:
-        """These factors in another dtype."""
-        return Factors(self.form, query=self.query.to(dtype), key=self.key.to(dtype), mixing=self.mixing.to(dtype))
+    def to(self, like: torch.dtype | Tensor) -> Factors:
+        """These factors in another dtype, or in the dtype and on the device of a tensor."""
+        parts = ("query", "key", "mixing", "content_bias", "query_offset")
+        values = {name: getattr(self, name) for name in parts}
+        return replace(self, **{name: value.to(like) for name, value in values.items() if value is not None})
 
     def norm_squared(self, query_gram: Tensor, key_gram: Tensor, head_weight: Tensor | None = None) -> float:
         """Σ_h w_h tr(G_hᵀ Γ_q G_h Γ_k): the squared norm of the heads, given the Gram matrices of the projections.
@@ -176,17 +194,49 @@ def _safe(norm: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Fit:
-    """Factors, and how the solver came to them.
+class Solution:
+    """Factors, and how they came to be.
 
     Attributes:
         factors: the result.
         errors: relative error ‖𝒯 - 𝒯̂‖/‖𝒯‖ at the start, where the solver knows it, and after every sweep.
-        sweeps: sweeps done.
         converged: whether the error had stopped falling, by `SolverOptions.tolerance`, before the sweeps ran out.
+        error: relative error ‖𝒯 - 𝒯̂‖/‖𝒯‖ of the heads' query-key products, measured head by head on the result; NaN
+            before it is measured, as for the next two.
+        concat_error: the same of the closed-form ``concat`` factors at the same rank, of what was solved.
+        degeneracy: Σ_r ‖a_r ∘ m_r ∘ b_r‖²/‖𝒯‖² (Phan et al. 2020) of what was solved; far above 1 means components
+            that cancel.
+        score_error: relative error of a layer's scores in the metric of its moments, content included; None without
+            moments.
+        head_dim: d of the original heads; scores are divided by its square root.
+        seconds: wall-clock time of the solve.
+        sweeps: sweeps done; 0 where the form is closed or the rank is full.
     """
 
     factors: Factors
-    errors: tuple[float, ...]
-    sweeps: int
-    converged: bool
+    errors: tuple[float, ...] = ()
+    converged: bool = True
+    error: float = math.nan
+    concat_error: float = math.nan
+    degeneracy: float = math.nan
+    score_error: float | None = None
+    head_dim: int = 1
+    seconds: float = 0.0
+    sweeps: int = 0
+
+    def scores(self, query_input: Tensor, key_input: Tensor) -> Tensor:
+        """The attention scores before the softmax, up to a constant over the keys.
+
+        Args:
+            query_input: x, shape (..., T, D_q).
+            key_input: y, shape (..., S, D_k).
+
+        Returns:
+            Scores of shape (..., H, T, S).
+        """
+        heads = torch.stack([self.factors.head(h) for h in range(self.factors.num_heads)])  # (H, D_q, D_k)
+        scores = query_input.unsqueeze(-3) @ heads @ key_input.unsqueeze(-3).mT  # (..., H, T, S)
+        content = self.factors.content
+        if content is not None:
+            scores = scores + (key_input @ content.T).mT.unsqueeze(-2)  # + (..., H, 1, S)
+        return scores / self.head_dim**0.5

@@ -1,17 +1,25 @@
-"""How to solve a decomposition."""
+"""How to solve a decomposition. Nothing here imports torch, so that the command line can show the defaults at once."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, get_args
-
-import torch
+from typing import TYPE_CHECKING, Literal, get_args
 
 from ..errors import ConfigurationError, DeviceError
 
+Form = Literal["concat", "cp", "tucker"]
+FORMS: tuple[Form, ...] = get_args(Form)
+
+Content = Literal["exact", "folded"]
+CONTENTS: tuple[Content, ...] = get_args(Content)
+
 Method = Literal["structured", "tensorly"]
-METHODS: tuple[str, ...] = get_args(Method)
+METHODS: tuple[Method, ...] = get_args(Method)
 Precision = Literal["float32", "float64"]
+
+
+if TYPE_CHECKING:
+    import torch
 
 
 @dataclass(frozen=True)
@@ -54,7 +62,9 @@ class SolverOptions:
     @property
     def dtype(self) -> torch.dtype:
         """`precision` as a torch dtype."""
-        return {"float32": torch.float32, "float64": torch.float64}[self.precision]
+        import torch  # not at the top: the command line shows these defaults without it
+
+        return getattr(torch, self.precision)
 
     def resolve_device(self, default: torch.device) -> torch.device:
         """The device to solve on: the one asked for, or else `default`, or the CPU if that has no float64.
@@ -63,6 +73,8 @@ class SolverOptions:
             ConfigurationError: if `device` is not the name of a device.
             DeviceError: if it is not there or has no float64.
         """
+        import torch
+
         if self.device is None:
             return torch.device("cpu") if default.type == "mps" else default
         try:

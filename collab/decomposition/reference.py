@@ -10,12 +10,12 @@ import tensorly
 import torch
 from tensorly.decomposition import parafac, tucker
 
-from .factors import Factors, Fit, tucker_factors
+from .factors import Factors, Solution, tucker_factors
 from .head_tensor import HeadTensor
 from .options import SolverOptions
 
 
-def reference_cp(tensor: HeadTensor, rank: int, options: SolverOptions, seed: int = 0) -> Fit:
+def reference_cp(tensor: HeadTensor, rank: int, options: SolverOptions, seed: int = 0) -> Solution:
     """CP factors by `tensorly.decomposition.parafac` from a random start.
 
     Args:
@@ -36,10 +36,10 @@ def reference_cp(tensor: HeadTensor, rank: int, options: SolverOptions, seed: in
         )
     weights, (query, mixing, key) = cp
     factors = Factors("cp", query=query, key=key, mixing=mixing * weights).canonical()
-    return _fit(factors, errors, options)
+    return _solution(factors, errors, options)
 
 
-def reference_tucker(tensor: HeadTensor, rank: int, options: SolverOptions, seed: int = 0) -> Fit:
+def reference_tucker(tensor: HeadTensor, rank: int, options: SolverOptions, seed: int = 0) -> Solution:
     """Tucker factors by `tensorly.decomposition.tucker` (HOOI from the truncated higher-order SVD).
 
     Args:
@@ -60,11 +60,11 @@ def reference_tucker(tensor: HeadTensor, rank: int, options: SolverOptions, seed
             return_errors=True,
         )
     cores = torch.einsum("qgk,hg->hqk", core, heads)  # (H, R_q, R_k)
-    return _fit(tucker_factors(query, key, cores, rank), errors, options)
+    return _solution(tucker_factors(query, key, cores, rank), errors, options)
 
 
-def _fit(factors: Factors, errors: list[torch.Tensor], options: SolverOptions) -> Fit:
+def _solution(factors: Factors, errors: list[torch.Tensor], options: SolverOptions) -> Solution:
     # tensorly says nothing when it stops at the limit, so the fall of its last sweep decides.
     history = tuple(float(error) for error in errors)
     converged = len(history) > 1 and abs(history[-2] - history[-1]) < options.tolerance
-    return Fit(factors, history, len(history), converged)
+    return Solution(factors, history, converged, sweeps=len(history))

@@ -10,38 +10,15 @@ import torch
 from ..errors import ConfigurationError, RankError
 from .concat import decompose_concat
 from .cp import decompose_cp
-from .factors import FORMS, Factors, Fit, Form
+from .factors import Factors, Solution
 from .head_tensor import HeadTensor
-from .options import SolverOptions
+from .options import FORMS, Form, SolverOptions
 from .tucker import decompose_tucker
-
-
-@dataclass(frozen=True)
-class Decomposition:
-    """Factors and their quality.
-
-    Attributes:
-        factors: the result, in float64.
-        error: relative error ‖𝒯 - 𝒯̂‖/‖𝒯‖, measured head by head on the result.
-        concat_error: the same for the closed-form ``concat`` factors at the same rank.
-        sweeps: sweeps done; 0 where the form is closed or the rank is full.
-        converged: whether the solver stopped because nothing was left to gain.
-        degeneracy: Σ_r ‖a_r ∘ m_r ∘ b_r‖²/‖𝒯‖² (Phan et al. 2020); far above 1 means components that cancel.
-        seconds: wall-clock time of the solve.
-    """
-
-    factors: Factors
-    error: float
-    concat_error: float
-    sweeps: int
-    converged: bool
-    degeneracy: float
-    seconds: float
 
 
 def decompose(
     tensor: HeadTensor, form: Form, rank: int, options: SolverOptions | None = None, seed: int = 0
-) -> Decomposition:
+) -> Solution:
     """Decomposes a head tensor.
 
     At ``rank = K`` every form is the original weights rewritten, exact to rounding, and nothing is iterated.
@@ -54,7 +31,7 @@ def decompose(
         seed: of the random start of the ``tensorly`` method; the structured solvers are deterministic.
 
     Returns:
-        Factors on the device that they were solved on.
+        The solution in float64, on the device that it was solved on.
 
     Raises:
         ConfigurationError: for an unknown form.
@@ -73,29 +50,27 @@ def decompose(
     norm_squared = tensor.norm_squared()
     start_time = time.perf_counter()
     if rank == tensor.full_rank or norm_squared == 0:
-        fit = Fit(full_rank_factors(tensor, form, rank), errors=(), sweeps=0, converged=True)
-        seconds = time.perf_counter() - start_time
+        solution = Solution(full_rank_factors(tensor, form, rank))
         concat = full_rank_factors(tensor, "concat", rank)
     else:
         small, frame = _normalized(tensor)
         concat = decompose_concat(small, rank)
-        fit = _solve(small, form, rank, concat, options, seed)
+        solution = _solve(small, form, rank, concat, options, seed)
         concat = frame.restore(concat)
-        fit = replace(fit, factors=frame.restore(fit.factors))
-        seconds = time.perf_counter() - start_time
-    error = tensor.relative_error(fit.factors)
+        solution = replace(solution, factors=frame.restore(solution.factors))
+    seconds = time.perf_counter() - start_time
+    error = tensor.relative_error(solution.factors)
     concat_error = error if form == "concat" else tensor.relative_error(concat)
-    if form == "cp" and fit.sweeps and options.method == "structured" and error > concat_error:
+    if form == "cp" and solution.sweeps and options.method == "structured" and error > concat_error:
         # Sweeps in float32 cannot follow a start that is exact beyond float32.
-        fit = replace(fit, factors=replace(concat, form="cp").canonical())
+        solution = replace(solution, factors=replace(concat, form="cp").canonical())
         error = concat_error
-    return Decomposition(
-        factors=fit.factors,
+    return replace(
+        solution,
         error=error,
         concat_error=concat_error,
-        sweeps=fit.sweeps,
-        converged=fit.converged,
-        degeneracy=fit.factors.component_energy() / norm_squared if norm_squared > 0 else 0.0,
+        degeneracy=solution.factors.component_energy() / norm_squared if norm_squared > 0 else 0.0,
+        head_dim=tensor.head_dim,
         seconds=seconds,
     )
 
@@ -113,19 +88,19 @@ def full_rank_factors(tensor: HeadTensor, form: Form, rank: int) -> Factors:
     return Factors(form, query=tensor.query[:, :rank].clone(), key=tensor.key[:, :rank].clone(), mixing=mixing)
 
 
-def _solve(tensor: HeadTensor, form: Form, rank: int, concat: Factors, options: SolverOptions, seed: int) -> Fit:
+def _solve(tensor: HeadTensor, form: Form, rank: int, concat: Factors, options: SolverOptions, seed: int) -> Solution:
     if form == "concat":
-        return Fit(concat, errors=(), sweeps=0, converged=True)
+        return Solution(concat)
     if options.method == "tensorly":
         from .reference import reference_cp, reference_tucker  # tensorly is slow to import
 
         reference = reference_cp if form == "cp" else reference_tucker
-        fit = reference(tensor.to(options.dtype), rank, options, seed)
+        solution = reference(tensor.to(options.dtype), rank, options, seed)
     elif form == "cp":
-        fit = decompose_cp(tensor.to(options.dtype), concat.to(options.dtype), options)
+        solution = decompose_cp(tensor.to(options.dtype), concat.to(options.dtype), options)
     else:
-        fit = decompose_tucker(tensor, rank, concat, options)
-    return replace(fit, factors=fit.factors.to(torch.float64).canonical())
+        solution = decompose_tucker(tensor, rank, concat, options)
+    return replace(solution, factors=solution.factors.to(torch.float64).canonical())
 
 
 @dataclass(frozen=True)

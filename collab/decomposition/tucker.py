@@ -14,14 +14,14 @@ import math
 import torch
 from torch import Tensor
 
-from .factors import Factors, Fit, tucker_factors
+from .factors import Factors, Solution, tucker_factors
 from .head_tensor import HeadTensor
 from .options import SolverOptions
 
 logger = logging.getLogger(__name__)
 
 
-def decompose_tucker(tensor: HeadTensor, rank: int, concat: Factors, options: SolverOptions) -> Fit:
+def decompose_tucker(tensor: HeadTensor, rank: int, concat: Factors, options: SolverOptions) -> Solution:
     """Tucker factors with `rank` shared query and key dimensions.
 
     Starts from the better of the truncated higher-order SVD and the span of the concatenated factors, so that the
@@ -63,7 +63,7 @@ def decompose_tucker(tensor: HeadTensor, rank: int, concat: Factors, options: So
     cores = tensor.cores(tensor.project_query(query), tensor.project_key(key))  # (H, R_q, R_k)
     factors = tucker_factors(query, key, cores, rank)
     logger.debug("Tucker: %d sweeps, relative error %.6f to %.6f", len(errors) - 1, errors[0], errors[-1])
-    return Fit(factors, tuple(errors), len(errors) - 1, converged)
+    return Solution(factors, tuple(errors), converged, sweeps=len(errors) - 1)
 
 
 def _leading(tensor: HeadTensor, factor: Tensor, projected_other: Tensor, rank: int) -> tuple[Tensor, float]:

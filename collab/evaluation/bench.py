@@ -6,30 +6,30 @@ import contextlib
 import copy
 import platform
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any
 
 import torch
 from transformers import PreTrainedModel
 
-from ..errors import ConfigurationError, DeviceError, OutOfMemoryError, first_line
+from ..errors import ConfigurationError, OutOfMemoryError, first_line
+from ..io.options import Progress, no_progress
 from ..models.inputs import longest_input, random_inputs
+from ..models.layers import count_bytes, count_parameters
+from ..models.states import evaluating
 from .bench_report import BenchReport, Measured, Memory, Setting
+from .options import LENGTHS, BenchOptions
 from .timing import Run, Spread, time_in_turn, wait
-
-OnSetting = Callable[[int, int], None]
-"""Called after every batch size and length, with their number and the number in all."""
 
 _WARM = 2
 """Calls before the clock starts: kernels are chosen, and caches filled, in the first ones."""
 
 
-def bench_models(
+def bench(
     models: Sequence[PreTrainedModel],
     options: BenchOptions | None = None,
     *,
     names: Sequence[str] | None = None,
-    on_setting: OnSetting | None = None,
+    progress: Progress = no_progress,
 ) -> BenchReport:
     """Measures one model, or two in turn, on random inputs without padding.
 
@@ -40,7 +40,7 @@ def bench_models(
             others, a copy is measured.
         options: what to measure.
         names: of the models, for the report; their classes if None.
-        on_setting: called after every batch size and length.
+        progress: called after every batch size and length.
 
     Raises:
         ConfigurationError: if a length is beyond what a model takes, the models take inputs of different kinds, or
@@ -68,13 +68,12 @@ def bench_models(
                 settings.append(_measure(runs, rows, length, options))
                 if device.type == "cuda" and options.memory and done == len(grid):
                     memories = [_peak(model, run) for model, run in zip(placed, runs, strict=True)]
-            if on_setting is not None:
-                on_setting(done, len(grid))
+            progress("measuring", done, len(grid))
     measured = [
         Measured(
             name,
             type(model).__name__,
-            sum(parameter.numel() for parameter in model.parameters()),
+            count_parameters(model),
             None,
             str(model.config._attn_implementation),
             memory,
@@ -152,7 +151,7 @@ def _peak(model: PreTrainedModel, run: Run) -> Memory:
     with torch.no_grad():
         call(**batches[0])
     wait(device)
-    weights = sum(one.numel() * one.element_size() for one in [*model.parameters(), *model.buffers()])
+    weights = count_bytes([*model.parameters(), *model.buffers()])
     return Memory(weights + torch.cuda.max_memory_allocated(device) - before, None)
 
 
@@ -162,9 +161,8 @@ def _placed(
 ) -> Iterator[list[PreTrainedModel]]:
     """The models in evaluation mode, as copies where dtype or device are others."""
     dtype = options.torch_dtype
-    modes = [model.training for model in models]
     placed: list[Any] = []
-    try:
+    with evaluating(*models):
         for model in models:
             fits = model.device.type == device.type and model.dtype == dtype
             try:
@@ -172,9 +170,6 @@ def _placed(
             except (torch.OutOfMemoryError, MemoryError) as error:
                 raise OutOfMemoryError(f"The weights of {type(model).__name__} do not fit on the {device}.") from error
         yield placed
-    finally:
-        for model, training in zip(models, modes, strict=True):
-            model.train(training)
 
 
 def _copied(model: Any, device: torch.device, dtype: torch.dtype) -> Any:
@@ -216,60 +211,4 @@ def too_large(rows: int, length: int | None) -> str:
     """What to say when memory runs out."""
     of = "images" if length is None else f"rows of {length} tokens"
     shorter = "" if length is None else " or --length"
-    return f"There is too little memory for {rows} {of}. Give a smaller --batch-size{shorter}, or --dtype bf16."
-
-
-Dtype = Literal["fp32", "bf16", "fp16"]
-_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-LENGTHS = (32, 128, 512)
-
-
-@dataclass(frozen=True)
-class BenchOptions:
-    """What to measure, and how.
-
-    Attributes:
-        batch_sizes: rows of a batch.
-        lengths: tokens of a row; None for 32, 128 and 512, or what the model takes where that is less.
-        rounds: how often each model runs at every batch size and length, in turn with the other.
-        dtype: of weights and arithmetic: ``fp32``, ``bf16`` or ``fp16``.
-        device: ``cpu`` or ``cuda``; None for a GPU where there is one.
-        compile: run the models through `torch.compile`.
-        memory: measure peak memory too; on a CPU by loading each model in a process of its own.
-        seed: of the random inputs.
-
-    Raises:
-        ConfigurationError: if a value cannot be used.
-    """
-
-    batch_sizes: tuple[int, ...] = (1, 8)
-    lengths: tuple[int, ...] | None = None
-    rounds: int = 20
-    dtype: Dtype = "fp32"
-    device: str | None = None
-    compile: bool = False
-    memory: bool = True
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        if not self.batch_sizes or min(self.batch_sizes) < 1:
-            raise ConfigurationError("A batch size must be at least 1.")
-        if self.lengths is not None and (not self.lengths or min(self.lengths) < 1):
-            raise ConfigurationError("A length must be at least 1 token.")
-        if self.rounds < 1:
-            raise ConfigurationError("rounds must be at least 1.")
-        if self.dtype not in get_args(Dtype):
-            raise ConfigurationError(f"Unknown dtype {self.dtype!r}; choose one of {', '.join(_DTYPES)}.")
-        if self.device not in (None, "cpu", "cuda"):
-            raise ConfigurationError(f"device is cpu or cuda, not {self.device!r}.")
-
-    @property
-    def torch_dtype(self) -> torch.dtype:
-        """The dtype as torch names it."""
-        return _DTYPES[self.dtype]
-
-    def resolve_device(self) -> torch.device:
-        """The device to measure on; DeviceError if it is not there."""
-        if self.device == "cuda" and not torch.cuda.is_available():
-            raise DeviceError("There is no CUDA device here. Leave --device away to measure on the CPU.")
-        return torch.device(self.device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    return f"There is too little memory for {rows} {of}. Give a smaller --batch-size{shorter}, or --dtype bfloat16."

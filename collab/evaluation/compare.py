@@ -13,8 +13,11 @@ from transformers import PreTrainedModel
 
 from ..data.features import Batch, Feature, row_batches
 from ..errors import ConfigurationError
-from ..io.load import Loaded
+from ..io.load import Checkpoint
 from ..modeling.collab_model import CollaborativeMixin
+from ..models.inputs import on_device
+from ..models.layers import count_bytes, count_parameters
+from ..models.states import evaluating
 from .timing import time_in_turn
 
 
@@ -31,7 +34,6 @@ def agreement(original: PreTrainedModel, converted: PreTrainedModel, batches: It
         from the original's distribution, nats) and ``top1`` (how often both prefer the same class), for the others
         ``token_cosine`` (mean cosine of hidden states) and ``embedding_cosine`` (of their means over a row's tokens).
     """
-    modes = [(model, model.training) for model in (original, converted)]
     sums: dict[str, float] = {}
     counts: dict[str, int] = {}
     rows = 0
@@ -40,17 +42,11 @@ def agreement(original: PreTrainedModel, converted: PreTrainedModel, batches: It
         sums[name] = sums.get(name, 0.0) + float(values.double().sum())
         counts[name] = counts.get(name, 0) + values.numel()
 
-    try:
-        for model, _ in modes:
-            model.eval()
-        with torch.no_grad():
-            for batch in batches:
-                moved = {name: value.to(original.device) for name, value in batch.items()}
-                rows += len(next(iter(moved.values())))
-                _compare(original(**moved), converted(**moved), moved.get("attention_mask"), add)
-    finally:
-        for model, training in modes:
-            model.train(training)
+    with evaluating(original, converted), torch.no_grad():
+        for batch in batches:
+            moved = on_device(batch, original.device)
+            rows += len(next(iter(moved.values())))
+            _compare(original(**moved), converted(**moved), moved.get("attention_mask"), add)
     if not rows:
         return None
     return {"rows": rows, **{name: sums[name] / counts[name] for name in sums}}
@@ -87,7 +83,7 @@ _COMPARED = 1024
 _TIMED = 256
 
 
-def compare(model: Loaded, other: Loaded, features: Sequence[Feature], *, repeats: int = 3) -> dict[str, Any]:
+def compare(model: Checkpoint, other: Checkpoint, features: Sequence[Feature], *, repeats: int = 3) -> dict[str, Any]:
     """Runs two models over the same rows.
 
     Args:
@@ -108,8 +104,8 @@ def compare(model: Loaded, other: Loaded, features: Sequence[Feature], *, repeat
         "model": other.source.name,
         "agreement": agreement(second, first, batches),
         "hidden_cosine": _hidden_cosine(first, second, batches),
-        "parameters": _both(first, second, lambda one: sum(p.numel() for p in one.parameters())),
-        "bytes": _both(first, second, lambda one: sum(p.numel() * p.element_size() for p in one.parameters())),
+        "parameters": _both(first, second, count_parameters),
+        "bytes": _both(first, second, lambda model: count_bytes(model.parameters())),
         "tokens_per_second": speeds(first, second, timed, repeats),
     }
 
@@ -119,10 +115,10 @@ def _some(features: Sequence[Feature], count: int) -> Sequence[Feature]:
     return features if len(features) <= count else [features[row * len(features) // count] for row in range(count)]
 
 
-def batches_of(loaded: Loaded, features: Sequence[Feature]) -> list[Batch]:
+def batches_of(loaded: Checkpoint, features: Sequence[Feature]) -> list[Batch]:
     """Rows of like length together, in batches of 32, on the model's device."""
     batches = row_batches(loaded.model, loaded.processor, features, _ROWS)
-    return [{name: value.to(loaded.model.device) for name, value in batch.items()} for batch in batches]
+    return [on_device(batch, loaded.model.device) for batch in batches]
 
 
 def speeds(first: PreTrainedModel, second: PreTrainedModel, batches: Sequence[Batch], repeats: int) -> dict[str, float]:

@@ -13,7 +13,8 @@ from transformers import PreTrainedModel
 
 from ..data.features import collate, text_features
 from ..errors import ExtraError
-from ..io.load import Loaded
+from ..io.load import Checkpoint
+from ..models.inputs import on_device
 
 _ROWS = 64
 
@@ -29,7 +30,7 @@ class Embedder:
         ExtraError: if it is a sentence-transformers model and that is not installed.
     """
 
-    def __init__(self, loaded: Loaded, max_length: int | None = None) -> None:
+    def __init__(self, loaded: Checkpoint, max_length: int | None = None) -> None:
         self._loaded = loaded
         self._max_length = max_length
         self._encoder = None
@@ -45,7 +46,7 @@ class Embedder:
             return functional.normalize(self._encoder(batch)["sentence_embedding"].float(), dim=-1)
         features = text_features(model, self._loaded.tokenizer, sentences, self._max_length)
         batch = collate(model, self._loaded.tokenizer, features)
-        batch = {name: value.to(model.device) for name, value in batch.items()}
+        batch = on_device(batch, model.device)
         states = model.base_model(**batch).last_hidden_state  # (B, T, D)
         return mean_embedding(states, batch["attention_mask"])
 
@@ -71,7 +72,7 @@ def mean_embedding(states: Tensor, mask: Tensor | None) -> Tensor:
     return functional.normalize(mean.float(), dim=-1)
 
 
-def _encoder(loaded: Loaded) -> Any:
+def _encoder(loaded: Checkpoint) -> Any:
     try:
         from sentence_transformers import SentenceTransformer
     except ImportError as error:

@@ -14,6 +14,8 @@ from transformers import PreTrainedModel
 from ..data.encoding import IGNORED, Collate, names_of
 from ..data.features import Feature, length_of
 from ..errors import ExtraError
+from ..models.inputs import on_device
+from ..models.states import evaluating
 from .metrics import Columns
 
 TOKENS = 4096
@@ -32,22 +34,15 @@ def predict(kind: str, model: PreTrainedModel, features: Sequence[Feature], coll
     Returns:
         Columns in the order of the rows.
     """
-    training = model.training
     order = sorted(range(len(features)), key=lambda row: length_of(features[row]))
     columns: dict[str, list[Any]] = {}
-    model.eval()
-    try:
-        with torch.no_grad():
-            for rows in _batches(order, features):
-                batch = {
-                    name: value.to(model.device) for name, value in collate([features[row] for row in rows]).items()
-                }
-                labels = batch.pop("labels")
-                logits = model(**batch).logits.float()
-                for name, values in _columns(kind, model, logits, labels).items():
-                    columns.setdefault(name, []).extend(values)
-    finally:
-        model.train(training)
+    with evaluating(model), torch.no_grad():
+        for rows in _batches(order, features):
+            batch = on_device(collate([features[row] for row in rows]), model.device)
+            labels = batch.pop("labels")
+            logits = model(**batch).logits.float()
+            for name, values in _columns(kind, model, logits, labels).items():
+                columns.setdefault(name, []).extend(values)
     back = np.argsort(order)
     return {name: np.asarray(values)[back] for name, values in columns.items()}
 

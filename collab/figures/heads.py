@@ -12,9 +12,10 @@ import numpy as np
 
 from ..data.features import collate, text_features
 from ..errors import DataError
-from ..heads.scores import SCORES, HeadScores, rank_correlation
+from ..heads.options import SCORES
+from ..heads.scores import HeadScores, rank_correlation
 from ..heads.statistics import attention_of
-from ..io.load import Loaded
+from ..io.load import Checkpoint
 from ..models.layers import HeadLayer, check_numbers, head_layers
 from .style import BLUE, VERMILION, pyplot, save
 
@@ -77,7 +78,7 @@ def draw_comparison(first: HeadScores, second: HeadScores, folder: Path, names: 
 
 
 def draw_attention(
-    loaded: Loaded, sentences: Sequence[str], folder: Path, layers: Sequence[int] | None = None
+    loaded: Checkpoint, sentences: Sequence[str], folder: Path, layers: Sequence[int] | None = None
 ) -> list[Path]:
     """Draws the attention maps of all heads of a layer, for every layer and sentence, with the tokens at their sides.
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import ConfigurationError, ExtraError, OutputError
+from ..io.staging import whole_file
 
 # Okabe and Ito's colours, which colour-blind readers can tell apart.
 BLUE, ORANGE, GREEN, VERMILION, PURPLE, GREY = "#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#999999"
@@ -33,15 +34,13 @@ def save(figure: Any, file: Path, dpi: int = 200) -> None:
     Raises:
         OutputError: if it cannot be written.
     """
-    beside = file.with_name(f".partial.{file.name}")
     try:
-        figure.savefig(beside, dpi=dpi)
-        beside.replace(file)
+        with whole_file(file) as partial:
+            figure.savefig(partial, dpi=dpi)
     except (OSError, ValueError) as error:
         raise OutputError(f"The figure could not be written to {file}: {error}.") from error
     finally:
         pyplot().close(figure)
-        beside.unlink(missing_ok=True)
 
 
 def check_figure(file: Path) -> None:

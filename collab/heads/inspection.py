@@ -73,7 +73,7 @@ class Inspection:
         return asdict(self)
 
 
-def inspect_model(
+def inspect(
     model: PreTrainedModel, *, lengths: Sequence[int] = LENGTHS, report: dict[str, Any] | None = None
 ) -> Inspection:
     """Looks at a model in memory.

@@ -21,6 +21,7 @@ from ..data.task import Task
 from ..evaluation.embedding import Embedder, mean_embedding
 from ..evaluation.metrics import measure
 from ..evaluation.predict import predict
+from ..models.inputs import on_device
 
 _ROWS = 32
 
@@ -145,7 +146,7 @@ class LabelledRows(Goal):
 
     def losses(self) -> Sequence[Callable[[], Tensor]]:
         def run(rows: list[Feature]) -> Tensor:
-            batch = {name: value.to(self.model.device) for name, value in self._collate(rows).items()}
+            batch = on_device(self._collate(rows), self.model.device)
             labels = batch.pop("labels")
             logits = self.model(**batch).logits.float()
             if self._task.kind == "regression":

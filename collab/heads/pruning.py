@@ -2,33 +2,45 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from transformers import PreTrainedModel
 
 from ..errors import ConfigurationError, DataError
-from ..io.load import Loaded
+from ..io.load import Checkpoint
+from ..io.options import Progress, no_progress
 from ..models.layers import head_layers, parameters
+from .options import PruneOptions, ScoreOptions
 from .removal import prune
 from .rows import HeadRows
-from .scores import OnDone, ScoreOptions, living_heads, score_heads
-from .selection import Keep, PruneOptions, by_number, least_important, most_important_per_layer
+from .scores import living_heads, score_rows
+from .selection import Keep, by_number, least_important, most_important_per_layer
+
+
+@dataclass(frozen=True)
+class Pruning:
+    """A pruned model.
+
+    Attributes:
+        model: what is left.
+        record: what was done, as JSON values: heads before, after and by layer, parameters, data.
+    """
+
+    model: PreTrainedModel
+    record: dict[str, Any]
 
 
 def prune_by(
-    loaded: Loaded, rows: HeadRows | None, options: PruneOptions, on_done: OnDone = lambda *_: None
-) -> tuple[PreTrainedModel, dict[str, Any]]:
+    loaded: Checkpoint, rows: HeadRows | None, options: PruneOptions, progress: Progress = no_progress
+) -> Pruning:
     """Prunes a model as options say; the model itself is left as it was.
 
     Args:
         loaded: the model, original or converted.
         rows: to score on; not needed where the heads are named.
         options: what to prune.
-        on_done: called as work goes on.
-
-    Returns:
-        The pruned model, and what was done as JSON values: heads before, after and by layer.
+        progress: called as scoring goes on.
 
     Raises:
         ConfigurationError: if a head is not there or none would be left.
@@ -49,7 +61,7 @@ def prune_by(
             raise DataError("Heads are scored on data. Name some, or the heads to keep.")
         for step in range(1, options.steps + 1):
             current = replace(loaded, model=model)
-            model = prune(model, _next(current, rows, options, before, step, on_done))
+            model = prune(model, _next(current, rows, options, before, step, progress))
     after = head_layers(model)
     record = {
         "heads_before": before,
@@ -61,14 +73,16 @@ def prune_by(
         "data": rows.summary if rows is not None and options.needs_scores else None,
         "parameters": {"before": parameters(loaded.model), "after": parameters(model)},
     }
-    return model, record
+    return Pruning(model, record)
 
 
-def _next(current: Loaded, rows: HeadRows, options: PruneOptions, before: int, step: int, on_done: OnDone) -> Keep:
+def _next(
+    current: Checkpoint, rows: HeadRows, options: PruneOptions, before: int, step: int, progress: Progress
+) -> Keep:
     """What stays after a step. Every step removes an equal part."""
     layers = head_layers(current.model)
     settings = ScoreOptions((options.score,), normalize=options.normalize)
-    importance = score_heads(current, rows, settings, on_done).importance(options.score)
+    importance = score_rows(current, rows, settings, progress).importance(options.score)
     if options.fraction is not None:
         goal = before - round(before * options.fraction * step / options.steps)
         return least_important(importance, living_heads(layers) - goal)

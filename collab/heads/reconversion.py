@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from ..conversion.expand import expand
-from ..io.load import load
-from ..io.read import Checkpoint, Source, read_config
+from ..io.load import Checkpoint, load
+from ..io.read import Source, read_config
 from ..io.report import Conversion, Count
 from ..models.families import collaborative_layers
 from ..models.layers import head_layers, parameters
@@ -54,5 +54,5 @@ def read_pruned(source: Source) -> PrunedOriginal | None:
     if any(layer.head_ranks is None or set(layer.head_ranks) != {layer.attention_head_size} for layer in whole):
         return None
     keep = {layer.name: layer.heads for layer in head_layers(loaded.model)}
-    checkpoint = Checkpoint(source, expand(loaded.model).model, loaded.unused)
+    checkpoint = replace(loaded, model=expand(loaded.model).model)
     return PrunedOriginal(checkpoint, keep, parameters(loaded.model))

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from ..modeling.collab_attention import CollaborativeAttention
 from ..models.layers import HeadLayer
-from ..reparametrization.layer import Approximation
+from ..reparametrization.layer import factors_of
 
 
 def product_likeness(layer: HeadLayer) -> Tensor:
@@ -40,7 +40,7 @@ def sharing(layer: HeadLayer) -> Tensor | None:
 def _factors(layer: HeadLayer) -> tuple[Tensor, Tensor, Tensor]:
     """Query and key projections (D, P) and what stands between them for each head, (H, P, P), in float64."""
     if isinstance(layer.module, CollaborativeAttention):
-        factors = Approximation.of_layer(layer.module).factors
+        factors = factors_of(layer.module)
         mixing = factors.mixing.double().cpu()
         cores = mixing if factors.form == "tucker" else torch.diag_embed(mixing)
         return factors.query.double().cpu(), cores, factors.key.double().cpu()

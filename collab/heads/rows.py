@@ -13,8 +13,10 @@ from ..data.source import DataSource
 from ..data.task import Task
 from ..errors import DataError
 from ..evaluation.embedding import Embedder
-from ..io.load import Loaded
+from ..io.load import Checkpoint
+from ..models.inputs import on_device
 from .objective import Goal, LabelledRows, OwnAnswers, SimilarPairs
+from .options import RowOptions
 
 _ROWS = 32
 
@@ -39,7 +41,7 @@ class HeadRows:
     seed: int = 0
     summary: dict[str, Any] = field(default_factory=dict)
 
-    def goal(self, loaded: Loaded, samples: int | None = None) -> Goal:
+    def goal(self, loaded: Checkpoint, samples: int | None = None) -> Goal:
         """What a model's heads are judged by on these rows.
 
         Args:
@@ -56,37 +58,27 @@ class HeadRows:
         features, collate = to_judge(self.task, model, loaded.tokenizer, self.features[:samples], self.seed)
         return LabelledRows(self.task, model, features, collate)
 
-    def batches(self, loaded: Loaded, samples: int | None = None) -> list[Batch]:
+    def batches(self, loaded: Checkpoint, samples: int | None = None) -> list[Batch]:
         """The rows without labels, those of like length together, on the model's device."""
         features = without_labels(self.features[:samples])
         batches = row_batches(loaded.model, loaded.processor, features, _ROWS)
-        return [{name: value.to(loaded.model.device) for name, value in batch.items()} for batch in batches]
+        return [on_device(batch, loaded.model.device) for batch in batches]
 
 
-def head_rows(
-    loaded: Loaded,
-    source: Unlabelled,
-    task: Task | None,
-    *,
-    label_column: str | None = None,
-    samples: int = 512,
-    max_length: int | None = None,
-    seed: int = 0,
-) -> HeadRows:
+def head_rows(loaded: Checkpoint, source: Unlabelled, task: Task | None, options: RowOptions | None = None) -> HeadRows:
     """Reads rows to judge heads on.
 
     Args:
         loaded: the model.
         source: the rows.
         task: whose labels to read; None to do without.
-        label_column: of the labels; found by its usual names if None.
-        samples: rows at most.
-        max_length: tokens of a row at most; None for as many as the model takes.
-        seed: of the sample, of drawn answers and of masked tokens.
+        options: how many, and which column holds the labels.
 
     Raises:
         DataError: if the rows cannot be read, or there are no labels where the task needs them.
     """
+    options = options or RowOptions()
+    samples, max_length, seed = options.samples, options.max_length, options.seed
     if task is None:
         features, summary = features_of(
             loaded.model, loaded.processor, source, samples=samples, max_length=max_length, seed=seed
@@ -95,7 +87,7 @@ def head_rows(
     if not isinstance(source, DataSource):
         raise DataError("Labels come from a file or a data set. Name one, or leave the task away.")
     try:
-        examples = read_examples(source, task, label_column, samples)
+        examples = read_examples(source, task, options.label_column, samples)
     except DataError as error:
         raise DataError(
             f"{error} Without labels (no --task), every score is of the model's own answers; only the task's loss and "

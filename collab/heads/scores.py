@@ -10,62 +10,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..errors import ConfigurationError
-from ..io.load import Loaded
+from ..data.prepare import Unlabelled
+from ..data.task import Task
+from ..io.load import Checkpoint
+from ..io.options import Progress, no_progress
 from ..models.layers import HeadLayer, head_layers
 from .ablation import ablation
 from .gradient import gradient_importance
+from .options import SCORES, RowOptions, ScoreOptions
 from .redundancy import product_likeness, sharing
-from .rows import HeadRows
+from .rows import HeadRows, head_rows
 from .statistics import NAMES as STATISTICS
 from .statistics import attention_statistics
-
-SCORES: dict[str, tuple[int, str]] = {
-    "gradient": (1, "mean |∂L/∂gate| over examples"),
-    "attention_norm": (1, "norm of a token's attention weights"),
-    "entropy": (-1, "of a token's attention weights, nats"),
-    "attention_variance": (1, "of a token's attention weights over the keys, in units of uniform weights"),
-    "confidence": (1, "a token's largest attention weight"),
-    "output_variance": (1, "of what the head adds to the layer's output, over tokens"),
-    "ablation": (1, "harm without the head"),
-    "alone": (-1, "harm with no other head in the layer"),
-    "like_weights": (-1, "largest cosine of A_h to another head's in the layer"),
-    "like_maps": (-1, "largest mean cosine of attention weights to another head's in the layer"),
-}
-"""By name: whether more means that the head matters more (1) or less (-1), and what it is."""
-
-OnDone = Callable[[str, int, int], None]
-"""Called as work goes on with what is being done, how much is done, and how much there is."""
-
-
-@dataclass(frozen=True)
-class ScoreOptions:
-    """How to score heads.
-
-    Attributes:
-        scores: which of `SCORES`; empty for all.
-        ablation_samples: rows that heads are closed on, the first ones; there are twice as many passes over them as
-            heads.
-        normalize: whether the gradient scores of each layer are divided by their norm (an option of Michel et al.).
-
-    Raises:
-        ConfigurationError: if there is no such score.
-    """
-
-    scores: tuple[str, ...] = ()
-    ablation_samples: int = 128
-    normalize: bool = False
-
-    def __post_init__(self) -> None:
-        unknown = set(self.scores) - set(SCORES)
-        if unknown:
-            raise ConfigurationError(f"Unknown score {sorted(unknown)[0]!r}; choose among {', '.join(SCORES)}.")
-        if self.ablation_samples < 2:
-            raise ConfigurationError("Ablation needs at least 2 rows.")
-
-    def wants(self, *names: str) -> bool:
-        """Whether one of these is to be computed."""
-        return not self.scores or any(name in self.scores for name in names)
 
 
 @dataclass(frozen=True)
@@ -133,16 +89,41 @@ class HeadScores:
 
 def rank_correlation(one: Mapping[str, Mapping[int, float]], other: Mapping[str, Mapping[int, float]]) -> float:
     """Spearman's correlation of two scores over the same heads; NaN if one of them is constant."""
-    from scipy.stats import rankdata
+    from scipy.stats import spearmanr  # slow to import
 
-    ranks = [rankdata([value for heads in score.values() for value in heads.values()]) for score in (one, other)]
-    if min(np.ptp(rank) for rank in ranks) == 0:
+    first, second = ([value for heads in score.values() for value in heads.values()] for score in (one, other))
+    if np.ptp(first) == 0 or np.ptp(second) == 0:
         return float("nan")
-    return float(np.corrcoef(*ranks)[0, 1])
+    return float(spearmanr(first, second).statistic)
 
 
 def score_heads(
-    loaded: Loaded, rows: HeadRows, options: ScoreOptions | None = None, on_done: OnDone = lambda *_: None
+    model: Checkpoint,
+    data: Unlabelled,
+    *,
+    task: Task | None = None,
+    rows: RowOptions | None = None,
+    options: ScoreOptions | None = None,
+    progress: Progress = no_progress,
+) -> HeadScores:
+    """Scores every head of a model, original or converted.
+
+    Args:
+        model: what `collab.load` returned, or `Checkpoint.of(model, tokenizer)` of a model in memory.
+        data: the rows; see `collab.heal`. A `DataSource` where they have labels.
+        task: whose labels gradient and ablation go by; None for the model's own answers.
+        rows: how many rows, and which column holds their labels.
+        options: which scores.
+        progress: called as work goes on.
+
+    Raises:
+        DataError: if the rows cannot be read or do not fit the model.
+    """
+    return score_rows(model, head_rows(model, data, task, rows), options, progress)
+
+
+def score_rows(
+    loaded: Checkpoint, rows: HeadRows, options: ScoreOptions | None = None, progress: Progress = no_progress
 ) -> HeadScores:
     """Scores every head of a model.
 
@@ -150,7 +131,7 @@ def score_heads(
         loaded: the model, original or converted.
         rows: to judge on.
         options: what to compute.
-        on_done: called as work goes on.
+        progress: called as work goes on.
 
     Raises:
         DataError: if the rows do not fit the model.
@@ -164,11 +145,11 @@ def score_heads(
     harm_name = ""
     if options.wants("gradient"):
         goal = rows.goal(loaded)
-        scores = gradient_importance(goal, layers, _counter(on_done, "gradients", len(goal.losses())))
+        scores = gradient_importance(goal, layers, _counter(progress, "gradients", len(goal.losses())))
         found["gradient"] = _normalized(scores) if options.normalize else scores
     if options.wants(*STATISTICS, "like_maps"):
         batches = rows.batches(loaded)
-        statistics = attention_statistics(model, layers, batches, _counter(on_done, "attention", len(batches)))
+        statistics = attention_statistics(model, layers, batches, _counter(progress, "attention", len(batches)))
         by_layer = {layer.name: statistics[layer.name].scores() for layer in living}
         for name in STATISTICS:
             if options.wants(name):
@@ -179,7 +160,7 @@ def score_heads(
         goal = rows.goal(loaded, options.ablation_samples)
         harm_name = goal.harm_name
         changes = 2 * living_heads(layers)
-        without, alone = ablation(goal, layers, _counter(on_done, "ablation", changes))
+        without, alone = ablation(goal, layers, _counter(progress, "ablation", changes))
         found |= {name: one for name, one in (("ablation", without), ("alone", alone)) if options.wants(name)}
     if options.wants("like_weights"):
         likeness["weights"] = {layer.name: product_likeness(layer) for layer in living}
@@ -213,13 +194,13 @@ def _most_alike(matrix: Tensor) -> Tensor:
     return (matrix - 2 * torch.eye(len(matrix), dtype=matrix.dtype)).amax(1)
 
 
-def _counter(on_done: OnDone, what: str, total: int) -> Callable[[], None]:
+def _counter(progress: Progress, what: str, total: int) -> Callable[[], None]:
     done = 0
 
     def count() -> None:
         nonlocal done
         done += 1
-        on_done(what, done, total)
+        progress(what, done, total)
 
     return count
 

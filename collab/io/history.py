@@ -12,14 +12,15 @@ import yaml
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
 from huggingface_hub.repocard_data import model_index_to_eval_results
 
+from .card import CARD_FILE
 from .read import read_json
+from .staging import whole_file
 
 REPORT_FILE = "collab_report.json"
-CARD_FILE = "README.md"
 
 
 @dataclass(frozen=True)
-class Measured:
+class Metric:
     """A metric for the card's model-index.
 
     Attributes:
@@ -49,7 +50,7 @@ class Step:
     title: str
     text: str
     record: dict[str, Any]
-    measured: tuple[Measured, ...] = field(default=())
+    measured: tuple[Metric, ...] = field(default=())
 
 
 def read_report(folder: Path) -> dict[str, Any]:
@@ -140,6 +141,5 @@ def results_of(folder: Path) -> list[EvalResult]:
 
 
 def _write(path: Path, text: str) -> None:
-    beside = path.with_name(f".{path.name}.partial")
-    beside.write_text(text, encoding="utf-8")
-    beside.replace(path)
+    with whole_file(path) as partial:
+        partial.write_text(text, encoding="utf-8")

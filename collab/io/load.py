@@ -1,9 +1,11 @@
-"""Loading a model to train or to measure: an original or a converted one, with its tokenizer."""
+"""A model with what lies beside it: an original to convert, or one of either kind to train or to measure."""
 
 from __future__ import annotations
 
 import logging
 from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -11,44 +13,54 @@ import transformers
 from torch import Tensor
 from transformers import AutoConfig, AutoImageProcessor, AutoTokenizer, PreTrainedModel
 
-from ..errors import CheckpointError, DataError, first_line
-from ..models.families import families
+from ..errors import CheckpointError, DataError, UnsupportedArchitectureError, WeightsError, first_line
+from ..models.families import Family, families, refuse_unsupported
+from .options import LoadOptions
 from .read import Source, check_weight_files, read_config, read_model, read_tensors, resolve_source
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class LoadOptions:
-    """How to read a model.
-
-    Attributes:
-        revision: branch, tag or commit on the Hub.
-        trust_remote_code: let transformers run a tokenizer's code that comes with the checkpoint. A model's own code is
-            never run: it is read as the native model of its type, or as the converted one that collab has.
-    """
-
-    revision: str | None = None
-    trust_remote_code: bool = False
-
-
-@dataclass(frozen=True)
-class Loaded:
-    """A model as it lies in its folder.
+class Checkpoint:
+    """A model with what lies beside it.
 
     Attributes:
         source: where from.
-        model: in evaluation mode.
-        processor: its tokenizer or image processor; None where there is none.
+        model: in evaluation mode, in the dtype of the checkpoint.
         missing: weights that the folder does not hold, initialized at random.
-        unused: weights that the class which the config names has no place for, to be kept.
+        unused: weights of the checkpoint that the model's class has no place for (a pooler beside a language-modelling
+            head, say), to be kept where the model is written again.
+        notes: what a user should know.
+        trust_remote_code: whether transformers may run a tokenizer's code that comes with it.
     """
 
     source: Source
     model: PreTrainedModel
-    processor: Any | None
     missing: list[str] = field(default_factory=list)
     unused: dict[str, Tensor] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+    trust_remote_code: bool = False
+
+    @classmethod
+    def of(cls, model: PreTrainedModel, processor: Any | None = None) -> Checkpoint:
+        """A model in memory, with its tokenizer or image processor, as if it had just been loaded."""
+        name = model.name_or_path or type(model).__name__
+        checkpoint = cls(Source(name, Path(name)), model)
+        checkpoint.__dict__["processor"] = processor  # a cached property is stored under its name
+        return checkpoint
+
+    @cached_property
+    def processor(self) -> Any | None:
+        """Its tokenizer or image processor; None where there is none, or it does not load."""
+        loader: Any = AutoTokenizer if self.model.main_input_name == "input_ids" else AutoImageProcessor
+        try:
+            return loader.from_pretrained(
+                self.source.folder, trust_remote_code=self.trust_remote_code, local_files_only=True
+            )
+        except (OSError, ValueError, ImportError, KeyError, TypeError) as error:
+            logger.info("No tokenizer or image processor: %s", error)
+            return None
 
     @property
     def tokenizer(self) -> Any:
@@ -59,7 +71,7 @@ class Loaded:
 
     def require_head(self, kind: str) -> None:
         """Raises a DataError if the head for a kind of task would be random."""
-        head = [one for one in self.missing if not one.startswith(f"{self.model.base_model_prefix}.")]
+        head = [name for name in self.missing if not name.startswith(f"{self.model.base_model_prefix}.")]
         if head:
             raise DataError(
                 f"{self.source.name} has no head for {kind}: {', '.join(head[:3])} would be random. Fine-tune it first."
@@ -68,18 +80,18 @@ class Loaded:
 
 def load(
     name: str,
-    reading: LoadOptions | None = None,
+    options: LoadOptions | None = None,
     *,
     auto_class: Any = None,
     config_changes: dict[str, Any] | None = None,
     new_head: bool = False,
     seed: int = 0,
-) -> Loaded:
+) -> Checkpoint:
     """Reads a native or a converted model.
 
     Args:
         name: a folder or a Hub id.
-        reading: how to read it.
+        options: how to read it.
         auto_class: the Auto class to load with; None for the class that the config names.
         config_changes: values of the config to replace, such as the labels of a new head.
         new_head: let everything outside the base model start anew at random.
@@ -88,8 +100,8 @@ def load(
     Raises:
         CheckpointError: if it is not there, incomplete or damaged, or has no class with such a head.
     """
-    reading = reading or LoadOptions()
-    source = resolve_source(name, reading.revision)
+    options = options or LoadOptions()
+    source = resolve_source(name, options.revision)
     raw = read_config(source.folder)
     files = check_weight_files(source.folder)
     config = config_of(source)
@@ -105,13 +117,70 @@ def load(
             fresh = type(model)(config)
         fresh.base_model.load_state_dict(model.base_model.state_dict())
         model = fresh.to(model.dtype)  # type: ignore[arg-type]
-    return Loaded(
+    return Checkpoint(
         source,
         model.eval(),
-        load_processor(source, model, reading.trust_remote_code),
         sorted(info["missing_keys"]),
         read_tensors(files, info["unexpected_keys"]) if auto_class is None else {},
+        trust_remote_code=options.trust_remote_code,
     )
+
+
+def load_native(source: Source, options: LoadOptions | None = None, *, seed: int = 0) -> Checkpoint:
+    """Reads a native model with the head that its config names, in the dtype of the checkpoint.
+
+    Args:
+        source: where it is.
+        options: how to read it.
+        seed: of the weights that the checkpoint lacks, such as a pooler that was never trained.
+
+    Raises:
+        CheckpointError: if a file is missing or damaged, or the weights are a pickle of more than plain weights.
+        UnsupportedArchitectureError, AlreadyConvertedError: if it is not a model that collab converts.
+        WeightsError: if attention weights are missing.
+    """
+    config = read_config(source.folder)
+    refuse_unsupported(config["model_type"])
+    family = families()[config["model_type"]]
+    notes = []
+    if config.get("auto_map"):
+        notes.append(
+            "The checkpoint comes with code of its own, which was not run; it was read as a native "
+            f"{config['model_type']} model."
+        )
+    native_class = _native_class(config, family)
+    weights = check_weight_files(source.folder)
+    model, info = read_model(native_class, source, seed, dtype="auto")
+    missing = sorted(info["missing_keys"])
+    layers = family.attention_layers(model)
+    for name in missing:
+        if any(name.startswith(f"{layer}.") for layer in layers):
+            raise WeightsError(f"{name} is not in the checkpoint, so there is no attention to convert.")
+    if missing:
+        notes.append(f"Not in the checkpoint, so initialized at random (seed {seed}): {', '.join(missing)}.")
+    unused = read_tensors(weights, info["unexpected_keys"])
+    if unused:
+        some = ", ".join(sorted(unused)[:3])
+        notes.append(
+            f"Carried over as they are, because the model has no place for them: {len(unused)} weights of the "
+            f"checkpoint ({some}{', …' if len(unused) > 3 else ''})."
+        )
+    for note in notes:
+        logger.warning(note)
+    trusted = (options or LoadOptions()).trust_remote_code
+    return Checkpoint(source, model, missing, unused, tuple(notes), trusted)
+
+
+def _native_class(config: dict[str, Any], family: Family) -> Any:
+    """The native class to load with `from_pretrained`."""
+    natives = {model.native_class().__name__: model.native_class() for model in family.models}
+    architectures = config.get("architectures") or [family.base.native_class().__name__]
+    if architectures[0] not in natives:
+        raise UnsupportedArchitectureError(
+            f"The checkpoint is a {architectures[0]}, which cannot be converted. For {family.native_model_type} "
+            f"models, these can: {', '.join(natives)}."
+        )
+    return natives[architectures[0]]
 
 
 def config_of(source: Source) -> Any:
@@ -124,16 +193,6 @@ def config_of(source: Source) -> Any:
         return AutoConfig.from_pretrained(source.folder, local_files_only=True, trust_remote_code=False)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise CheckpointError(f"The config of {source.name} could not be read: {first_line(error)}") from error
-
-
-def load_processor(source: Source, model: PreTrainedModel, trust_remote_code: bool = False) -> Any | None:
-    """The tokenizer or image processor in a model's folder; None where there is none, or it does not load."""
-    loader: Any = AutoTokenizer if model.main_input_name == "input_ids" else AutoImageProcessor
-    try:
-        return loader.from_pretrained(source.folder, trust_remote_code=trust_remote_code, local_files_only=True)
-    except (OSError, ValueError, ImportError, KeyError, TypeError) as error:
-        logger.info("No tokenizer or image processor: %s", error)
-        return None
 
 
 def model_class_of(config: dict[str, Any], name: str) -> Any:

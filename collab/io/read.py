@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import pickle
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +17,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from ..errors import CheckpointError, UnsupportedArchitectureError, WeightsError, first_line
-from ..models.families import Family, families, refuse_unsupported
+from ..errors import CheckpointError, first_line
 
 logger = logging.getLogger(__name__)
 
@@ -53,24 +52,6 @@ class Source:
     folder: Path
     hub_id: str | None = None
     revision: str | None = None
-
-
-@dataclass(frozen=True)
-class Checkpoint:
-    """A model that was read.
-
-    Attributes:
-        source: where from.
-        model: the native model, in the dtype of the checkpoint.
-        unused: weights of the checkpoint that the model's class has no place for (a pooler beside a language-modelling
-            head, say), to be kept in the export.
-        notes: what a user should know.
-    """
-
-    source: Source
-    model: PreTrainedModel
-    unused: dict[str, Tensor] = field(default_factory=dict)
-    notes: tuple[str, ...] = ()
 
 
 def resolve_source(model: str, revision: str | None = None) -> Source:
@@ -113,49 +94,6 @@ def _download(model: str, revision: str | None) -> Source:
     if not any((folder / name).is_file() for name in WEIGHT_FILES):
         folder = Path(snapshot_download(model, revision=revision, ignore_patterns=list(_FOREIGN_WEIGHTS)))
     return Source(model, folder, hub_id=model, revision=folder.name)
-
-
-def load_checkpoint(source: Source, *, seed: int = 0) -> Checkpoint:
-    """Reads a native model with the head that its config names, in the dtype of the checkpoint.
-
-    Args:
-        source: where it is.
-        seed: of the weights that the checkpoint lacks, such as a pooler that was never trained.
-
-    Raises:
-        CheckpointError: if a file is missing or damaged, or the weights are a pickle of more than plain weights.
-        UnsupportedArchitectureError, AlreadyConvertedError: if it is not a model that collab converts.
-        WeightsError: if attention weights are missing.
-    """
-    config = read_config(source.folder)
-    refuse_unsupported(config["model_type"])
-    family = families()[config["model_type"]]
-    notes = []
-    if config.get("auto_map"):
-        notes.append(
-            "The checkpoint comes with code of its own, which was not run; it was read as a native "
-            f"{config['model_type']} model."
-        )
-    native_class = _native_class(config, family)
-    weights = check_weight_files(source.folder)
-    model, info = read_model(native_class, source, seed, dtype="auto")
-    missing = sorted(info["missing_keys"])
-    layers = family.attention_layers(model)
-    for name in missing:
-        if any(name.startswith(f"{layer}.") for layer in layers):
-            raise WeightsError(f"{name} is not in the checkpoint, so there is no attention to convert.")
-    if missing:
-        notes.append(f"Not in the checkpoint, so initialized at random (seed {seed}): {', '.join(missing)}.")
-    unused = read_tensors(weights, info["unexpected_keys"])
-    if unused:
-        some = ", ".join(sorted(unused)[:3])
-        notes.append(
-            f"Carried over as they are, because the model has no place for them: {len(unused)} weights of the "
-            f"checkpoint ({some}{', …' if len(unused) > 3 else ''})."
-        )
-    for note in notes:
-        logger.warning(note)
-    return Checkpoint(source, model, unused, tuple(notes))
 
 
 def read_model(
@@ -238,18 +176,6 @@ def read_json(path: Path) -> Any:
         return json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
         raise CheckpointError(f"{path} is not valid JSON: {error}") from error
-
-
-def _native_class(config: dict[str, Any], family: Family) -> Any:
-    """The native class to load with `from_pretrained`."""
-    natives = {model.native_class().__name__: model.native_class() for model in family.models}
-    architectures = config.get("architectures") or [family.base.native_class().__name__]
-    if architectures[0] not in natives:
-        raise UnsupportedArchitectureError(
-            f"The checkpoint is a {architectures[0]}, which cannot be converted. For {family.native_model_type} "
-            f"models, these can: {', '.join(natives)}."
-        )
-    return natives[architectures[0]]
 
 
 def check_weight_files(folder: Path) -> list[Path]:

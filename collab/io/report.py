@@ -40,7 +40,7 @@ class LayerReport:
         error: relative error ‖𝒯 - 𝒯̂‖/‖𝒯‖ of the heads' query-key products, the weights.
         score_error: relative error of the scores on calibration inputs, each weighed by what it does to the model's
             output; None without calibration.
-        held_back_error: the same on the calibration rows that were held back.
+        held_out_error: the same on the calibration rows that were held out.
         sweeps: sweeps of the solver.
         converged: whether the solver stopped because nothing was left to gain.
         degeneracy: Σ_r ‖a_r ∘ m_r ∘ b_r‖²/‖𝒯‖²; far above 1 means components that cancel.
@@ -55,7 +55,7 @@ class LayerReport:
     full_rank: int
     error: float
     score_error: float | None
-    held_back_error: float | None
+    held_out_error: float | None
     sweeps: int
     converged: bool
     degeneracy: float
@@ -79,7 +79,7 @@ class ConversionReport:
         settings: the `ConversionConfig`.
         choice: how form and ranks were found, if a budget was given.
         calibration: what the conversion was calibrated on; None if by the weights alone.
-        agreement: of the converted model with the original on held-back rows (`collab.evaluation.compare`).
+        agreement: of the converted model with the original on held-out rows (`collab.evaluation.compare`).
         comparison: for each layer, the rank and predicted error of every form with as many parameters.
         seconds: time of the whole conversion.
         versions: of collab, torch, transformers, tensorly, Python.

@@ -86,6 +86,23 @@ def check_space(output: Path, needed: int) -> None:
 
 
 @contextlib.contextmanager
+def whole_file(file: Path) -> Iterator[Path]:
+    """Gives a path to write to that becomes `file` if all goes well, and is gone otherwise.
+
+    It has the suffix of `file`, by which some writers choose the format.
+    """
+    handle, name = tempfile.mkstemp(prefix=f".{file.stem}.", suffix=f".partial{file.suffix}", dir=file.parent)
+    os.close(handle)
+    partial = Path(name)
+    try:
+        yield partial
+        _open_up(partial)
+        partial.replace(file)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
 def staged(output: Path, overwrite: bool = False) -> Iterator[Path]:
     """Gives a folder to write into that becomes `output` if all goes well, and is gone otherwise.
 
@@ -188,10 +205,9 @@ def _nearest_existing(folder: Path) -> Path:
     return folder
 
 
-def _open_up(folder: Path) -> None:
-    """Gives a folder and its files the permissions of new ones: temporary folders and safetensors are private."""
+def _open_up(top: Path) -> None:
+    """Gives a file, or a folder and its files, the permissions of new ones: what is temporary is private."""
     mask = os.umask(0)  # which can only be read by setting it
     os.umask(mask)
-    folder.chmod(0o777 & ~mask)
-    for path in folder.rglob("*"):
+    for path in [top, *top.rglob("*")]:
         path.chmod((0o777 if path.is_dir() else 0o666) & ~mask)

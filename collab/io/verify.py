@@ -11,6 +11,7 @@ from transformers import PreTrainedModel
 
 from ..errors import VerificationError
 from ..models.inputs import probe_inputs
+from ..models.states import evaluating
 
 _TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-10, torch.bfloat16: 2e-2, torch.float16: 5e-3}
 
@@ -41,13 +42,8 @@ def verify(folder: Path, model: PreTrainedModel) -> dict[str, Any]:
 
     reloaded.to(model.device)
     inputs = probe_inputs(model)
-    training = model.training
-    model.eval()
-    try:
-        with torch.no_grad():
-            expected, actual = model(**inputs), reloaded(**inputs)
-    finally:
-        model.train(training)
+    with evaluating(model), torch.no_grad():
+        expected, actual = model(**inputs), reloaded(**inputs)
     tolerance = _TOLERANCE.get(model.dtype, 1e-5)
     largest = 0.0
     for name, value in expected.items():

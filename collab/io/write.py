@@ -2,25 +2,28 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
-import re
 import shutil
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
-from torch import Tensor
 from transformers import AutoImageProcessor, AutoTokenizer, PreTrainedModel
 
 from .. import modeling
-from ..errors import ConfigurationError, VerificationError
+from ..errors import VerificationError
 from ..modeling.collab_model import auto_classes
-from .card import write_card
-from .history import CARD_FILE, REPORT_FILE, Step, append, append_to_card, forget_results, read_report
-from .read import Checkpoint, Source, read_json
+from ..models.layers import count_bytes
+from .card import CARD_FILE, write_card
+from .history import REPORT_FILE, Step, append, append_to_card, forget_results, read_report
+from .load import Checkpoint
+from .options import SaveOptions
+from .read import Source, read_json
 from .report import Conversion, ConversionReport
 from .staging import check_output, check_space, staged
 from .verify import verify
@@ -55,34 +58,11 @@ _CARRIED = (
 )
 
 
-@dataclass(frozen=True)
-class ExportOptions:
-    """How to write a model.
-
-    Attributes:
-        overwrite: replace what collab wrote there earlier; anything else is never overwritten.
-        max_shard_size: largest weights file, for example ``"5GB"``; a larger model is written in several.
-        base_model: name of the original for the model card; found from the source if None.
-
-    Raises:
-        ConfigurationError: if the size is not one.
-    """
-
-    overwrite: bool = False
-    max_shard_size: str = "5GB"
-    base_model: str | None = None
-
-    def __post_init__(self) -> None:
-        if not re.fullmatch(r"0*[1-9]\d*([KMGT]i?B)", self.max_shard_size, flags=re.IGNORECASE):
-            raise ConfigurationError(f"{self.max_shard_size!r} is not a size; write for example 500MB or 5GB.")
-
-
-def export(
+def save(
     conversion: Conversion,
     output: str | Path,
     checkpoint: Checkpoint | None = None,
-    options: ExportOptions | None = None,
-    trust_remote_code: bool = False,
+    options: SaveOptions | None = None,
     steps: Sequence[Step] = (),
 ) -> ConversionReport:
     """Writes a converted model with all it needs to be loaded, checks that it reloads, and only then puts it in place.
@@ -93,7 +73,6 @@ def export(
         checkpoint: the original, whose tokenizer, image processor, sentence-transformers files, license and unused
             weights are carried over. Without it the folder holds the model, its code, the card and the report.
         options: how to write.
-        trust_remote_code: let transformers run a tokenizer's code that comes with the original.
         steps: what was done to the model since, for report and card.
 
     Returns:
@@ -103,22 +82,16 @@ def export(
         OutputError: if the folder cannot be written; nothing is left behind.
         VerificationError: if what was written does not reload to the model in memory; nothing is left behind.
     """
-    options = options or ExportOptions()
+    options = options or SaveOptions()
     output = Path(output).expanduser()
     model = conversion.model
     source = checkpoint.source if checkpoint is not None else None
-    unused = checkpoint.unused if checkpoint is not None else {}
-    check_output(output, source.folder if source else None, options.overwrite)
-    state = {**model.state_dict(), **unused}
-    check_space(output, _size(state))
-    with staged(output, options.overwrite) as folder:
-        model.save_pretrained(folder, state_dict=state, max_shard_size=options.max_shard_size)
-        if source is not None:
-            carry_over(source.folder, folder, trust_remote_code)
+    with _verified(model, output, checkpoint, options) as (folder, verification):
         before = {} if source is None else read_report(source.folder)
         report = replace(
             conversion.report,
-            verification=verify(folder, model),
+            command=options.command or conversion.report.command,
+            verification=verification,
             history=tuple(step.record for step in steps),
             original_history=(*before.get("original_history", ()), *before.get("history", ())),
         )
@@ -136,39 +109,31 @@ def export(
     return report
 
 
-def republish(
+def save_changed(
     model: PreTrainedModel,
     output: str | Path,
-    source: Path,
-    *steps: Step,
-    unused: dict[str, Tensor] | None = None,
+    checkpoint: Checkpoint,
+    steps: Sequence[Step],
+    options: SaveOptions | None = None,
     card: str | None = None,
-    overwrite: bool = False,
-    trust_remote_code: bool = False,
 ) -> None:
-    """Writes a model that was trained further or expanded, with what its folder holds besides, as `export` does.
+    """Writes a model that was trained further, pruned or expanded, with what its folder holds besides, as `save` does.
 
     Args:
         model: native or converted.
         output: the folder to write.
-        source: the folder that it was loaded from; its report and card go along and grow by the steps.
+        checkpoint: what it was loaded from; its report and card go along and grow by the steps.
         steps: what was done.
-        unused: weights that the model has no place for, to be kept.
-        card: a card to start from instead of the source's.
-        overwrite: replace a model that collab wrote there.
-        trust_remote_code: let transformers run a tokenizer's code that comes with the model.
+        options: how to write.
+        card: a card to start from instead of the checkpoint's.
 
     Raises:
-        OutputError, VerificationError: as `export`.
+        OutputError, VerificationError: as `save`.
     """
+    options = options or SaveOptions()
     output = Path(output).expanduser()
-    check_output(output, source, overwrite)
-    state = {**model.state_dict(), **(unused or {})}
-    check_space(output, _size(state))
-    with staged(output, overwrite) as folder:
-        model.save_pretrained(folder, state_dict=state)
-        carry_over(source, folder, trust_remote_code)
-        verify(folder, model)
+    source = checkpoint.source.folder
+    with _verified(model, output, checkpoint, options) as (folder, _):
         for name in (REPORT_FILE, CARD_FILE):
             if (source / name).is_file():
                 shutil.copyfile(source / name, folder / name)
@@ -178,6 +143,21 @@ def republish(
         for step in steps:
             append(folder, step, name=output.name)
     logger.info("Wrote %s.", output)
+
+
+@contextlib.contextmanager
+def _verified(
+    model: PreTrainedModel, output: Path, checkpoint: Checkpoint | None, options: SaveOptions
+) -> Iterator[tuple[Path, dict[str, Any]]]:
+    """A staged folder with the model and what is carried over, reloaded and compared, and what that showed."""
+    check_output(output, checkpoint.source.folder if checkpoint else None, options.overwrite)
+    state = {**model.state_dict(), **(checkpoint.unused if checkpoint else {})}
+    check_space(output, count_bytes(state.values()))
+    with staged(output, options.overwrite) as folder:
+        model.save_pretrained(folder, state_dict=state, max_shard_size=options.max_shard_size)
+        if checkpoint is not None:
+            carry_over(checkpoint.source.folder, folder, checkpoint.trust_remote_code)
+        yield folder, verify(folder, model)
 
 
 def carry_over(source: Path, folder: Path, trust_remote_code: bool = False) -> None:
@@ -262,8 +242,3 @@ def auto_class_of(module: ModuleType, model_class: type) -> str:
     names = [name for name, models in auto_classes(module).items() if model_class in models]
     vague = ("AutoModelForTextEncoding", "AutoModelForPreTraining")
     return next((name for name in names if name not in vague), names[-1] if names else "AutoModel")
-
-
-def _size(state: dict[str, Tensor]) -> int:
-    """Bytes that a state dict takes on disk."""
-    return sum(tensor.numel() * tensor.element_size() for tensor in state.values())

@@ -3,3 +3,5 @@
 One file for each family of models, and three that they share. They import only torch, transformers and each other, by
 single-dot imports, because that is what ``trust_remote_code=True`` can load from an exported folder.
 """
+
+import transformers  # noqa: F401  # first, because its import registers all of these modules (collab.models.registration)

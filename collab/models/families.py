@@ -1,4 +1,7 @@
-"""Which models collab converts: one family for each ``collab_*`` file in `collab.modeling` that defines models."""
+"""Which models collab converts: one family for each ``collab_*`` file in `collab.modeling` that defines models.
+
+Importing this module registers the converted models with transformers.
+"""
 
 from __future__ import annotations
 
@@ -132,7 +135,7 @@ def families() -> dict[str, Family]:
 
 
 def register() -> None:
-    """Makes transformers' Auto classes load converted models. Called when collab is imported; safe to call again."""
+    """Makes transformers' Auto classes load converted models; safe to call again."""
     for family in families().values():
         AutoConfig.register(family.config_class.model_type, family.config_class, exist_ok=True)
         for name, classes in auto_classes(family.module).items():
@@ -177,3 +180,6 @@ def refuse_unsupported(model_type: str) -> None:
     raise UnsupportedArchitectureError(
         f"Models of type {model_type!r} cannot be converted{because}. Supported: {', '.join(supported)}."
     )
+
+
+register()

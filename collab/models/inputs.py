@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 from torch import Tensor
 from transformers import AutoModelForMultipleChoice, PreTrainedModel
-
-from ..errors import ConfigurationError
 
 
 def longest_input(model: PreTrainedModel) -> int:
@@ -22,12 +22,6 @@ def longest_text(model: PreTrainedModel, max_length: int | None) -> int:
     """Tokens that a text is cut to: as many as are wanted, None for all, and never more than the model takes."""
     limit = longest_input(model)
     return min(max_length or limit, limit)
-
-
-def check_length(max_length: int | None) -> None:
-    """Raises a ConfigurationError for a length that holds no text."""
-    if max_length is not None and max_length < 3:
-        raise ConfigurationError(f"max_length must be at least 3 tokens, two of them special ones, not {max_length}.")
 
 
 def has_choices(model: PreTrainedModel) -> bool:
@@ -81,7 +75,12 @@ def random_inputs(
     if getattr(config, "add_cross_attention", False):
         other = torch.randn(rows, states or length, config.hidden_size, generator=generator)
         inputs["encoder_hidden_states"] = other.to(model.dtype)
-    return {name: value.to(model.device) for name, value in inputs.items()}
+    return on_device(inputs, model.device)
+
+
+def on_device(batch: Mapping[str, Tensor], device: torch.device) -> dict[str, Tensor]:
+    """A batch on a device."""
+    return {name: value.to(device) for name, value in batch.items()}
 
 
 def random_images(model: PreTrainedModel, rows: int, generator: torch.Generator) -> Tensor:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from torch import nn
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from ..errors import ConfigurationError, UnsupportedArchitectureError
@@ -43,18 +43,24 @@ class HeadLayer:
         parts: list[nn.Module | nn.Parameter | None] = [self.query, self.key]
         if isinstance(self.module, CollaborativeAttention):
             parts += [getattr(self.module, name, None) for name in ("mixing", "content_bias", "query_offset")]
-        return sum(map(_count, parts))
+        return sum(map(count_parameters, parts))
 
     @property
     def value_output_parameters(self) -> int:
         """Parameters of value and output projections with their biases."""
-        return _count(self.value) + _count(self.output)
+        return count_parameters(self.value) + count_parameters(self.output)
 
 
-def _count(part: nn.Module | nn.Parameter | None) -> int:
+def count_parameters(part: nn.Module | Tensor | None) -> int:
+    """Parameters of a model or of a part of one, tied ones once; 0 for what is not there."""
     if part is None:
         return 0
-    return part.numel() if isinstance(part, nn.Parameter) else sum(one.numel() for one in part.parameters())
+    return part.numel() if isinstance(part, Tensor) else sum(parameter.numel() for parameter in part.parameters())
+
+
+def count_bytes(tensors: Iterable[Tensor]) -> int:
+    """Bytes that tensors take."""
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
 
 def parameters(model: PreTrainedModel) -> dict[str, int]:
@@ -64,7 +70,7 @@ def parameters(model: PreTrainedModel) -> dict[str, int]:
     return {
         "query_key": query_key,
         "attention": query_key + sum(layer.value_output_parameters for layer in layers),
-        "model": _count(model),
+        "model": count_parameters(model),
     }
 
 

@@ -12,6 +12,19 @@ from ..modeling.collab_attention import CollaborativeAttention
 
 
 @contextlib.contextmanager
+def evaluating(*models: nn.Module) -> Iterator[None]:
+    """Has models in evaluation mode for a while."""
+    modes = [model.training for model in models]
+    try:
+        for model in models:
+            model.eval()
+        yield
+    finally:
+        for model, training in zip(models, modes, strict=True):
+            model.train(training)
+
+
+@contextlib.contextmanager
 def eager_attention(model: PreTrainedModel) -> Iterator[None]:
     """Has a model attend by matrix products and a softmax: the only kernel that gives attention weights."""
     implementation = model.config._attn_implementation
@@ -59,3 +72,14 @@ def _names(module: nn.Module) -> list[str]:
     if isinstance(module, nn.Dropout):
         return ["p"]
     return ["attention_dropout"] if isinstance(module, CollaborativeAttention) else []
+
+
+@contextlib.contextmanager
+def in_float32(model: PreTrainedModel) -> Iterator[None]:
+    """Has a model in float32 for a while, because the steps of training are too small for half precision."""
+    dtype = model.dtype
+    model.float()
+    try:
+        yield
+    finally:
+        model.to(dtype)  # type: ignore[arg-type]

@@ -7,9 +7,9 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, get_args
 
 from ..decomposition import FORMS, Form, SolverOptions
+from ..decomposition.options import CONTENTS, Content
 from ..decomposition.rank import Rank, plain_rank
 from ..errors import ConfigurationError
-from ..reparametrization.layer import CONTENTS, Content
 
 Optimize = Literal["size", "speed"]
 Allocation = Literal["auto", "balanced", "uniform"]

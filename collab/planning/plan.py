@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -11,8 +11,11 @@ from transformers import PreTrainedModel
 
 from ..calibration.calibrate import Calibration
 from ..decomposition import FORMS, Form, SolverOptions
+from ..decomposition.options import Content
+from ..io.options import Progress, no_progress
 from ..models.families import require_family
-from ..reparametrization.layer import Content, LayerProblem
+from ..models.layers import count_parameters
+from ..reparametrization.layer import LayerProblem
 from ..reparametrization.model import LayerProblems
 from .cost import LayerShape
 from .predict import predict, together
@@ -70,7 +73,7 @@ class Spectrum:
 
 @dataclass(frozen=True)
 class Plan:
-    """What `make_plan` found.
+    """What `plan` found.
 
     Attributes:
         options: by form and falling size.
@@ -95,7 +98,7 @@ class Plan:
         return asdict(self)
 
 
-def make_plan(
+def plan(
     model: PreTrainedModel,
     calibration: Calibration | None = None,
     *,
@@ -103,7 +106,7 @@ def make_plan(
     content: Content = "exact",
     lengths: Sequence[int] = LENGTHS,
     solver: SolverOptions | None = None,
-    on_layer: Callable[[str, int], None] | None = None,
+    progress: Progress = no_progress,
 ) -> Plan:
     """Predicts errors and costs of every form at several sizes. Converts nothing.
 
@@ -114,7 +117,7 @@ def make_plan(
         content: of the conversion.
         lengths: tokens of the sequences that arithmetic is counted for.
         solver: of the conversion.
-        on_layer: called after every layer with its name and the number of layers in all.
+        progress: called after every layer.
 
     Raises:
         UnsupportedArchitectureError, AlreadyConvertedError: if the model is not one that collab converts.
@@ -136,11 +139,10 @@ def make_plan(
             rank = shape.rank_within(form, part * shape.parameters_before, content)
             ranks[form, part].append(rank)
             errors[form, part].append(predict(problem, form, rank, content, solver) if rank else 1.0)
-        if on_layer is not None:
-            on_layer(name, len(problems))
+        progress("predicting", len(shapes), len(problems))
 
     before = sum(shape.parameters_before for shape in shapes)
-    whole = sum(parameter.numel() for parameter in model.parameters())
+    whole = count_parameters(model)
     width = torch.finfo(model.dtype).bits // 8
     options = []
     for (form, part), of_layers in errors.items():

@@ -9,7 +9,8 @@ from dataclasses import replace
 import torch
 
 from ..decomposition import Form, SolverOptions
-from ..reparametrization.layer import Content, LayerProblem
+from ..decomposition.options import Content
+from ..reparametrization.layer import LayerProblem
 
 SWEEPS: dict[Form, int] = {"concat": 1, "cp": 24, "tucker": 1}
 
@@ -22,7 +23,7 @@ def predict(problem: LayerProblem, form: Form, rank: int, content: Content, solv
     quick = replace(solver, method="structured", max_sweeps=min(SWEEPS[form], solver.max_sweeps))
     with torch.no_grad():
         solved = problem.solve(form, rank, content, quick)
-    return solved.weight_error if solved.score_error is None else solved.score_error
+    return solved.error if solved.score_error is None else solved.score_error
 
 
 def together(errors: Sequence[float]) -> float:

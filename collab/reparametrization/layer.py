@@ -14,112 +14,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Literal, Self, get_args
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from ..decomposition import Decomposition, Factors, Form, HeadTensor, Metric, SolverOptions, Whitening, decompose
+from ..decomposition import Factors, Form, HeadTensor, Metric, Solution, SolverOptions, Whitening, decompose
+from ..decomposition.options import CONTENTS, Content
 from ..decomposition.rank import Rank, resolve_rank
 from ..errors import ConfigurationError, ShapeError, WeightsError
 from ..modeling.collab_attention import CollaborativeAttention
 from ..modeling.collab_config import AttentionSpec
 from .moments import LayerMoments
-
-Content = Literal["exact", "folded"]
-CONTENTS: tuple[str, ...] = get_args(Content)
-
-
-@dataclass(frozen=True)
-class Approximation:
-    """A layer's scores in collaborative form: s_h(x, y) = (x W̃_Q G_h W̃_Kᵀ yᵀ + c_h·y) / √d.
-
-    Attributes:
-        factors: W̃_Q (D_q, R), W̃_K (D_k, R) and M or the cores.
-        content_bias: c, shape (H, D_k), or None for a layer without a content term or with a folded one.
-        query_offset: u, shape (H, R), or (1, R) in the ``concat`` form, if the content is folded.
-    """
-
-    factors: Factors
-    content_bias: Tensor | None
-    query_offset: Tensor | None
-
-    @classmethod
-    def of_layer(cls, layer: CollaborativeAttention) -> Approximation:
-        """What a layer of a converted model computes."""
-        if layer.head_ranks is None:
-            mixing = layer.mixing.detach()
-        else:
-            owner = torch.repeat_interleave(torch.tensor(layer.head_ranks))  # (R,)
-            mixing = functional.one_hot(owner, len(layer.head_ranks)).T.to(layer.query.weight)  # (H, R)
-        factors = Factors(
-            layer.spec.form,  # type: ignore[arg-type]
-            query=layer.query.weight.detach().T,
-            key=layer.key.weight.detach().T,
-            mixing=mixing,
-        )
-        bias, offset = layer.content_bias, layer.query_offset
-        return cls(factors, None if bias is None else bias.weight.detach(), None if offset is None else offset.detach())
-
-    @property
-    def content(self) -> Tensor | None:
-        """c, shape (H, D_k), wherever it is stored."""
-        if self.query_offset is None:
-            return self.content_bias
-        offset, factors = self.query_offset, self.factors
-        return (offset if factors.form != "concat" else factors.mixing * offset) @ factors.key.T
-
-    def to(self, like: Tensor) -> Self:
-        """The same in the dtype and on the device of a tensor."""
-        factors = self.factors
-        return replace(
-            self,
-            factors=Factors(
-                factors.form, query=factors.query.to(like), key=factors.key.to(like), mixing=factors.mixing.to(like)
-            ),
-            content_bias=None if self.content_bias is None else self.content_bias.to(like),
-            query_offset=None if self.query_offset is None else self.query_offset.to(like),
-        )
-
-
-@dataclass(frozen=True)
-class Reparametrization(Approximation):
-    """An approximation of a layer, in the dtype and on the device of the weights given, and how it came to be.
-
-    Attributes:
-        head_dim: d of the original heads; scores are divided by its square root.
-        decomposition: the same factors as solved, in float64, and how well they fit what was solved.
-        weight_error: relative error ‖𝒯 - 𝒯̂‖/‖𝒯‖ of the heads' query-key products.
-        score_error: relative error of the scores in the metric of the moments, content included; None without moments.
-    """
-
-    head_dim: int
-    decomposition: Decomposition
-    weight_error: float
-    score_error: float | None
-
-    @property
-    def spec(self) -> AttentionSpec:
-        """The shape of the layer that runs it."""
-        content = "exact" if self.content_bias is not None else "none" if self.query_offset is None else "folded"
-        return AttentionSpec(self.factors.form, self.factors.rank, self.factors.head_ranks, content)
-
-    def scores(self, query_input: Tensor, key_input: Tensor) -> Tensor:
-        """The attention scores before the softmax, up to a constant over the keys.
-
-        Args:
-            query_input: x, shape (..., T, D_q).
-            key_input: y, shape (..., S, D_k).
-
-        Returns:
-            Scores of shape (..., H, T, S).
-        """
-        heads = torch.stack([self.factors.head(h) for h in range(self.factors.num_heads)])  # (H, D_q, D_k)
-        scores = query_input.unsqueeze(-3) @ heads @ key_input.unsqueeze(-3).mT  # (..., H, T, S)
-        if self.content is not None:
-            scores = scores + (key_input @ self.content.T).mT.unsqueeze(-2)  # + (..., H, 1, S)
-        return scores / self.head_dim**0.5
 
 
 def reparametrize(
@@ -135,7 +41,7 @@ def reparametrize(
     content: Content = "exact",
     solver: SolverOptions | None = None,
     seed: int = 0,
-) -> Reparametrization:
+) -> Solution:
     """Rewrites one layer's query and key projections as collaborative attention.
 
     Args:
@@ -170,7 +76,8 @@ def reparametrize(
         if key_bias is not None:
             problem.check_bias("key_bias", key_bias)
         rank = resolve_rank(rank, problem.tensor.full_rank)
-        return problem.solve(form, rank, content, solver, seed).to(query_weight)
+        solution = problem.solve(form, rank, content, solver, seed)
+        return replace(solution, factors=solution.factors.to(query_weight))
 
 
 @dataclass(frozen=True)
@@ -221,46 +128,36 @@ class LayerProblem:
         if bias.shape != (self.tensor.full_rank,):
             raise ShapeError(f"{name} must have shape ({self.tensor.full_rank},), not {tuple(bias.shape)}.")
 
-    def solve(self, form: Form, rank: int, content: Content, solver: SolverOptions, seed: int = 0) -> Reparametrization:
+    def solve(self, form: Form, rank: int, content: Content, solver: SolverOptions, seed: int = 0) -> Solution:
         """Approximates the layer; see `reparametrize`."""
         tensor = self.tensor
         lossless, folded = rank == tensor.full_rank, content == "folded"
         if lossless or (self.moments is None and not folded):
-            decomposition = decompose(tensor, form, rank, solver, seed)
-            factors = decomposition.factors
+            solution = decompose(tensor, form, rank, solver, seed)
+            factors = solution.factors
         else:
             whitened = self._whitening.whiten(tensor, self._constant(self._query_mean) if folded else None)
-            decomposition = decompose(whitened, form, rank, solver, seed)
-            factors = self._whitening.unwhiten(decomposition.factors)
+            solution = decompose(whitened, form, rank, solver, seed)
+            factors = self._whitening.unwhiten(solution.factors)
 
-        content_bias = query_offset = None
         if self.query_bias is not None or (self.moments is not None and not lossless):
             mean = torch.zeros_like(self._query_mean) if lossless else self._query_mean
             corrected = self._content(mean) - _at(mean, factors)  # (H, D_k)
             if not folded:
-                content_bias = corrected
+                factors = replace(factors, content_bias=corrected)
             else:
-                query_offset = self._lossless_offset(factors) if lossless else self._fold(factors, corrected)
-        solved = Reparametrization(
-            factors,
-            content_bias,
-            query_offset,
-            tensor.head_dim,
-            decomposition,
-            weight_error=tensor.relative_error(factors),
-            score_error=None,
-        )
-        return solved if self.moments is None else replace(solved, score_error=self.score_error(solved, self.moments))
+                offset = self._lossless_offset(factors) if lossless else self._fold(factors, corrected)
+                factors = replace(factors, query_offset=offset)
+        score_error = None if self.moments is None else self.score_error(factors, self.moments)
+        return replace(solution, factors=factors, error=tensor.relative_error(factors), score_error=score_error)
 
-    def score_error(self, solved: Approximation, moments: LayerMoments) -> float:
+    def score_error(self, factors: Factors, moments: LayerMoments) -> float:
         """Relative error of the scores on inputs of the given moments, content included."""
-        solved, moments = solved.to(self.tensor.query), moments.to(self.tensor.query.device)
-        approximate = _at(moments.query_mean, solved.factors)
-        if solved.content is not None:
-            approximate = approximate + solved.content
-        return moments.metric.relative_error(
-            self.tensor, solved.factors, self._content(moments.query_mean) - approximate
-        )
+        factors, moments = factors.to(self.tensor.query), moments.to(self.tensor.query.device)
+        approximate = _at(moments.query_mean, factors)
+        if factors.content is not None:
+            approximate = approximate + factors.content
+        return moments.metric.relative_error(self.tensor, factors, self._content(moments.query_mean) - approximate)
 
     @property
     def whitened(self) -> HeadTensor:
@@ -325,3 +222,42 @@ def _at(query: Tensor, factors: Factors) -> Tensor:
     else:
         projected = projected * factors.mixing
     return projected @ factors.key.T
+
+
+def factors_of(layer: CollaborativeAttention) -> Factors:
+    """What a layer of a converted model computes."""
+    if layer.head_ranks is None:
+        mixing = layer.mixing.detach()
+    else:
+        owner = torch.repeat_interleave(torch.tensor(layer.head_ranks))  # (R,)
+        mixing = functional.one_hot(owner, len(layer.head_ranks)).T.to(layer.query.weight)  # (H, R)
+    bias, offset = layer.content_bias, layer.query_offset
+    return Factors(
+        layer.spec.form,  # type: ignore[arg-type]
+        query=layer.query.weight.detach().T,
+        key=layer.key.weight.detach().T,
+        mixing=mixing,
+        content_bias=None if bias is None else bias.weight.detach(),
+        query_offset=None if offset is None else offset.detach(),
+    )
+
+
+def spec_of(factors: Factors) -> AttentionSpec:
+    """The shape of the layer that computes them."""
+    content = "exact" if factors.content_bias is not None else "none" if factors.query_offset is None else "folded"
+    return AttentionSpec(factors.form, factors.rank, factors.head_ranks, content)
+
+
+def state_of(factors: Factors) -> dict[str, Tensor]:
+    """The parameters of that layer that stand for queries and keys, by their names in it."""
+    state = {
+        "query.weight": factors.query.T.contiguous(),  # (R, D_q)
+        "key.weight": factors.key.T.contiguous(),  # (R, D_k)
+    }
+    if factors.form != "concat":
+        state["mixing"] = factors.mixing.contiguous()
+    if factors.content_bias is not None:
+        state["content_bias.weight"] = factors.content_bias.contiguous()  # (H, D_k)
+    if factors.query_offset is not None:
+        state["query_offset"] = factors.query_offset.contiguous()
+    return state

@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 from ..errors import CalibrationError
 from ..modeling.collab_attention import CollaborativeAttention
 from ..models.families import Family, require_family
-from .layer import Approximation, LayerProblem
+from .layer import LayerProblem, factors_of
 from .moments import LayerMoments
 
 
@@ -86,5 +86,5 @@ def score_errors(
         module = converted.get_submodule(name)
         assert isinstance(module, CollaborativeAttention)
         with torch.no_grad():
-            errors[name] = problem.score_error(Approximation.of_layer(module), moments[name])
+            errors[name] = problem.score_error(factors_of(module), moments[name])
     return errors

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +18,10 @@ from ..data.task import Task
 from ..errors import ConfigurationError
 from ..evaluation.metrics import intervals, measure
 from ..evaluation.predict import predict
+from ..io.options import Progress, no_progress
 from ..io.report import installed_versions
 from ..models.states import set_dropout
-from .options import FinetuneOptions, OnStep
+from .options import FinetuneOptions
 from .run import GuardedTrainer, run
 from .work import temporary_work
 
@@ -79,35 +80,53 @@ class TaskTrainer(GuardedTrainer):
         return (loss, outputs) if return_outputs else loss
 
 
+@dataclass(frozen=True)
+class Finetuning:
+    """What fine-tuning did.
+
+    Attributes:
+        task: what was learnt.
+        record: settings, data and the metrics of the best checkpoint with their bootstrap intervals, as JSON values.
+    """
+
+    task: Task
+    record: dict[str, Any]
+
+    @property
+    def metrics(self) -> dict[str, dict[str, float]]:
+        """By name: ``value``, ``low`` and ``high``."""
+        return self.record["metrics"]
+
+
 def finetune(
     model: PreTrainedModel,
     task: Task,
     train: Examples,
-    held_back: Examples,
+    held_out: Examples,
     *,
     tokenizer: Any,
     options: FinetuneOptions | None = None,
     teacher: PreTrainedModel | None = None,
     work: Path | None = None,
     restart: bool = False,
-    on_step: OnStep | None = None,
-) -> dict[str, Any]:
+    progress: Progress = no_progress,
+) -> Finetuning:
     """Trains a model with a task's head, in place; it ends with the weights of its best checkpoint.
 
     Args:
         model: native or converted, with a head that fits the labels.
         task: what to learn.
         train: rows to learn from.
-        held_back: rows to choose the best checkpoint by.
+        held_out: rows to choose the best checkpoint by.
         tokenizer: the model's.
         options: how.
         teacher: a model for the same task, to learn from besides.
         work: a folder for unfinished work, from which an interrupted run goes on; None for a temporary one.
         restart: forget an unfinished run in `work`.
-        on_step: called after every step.
+        progress: called after every step.
 
     Returns:
-        The report: settings, data, and the metrics of the best checkpoint with their intervals.
+        Settings, data, and the metrics of the best checkpoint with their intervals.
 
     Raises:
         ConfigurationError: if the teacher's head is another, or the tokenizer does not serve the task.
@@ -120,7 +139,7 @@ def finetune(
             f"The teacher answers with {', '.join(names_of(teacher))}, the model with {', '.join(names_of(model))}."
         )
     start = time.perf_counter()
-    rows, judged = (encode(task, one, model, tokenizer, options.max_length) for one in (train, held_back))
+    rows, judged = (encode(task, one, model, tokenizer, options.max_length) for one in (train, held_out))
     judged, judge = to_judge(task, model, tokenizer, judged, options.run.seed)
     with set_dropout(model, options.dropout), temporary_work(work) as folder:
         result = run(
@@ -129,23 +148,23 @@ def finetune(
             options.run,
             folder,
             train=rows,
-            held_back=judged,
+            held_out=judged,
             collate=collator(task, model, tokenizer),
             best_by=task.best_by,
             greater_is_better=task.greater_is_better,
             restart=restart,
             key=f"finetune {task} {options} {teacher.name_or_path if teacher is not None else None}",
-            on_step=on_step,
+            progress=progress,
             task=task,
             judge=judge,
             tokenizer=tokenizer,
             teacher=teacher,
             distill=options.distill,
         )
-    return {
+    record = {
         "step": "finetune",
         "task": task.kind,
-        "data": {"train": train.name, "rows": len(rows), "eval": held_back.name, "eval_rows": len(judged)},
+        "data": {"train": train.name, "rows": len(rows), "eval": held_out.name, "eval_rows": len(judged)},
         "settings": asdict(options),
         "labels": names_of(model) if task.kind in ("classification", "token-classification") else [],
         "best_by": task.best_by,
@@ -157,6 +176,7 @@ def finetune(
         "seconds": time.perf_counter() - start,
         "versions": installed_versions(),
     }
+    return Finetuning(task, record)
 
 
 def _distance(logits: Tensor, answers: Tensor, labels: Tensor) -> Tensor:

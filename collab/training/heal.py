@@ -15,15 +15,18 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from ..data.features import Batch, collate, row_batches
-from ..data.prepare import Unlabelled, features_of, hold_back
+from ..data.prepare import Unlabelled, features_of, hold_out
 from ..errors import ConfigurationError, TrainingError
 from ..evaluation.compare import agreement, check_comparable
+from ..io.options import Progress, no_progress
 from ..io.report import installed_versions
 from ..models.families import collaborative_layers
+from ..models.inputs import on_device
+from ..models.layers import count_parameters
 from ..models.states import set_dropout
 from .distillation import DistillationTrainer, answers, distillation_loss
 from .learning_rate import find_learning_rate
-from .options import HealOptions, OnStep, RunOptions, Trainable
+from .options import HealOptions, RunOptions, Trainable
 from .run import device_of, run, short_of_memory
 from .work import temporary_work
 
@@ -33,7 +36,7 @@ _TRIED = 64
 """Rows that the learning rate is tried on, and as many others that it must not harm."""
 
 _PERIOD = 8
-_HELD_BACK = 512
+_HELD_OUT = 512
 
 
 @dataclass(frozen=True)
@@ -41,17 +44,17 @@ class Healing:
     """What healing did.
 
     Attributes:
-        report: the settings and what was measured on the held-back rows: ``before`` and ``after``, each with ``loss``,
+        record: the settings and what was measured on the held-out rows: ``before`` and ``after``, each with ``loss``,
             the mean relative squared error of hidden states and logits, and the agreement with the teacher;
             ``improved`` says whether the model was changed.
     """
 
-    report: dict[str, Any]
+    record: dict[str, Any]
 
     @property
     def improved(self) -> bool:
         """Whether the model is better than before. If not, it is as it was."""
-        return self.report["improved"]
+        return self.record["improved"]
 
 
 def heal(
@@ -63,11 +66,11 @@ def heal(
     options: HealOptions | None = None,
     work: Path | None = None,
     restart: bool = False,
-    on_step: OnStep | None = None,
+    progress: Progress = no_progress,
 ) -> Healing:
     """Trains a converted model, in place, to have the hidden states of its original after every layer, and its logits.
 
-    The weights that come closest on the held-back rows are kept. If none come closer than those it had, or its answers
+    The weights that come closest on the held-out rows are kept. If none come closer than those it had, or its answers
     diverge more than theirs from the teacher's, it keeps those.
 
     Args:
@@ -78,7 +81,7 @@ def heal(
         options: how.
         work: a folder for unfinished work, from which an interrupted run goes on; None for a temporary one.
         restart: forget an unfinished run in `work`.
-        on_step: called after every step with their number, the number in all, and what was last measured.
+        progress: called after every step, with what was last measured.
 
     Raises:
         ConfigurationError: if teacher and model do not go together, or there is nothing to train.
@@ -95,7 +98,7 @@ def heal(
         max_length=options.max_length,
         seed=options.run.seed,
     )
-    kept, held = hold_back(features, max(_PERIOD, -(-len(features) // _HELD_BACK)))
+    kept, held = hold_out(features, max(_PERIOD, -(-len(features) // _HELD_OUT)))
     start = time.perf_counter()
     batches = row_batches(model, tokenizer, held, options.run.batch_size)
     agreed = agreement(teacher, model, batches)
@@ -110,11 +113,11 @@ def heal(
             options.run,
             folder,
             train=kept,
-            held_back=held,
+            held_out=held,
             collate=lambda rows: collate(model, tokenizer, rows),
             restart=restart,
             key=f"heal {options} {teacher.name_or_path}",
-            on_step=on_step,
+            progress=progress,
             teacher=teacher,
         )
         before = result.before | (agreed or {})
@@ -125,16 +128,16 @@ def heal(
                 for name, parameter in parameters.items():
                     parameter.copy_(initial[name])
             logger.warning(
-                "Healing did not make the model better on the held-back rows (%s %.5f before, %.5f at best), so it is "
+                "Healing did not make the model better on the held-out rows (%s %.5f before, %.5f at best), so it is "
                 "as it was. Give it more or other data, more steps, or a lower learning rate.",
                 *worse,
             )
     return Healing(
         {
             "step": "heal",
-            "data": summary | {"held_back": len(held)},
+            "data": summary | {"held_out": len(held)},
             "settings": asdict(options),
-            "parameters": sum(parameter.numel() for parameter in parameters.values()),
+            "parameters": sum(map(count_parameters, parameters.values())),
             "before": before,
             "after": before if worse else after,
             "improved": not worse,
@@ -165,7 +168,7 @@ def _learning_rate(
     tokenizer: Any,
     parameters: list[nn.Parameter],
     train: list[Any],
-    held_back: list[Any],
+    held_out: list[Any],
     options: RunOptions,
 ) -> float:
     """The learning rate to heal with; see `find_learning_rate`."""
@@ -174,8 +177,10 @@ def _learning_rate(
         one.eval().to(device)
 
     def taught(rows: list[Any]) -> Iterator[tuple[Any, Batch]]:
-        for part in row_batches(model, tokenizer, rows[:_TRIED], options.batch_size // options.parts):
-            batch = {name: value.to(device) for name, value in part.items()}
+        for part in row_batches(
+            model, tokenizer, rows[:_TRIED], options.batch_size // options.gradient_accumulation_steps
+        ):
+            batch = on_device(part, device)
             yield answers(teacher, batch), batch
 
     def backward() -> None:
@@ -183,7 +188,7 @@ def _learning_rate(
             distillation_loss(model, expected, batch)[0].backward()
 
     with short_of_memory():
-        others = list(taught(held_back))  # once, for all that is tried
+        others = list(taught(held_out))  # once, for all that is tried
         return find_learning_rate(
             parameters, backward, lambda: sum(float(distillation_loss(model, *one)[0]) for one in others)
         )

@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
-from ..data.source import DataSource
+from ..data.source import DataSource, check_length
 from ..errors import ConfigurationError
-from ..models.inputs import check_length
+from ..io.options import DTYPES, Dtype
 
-Precision = Literal["fp32", "bf16", "fp16"]
 Trainable = Literal["factors", "attention", "all"]
-
-OnStep = Callable[[int, int, dict[str, float]], None]
-"""Called after every step with the number done, the number in all, and what was last measured."""
 
 
 @dataclass(frozen=True)
@@ -29,10 +24,10 @@ class RunOptions:
         epochs: passes over the data, if `steps` is None.
         warmup: the part of the steps over which the learning rate rises.
         weight_decay: of AdamW.
-        evaluations: how often the held-back rows are looked at and a checkpoint is written.
+        evaluations: how often the held-out rows are looked at and a checkpoint is written.
         patience: evaluations without improvement after which training stops; None to go to the end.
-        precision: ``bf16`` and ``fp16`` compute in half precision and keep the weights in float32.
-        parts: pieces that a batch is computed in, one after the other, to save memory.
+        precision: ``bfloat16`` and ``float16`` compute in half precision and keep the weights in float32.
+        gradient_accumulation_steps: pieces that a batch is computed in, one after the other, to save memory.
         gradient_checkpointing: compute activations twice instead of keeping them.
         device: ``cpu``, or None for a GPU where there is one.
         seed: of the order of the rows, of dropout and of new weights.
@@ -49,14 +44,14 @@ class RunOptions:
     weight_decay: float = 0.0
     evaluations: int = 6
     patience: int | None = None
-    precision: Precision = "fp32"
-    parts: int = 1
+    precision: Dtype = "float32"
+    gradient_accumulation_steps: int = 1
     gradient_checkpointing: bool = False
     device: str | None = None
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("batch_size", "evaluations", "parts"):
+        for name in ("batch_size", "evaluations", "gradient_accumulation_steps"):
             if getattr(self, name) < 1:
                 raise ConfigurationError(f"{name} must be at least 1, not {getattr(self, name)}.")
         for name in ("steps", "patience"):
@@ -66,10 +61,13 @@ class RunOptions:
             raise ConfigurationError("The learning rate and the number of epochs must be above 0.")
         if not 0 <= self.warmup < 1 or not self.weight_decay >= 0:
             raise ConfigurationError("warmup must be from 0 to below 1, and weight_decay not below 0.")
-        if self.precision not in get_args(Precision):
-            raise ConfigurationError(f"Unknown precision {self.precision!r}; choose fp32, bf16 or fp16.")
-        if self.batch_size % self.parts:
-            raise ConfigurationError(f"A batch of {self.batch_size} rows cannot be computed in {self.parts} parts.")
+        if self.precision not in DTYPES:
+            raise ConfigurationError(f"Unknown precision {self.precision!r}; choose one of {', '.join(DTYPES)}.")
+        if self.batch_size % self.gradient_accumulation_steps:
+            raise ConfigurationError(
+                f"A batch of {self.batch_size} rows cannot be divided into {self.gradient_accumulation_steps} "
+                "accumulation steps."
+            )
         if self.device not in (None, "cpu", "cuda"):
             raise ConfigurationError(f"device must be cpu or cuda, not {self.device!r}.")
 
@@ -81,7 +79,7 @@ class HealOptions:
     Attributes:
         trainable: ``factors`` (shared projections, M or cores, content), ``attention`` (with value and output
             projections) or ``all``.
-        samples: rows at most; one in eight, and at most 512, are held back.
+        samples: rows at most; one in eight, and at most 512, are held out.
         max_length: tokens of a row at most; None for as many as the model takes.
         run: how to train.
 
@@ -99,7 +97,7 @@ class HealOptions:
             raise ConfigurationError(f"Unknown part {self.trainable!r}; train factors, attention or all.")
         check_length(self.max_length)
         if self.samples < 2:
-            raise ConfigurationError(f"Healing needs at least 2 rows, one of them to hold back, not {self.samples}.")
+            raise ConfigurationError(f"Healing needs at least 2 rows, one of them to hold out, not {self.samples}.")
 
 
 @dataclass(frozen=True)
@@ -108,13 +106,11 @@ class HealRequest:
 
     Attributes:
         source: ``synthetic`` (random vocabulary) or a `DataSource`, which calibrates too if nothing else is asked for.
-        options: how.
-        restart: forget an unfinished healing of the same output.
+        options: training settings.
     """
 
     source: Literal["synthetic"] | DataSource
     options: HealOptions = field(default_factory=HealOptions)
-    restart: bool = False
 
 
 @dataclass(frozen=True)

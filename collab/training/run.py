@@ -33,7 +33,8 @@ from transformers.trainer_callback import PrinterCallback
 
 from ..data.features import length_of
 from ..errors import ConfigurationError, DeviceError, ExtraError, TrainingError
-from .options import OnStep, RunOptions
+from ..io.options import Progress, no_progress
+from .options import RunOptions
 from .sampling import LengthSampler
 from .work import WHOLE, drop_other_checkpoints, local_rank, newest_checkpoint, open_work, processes, record_start
 
@@ -48,7 +49,7 @@ class RunResult:
     """A finished run. The model it was given holds the best weights found.
 
     Attributes:
-        before: what the held-back rows showed before the first step.
+        before: what the held-out rows showed before the first step.
         best: the same for the best checkpoint.
         best_step: the step it was written at.
         steps: steps done.
@@ -76,7 +77,7 @@ class GuardedTrainer(Trainer):
         return self._sampler
 
     def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:
-        """Every row that is held back: only training leaves out a last, smaller batch."""
+        """Every row that is held out: only training leaves out a last, smaller batch."""
         dropping, self.args.dataloader_drop_last = self.args.dataloader_drop_last, False
         try:
             return super().get_eval_dataloader(eval_dataset)
@@ -91,8 +92,8 @@ class GuardedTrainer(Trainer):
             kept = newest_checkpoint(Path(str(self.args.output_dir)))
             raise TrainingError(
                 f"The loss is not a number (NaN or infinite) at step {self.state.global_step + 1}. "
-                f"{f'The last good state is in {kept}. ' if kept else ''}Lower --learning-rate, or compute in fp32 or "
-                "bf16; then start anew with --restart."
+                f"{f'The last good state is in {kept}. ' if kept else ''}Lower --learning-rate, or compute in float32 "
+                "or bfloat16; then start anew with --restart."
             )
         return loss
 
@@ -121,8 +122,8 @@ class _Marker(TrainerCallback):
 
 
 class _Reporter(TrainerCallback):
-    def __init__(self, on_step: OnStep | None) -> None:
-        self._on_step = on_step
+    def __init__(self, progress: Progress) -> None:
+        self._progress = progress
         self._last: dict[str, float] = {}
 
     def on_evaluate(self, args: Any, state: Any, control: Any, metrics: Any = None, **kwargs: Any) -> None:
@@ -130,8 +131,9 @@ class _Reporter(TrainerCallback):
         logger.info("step %d: %s", state.global_step, self._last)
 
     def on_step_end(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
-        if self._on_step is not None and state.is_world_process_zero:
-            self._on_step(state.global_step, state.max_steps, self._last)
+        if state.is_world_process_zero:
+            shown = ", ".join(f"{name} {value:.4f}" for name, value in self._last.items())
+            self._progress(f"training {shown}".strip(), state.global_step, state.max_steps)
 
 
 def run(
@@ -141,13 +143,13 @@ def run(
     work: Path,
     *,
     train: Sequence[dict[str, Any]],
-    held_back: Sequence[dict[str, Any]],
+    held_out: Sequence[dict[str, Any]],
     collate: Callable[[list[dict[str, Any]]], dict[str, Any]],
     best_by: str = "loss",
     greater_is_better: bool = False,
     restart: bool = False,
     key: str = "",
-    on_step: OnStep | None = None,
+    progress: Progress = no_progress,
     **trainer_arguments: Any,
 ) -> RunResult:
     """Trains a model in place, or finishes what an interrupted run with the same settings began.
@@ -161,13 +163,13 @@ def run(
         options: how.
         work: the working folder.
         train: features of the rows to learn from.
-        held_back: features of the rows to judge by.
+        held_out: features of the rows to judge by.
         collate: makes a batch of features.
         best_by: the metric that the best checkpoint has.
         greater_is_better: whether more of it is better.
         restart: forget an unfinished run in `work`.
         key: what the run depends on besides, such as the teacher.
-        on_step: called after every step.
+        progress: called after every step.
         trainer_arguments: for `trainer_class`.
 
     Raises:
@@ -177,16 +179,16 @@ def run(
     """
     arguments = _arguments(options, work, len(train), best_by, greater_is_better)
     sampler = LengthSampler([length_of(row) for row in train], options.batch_size, options.seed)
-    callbacks = [_Marker(sampler), _Reporter(on_step)]
+    callbacks = [_Marker(sampler), _Reporter(progress)]
     if options.patience is not None:
         callbacks.append(EarlyStoppingCallback(options.patience))
-    fingerprint = _fingerprint(model, options, train, held_back, key)
+    fingerprint = _fingerprint(model, options, train, held_out, key)
     with _as_it_was(model, options.gradient_checkpointing), short_of_memory():
         trainer = trainer_class(
             model=model,
             args=arguments,
             train_dataset=list(train),
-            eval_dataset=sorted(held_back, key=length_of),  # little padding
+            eval_dataset=sorted(held_out, key=length_of),  # little padding
             data_collator=collate,
             callbacks=callbacks,
             sampler=sampler,
@@ -268,15 +270,16 @@ def device_of(options: RunOptions) -> torch.device:
 
 def _arguments(options: RunOptions, work: Path, rows: int, best_by: str, greater_is_better: bool) -> TrainingArguments:
     cpu = device_of(options).type == "cpu"
-    if options.precision == "fp16" and cpu:
-        raise ConfigurationError("fp16 trains on a GPU only. Choose bf16 or fp32.")
-    if options.batch_size % (processes() * options.parts):
+    if options.precision == "float16" and cpu:
+        raise ConfigurationError("float16 trains on a GPU only. Choose bfloat16 or float32.")
+    pieces = options.gradient_accumulation_steps
+    if options.batch_size % (processes() * pieces):
         raise ConfigurationError(
-            f"A batch of {options.batch_size} rows cannot be divided among {processes()} processes in {options.parts} "
-            "parts each. Give a --batch-size that can."
+            f"A batch of {options.batch_size} rows cannot be divided among {processes()} processes with {pieces} "
+            "accumulation steps each. Give a --batch-size that can."
         )
-    if options.precision == "bf16" and not cpu and not torch.cuda.is_bf16_supported():
-        raise ConfigurationError("This GPU does not compute in bf16. Choose fp16 or fp32.")
+    if options.precision == "bfloat16" and not cpu and not torch.cuda.is_bf16_supported():
+        raise ConfigurationError("This GPU does not compute in bfloat16. Choose float16 or float32.")
     if options.learning_rate is None:
         raise ConfigurationError("Say how fast to learn: learning_rate, for example 5e-5.")
     per_epoch = max(1, rows // options.batch_size)
@@ -285,15 +288,15 @@ def _arguments(options: RunOptions, work: Path, rows: int, best_by: str, greater
     arguments = TrainingArguments(
         output_dir=str(work),
         max_steps=steps,
-        per_device_train_batch_size=options.batch_size // processes() // options.parts,
-        per_device_eval_batch_size=min(64, max(8, options.batch_size // options.parts)),
-        gradient_accumulation_steps=options.parts,
+        per_device_train_batch_size=options.batch_size // processes() // options.gradient_accumulation_steps,
+        per_device_eval_batch_size=min(64, max(8, options.batch_size // options.gradient_accumulation_steps)),
+        gradient_accumulation_steps=options.gradient_accumulation_steps,
         learning_rate=options.learning_rate,
         lr_scheduler_type="linear",
         warmup_steps=round(steps * options.warmup),
         weight_decay=options.weight_decay,
-        bf16=options.precision == "bf16",
-        fp16=options.precision == "fp16",
+        bf16=options.precision == "bfloat16",
+        fp16=options.precision == "float16",
         eval_strategy="steps",
         eval_steps=interval,
         save_strategy="steps",
@@ -320,14 +323,14 @@ def _arguments(options: RunOptions, work: Path, rows: int, best_by: str, greater
 
 
 def _fingerprint(
-    model: PreTrainedModel, options: RunOptions, train: Sequence[Any], held_back: Sequence[Any], key: str
+    model: PreTrainedModel, options: RunOptions, train: Sequence[Any], held_out: Sequence[Any], key: str
 ) -> str:
     """What a run depends on."""
     digest = hashlib.sha256(json.dumps([asdict(options), key]).encode())
     for name, tensor in sorted(model.state_dict().items()):
         digest.update(f"{name}{tuple(tensor.shape)}".encode())
         digest.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
-    for rows in (train, held_back):
+    for rows in (train, held_out):
         for row in rows:
             for name in sorted(row):
                 value = row[name]
@@ -356,7 +359,7 @@ def short_of_memory() -> Iterator[None]:
 
 
 _TOO_LITTLE = (
-    "There is too little memory. What helps, in this order: --parts 4 (a step in smaller pieces), "
-    "--gradient-checkpointing (slower), --precision bf16, a shorter --max-length, a smaller --batch-size. What was "
-    "done is kept, but other settings start anew with --restart."
+    "There is too little memory. What helps, in this order: --gradient-accumulation-steps 4 (a step in smaller "
+    "pieces), --gradient-checkpointing (slower), --precision bfloat16, a shorter --max-length, a smaller "
+    "--batch-size. What was done is kept, but other settings start anew with --restart."
 )

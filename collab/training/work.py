@@ -8,31 +8,15 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 from ..errors import ConfigurationError, TrainingError
+from ..io.staging import whole_file
 
 WHOLE = "collab_checkpoint_is_whole"
 """A file that is put into a checkpoint last."""
 
 _RECORD = "run.json"
-_RECORD_PARTIAL = "run.partial"
-
-
-@dataclass(frozen=True)
-class WorkOptions:
-    """How a command that trains treats its output and the unfinished work beside it.
-
-    Attributes:
-        overwrite: replace a model that collab wrote to the output.
-        restart: forget unfinished work.
-        command: the command line, for report and card.
-    """
-
-    overwrite: bool = False
-    restart: bool = False
-    command: str | None = None
 
 
 def work_folder(output: Path, kind: str = "training") -> Path:
@@ -123,12 +107,10 @@ def open_work(work: Path, fingerprint: str, restart: bool) -> dict[str, float] |
 
 
 def _holds_something(work: Path) -> bool:
-    return any(path.name != _RECORD_PARTIAL for path in work.iterdir())
+    return any(not path.match(".run.*.partial.json") for path in work.iterdir())
 
 
 def record_start(work: Path, fingerprint: str, before: dict[str, float]) -> None:
     """Notes which run a folder belongs to, and what was measured before its first step."""
-    path = work / _RECORD
-    beside = work / _RECORD_PARTIAL
-    beside.write_text(json.dumps({"fingerprint": fingerprint, "before": before}), encoding="utf-8")
-    beside.replace(path)
+    with whole_file(work / _RECORD) as partial:
+        partial.write_text(json.dumps({"fingerprint": fingerprint, "before": before}), encoding="utf-8")

@@ -1,0 +1,105 @@
+"""How good a model is at its task, and how it compares with another on the same rows."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ..data.encoding import encode, to_judge, without_labels
+from ..data.examples import Examples, numbers
+from ..data.features import Feature, text_features
+from ..data.task import Task
+from ..errors import DataError
+from ..io.load import Checkpoint
+from ..io.report import installed_versions
+from .compare import check_comparable, check_tokenizers, compare
+from .embedding import Embedder
+from .metrics import Columns, intervals
+from .options import EvaluateOptions
+from .predict import predict
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """What was measured.
+
+    Attributes:
+        record: everything, as JSON values: ``metrics``, each with its value and bootstrap interval, and with another
+            model ``against`` (see `compare`), with its own ``metrics`` and the ``difference`` on the same draws.
+    """
+
+    record: dict[str, Any]
+
+    @property
+    def metrics(self) -> dict[str, dict[str, float]]:
+        """By name: ``value``, ``low`` and ``high``."""
+        return self.record["metrics"]
+
+
+def evaluate(
+    model: Checkpoint,
+    examples: Examples,
+    task: Task,
+    *,
+    against: Checkpoint | None = None,
+    options: EvaluateOptions | None = None,
+) -> Evaluation:
+    """Measures a model on labelled rows, and beside another on the same rows.
+
+    Args:
+        model: what `collab.load` returned, or `Checkpoint.of(model, tokenizer)` of a model in memory; with the task's
+            head, on the device to run on.
+        examples: the rows (`collab.read_examples`).
+        task: what they are for (`collab.task_named`).
+        against: another model, likewise.
+        options: settings of the bootstrap and of the comparison.
+
+    Raises:
+        ConfigurationError: if the models cannot be compared.
+        DataError: if the rows do not fit the task or the head.
+    """
+    options = options or EvaluateOptions()
+    start = time.perf_counter()
+    if against is not None:
+        check_comparable(model.model, against.model)
+        check_tokenizers(model.processor, against.processor)
+    columns, features = _predictions(model, task, examples, options)
+    record: dict[str, Any] = {
+        "step": "evaluate",
+        "model": model.source.name,
+        "task": task.kind,
+        "hub_name": task.hub_name,
+        "data": {"source": examples.name, "rows": len(examples.texts)},
+        "metrics": intervals(task.kind, columns, draws=options.draws, seed=options.seed),
+        "versions": installed_versions(),
+    }
+    if against is not None:
+        theirs, _ = _predictions(against, task, examples, options)
+        record["against"] = compare(model, against, features, repeats=options.repeats) | {
+            "metrics": intervals(task.kind, theirs, draws=options.draws, seed=options.seed),
+            "difference": intervals(task.kind, columns, theirs, draws=options.draws, seed=options.seed),
+        }
+    record["seconds"] = time.perf_counter() - start
+    return Evaluation(record)
+
+
+def _predictions(
+    loaded: Checkpoint, task: Task, examples: Examples, options: EvaluateOptions
+) -> tuple[Columns, list[Feature]]:
+    """Predictions of all rows, and the rows as features without labels."""
+    model, tokenizer = loaded.model, loaded.tokenizer
+    if task.kind == "similarity":
+        if len(examples.texts[0]) != 2:
+            raise DataError("Similarity is of pairs: name two text columns.")
+        columns = {
+            "predicted": Embedder(loaded, options.max_length).similarities(examples.texts),
+            "label": np.array(numbers(examples)),
+        }
+        first = [pair[0] for pair in examples.texts]
+        return columns, text_features(model, tokenizer, first, options.max_length)
+    encoded = encode(task, examples, model, tokenizer, options.max_length)
+    features, collate = to_judge(task, model, tokenizer, encoded, options.seed)
+    return predict(task.kind, model, features, collate), without_labels(features)

@@ -1,0 +1,100 @@
+"""How to measure. Nothing here imports torch, so that the command line can show the defaults at once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ..data.source import check_length
+from ..errors import ConfigurationError, DeviceError
+from ..io.options import DTYPES, Dtype
+
+if TYPE_CHECKING:
+    import torch
+
+LENGTHS = (32, 128, 512)
+"""Tokens of a row that speed and arithmetic are told for."""
+
+
+@dataclass(frozen=True)
+class EvaluateOptions:
+    """How to evaluate.
+
+    Attributes:
+        max_length: tokens of a row at most; None for as many as the model takes.
+        samples: rows at most, the first ones; None for all.
+        draws: of the bootstrap; 0 for no intervals.
+        repeats: rounds of the comparison of speed.
+        device: ``cpu``, or None for a GPU where there is one.
+        seed: of the bootstrap and of masked tokens.
+
+    Raises:
+        ConfigurationError: if a value cannot be used.
+    """
+
+    max_length: int | None = None
+    samples: int | None = None
+    draws: int = 1000
+    repeats: int = 3
+    device: str | None = None
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.draws < 0 or self.repeats < 1 or (self.samples is not None and self.samples < 1):
+            raise ConfigurationError("draws must be at least 0, and repeats and samples at least 1.")
+        check_length(self.max_length)
+
+
+@dataclass(frozen=True)
+class BenchOptions:
+    """What to measure, and how.
+
+    Attributes:
+        batch_sizes: rows of a batch.
+        lengths: tokens of a row; None for 32, 128 and 512, or what the model takes where that is less.
+        rounds: how often each model runs at every batch size and length, in turn with the other.
+        dtype: of weights and arithmetic: ``float32``, ``bfloat16`` or ``float16``.
+        device: ``cpu`` or ``cuda``; None for a GPU where there is one.
+        compile: run the models through `torch.compile`.
+        memory: measure peak memory too; on a CPU by loading each model in a process of its own.
+        seed: of the random inputs.
+
+    Raises:
+        ConfigurationError: if a value cannot be used.
+    """
+
+    batch_sizes: tuple[int, ...] = (1, 8)
+    lengths: tuple[int, ...] | None = None
+    rounds: int = 20
+    dtype: Dtype = "float32"
+    device: str | None = None
+    compile: bool = False
+    memory: bool = True
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not self.batch_sizes or min(self.batch_sizes) < 1:
+            raise ConfigurationError("A batch size must be at least 1.")
+        if self.lengths is not None and (not self.lengths or min(self.lengths) < 1):
+            raise ConfigurationError("A length must be at least 1 token.")
+        if self.rounds < 1:
+            raise ConfigurationError("rounds must be at least 1.")
+        if self.dtype not in DTYPES:
+            raise ConfigurationError(f"Unknown dtype {self.dtype!r}; choose one of {', '.join(DTYPES)}.")
+        if self.device not in (None, "cpu", "cuda"):
+            raise ConfigurationError(f"device is cpu or cuda, not {self.device!r}.")
+
+    @property
+    def torch_dtype(self) -> torch.dtype:
+        """The dtype as torch names it."""
+        import torch  # not at the top: the command line shows these defaults without it
+
+        return getattr(torch, self.dtype)
+
+    def resolve_device(self) -> torch.device:
+        """The device to measure on; DeviceError if it is not there."""
+        import torch
+
+        if self.device == "cuda" and not torch.cuda.is_available():
+            raise DeviceError("There is no CUDA device here. Leave --device away to measure on the CPU.")
+        return torch.device(self.device or ("cuda" if torch.cuda.is_available() else "cpu"))

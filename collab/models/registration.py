@@ -1,0 +1,62 @@
+"""Makes transformers' Auto classes load converted models, without importing transformers before somebody uses it.
+
+Importing `collab.models.families` registers the converted models. That takes seconds, which the help of the command
+line should not; so it waits until transformers is imported, by whomever.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import Sequence
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Any
+
+_AWAITED = "transformers"
+
+
+def register_with_transformers() -> None:
+    """Registers converted models now if transformers was imported before, and otherwise right after its import."""
+    if _AWAITED in sys.modules:
+        _register()
+    elif not any(isinstance(finder, _Finder) for finder in sys.meta_path):
+        sys.meta_path.insert(0, _Finder())
+
+
+def _register() -> None:
+    # Where it is this very module that imports transformers, it registers when it is complete.
+    importlib.import_module("collab.models.families")
+
+
+class _Finder(MetaPathFinder):
+    """Finds transformers as others do, once, and has its loader register converted models afterwards."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if fullname != _AWAITED:
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(fullname)
+        if spec is not None and spec.loader is not None:
+            spec.loader = _Loader(spec.loader)
+        return spec
+
+
+class _Loader(Loader):
+    """Another loader, and registration after it."""
+
+    def __init__(self, loader: Loader) -> None:
+        self._loader = loader
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._loader, name)
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
+        return self._loader.create_module(spec)
+
+    def exec_module(self, module: ModuleType) -> None:
+        self._loader.exec_module(module)
+        _register()
