@@ -105,7 +105,7 @@ def main() -> None:
                         "calibration": name,
                         "query_key_ratio": conversion.report.query_key.ratio,
                         "score_error": layer.score_error,
-                        "held_back_error": layer.held_back_error,
+                        "held_out_error": layer.held_out_error,
                     }
                     | judge(conversion.model.eval(), original, test)
                 )
@@ -116,13 +116,13 @@ def main() -> None:
             str(one["rank"]),
             one["calibration"],
             f"{one['query_key_ratio']:.3f}",
-            f"{one['held_back_error']:.4f}" if one.get("held_back_error") else "",
+            f"{one['held_out_error']:.4f}" if one.get("held_out_error") else "",
             f"{one['accuracy']:.4f}",
             f"{one['kl']:.4f}",
         ]
         for one in found
     ]
-    headings = ["form", "R of 256", "calibration", "query/key left", "held-back score error", "masked accuracy", "KL"]
+    headings = ["form", "R of 256", "calibration", "query/key left", "held-out score error", "masked accuracy", "KL"]
     write("albert", {"machine": machine(), "rows": found}, markdown(headings, cells))
 
 

@@ -24,13 +24,13 @@ from typing import Any
 import numpy as np
 import torch
 import transformers
-from collab.reparametrization.model import LayerProblems
 from common import RESULTS, demo_folder, kept, machine, markdown, shared_data, stsb, write
 
 import collab
 from collab.decomposition import decompose
 from collab.models.families import require_family
 from collab.planning.plan import make_plan
+from collab.reparametrization.model import LayerProblems
 
 FORMS = ("concat", "cp", "tucker")
 
@@ -142,7 +142,7 @@ thread = threading.Thread(target=watch); thread.start()
 options = collab.CalibrationOptions(samples=int(sys.argv[1]))
 calibration = collab.calibrate(model, tokenizer=tokenizer, options=options)
 calibrated = peak[0]
-size = sum(t.numel() * t.element_size() for part in (calibration.moments, calibration.held_back)
+size = sum(t.numel() * t.element_size() for part in (calibration.moments, calibration.held_out)
            for one in part.values() for t in one.tensors().values())
 collab.convert(model, collab.ConversionConfig(rank=128), calibration=calibration, inplace=True)
 stop.set(); thread.join()

@@ -54,7 +54,7 @@ def main() -> None:
     def export(form: str) -> None:
         with tempfile.TemporaryDirectory() as output:
             config = collab.ConversionConfig(rank=RANK, form=form)
-            collab.convert_checkpoint(str(folder), Path(output) / "out", config)
+            collab.checkpoints.convert(str(folder), Path(output) / "out", config)
 
     tasks: dict[str, Callable[[], None]] = {"load and run 64 sentences three times": load_and_run}
     for form in ("concat", "cp", "tucker"):

@@ -73,7 +73,7 @@ def demo(folder: Path) -> tuple[Models, Quality]:
     request = collab.CalibrationRequest(collab.DataSource(str(text)), cache=folder / "moments.safetensors")
     for name, config in CONVERSIONS.items():
         output = written(folder, name)
-        quality[name] = what_it_is(collab.convert_checkpoint(str(demo_folder()), output, config, calibration=request))
+        quality[name] = what_it_is(collab.checkpoints.convert(str(demo_folder()), output, config, calibration=request))
         models[name] = AutoModel.from_pretrained(output)
     return models, quality
 
@@ -84,7 +84,7 @@ def judged(folder: Path, quality: Quality) -> Quality:
     found = {"original": {"spearman": judge.spearman, "cosine": 1.0}}
     found |= {name: quality[name] | judge.measure(written(folder, name)) for name in CONVERSIONS}
     text = collab.DataSource(str(folder / "text.txt"))
-    collab.heal_checkpoint(str(written(folder, "speed")), folder / "healed", text)
+    collab.checkpoints.heal(str(written(folder, "speed")), folder / "healed", text)
     found["speed"]["healed"] = judge.measure(folder / "healed")
     return found
 

@@ -2,7 +2,7 @@
 
 Every row is one run of `collab convert` and then `SentenceTransformer(folder)`: Spearman correlation of cosine
 similarities with the human scores, mean cosine to the original's embeddings, mean score error on the calibration rows
-that were held back, and seconds of the whole command. Rivals in the same run: the paper's setting (`parafac` from a
+that were held out, and seconds of the whole command. Rivals in the same run: the paper's setting (`parafac` from a
 random start) and per-head SVD, both on the weights alone.
 
     python benchmarks/fidelity.py           # at equal R, at equal parameters, folded content
@@ -75,7 +75,7 @@ class Bench:
         with tempfile.TemporaryDirectory() as folder:
             output = Path(folder) / "out"
             start = time.perf_counter()
-            report = collab.convert_checkpoint(
+            report = collab.checkpoints.convert(
                 str(demo_folder()),
                 output,
                 collab.ConversionConfig(**given, solver=solver),

@@ -40,7 +40,7 @@ from collab.data.features import Feature
 from collab.data.task import task_named
 from collab.evaluation.metrics import intervals
 from collab.evaluation.predict import Columns, predict
-from collab.io.load import Loaded, load
+from collab.io.load import Checkpoint, load
 
 FORMS = ("cp", "tucker", "concat")
 PARTS = (1 / 2, 1 / 3, 1 / 6)
@@ -100,7 +100,7 @@ class Bench:
         """A conversion of the fine-tuned original, calibrated, and healed if wanted, on the training sentences."""
         text = self.train  # without its labels
         heal = collab.HealRequest(text, self.healing(self.setting.heal_steps)) if healed else None
-        collab.convert_checkpoint(
+        collab.checkpoints.convert(
             str(self.original()),
             output,
             collab.ConversionConfig(params=part, form=form),
@@ -123,11 +123,11 @@ class Bench:
             difference = intervals(kind, answers, self.controls)[metric]
         return {**intervals(kind, answers)[metric], "difference": difference}
 
-    def answers(self, loaded: Loaded, rows: int | None = None) -> Columns:
+    def answers(self, loaded: Checkpoint, rows: int | None = None) -> Columns:
         """A model's predictions on the development set, or on its first rows, with the labels."""
         return predict(self.task.kind, loaded.model, *self.features(loaded, rows))
 
-    def features(self, loaded: Loaded, rows: int | None = None) -> tuple[list[Feature], Collate]:
+    def features(self, loaded: Checkpoint, rows: int | None = None) -> tuple[list[Feature], Collate]:
         """The development set, or its first rows, as a model takes it, and what makes batches of it."""
         task, model, tokenizer = self.task, loaded.model, loaded.tokenizer
         examples = read_examples(self.dev, task, self.label, rows)

@@ -49,13 +49,13 @@ def row(setting: dict[str, Any], judge: Judge, folder: Path) -> dict[str, Any]:
     measured: dict[str, Any] = {}
     for name, heal in (("before", None), ("after", collab.HealRequest(data))):
         start = time.perf_counter()
-        report = collab.convert_checkpoint(
+        report = collab.checkpoints.convert(
             str(demo_folder()),
             folder / name,
             config,
             calibration=collab.CalibrationRequest(data),
             heal=heal,
-            writing=collab.ExportOptions(overwrite=True),
+            save_options=collab.SaveOptions(overwrite=True),
         )
         measured[name] = judge.measure(folder / name) | {"seconds": time.perf_counter() - start}
     step = report.history[0]

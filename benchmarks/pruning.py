@@ -39,11 +39,12 @@ from glue import QUICK, WORK, Bench
 import collab
 from collab.evaluation.metrics import measure
 from collab.evaluation.timing import time_in_turn
+from collab.heads.options import ScoreOptions
 from collab.heads.removal import LOSSLESS, prune
 from collab.heads.rows import HeadRows, head_rows
-from collab.heads.scores import ScoreOptions, living_heads, rank_correlation, score_heads
+from collab.heads.scores import living_heads, rank_correlation, score_heads
 from collab.heads.selection import least_important
-from collab.io.load import Loaded, load
+from collab.io.load import Checkpoint, load
 from collab.models.layers import head_layers, parameters
 from collab.training.heal import heal
 
@@ -59,7 +60,7 @@ class Subject:
     """A fine-tuned model and the rows that it is scored and measured on."""
 
     bench: Bench
-    loaded: Loaded
+    loaded: Checkpoint
     dev_rows: int | None
 
     def rows(self) -> HeadRows:

@@ -37,11 +37,11 @@ def export(folder: Path) -> dict[str, dict[str, Any]]:
     for form, rank in SETTINGS:
         name = f"{form}, {rank}"
         sources[name] = str(folder / f"{form}-{rank}")
-        collab.convert_checkpoint(str(demo_folder()), sources[name], collab.ConversionConfig(rank=rank, form=form))
+        collab.checkpoints.convert(str(demo_folder()), sources[name], collab.ConversionConfig(rank=rank, form=form))
     records = {}
     for number, (name, source) in enumerate(sources.items()):
         output = folder / f"onnx-{number}"
-        records[name] = collab.export_onnx(source, output, collab.OnnxOptions(int8=True)).record | {"folder": output}
+        records[name] = collab.checkpoints.export_onnx(source, output, int8=True).record | {"folder": output}
     return records
 
 

@@ -1,4 +1,4 @@
-"""Running the command in processes of its own, and killing it midway."""
+"""Running the command, in this process or in one of its own, and killing it midway."""
 
 from __future__ import annotations
 
@@ -8,6 +8,20 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+
+from click.testing import CliRunner, Result
+
+
+def run(*arguments: object) -> Result:
+    """Runs `collab` in this process."""
+    from collab.cli import main  # most tests do without
+
+    return CliRunner().invoke(main, [str(argument) for argument in arguments])
+
+
+def run_apart(*arguments: object) -> subprocess.CompletedProcess[str]:
+    """Runs `collab` in a process of its own."""
+    return subprocess.run(command(*arguments), capture_output=True, text=True, check=False)
 
 
 def command(*arguments: object) -> list[str]:

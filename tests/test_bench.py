@@ -11,20 +11,15 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
-from click.testing import CliRunner, Result
-from tiny import BY_TYPE, every_family, every_head, random_model, tiny_model
+from click.testing import Result
+from processes import run
+from tiny import BERT, BY_TYPE, converted, every_family, every_head, random_model, tiny_model
 
 import collab
-from collab.cli import main
 from collab.evaluation.timing import Spread, time_in_turn
 from collab.models.inputs import random_inputs
 
-BERT = BY_TYPE["bert"]
 FEW = collab.BenchOptions(batch_sizes=(2, 1, 2), lengths=(4, 8), rounds=3, device="cpu")
-
-
-def converted(native: transformers.PreTrainedModel) -> transformers.PreTrainedModel:
-    return collab.convert(native, collab.ConversionConfig(rank=8, compare=False)).model
 
 
 class TestTiming:
@@ -57,16 +52,17 @@ class TestModels:
         native = tiny_model(row)
         images = native.main_input_name == "pixel_values"
         options = replace(FEW, lengths=None if images else (4, 8))
-        report = collab.bench_models([converted(native), native], options)
-        assert [one.batch_size for one in report.settings] == ([1, 2] if images else [1, 1, 2, 2])
-        assert [one.length for one in report.settings] == ([None] * 2 if images else [4, 8] * 2)
+        report = collab.bench([converted(native), native], options)
+        assert [setting.batch_size for setting in report.settings] == ([1, 2] if images else [1, 1, 2, 2])
+        assert [setting.length for setting in report.settings] == ([None] * 2 if images else [4, 8] * 2)
         assert report.unit == ("images" if images else "tokens")
-        for one in report.settings:
-            assert one.ratio.median == pytest.approx(one.seconds[1].median / one.seconds[0].median)
-            assert one.per_second[0] == pytest.approx(one.batch_size * (one.length or 1) / one.seconds[0].median)
-            assert all(0 < seconds.low <= seconds.median <= seconds.high for seconds in one.seconds)
-        assert [one.parameters for one in report.models] == [
-            sum(one.numel() for one in model.parameters()) for model in (converted(native), native)
+        for setting in report.settings:
+            first, second = (seconds.median for seconds in setting.seconds)
+            assert setting.ratio.median == pytest.approx(second / first)
+            assert setting.per_second[0] == pytest.approx(setting.batch_size * (setting.length or 1) / first)
+            assert all(0 < seconds.low <= seconds.median <= seconds.high for seconds in setting.seconds)
+        assert [model.parameters for model in report.models] == [
+            sum(parameter.numel() for parameter in model.parameters()) for model in (converted(native), native)
         ]
 
     @every_head
@@ -80,21 +76,21 @@ class TestModels:
 
     def test_one_model_is_left_as_it_is(self) -> None:
         model = tiny_model(BERT).train()
-        seen: list[tuple[int, int]] = []
-        report = collab.bench_models(
-            [model], replace(FEW, dtype="bf16"), on_setting=lambda done, total: seen.append((done, total))
+        seen: list[tuple[int, int | None]] = []
+        report = collab.bench(
+            [model], replace(FEW, dtype="bfloat16"), progress=lambda what, done, total: seen.append((done, total))
         )
         assert model.training
         assert model.dtype == torch.float32
         assert seen == [(1, 4), (2, 4), (3, 4), (4, 4)]
-        assert all(one.ratio is None for one in report.settings)
-        assert report.dtype == "bf16"
+        assert all(setting.ratio is None for setting in report.settings)
+        assert report.dtype == "bfloat16"
         assert report.models[0].memory is None
         json.dumps(report.to_dict())
 
     def test_lengths_are_clipped_with_a_message(self) -> None:
-        report = collab.bench_models([tiny_model(BERT)], replace(FEW, lengths=None, rounds=1))
-        assert [one.length for one in report.settings if one.batch_size == 1] == [32, 40]
+        report = collab.bench([tiny_model(BERT)], replace(FEW, lengths=None, rounds=1))
+        assert [setting.length for setting in report.settings if setting.batch_size == 1] == [32, 40]
         assert report.notes == ("BertModel takes 40 tokens at most, so that was measured instead of longer rows.",)
 
     def test_the_dtype_is_that_of_the_arithmetic(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -107,12 +103,12 @@ class TestModels:
             return output
 
         monkeypatch.setattr(transformers.BertModel, "forward", watched)
-        collab.bench_models([tiny_model(BERT)], replace(FEW, dtype="bf16"))
+        collab.bench([tiny_model(BERT)], replace(FEW, dtype="bfloat16"))
         assert dtypes == {torch.bfloat16}
 
     def test_compiled(self) -> None:
         options = replace(FEW, batch_sizes=(1,), lengths=(4,), compile=True)
-        report = collab.bench_models([tiny_model(BERT, num_hidden_layers=1)], options)
+        report = collab.bench([tiny_model(BERT, num_hidden_layers=1)], options)
         assert report.compiled
         assert report.settings[0].seconds[0].median < 1  # compiling was not timed
 
@@ -131,29 +127,29 @@ class TestModels:
 
             with monkeypatch.context() as patch:
                 patch.setattr(transformers.BertModel, "forward", fail)
-                with pytest.raises(collab.OutOfMemoryError, match="too little memory for 2 rows of 8 tokens"):
-                    collab.bench_models([tiny_model(BERT)], FEW)
+                with pytest.raises(collab.errors.OutOfMemoryError, match="too little memory for 2 rows of 8 tokens"):
+                    collab.bench([tiny_model(BERT)], FEW)
 
     def test_memory_that_really_runs_out(self) -> None:
         """More than any machine has: torch refuses at once, before a byte is touched."""
-        with pytest.raises(collab.OutOfMemoryError, match="for 4000000000000 rows of 32 tokens"):
-            collab.bench_models([tiny_model(BERT)], replace(FEW, batch_sizes=(4_000_000_000_000,), lengths=(32,)))
+        with pytest.raises(collab.errors.OutOfMemoryError, match="for 4000000000000 rows of 32 tokens"):
+            collab.bench([tiny_model(BERT)], replace(FEW, batch_sizes=(4_000_000_000_000,), lengths=(32,)))
 
 
 class TestBadInput:
     def test_models_that_do_not_go_together(self) -> None:
-        with pytest.raises(collab.ConfigurationError, match="inputs of different kinds"):
-            collab.bench_models([tiny_model(BERT), tiny_model(BY_TYPE["vit"])], FEW)
+        with pytest.raises(collab.errors.ConfigurationError, match="inputs of different kinds"):
+            collab.bench([tiny_model(BERT), tiny_model(BY_TYPE["vit"])], FEW)
         images = [tiny_model(BY_TYPE["vit"], image_size=size) for size in (16, 32)]
-        with pytest.raises(collab.ConfigurationError, match="different sizes"):
-            collab.bench_models(images, replace(FEW, lengths=None))
-        with pytest.raises(collab.ConfigurationError, match="not 3"):
-            collab.bench_models([tiny_model(BERT)] * 3, FEW)
+        with pytest.raises(collab.errors.ConfigurationError, match="different sizes"):
+            collab.bench(images, replace(FEW, lengths=None))
+        with pytest.raises(collab.errors.ConfigurationError, match="not 3"):
+            collab.bench([tiny_model(BERT)] * 3, FEW)
 
     def test_the_shorter_model_limits(self) -> None:
         models = [tiny_model(BERT), tiny_model(BERT, max_position_embeddings=12)]
-        with pytest.raises(collab.ConfigurationError, match="short takes 12 tokens at most, so --length 20"):
-            collab.bench_models(models, replace(FEW, lengths=(4, 20)), names=["long", "short"])
+        with pytest.raises(collab.errors.ConfigurationError, match="short takes 12 tokens at most, so --length 20"):
+            collab.bench(models, replace(FEW, lengths=(4, 20)), names=["long", "short"])
 
     @pytest.mark.parametrize(
         "values",
@@ -168,13 +164,13 @@ class TestBadInput:
         ],
     )
     def test_options(self, values: dict) -> None:
-        with pytest.raises(collab.ConfigurationError):
+        with pytest.raises(collab.errors.ConfigurationError):
             replace(FEW, **values)
 
     @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
     def test_no_gpu(self) -> None:
-        with pytest.raises(collab.DeviceError, match="no CUDA device"):
-            collab.bench_models([tiny_model(BERT)], replace(FEW, device="cuda"))
+        with pytest.raises(collab.errors.DeviceError, match="no CUDA device"):
+            collab.bench([tiny_model(BERT)], replace(FEW, device="cuda"))
 
 
 class TestCommand:
@@ -184,11 +180,11 @@ class TestCommand:
         tiny_model(BERT).save_pretrained(tmp_path / "original")
         config = collab.ConversionConfig(rank=8, compare=False)
         calibration = collab.CalibrationRequest("none")
-        collab.convert_checkpoint(str(tmp_path / "original"), tmp_path / "converted", config, calibration=calibration)
+        collab.checkpoints.convert(str(tmp_path / "original"), tmp_path / "converted", config, calibration=calibration)
         return tmp_path / "converted", tmp_path / "original"
 
     def run(self, *arguments: object, fails: int = 0) -> Result:
-        result = CliRunner().invoke(main, ["bench", *map(str, arguments)])
+        result = run("bench", *arguments)
         assert result.exit_code == fails, result.output
         assert "Traceback" not in result.output
         return result
@@ -207,12 +203,12 @@ class TestCommand:
         """Without --against only the model is measured, whatever its report names."""
         arguments = ("--length", 8, "--rounds", 2, "--device", "cpu", "--json")
         report = json.loads(self.run(folders[0], *arguments).stdout)
-        assert [one["name"] for one in report["models"]] == [str(folders[0])]
+        assert [entry["name"] for entry in report["models"]] == [str(folders[0])]
         model = report["models"][0]
         assert model["file_bytes"] == (folders[0] / "model.safetensors").stat().st_size
         assert model["memory"]["peak_bytes"] > model["memory"]["libraries_bytes"] > 50e6
         assert report["memory_at"] == [8, 8]
-        assert [one["batch_size"] for one in report["settings"]] == [1, 8]
+        assert [setting["batch_size"] for setting in report["settings"]] == [1, 8]
         without = json.loads(self.run(folders[0], *arguments, "--no-memory").stdout)
         assert without["models"][0]["memory"] is None
 

@@ -9,26 +9,24 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
-from tiny import BY_TYPE, ROWS, random_model, tiny_model
+from tiny import BERT, BY_TYPE, LETTERS, ROWS, SPECIAL, Row, every_family, random_model, save_tokenizer, tiny_model
 from torch import Tensor
 from transformers import BertTokenizer, PreTrainedModel
 
 import collab
 from collab.data.rows import read_rows
-from collab.data.source import DataSource
 from collab.models.families import require_family
 from collab.models.inputs import probe_inputs
 
-BERT = BY_TYPE["bert"]
-WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "[unused0]", *"abcdefghijklmnopqrstuvwxyz"]
+WORDS = (*SPECIAL, "[unused0]", *LETTERS)
 SENTENCES = [" ".join("abcdefghij"[i % 7 : i % 7 + 1 + i % 4]) for i in range(24)]
 FEW = collab.CalibrationOptions(samples=24)
 
 
 @pytest.fixture
 def tokenizer(tmp_path: Path) -> BertTokenizer:
-    (tmp_path / "vocab.txt").write_text("\n".join(WORDS))
-    return BertTokenizer(str(tmp_path / "vocab.txt"))
+    save_tokenizer(tmp_path / "tokenizer", WORDS)
+    return BertTokenizer.from_pretrained(tmp_path / "tokenizer")
 
 
 def batches(model: PreTrainedModel, count: int = 8) -> list[dict[str, Tensor]]:
@@ -37,12 +35,12 @@ def batches(model: PreTrainedModel, count: int = 8) -> list[dict[str, Tensor]]:
 
 def hooks(model: PreTrainedModel) -> list[object]:
     """Our hooks on a model; transformers leaves some of its own."""
-    found = [
+    return [
         hook
         for module in model.modules()
         for hook in (*module._forward_hooks.values(), *module._forward_pre_hooks.values())
+        if hook.__module__.startswith("collab")
     ]
-    return [hook for hook in found if hook.__module__.startswith("collab")]
 
 
 def layer_names(model: PreTrainedModel) -> list[str]:
@@ -85,20 +83,20 @@ class TestMoments:
         assert difference < 0.25 * (expected_key / 8).norm()
         assert moments.tokens == 8 * len([1 for i in range(1, 401) if i % 8])
 
-    @pytest.mark.parametrize("row", ROWS, ids=[row.model_type for row in ROWS])
-    def test_every_family(self, row) -> None:
+    @every_family
+    def test_every_family(self, row: Row) -> None:
         model = tiny_model(row)
         before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
         implementation = model.config._attn_implementation
         calibration = collab.calibrate(model, batches(model))
         assert list(calibration.moments) == layer_names(model)
-        for one in calibration.moments.values():
-            for matrix in (one.query_covariance, one.key_covariance):
+        for moments in calibration.moments.values():
+            for matrix in (moments.query_covariance, moments.key_covariance):
                 assert matrix.dtype == torch.float64
                 values = torch.linalg.eigvalsh(matrix)
                 assert values[0] > -1e-6 * values[-1]
                 assert values[-1] > 0
-            assert (one.head_weight > 0).all()
+            assert (moments.head_weight > 0).all()
         assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
         assert model.config._attn_implementation == implementation
         assert all(parameter.requires_grad and parameter.grad is None for parameter in model.parameters())
@@ -110,15 +108,15 @@ class TestMoments:
     @pytest.mark.parametrize(
         "native_class",
         [model.native_class() for row in ROWS for model in row.family.heads],
-        ids=lambda one: one.__name__,
+        ids=lambda native_class: native_class.__name__,
     )
     def test_every_head(self, native_class: type[PreTrainedModel]) -> None:
         if native_class in (transformers.ViTForMaskedImageModeling, transformers.DeiTForMaskedImageModeling):
             pytest.skip("takes a mask besides")
         model = random_model(native_class, BY_TYPE[native_class.config_class.model_type].config())
-        calibration = collab.calibrate(model, batches(model, 2), options=collab.CalibrationOptions(held_back=0.5))
-        assert all(one.head_weight.isfinite().all() for one in calibration.moments.values())
-        assert calibration.held_back is not None
+        calibration = collab.calibrate(model, batches(model, 2), options=collab.CalibrationOptions(held_out=0.5))
+        assert all(moments.head_weight.isfinite().all() for moments in calibration.moments.values())
+        assert calibration.held_out is not None
 
     def test_padding_changes_nothing(self) -> None:
         model = tiny_model(BERT)
@@ -128,9 +126,9 @@ class TestMoments:
             "attention_mask": torch.tensor([[1, 1, 1, 1, 0, 0, 0]]),
         }
         many = collab.CalibrationOptions(samples=4000)
-        one, two = (collab.calibrate(model, [batch] * 1600, options=many) for batch in (short, padded))
+        alone, beside = (collab.calibrate(model, [batch] * 1600, options=many) for batch in (short, padded))
         for name in layer_names(model):
-            first, second = one.moments[name], two.moments[name]
+            first, second = alone.moments[name], beside.moments[name]
             assert first.tokens == second.tokens
             torch.testing.assert_close(first.head_weight, second.head_weight, rtol=0.2, atol=0)
             difference = (first.query_covariance - second.query_covariance).norm()
@@ -166,7 +164,7 @@ class TestSources:
             assert calibration.summary["rows"] == 24
             assert sum(len(batch["input_ids"]) for batch in calibration.batches) == 3
         calibration = collab.calibrate(model, lambda model: [model(**batch) for batch in batches(model)] and None)
-        assert calibration.held_back is not None
+        assert calibration.held_out is not None
         assert calibration.batches == []
 
     def test_synthetic_leaves_out_special_and_unused_tokens(self, tokenizer: BertTokenizer) -> None:
@@ -199,17 +197,17 @@ class TestSources:
                 writer.writeheader()
                 writer.writerows(rows)
         expected = {row["sentence"] for row in rows}
-        assert set(read_rows(DataSource(str(file)), 100)) == expected
-        assert len(read_rows(DataSource(str(file)), 5)) == 5
+        assert set(read_rows(collab.DataSource(str(file)), 100)) == expected
+        assert len(read_rows(collab.DataSource(str(file)), 5)) == 5
         if suffix != "txt":
-            pairs = read_rows(DataSource(str(file), ("sentence", "other")), 100)
+            pairs = read_rows(collab.DataSource(str(file), ("sentence", "other")), 100)
             assert set(pairs) == {(sentence, "x") for sentence in expected}
-            with pytest.raises(collab.DataError, match="no column 'text'; it has label, sentence, other"):
-                read_rows(DataSource(str(file), ("text",)), 100)
+            with pytest.raises(collab.errors.DataError, match="no column 'text'; it has label, sentence, other"):
+                read_rows(collab.DataSource(str(file), ("text",)), 100)
 
     def test_a_file_without_a_header(self, tmp_path: Path) -> None:
         (tmp_path / "rows.csv").write_text("first one,1\nsecond one,2\n")
-        assert set(read_rows(DataSource(str(tmp_path / "rows.csv"), ("0",)), 9)) == {"first one", "second one"}
+        assert set(read_rows(collab.DataSource(str(tmp_path / "rows.csv"), ("0",)), 9)) == {"first one", "second one"}
 
     def test_images(self, tmp_path: Path) -> None:
         image = pytest.importorskip("PIL.Image", reason="pillow is not installed")
@@ -217,9 +215,9 @@ class TestSources:
             image.new("RGB", (20, 20), (i * 60, 10, 200)).save(tmp_path / f"{i}.png")
         model = tiny_model(BY_TYPE["vit"], transformers.ViTForImageClassification)
         processor = transformers.ViTImageProcessor(size={"height": 16, "width": 16})
-        calibration = collab.calibrate(model, DataSource(str(tmp_path)), tokenizer=processor)
+        calibration = collab.calibrate(model, collab.DataSource(str(tmp_path)), tokenizer=processor)
         assert calibration.summary["rows"] == 4
-        with pytest.raises(collab.DataError, match="no synthetic data for images"):
+        with pytest.raises(collab.errors.DataError, match="no synthetic data for images"):
             collab.calibrate(model)
 
 
@@ -232,23 +230,23 @@ class TestCache:
         model.register_forward_pre_hook(lambda *_: calls.append(1))
         second = collab.calibrate(model, SENTENCES, **arguments)
         assert not calls
-        for name, one in first.moments.items():
+        for name, moments in first.moments.items():
             assert all(
                 torch.equal(a, b)
-                for a, b in zip(one.tensors().values(), second.moments[name].tensors().values(), strict=True)
+                for a, b in zip(moments.tensors().values(), second.moments[name].tensors().values(), strict=True)
             )
-        assert second.held_back.keys() == first.held_back.keys()
-        with pytest.raises(collab.CalibrationError, match="other data"):
+        assert second.held_out.keys() == first.held_out.keys()
+        with pytest.raises(collab.errors.CalibrationError, match="other data"):
             collab.calibrate(model, SENTENCES[1:], **arguments)
         other = tiny_model(BERT)
         with torch.no_grad():
             other.encoder.layer[0].attention.self.query.weight[0, 0] += 1
-        with pytest.raises(collab.CalibrationError, match="of another model"):
+        with pytest.raises(collab.errors.CalibrationError, match="of another model"):
             collab.calibrate(other, SENTENCES, **arguments)
         file.write_text("something else")
-        with pytest.raises(collab.CalibrationError, match="not a cache of moments"):
+        with pytest.raises(collab.errors.CalibrationError, match="not a cache of moments"):
             collab.calibrate(model, SENTENCES, **arguments)
-        with pytest.raises(collab.CalibrationError, match="cannot be cached"):
+        with pytest.raises(collab.errors.CalibrationError, match="cannot be cached"):
             collab.calibrate(model, lambda model: None, cache=file)
         assert [path.name for path in file.parent.iterdir()] == [file.name]
 
@@ -257,17 +255,17 @@ class TestBadInput:
     def test_too_few_rows(self, tmp_path: Path, tokenizer: BertTokenizer) -> None:
         model = tiny_model(BERT)
         (tmp_path / "empty.txt").write_text("\n\n")
-        with pytest.raises(collab.DataError, match="no rows"):
-            collab.calibrate(model, DataSource(str(tmp_path / "empty.txt")), tokenizer=tokenizer)
+        with pytest.raises(collab.errors.DataError, match="no rows"):
+            collab.calibrate(model, collab.DataSource(str(tmp_path / "empty.txt")), tokenizer=tokenizer)
         for rows in ([], ["a b"]):
-            with pytest.raises(collab.DataError, match="At least 2 rows"):
+            with pytest.raises(collab.errors.DataError, match="At least 2 rows"):
                 collab.calibrate(model, rows, tokenizer=tokenizer)
-        with pytest.raises(collab.CalibrationError, match="not called once"):
+        with pytest.raises(collab.errors.CalibrationError, match="not called once"):
             collab.calibrate(model, lambda model: None)
 
     def test_a_callable_without_gradients(self) -> None:
         model = tiny_model(BERT)
-        with pytest.raises(collab.CalibrationError, match=r"outside torch\.no_grad"):
+        with pytest.raises(collab.errors.CalibrationError, match=r"outside torch\.no_grad"):
             collab.calibrate(model, torch.no_grad()(lambda model: model(**probe_inputs(model))))
 
     def test_long_text_is_cut_and_said(self, tokenizer: BertTokenizer, caplog: pytest.LogCaptureFixture) -> None:
@@ -289,10 +287,10 @@ class TestBadInput:
         with torch.no_grad():
             model.embeddings.word_embeddings.weight[7] = float("inf")
         data[1]["input_ids"][0, 0] = 7
-        with pytest.raises(collab.CalibrationError, match=r"encoder\.layer\.0.* in batch 2"):
+        with pytest.raises(collab.errors.CalibrationError, match=r"encoder\.layer\.0.* in batch 2"):
             collab.calibrate(
                 model,
-                [{**one, "input_ids": one["input_ids"].clamp(min=8 if i != 1 else 0)} for i, one in enumerate(data)],
+                [{**batch, "input_ids": batch["input_ids"].clamp(min=8 * (i != 1))} for i, batch in enumerate(data)],
             )
         assert not hooks(model)
 
@@ -303,21 +301,21 @@ class TestBadInput:
             ("nowhere/at-all", "no data set of that name"),
             (str(tmp_path / "rows.docx"), "no kind that is read"),
         ):
-            with pytest.raises(collab.DataError, match=message):
-                collab.calibrate(model, DataSource(source), tokenizer=tokenizer)
-        with pytest.raises(collab.DataError, match="tokenizer"):
+            with pytest.raises(collab.errors.DataError, match=message):
+                collab.calibrate(model, collab.DataSource(source), tokenizer=tokenizer)
+        with pytest.raises(collab.errors.DataError, match="tokenizer"):
             collab.calibrate(model, SENTENCES)
-        with pytest.raises(collab.CalibrationError, match="must hold tensors"):
+        with pytest.raises(collab.errors.CalibrationError, match="must hold tensors"):
             collab.calibrate(model, [{"input_ids": [1, 2]}, {"input_ids": [1]}])
 
-    @pytest.mark.parametrize("values", [{"samples": 1}, {"max_length": 1}, {"held_back": 0.0}, {"held_back": 0.9}])
+    @pytest.mark.parametrize("values", [{"samples": 1}, {"max_length": 1}, {"held_out": 0.0}, {"held_out": 0.9}])
     def test_options(self, values: dict) -> None:
-        with pytest.raises(collab.ConfigurationError):
+        with pytest.raises(collab.errors.ConfigurationError):
             collab.CalibrationOptions(**values)
 
     def test_of_another_model(self) -> None:
         calibration = collab.calibrate(tiny_model(BERT), options=FEW)
-        with pytest.raises(collab.CalibrationError, match="of another model"):
+        with pytest.raises(collab.errors.CalibrationError, match="of another model"):
             collab.convert(
                 tiny_model(BERT, num_hidden_layers=1), collab.ConversionConfig(rank=8), calibration=calibration
             )
@@ -351,5 +349,5 @@ class TestInOrder:
             assert (first - second).norm() < 0.2 * second.norm()
 
     def test_a_callable_is_refused(self) -> None:
-        with pytest.raises(collab.CalibrationError, match="callable"):
+        with pytest.raises(collab.errors.CalibrationError, match="callable"):
             collab.calibrate_in_order(tiny_model(BERT), collab.ConversionConfig(rank=8), lambda model: None)

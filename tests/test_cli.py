@@ -16,13 +16,13 @@ import pytest
 import torch
 import transformers
 from click.testing import CliRunner, Result
-from collab.reparametrization.layer import LayerProblem
 from safetensors.torch import load_file, save_file
 from tiny import BY_TYPE, tiny_model
 from transformers import AutoConfig
 
 import collab
 from collab.cli import main
+from collab.reparametrization.layer import LayerProblem
 
 BERT = BY_TYPE["bert"]
 Run = Callable[..., Result]

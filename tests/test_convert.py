@@ -10,15 +10,13 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from tiny import BY_TYPE, every_form, largest_difference, random_model, tiny_model
+from tiny import BERT, BY_TYPE, every_form, largest_difference, random_model, tiny_model
 from torch import nn
 from transformers import PreTrainedModel
 
 import collab
 from collab.modeling.collab_attention import CollaborativeAttention
 from collab.models.inputs import probe_inputs
-
-BERT = BY_TYPE["bert"]
 
 
 def state(model: PreTrainedModel) -> dict[str, torch.Tensor]:
@@ -55,11 +53,11 @@ def test_in_place_changes_nothing_when_it_fails() -> None:
     native = tiny_model(BERT)
     before = state(native)
 
-    def interrupt(report: collab.LayerReport, total: int) -> None:
+    def interrupt(what: str, done: int, total: int | None) -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        collab.convert(native, collab.ConversionConfig(rank=8), inplace=True, on_layer=interrupt)
+        collab.convert(native, collab.ConversionConfig(rank=8), inplace=True, progress=interrupt)
     assert type(native) is transformers.BertModel
     assert all(torch.equal(before[name], tensor) for name, tensor in native.state_dict().items())
 
@@ -77,19 +75,20 @@ def test_ranks(form: str) -> None:
 @every_form
 def test_report(form: str) -> None:
     native = tiny_model(BERT, transformers.BertForMaskedLM)
-    seen: list[tuple[str, int]] = []
+    seen: list[tuple[int, int | None]] = []
     conversion = collab.convert(
         native,
         collab.ConversionConfig(rank=8, form=form, seed=3),
-        on_layer=lambda layer, total: seen.append((layer.name, total)),
+        progress=lambda what, done, total: seen.append((done, total)),
     )
     report = conversion.report
-    assert seen == [(f"bert.encoder.layer.{i}.attention.self", 2) for i in range(2)]
+    assert seen == [(1, 2), (2, 2)]
+    assert [layer.name for layer in report.layers] == [f"bert.encoder.layer.{i}.attention.self" for i in range(2)]
     mixing = {"concat": 0, "cp": 4 * 8, "tucker": 4 * 8 * 8}[form]
     for layer in report.layers:
         assert (layer.form, layer.rank, layer.full_rank) == (form, 8, 32)
         assert 0 < layer.error < 1
-        assert layer.score_error is layer.held_back_error is None
+        assert layer.score_error is layer.held_out_error is None
         assert layer.query_key == collab.Count(2 * (32 * 32 + 32), 2 * 8 * 32 + mixing + 4 * 32)
     for layer, others in zip(report.layers, report.comparison, strict=True):
         assert others["name"] == layer.name
@@ -204,12 +203,12 @@ def test_base_without_pooler() -> None:
 class TestBadInput:
     @pytest.mark.parametrize("rank", [0, -2, 33, 1.5, [8], [8, 8, 8], [8, 64], "8", True])
     def test_ranks(self, rank: object) -> None:
-        with pytest.raises(collab.RankError):
+        with pytest.raises(collab.errors.RankError):
             collab.convert(tiny_model(BERT), collab.ConversionConfig(rank=rank))  # type: ignore[arg-type]
 
     @pytest.mark.parametrize("values", [{"form": "svd"}, {"solver": "magic"}, {"seed": -1}, {"seed": 1.5}])
     def test_settings(self, values: dict) -> None:
-        with pytest.raises(collab.ConfigurationError):
+        with pytest.raises(collab.errors.ConfigurationError):
             collab.ConversionConfig(rank=8, **values)
 
     @pytest.mark.parametrize("value", [float("nan"), float("inf")])
@@ -217,12 +216,12 @@ class TestBadInput:
         native = tiny_model(BERT)
         with torch.no_grad():
             native.encoder.layer[1].attention.self.key.weight[3, 4] = value
-        with pytest.raises(collab.WeightsError, match=r"encoder\.layer\.1\.attention\.self\.key\.weight"):
+        with pytest.raises(collab.errors.WeightsError, match=r"encoder\.layer\.1\.attention\.self\.key\.weight"):
             collab.convert(native, collab.ConversionConfig(rank=8))
 
     def test_converted_already(self) -> None:
         converted = collab.convert(tiny_model(BERT), collab.ConversionConfig(rank=8)).model
-        with pytest.raises(collab.AlreadyConvertedError, match="collaborative already"):
+        with pytest.raises(collab.errors.AlreadyConvertedError, match="collaborative already"):
             collab.convert(converted, collab.ConversionConfig(rank=4))
 
     def test_unsupported_architectures_are_refused_with_the_reason(self) -> None:
@@ -235,56 +234,56 @@ class TestBadInput:
         }
         rope = transformers.ModernBertModel(transformers.ModernBertConfig(**tiny, pad_token_id=0))
         with pytest.raises(
-            collab.UnsupportedArchitectureError, match=r"rotary position.*Supported: albert, bert, camembert"
+            collab.errors.UnsupportedArchitectureError, match=r"rotary position.*Supported: albert, bert, camembert"
         ):
             collab.convert(rope, collab.ConversionConfig(rank=8))
         disentangled = transformers.DebertaV2Model(transformers.DebertaV2Config(**tiny))
-        with pytest.raises(collab.UnsupportedArchitectureError, match="disentangled"):
+        with pytest.raises(collab.errors.UnsupportedArchitectureError, match="disentangled"):
             collab.convert(disentangled, collab.ConversionConfig(rank=8))
         unknown = transformers.ConvBertModel(transformers.ConvBertConfig(**tiny, embedding_size=32))
-        with pytest.raises(collab.UnsupportedArchitectureError, match="does not know"):
+        with pytest.raises(collab.errors.UnsupportedArchitectureError, match="does not know"):
             collab.convert(unknown, collab.ConversionConfig(rank=8))
 
     def test_relative_positions_are_refused(self) -> None:
         native = transformers.BertModel(BERT.config(position_embedding_type="relative_key"))
-        with pytest.raises(collab.UnsupportedArchitectureError, match="relative_key"):
+        with pytest.raises(collab.errors.UnsupportedArchitectureError, match="relative_key"):
             collab.convert(native, collab.ConversionConfig(rank=8))
 
     def test_subclasses_are_refused(self) -> None:
         class Mine(transformers.BertModel): ...
 
-        with pytest.raises(collab.UnsupportedArchitectureError, match="Mine cannot be converted"):
+        with pytest.raises(collab.errors.UnsupportedArchitectureError, match="Mine cannot be converted"):
             collab.convert(Mine(BERT.config()), collab.ConversionConfig(rank=8))
 
     def test_adapters_must_be_merged(self) -> None:
         native = tiny_model(BERT)
         native.encoder.layer[0].attention.self.query = nn.Sequential(nn.Linear(32, 32))
-        with pytest.raises(collab.WeightsError, match="merge"):
+        with pytest.raises(collab.errors.WeightsError, match="merge"):
             collab.convert(native, collab.ConversionConfig(rank=8))
 
     def test_a_model_that_its_config_does_not_describe(self) -> None:
         native = tiny_model(BERT, transformers.BertForSequenceClassification)
         native.classifier = torch.nn.Linear(32, 7)
-        with pytest.raises(collab.WeightsError, match=r"classifier\.weight should be of shape \(2, 32\)"):
+        with pytest.raises(collab.errors.WeightsError, match=r"classifier\.weight should be of shape \(2, 32\)"):
             collab.convert(native, collab.ConversionConfig(rank=8))
         native = tiny_model(BERT)
         del native.encoder.layer[1]
-        with pytest.raises(collab.WeightsError, match=r"encoder\.layer\.1.* is absent"):
+        with pytest.raises(collab.errors.WeightsError, match=r"encoder\.layer\.1.* is absent"):
             collab.convert(native, collab.ConversionConfig(rank=8))
 
     @pytest.mark.parametrize("thing", [None, "bert-base-uncased", nn.Linear(3, 3)])
     def test_not_a_model(self, thing: object) -> None:
-        with pytest.raises(collab.UnsupportedArchitectureError, match="Give a transformers model"):
+        with pytest.raises(collab.errors.UnsupportedArchitectureError, match="Give a transformers model"):
             collab.convert(thing, collab.ConversionConfig(rank=8))
 
     def test_offloaded_weights(self) -> None:
         native = tiny_model(BERT)
         native.pooler.to("meta")
-        with pytest.raises(collab.WeightsError, match=r"pooler.*not in memory"):
+        with pytest.raises(collab.errors.WeightsError, match=r"pooler.*not in memory"):
             collab.convert(native, collab.ConversionConfig(rank=8))
 
     @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
     def test_no_device(self) -> None:
         config = collab.ConversionConfig(rank=8, solver=collab.SolverOptions(device="cuda"))
-        with pytest.raises(collab.DeviceError, match="No device 'cuda'"):
+        with pytest.raises(collab.errors.DeviceError, match="No device 'cuda'"):
             collab.convert(tiny_model(BERT), config)

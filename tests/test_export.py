@@ -6,6 +6,7 @@ import ast
 import json
 import shutil
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import huggingface_hub
@@ -15,24 +16,33 @@ import torch
 import transformers
 from huggingface_hub import ModelCard
 from reload import outputs_without_collab, run_without_collab
-from tiny import BY_TYPE, ROWS, every_form, largest_difference, random_model, tensors, tiny_model
+from tiny import (
+    BERT,
+    BY_TYPE,
+    ROWS,
+    WORDS,
+    converted,
+    every_form,
+    largest_difference,
+    outputs,
+    random_model,
+    tiny_model,
+)
 from transformers import AutoConfig, AutoModel, PreTrainedModel
 
 import collab
+from collab.io.read import read_json
 from collab.io.verify import verify
-from collab.io.write import export
 from collab.modeling.collab_model import auto_classes
 from collab.models.inputs import probe_inputs
 
-BERT = BY_TYPE["bert"]
 
-
-def converted(native: PreTrainedModel, rank: int = 8, form: str = "cp") -> collab.Conversion:
+def conversion_of(native: PreTrainedModel, rank: int = 8, form: str = "cp") -> collab.Conversion:
     return collab.convert(native, collab.ConversionConfig(rank=rank, form=form))
 
 
 def folders(path: Path) -> set[str]:
-    return {one.name for one in path.iterdir()}
+    return {entry.name for entry in path.iterdir()}
 
 
 def test_every_head_of_every_family_reloads_without_collab(tmp_path: Path) -> None:
@@ -45,31 +55,27 @@ def test_every_head_of_every_family_reloads_without_collab(tmp_path: Path) -> No
             native = random_model(model.native_class(), row.config())
             form = forms[len(jobs) % 3]
             folder = tmp_path / model.__name__
-            converted(native, 32, form).model.save_pretrained(folder)
-            inputs = probe_inputs(native)
-            jobs.append({"folder": folder, "auto_class": loaders[model], "inputs": inputs})
-            with torch.no_grad():
-                expected.append(tensors(native(**inputs)))
+            converted(native, 32, form).save_pretrained(folder)
+            jobs.append({"folder": folder, "auto_class": loaders[model], "inputs": probe_inputs(native)})
+            expected.append(outputs(native))
     for job, actual, wanted in zip(jobs, outputs_without_collab(jobs, tmp_path), expected, strict=True):
         assert largest_difference(actual, wanted) < 1e-5, job["folder"].name
 
 
 @every_form
 def test_reload_with_collab(form: str, tmp_path: Path) -> None:
-    conversion = converted(tiny_model(BERT, transformers.BertForSequenceClassification), 9, form)
-    export(conversion, tmp_path / "out")
+    conversion = conversion_of(tiny_model(BERT, transformers.BertForSequenceClassification), 9, form)
+    collab.save(conversion, tmp_path / "out")
     reloaded = transformers.AutoModelForSequenceClassification.from_pretrained(tmp_path / "out")
     assert type(reloaded) is type(conversion.model)
     assert AutoConfig.from_pretrained(tmp_path / "out").collab_layers == conversion.model.config.collab_layers
-    inputs = probe_inputs(reloaded)
-    with torch.no_grad():
-        assert largest_difference(conversion.model(**inputs), reloaded(**inputs)) < 1e-5
+    assert largest_difference(outputs(conversion.model), outputs(reloaded)) < 1e-5
     base = AutoModel.from_pretrained(tmp_path / "out")
     assert type(base).__name__ == "CollabBertModel"
 
 
 def test_without_collab_and_without_trust_it_names_the_cure(tmp_path: Path) -> None:
-    converted(tiny_model(BERT)).model.save_pretrained(tmp_path / "out")
+    converted(tiny_model(BERT)).save_pretrained(tmp_path / "out")
     code = (
         "import sys; sys.modules['collab'] = None; from transformers import AutoModel; "
         "AutoModel.from_pretrained(sys.argv[1])"
@@ -81,25 +87,24 @@ def test_without_collab_and_without_trust_it_names_the_cure(tmp_path: Path) -> N
 
 def test_a_model_saved_from_remote_code_reloads_too(tmp_path: Path) -> None:
     """Fine-tuned where collab is not installed, saved again, loaded again: the code travels on."""
-    conversion = converted(tiny_model(BERT, transformers.BertForMaskedLM))
-    conversion.model.save_pretrained(tmp_path / "first")
+    model = converted(tiny_model(BERT, transformers.BertForMaskedLM))
+    model.save_pretrained(tmp_path / "first")
     code = (
         "import sys; sys.modules['collab'] = None; from transformers import AutoModelForMaskedLM as A; "
         "A.from_pretrained(sys.argv[1], trust_remote_code=True).save_pretrained(sys.argv[2])"
     )
     done = run_without_collab(code, str(tmp_path / "first"), str(tmp_path / "second"), cache=tmp_path / "modules")
     assert done.returncode == 0, done.stderr
-    inputs = probe_inputs(conversion.model)
+    inputs = probe_inputs(model)
     jobs = [
         {"folder": tmp_path / "second", "auto_class": "AutoModelForMaskedLM", "inputs": inputs},
         {"folder": tmp_path / "second", "auto_class": "AutoModel", "inputs": inputs},
     ]
     actual = outputs_without_collab(jobs, tmp_path)[0]
-    with torch.no_grad():
-        assert largest_difference(actual, tensors(conversion.model(**inputs))) < 1e-5
-    first, second = (json.loads((tmp_path / one / "config.json").read_text()) for one in ("first", "second"))
+    assert largest_difference(actual, outputs(model)) < 1e-5
+    first, second = (read_json(tmp_path / name / "config.json") for name in ("first", "second"))
     assert first["auto_map"] == second["auto_map"]
-    assert verify(tmp_path / "second", conversion.model)["weights_equal"]
+    assert verify(tmp_path / "second", model)["weights_equal"]
 
 
 def test_shipped_code_imports_only_torch_and_transformers() -> None:
@@ -113,22 +118,21 @@ def test_shipped_code_imports_only_torch_and_transformers() -> None:
 
 
 def test_large_models_are_sharded(tmp_path: Path) -> None:
-    conversion = converted(tiny_model(BERT))
-    export(conversion, tmp_path / "out", options=collab.ExportOptions(max_shard_size="20KB"))
+    conversion = conversion_of(tiny_model(BERT))
+    collab.save(conversion, tmp_path / "out", options=collab.SaveOptions(max_shard_size="20KB"))
     assert len(list((tmp_path / "out").glob("model-*.safetensors"))) > 1
     assert verify(tmp_path / "out", conversion.model)["weights_equal"]
 
 
 class TestFromACheckpoint:
-    """Through `convert_checkpoint`, as the command does it."""
+    """Through `collab.checkpoints.convert`, as the command does it."""
 
     @pytest.fixture
     def source(self, tmp_path: Path) -> Path:
         """A BERT embedder with everything around it that embedders have."""
         folder = tmp_path / "source"
         tiny_model(BERT, transformers.BertForMaskedLM).save_pretrained(folder)
-        words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"abcdefghijklmnopqrstuvwxyz0123456789!,%"]
-        (folder / "vocab.txt").write_text("\n".join(words))
+        (folder / "vocab.txt").write_text("\n".join([*WORDS, *"0123456789!,%"]))
         (folder / "tokenizer_config.json").write_text(json.dumps({"do_lower_case": True}))
         (folder / "LICENSE").write_text("terms")
         (folder / "unrelated.bin").write_text("left behind")
@@ -149,11 +153,10 @@ class TestFromACheckpoint:
         return folder
 
     def convert(self, source: Path, output: Path, **settings: object) -> collab.ConversionReport:
-        writing, dtype = settings.pop("writing", None), settings.pop("dtype", None)
+        save_options = settings.pop("save_options", collab.SaveOptions())
+        save_options, dtype = replace(save_options, command="collab convert …"), settings.pop("dtype", None)
         config = collab.ConversionConfig(**({"rank": 8} | settings))
-        return collab.convert_checkpoint(
-            str(source), output, config, writing=writing, dtype=dtype, command="collab convert …"
-        )
+        return collab.checkpoints.convert(str(source), output, config, save_options=save_options, dtype=dtype)
 
     def test_files(self, source: Path, tmp_path: Path) -> None:
         report = self.convert(source, tmp_path / "out")
@@ -182,7 +185,7 @@ class TestFromACheckpoint:
         assert report.source == str(source)
 
     def test_card(self, source: Path, tmp_path: Path) -> None:
-        self.convert(source, tmp_path / "out", writing=collab.ExportOptions(base_model="someone/original"))
+        self.convert(source, tmp_path / "out", save_options=collab.SaveOptions(base_model="someone/original"))
         card = ModelCard.load(tmp_path / "out" / "README.md")
         data = card.data.to_dict()
         assert data["base_model"] == "someone/original"
@@ -270,10 +273,10 @@ class TestFromACheckpoint:
 
     def test_overwrite(self, source: Path, tmp_path: Path) -> None:
         self.convert(source, tmp_path / "out")
-        with pytest.raises(collab.OutputError, match="overwrite"):
+        with pytest.raises(collab.errors.OutputError, match="overwrite"):
             self.convert(source, tmp_path / "out", rank=4)
         assert AutoConfig.from_pretrained(tmp_path / "out").collab_layers[0]["rank"] == 8
-        self.convert(source, tmp_path / "out", rank=4, writing=collab.ExportOptions(overwrite=True))
+        self.convert(source, tmp_path / "out", rank=4, save_options=collab.SaveOptions(overwrite=True))
         assert AutoConfig.from_pretrained(tmp_path / "out").collab_layers[0]["rank"] == 4
         assert folders(tmp_path) == {"source", "out"}
 
@@ -283,8 +286,8 @@ class TestFromACheckpoint:
         mine = tmp_path / "out" / name
         mine.parent.mkdir(exist_ok=True)
         mine.write_text("mine")
-        with pytest.raises(collab.OutputError, match=name):
-            self.convert(source, tmp_path / "out", writing=collab.ExportOptions(overwrite=True))
+        with pytest.raises(collab.errors.OutputError, match=name):
+            self.convert(source, tmp_path / "out", save_options=collab.SaveOptions(overwrite=True))
         assert mine.read_text() == "mine"
 
     def test_a_folder_that_appears_meanwhile_is_left_alone(
@@ -296,7 +299,7 @@ class TestFromACheckpoint:
             return verify(*arguments)
 
         monkeypatch.setattr("collab.io.write.verify", appear)
-        with pytest.raises(collab.OutputError, match="could not be written"):
+        with pytest.raises(collab.errors.OutputError, match="could not be written"):
             self.convert(source, tmp_path / "out")
         assert folders(tmp_path) == {"source", "out"}
         assert folders(tmp_path / "out") == {"mine"}
@@ -307,7 +310,7 @@ class TestFromACheckpoint:
             native.bert.embeddings.word_embeddings.weight[3, 3] = 1e5
         for dtype in (torch.float32, torch.bfloat16):
             native.to(dtype).save_pretrained(source)
-            with pytest.raises(collab.WeightsError, match=r"word_embeddings.weight does not fit float16"):
+            with pytest.raises(collab.errors.WeightsError, match=r"word_embeddings.weight does not fit float16"):
                 self.convert(source, tmp_path / "out", dtype=torch.float16)
         assert folders(tmp_path) == {"source"}
 
@@ -323,7 +326,7 @@ class TestFromACheckpoint:
     @pytest.mark.parametrize("name", ["modules.json", "preprocessor_config.json"])
     def test_broken_files_beside_the_weights(self, source: Path, tmp_path: Path, name: str) -> None:
         (source / name).write_text("{")
-        with pytest.raises(collab.CheckpointError, match=name):
+        with pytest.raises(collab.errors.CheckpointError, match=name):
             self.convert(source, tmp_path / "out")
         assert folders(tmp_path) == {"source"}
 
@@ -339,7 +342,7 @@ class TestFromACheckpoint:
         report = self.convert("someone/original", tmp_path / "out")
         assert (report.source, report.revision) == ("someone/original", commit)
         assert ModelCard.load(tmp_path / "out" / "README.md").data.base_model == "someone/original"
-        with pytest.raises(collab.CheckpointError, match="no model of that name"):
+        with pytest.raises(collab.errors.CheckpointError, match="no model of that name"):
             self.convert("someone/else", tmp_path / "other")
 
 
@@ -348,7 +351,7 @@ def test_image_processor_is_carried_over(tmp_path: Path) -> None:
     source = tmp_path / "source"
     tiny_model(BY_TYPE["vit"], transformers.ViTForImageClassification).save_pretrained(source)
     (source / "preprocessor_config.json").write_text(json.dumps({"do_normalize": True, "size": 16}))
-    collab.convert_checkpoint(str(source), tmp_path / "out", collab.ConversionConfig(rank=8))
+    collab.checkpoints.convert(str(source), tmp_path / "out", collab.ConversionConfig(rank=8))
     settings = json.loads((tmp_path / "out" / "preprocessor_config.json").read_text())
     assert settings["image_processor_type"].startswith("ViTImageProcessor")
     assert type(transformers.AutoImageProcessor.from_pretrained(tmp_path / "out")).__name__.startswith(
@@ -360,7 +363,7 @@ def test_generation_config_is_carried_over(tmp_path: Path) -> None:
     native = random_model(transformers.BertLMHeadModel, BERT.config(is_decoder=True))
     native.generation_config.max_new_tokens = 7
     native.save_pretrained(tmp_path / "source")
-    collab.convert_checkpoint(str(tmp_path / "source"), tmp_path / "out", collab.ConversionConfig(rank=8))
+    collab.checkpoints.convert(str(tmp_path / "source"), tmp_path / "out", collab.ConversionConfig(rank=8))
     assert transformers.GenerationConfig.from_pretrained(tmp_path / "out").max_new_tokens == 7
 
 
@@ -377,7 +380,7 @@ def test_push_to_hub_sends_the_code(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     monkeypatch.setattr("huggingface_hub.HfApi.create_repo", create)
     monkeypatch.setattr("huggingface_hub.HfApi.create_commit", commit)
     monkeypatch.setattr("huggingface_hub.HfApi.create_branch", lambda *_, **__: None)
-    model = converted(tiny_model(BERT)).model
+    model = converted(tiny_model(BERT))
     if by_saving:
         model.save_pretrained(tmp_path / "mine", push_to_hub=True, repo_id="me/mine")
     else:
@@ -389,7 +392,7 @@ def test_card_of_a_model_in_memory(tmp_path: Path) -> None:
     native = tiny_model(BERT, transformers.BertForPreTraining)
     native.config._name_or_path = "google/thing"
     native.name_or_path = "google/thing"
-    export(converted(native), tmp_path / "out")
+    collab.save(conversion_of(native), tmp_path / "out")
     card = ModelCard.load(tmp_path / "out" / "README.md")
     assert card.data.base_model == "google/thing"
     assert "AutoModelForPreTraining.from_pretrained" in card.text
@@ -397,38 +400,39 @@ def test_card_of_a_model_in_memory(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("size", ["5", "0GB", "many", ""])
 def test_shard_sizes_that_are_none(size: str) -> None:
-    with pytest.raises(collab.ConfigurationError, match="is not a size"):
-        collab.ExportOptions(max_shard_size=size)
+    with pytest.raises(collab.errors.ConfigurationError, match="is not a size"):
+        collab.SaveOptions(max_shard_size=size)
 
 
 def test_models_with_few_positions(tmp_path: Path) -> None:
     """The check's own inputs must fit them."""
-    export(converted(tiny_model(BERT, max_position_embeddings=2)), tmp_path / "bert")
-    export(converted(tiny_model(BY_TYPE["roberta"], max_position_embeddings=8, pad_token_id=5)), tmp_path / "roberta")
+    collab.save(conversion_of(tiny_model(BERT, max_position_embeddings=2)), tmp_path / "bert")
+    roberta = tiny_model(BY_TYPE["roberta"], max_position_embeddings=8, pad_token_id=5)
+    collab.save(conversion_of(roberta), tmp_path / "roberta")
 
 
 def test_verification_notices_a_changed_weight(tmp_path: Path) -> None:
-    conversion = converted(tiny_model(BERT))
-    conversion.model.save_pretrained(tmp_path / "out")
+    model = converted(tiny_model(BERT))
+    model.save_pretrained(tmp_path / "out")
     with torch.no_grad():
-        conversion.model.pooler.dense.bias[0] += 1e-3
-    with pytest.raises(collab.VerificationError, match=r"pooler\.dense\.bias"):
-        verify(tmp_path / "out", conversion.model)
+        model.pooler.dense.bias[0] += 1e-3
+    with pytest.raises(collab.errors.VerificationError, match=r"pooler\.dense\.bias"):
+        verify(tmp_path / "out", model)
 
 
 def test_nothing_is_left_when_verification_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object) -> None:
-        raise collab.VerificationError("no")
+        raise collab.errors.VerificationError("no")
 
     monkeypatch.setattr("collab.io.write.verify", fail)
-    with pytest.raises(collab.VerificationError):
-        export(converted(tiny_model(BERT)), tmp_path / "deep" / "out")
+    with pytest.raises(collab.errors.VerificationError):
+        collab.save(conversion_of(tiny_model(BERT)), tmp_path / "deep" / "out")
     assert folders(tmp_path) == set()
 
 
 def test_trainer_checkpoints_hold_the_code(tmp_path: Path) -> None:
     """A checkpoint written during training is an export too."""
-    model = converted(tiny_model(BERT, transformers.BertForSequenceClassification)).model
+    model = converted(tiny_model(BERT, transformers.BertForSequenceClassification))
     rows = [{"input_ids": [5, 6, 7], "labels": label} for label in (0, 1, 0, 1)]
     arguments = transformers.TrainingArguments(
         str(tmp_path),

@@ -13,6 +13,7 @@ from tiny import (
     BY_TYPE,
     ROWS,
     Row,
+    converted,
     every_family,
     every_form,
     every_head,
@@ -28,10 +29,6 @@ import collab
 from collab.modeling.collab_attention import CollaborativeAttention
 from collab.models.families import families
 from collab.models.inputs import probe_inputs
-
-
-def convert(model: PreTrainedModel, rank: int | float = 1.0, form: str = "cp") -> PreTrainedModel:
-    return collab.convert(model, collab.ConversionConfig(rank=rank, form=form)).model
 
 
 def is_text(row: Row) -> bool:
@@ -60,25 +57,25 @@ def test_every_task_head_of_transformers(row: Row) -> None:
 @every_form
 def test_exact_at_full_rank(row: Row, native_class: type[PreTrainedModel], form: str) -> None:
     native = random_model(native_class, row.config())
-    converted = convert(native, full_rank(native), form)
-    assert type(converted) is row.family.collaborative_class(native_class)
+    model = converted(native, full_rank(native), form)
+    assert type(model) is row.family.collaborative_class(native_class)
     inputs = probe_inputs(native)
     for implementation in ("eager", "sdpa"):
-        converted.set_attn_implementation(implementation)
+        model.set_attn_implementation(implementation)
         with torch.no_grad():
-            assert largest_difference(native(**inputs), converted(**inputs)) < 1e-5
+            assert largest_difference(native(**inputs), model(**inputs)) < 1e-5
 
 
 @every_family
 @every_form
 def test_reduced_rank_runs_the_same_in_every_kernel(row: Row, form: str) -> None:
-    converted = convert(tiny_model(row), 13, form)
-    inputs = probe_inputs(converted)
+    model = converted(tiny_model(row), 13, form)
+    inputs = probe_inputs(model)
     outputs = []
     for implementation in ("eager", "sdpa"):
-        converted.set_attn_implementation(implementation)
+        model.set_attn_implementation(implementation)
         with torch.no_grad():
-            outputs.append(converted(**inputs))
+            outputs.append(model(**inputs))
     assert largest_difference(*outputs) < 1e-5
 
 
@@ -86,14 +83,14 @@ def test_reduced_rank_runs_the_same_in_every_kernel(row: Row, form: str) -> None
 @every_form
 @pytest.mark.parametrize("implementation", ["eager", "sdpa"])
 def test_padding_does_not_leak(row: Row, form: str, implementation: str) -> None:
-    converted = convert(tiny_model(row), 13, form)
-    converted.set_attn_implementation(implementation)
+    model = converted(tiny_model(row), 13, form)
+    model.set_attn_implementation(implementation)
     tokens = torch.randint(2, 60, (1, 9))
     padded = torch.cat([tokens, torch.full((1, 4), 1)], dim=1)
     mask = torch.cat([torch.ones(1, 9, dtype=torch.long), torch.zeros(1, 4, dtype=torch.long)], dim=1)
     with torch.no_grad():
-        alone = converted(input_ids=tokens, attention_mask=torch.ones_like(tokens)).last_hidden_state
-        beside = converted(input_ids=padded, attention_mask=mask).last_hidden_state[:, :9]
+        alone = model(input_ids=tokens, attention_mask=torch.ones_like(tokens)).last_hidden_state
+        beside = model(input_ids=padded, attention_mask=mask).last_hidden_state[:, :9]
     assert float((alone - beside).abs().max()) < 1e-5
 
 
@@ -103,12 +100,12 @@ def test_padding_does_not_leak(row: Row, form: str, implementation: str) -> None
 def test_attentions_and_hidden_states_are_recorded(row: Row, form: str, implementation: str) -> None:
     native = tiny_model(row)
     native.set_attn_implementation("eager")
-    converted = convert(native, full_rank(native), form)
-    converted.set_attn_implementation(implementation)
+    model = converted(native, full_rank(native), form)
+    model.set_attn_implementation(implementation)
     inputs = probe_inputs(native)
     with torch.no_grad():
         expected = native(**inputs, output_attentions=True, output_hidden_states=True)
-        actual = converted(**inputs, output_attentions=True, output_hidden_states=True)
+        actual = model(**inputs, output_attentions=True, output_hidden_states=True)
     for name in ("attentions", "hidden_states"):
         assert len(actual[name]) == len(expected[name]) > 0
         for one, two in zip(actual[name], expected[name], strict=True):
@@ -123,17 +120,17 @@ def test_attentions_are_recorded_though_the_original_was_asked_before(row: Row) 
     inputs = probe_inputs(native)
     native(**inputs, output_attentions=True)
     for inplace in (False, True):
-        converted = collab.convert(native, collab.ConversionConfig(rank=8), inplace=inplace).model
-        assert len(converted(**inputs, output_attentions=True).attentions) > 0
+        model = collab.convert(native, collab.ConversionConfig(rank=8), inplace=inplace).model
+        assert len(model(**inputs, output_attentions=True).attentions) > 0
 
 
 @every_family
 @every_form
 def test_trains(row: Row, form: str) -> None:
-    converted = convert(tiny_model(row), 13, form).train()
-    inputs = probe_inputs(converted)
-    converted(**inputs).last_hidden_state.square().mean().backward()
-    for name, parameter in converted.named_parameters():
+    model = converted(tiny_model(row), 13, form).train()
+    inputs = probe_inputs(model)
+    model(**inputs).last_hidden_state.square().mean().backward()
+    for name, parameter in model.named_parameters():
         layer = any(one in name for one in (".query.", ".key.", ".mixing", ".content_bias."))
         if layer:
             assert parameter.grad is not None, name
@@ -142,22 +139,22 @@ def test_trains(row: Row, form: str) -> None:
 
 @every_family
 def test_gradient_checkpointing(row: Row) -> None:
-    converted = convert(tiny_model(row), 13).train()
-    if not converted.supports_gradient_checkpointing:
+    model = converted(tiny_model(row), 13).train()
+    if not model.supports_gradient_checkpointing:
         pytest.skip(f"transformers has no gradient checkpointing for {row.model_type}")
-    for module in converted.modules():
+    for module in model.modules():
         if isinstance(module, torch.nn.Dropout):
             module.p = 0.0
         if isinstance(module, CollaborativeAttention):
             module.attention_dropout = 0.0
-    inputs = probe_inputs(converted)
+    inputs = probe_inputs(model)
     gradients = []
     for enable in (False, True):
         if enable:
-            converted.gradient_checkpointing_enable()
-        converted.zero_grad()
-        converted(**inputs).last_hidden_state.square().mean().backward()
-        gradients.append({name: one.grad.clone() for name, one in converted.named_parameters() if one.grad is not None})
+            model.gradient_checkpointing_enable()
+        model.zero_grad()
+        model(**inputs).last_hidden_state.square().mean().backward()
+        gradients.append({name: one.grad.clone() for name, one in model.named_parameters() if one.grad is not None})
     for name, gradient in gradients[0].items():
         torch.testing.assert_close(gradient, gradients[1][name])
 
@@ -170,27 +167,27 @@ def test_narrow_checkpoints_stay_narrow(row: Row, dtype: torch.dtype) -> None:
         expected = native(**probe_inputs(native)).last_hidden_state
         narrow = native.to(dtype)
         rounding = float((narrow(**probe_inputs(narrow)).last_hidden_state.float() - expected).abs().max())
-        converted = convert(narrow, full_rank(native))
-        assert {parameter.dtype for parameter in converted.parameters()} == {dtype}
-        actual = converted(**probe_inputs(converted)).last_hidden_state.float()
+        model = converted(narrow, full_rank(native))
+        assert {parameter.dtype for parameter in model.parameters()} == {dtype}
+        actual = model(**probe_inputs(model)).last_hidden_state.float()
     assert float((actual - expected).abs().max()) < 3 * rounding + 1e-2
 
 
 @text_families
 def test_embeddings_resize(row: Row) -> None:
-    converted = convert(tiny_model(row), 8)
-    converted.resize_token_embeddings(70)
-    assert converted.get_input_embeddings().weight.shape[0] == converted.config.vocab_size == 70
+    model = converted(tiny_model(row), 8)
+    model.resize_token_embeddings(70)
+    assert model.get_input_embeddings().weight.shape[0] == model.config.vocab_size == 70
     with torch.no_grad():
-        converted(input_ids=torch.tensor([[65, 69, 3]]))
+        model(input_ids=torch.tensor([[65, 69, 3]]))
 
 
 @every_head
 def test_ties_stay_ties(row: Row, native_class: type[PreTrainedModel]) -> None:
     native = random_model(native_class, row.config())
-    converted = convert(native, 8)
+    model = converted(native, 8)
     assert len(list(native.parameters())) - len(list(native.named_parameters(remove_duplicate=False))) == (
-        len(list(converted.parameters())) - len(list(converted.named_parameters(remove_duplicate=False)))
+        len(list(model.parameters())) - len(list(model.named_parameters(remove_duplicate=False)))
     )
 
 
@@ -198,9 +195,9 @@ def test_ties_stay_ties(row: Row, native_class: type[PreTrainedModel]) -> None:
 def test_untied_embeddings_stay_untied(tied: bool, tmp_path: Path) -> None:
     row = BY_TYPE["bert"]
     native = random_model(transformers.BertForMaskedLM, row.config(tie_word_embeddings=tied))
-    converted = convert(native, 32)
-    converted.save_pretrained(tmp_path)
-    reloaded = type(converted).from_pretrained(tmp_path)
+    model = converted(native, 32)
+    model.save_pretrained(tmp_path)
+    reloaded = type(model).from_pretrained(tmp_path)
     inputs = probe_inputs(native)
     with torch.no_grad():
         assert largest_difference(native(**inputs), reloaded(**inputs)) < 1e-5
@@ -231,11 +228,11 @@ class TestDecoders:
         native = random_model(native_class, row.config(is_decoder=True, eos_token_id=None))
         prompt = torch.tensor([[5, 9, 11, 7]])
         for rank in (32, 13):
-            converted = convert(native, rank, form)
+            model = converted(native, rank, form)
             for implementation in ("eager", "sdpa"):
-                converted.set_attn_implementation(implementation)
+                model.set_attn_implementation(implementation)
                 cached, plain = (
-                    converted.generate(prompt, max_new_tokens=8, do_sample=False, use_cache=use_cache)
+                    model.generate(prompt, max_new_tokens=8, do_sample=False, use_cache=use_cache)
                     for use_cache in (True, False)
                 )
                 assert cached.tolist() == plain.tolist()
@@ -260,14 +257,14 @@ class TestDecoders:
     def test_cross_attention_is_cached(self) -> None:
         config = BY_TYPE["bert"].config(is_decoder=True, add_cross_attention=True, eos_token_id=None)
         native = random_model(transformers.BertLMHeadModel, config)
-        converted = convert(native, 13)
+        model = converted(native, 13)
         other = torch.randn(1, 6, 32)
         tokens = torch.tensor([[5, 9, 11, 7, 3]])
         with torch.no_grad():
-            whole = converted(tokens, encoder_hidden_states=other).logits
+            whole = model(tokens, encoder_hidden_states=other).logits
             cache, steps = None, []
             for token in tokens.split(1, dim=1):
-                out = converted(token, encoder_hidden_states=other, past_key_values=cache, use_cache=True)
+                out = model(token, encoder_hidden_states=other, past_key_values=cache, use_cache=True)
                 cache = out.past_key_values
                 steps.append(out.logits)
         torch.testing.assert_close(torch.cat(steps, dim=1), whole, rtol=1e-4, atol=1e-5)
@@ -303,9 +300,9 @@ class TestFromScratch:
 def test_peft_lora_matches_the_names() -> None:
     peft = pytest.importorskip("peft", reason="peft is not installed")
     for row in ROWS:
-        converted = convert(tiny_model(row), 8)
-        adapted = peft.get_peft_model(copy.deepcopy(converted), peft.LoraConfig(target_modules=["query", "value"], r=2))
-        inputs = probe_inputs(converted)
+        model = converted(tiny_model(row), 8)
+        adapted = peft.get_peft_model(copy.deepcopy(model), peft.LoraConfig(target_modules=["query", "value"], r=2))
+        inputs = probe_inputs(model)
         with torch.no_grad():
-            assert largest_difference(converted(**inputs), adapted(**inputs)) < 1e-5
+            assert largest_difference(model(**inputs), adapted(**inputs)) < 1e-5
         assert any("lora" in name and "query" in name for name, _ in adapted.named_parameters())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import importlib
 import json
 import os
 import random
@@ -16,31 +17,25 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from click.testing import CliRunner
-from processes import command, kill_midway
-from tiny import BY_TYPE, tiny_model
-from transformers import AutoModel, AutoModelForSequenceClassification, AutoTokenizer, BertTokenizerFast
+from processes import command, kill_midway, run, run_apart
+from tiny import BERT, LETTERS, save_with_tokenizer, tiny_model
+from transformers import AutoModel, AutoModelForSequenceClassification, AutoTokenizer
 
 import collab
-from collab.cli import main
 from collab.io.history import results_of
 from collab.io.read import read_json
 
 for extra in ("accelerate", "sklearn", "scipy"):
     pytest.importorskip(extra, reason="the train extra is not installed")
 
-from collab.checkpoints.finetune import LabelledData, finetune_checkpoint
-from collab.checkpoints.finetune_and_prune import MidwayPruning, finetune_and_prune_checkpoint
+from collab.checkpoints import LabelledData, MidwayPruning
 from collab.data.encoding import mask_batch
-from collab.data.examples import Examples, class_numbers
-from collab.data.task import task_named
+from collab.data.examples import class_numbers
 from collab.evaluation.metrics import intervals, measure
-from collab.heads.selection import PruneOptions
 from collab.models.layers import head_layers
 from collab.training.sampling import LengthSampler
 
-LETTERS = "abcdefghijklmnopqrstuvwxyz"
-WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *LETTERS]
+CLASSIFICATION = collab.task_named("classification")
 RUN = collab.RunOptions(learning_rate=5e-3, batch_size=16, steps=60, evaluations=3, device="cpu")
 OPTIONS = collab.FinetuneOptions(dropout=0.0, run=RUN)
 FAST = ("--steps", "40", "--batch-size", "16", "--evaluations", "4", "--learning-rate", "5e-3", "--device", "cpu")
@@ -49,16 +44,16 @@ FAST = ("--steps", "40", "--batch-size", "16", "--evaluations", "4", "--learning
 def rows(count: int, seed: int) -> list[dict[str, Any]]:
     """Words of letters; the label says whether there is an ``a``."""
     generator = random.Random(seed)
-    found = []
+    table = []
     for number in range(count):
         words = [generator.choice(LETTERS[1:]) for _ in range(generator.randint(2, 8))]
         if number % 2:
             words[generator.randrange(len(words))] = "a"
         tags = ["B-A" if word == "a" else "O" for word in words]
-        found.append(
+        table.append(
             {"sentence": " ".join(words), "other": words[0], "label": number % 2, "tokens": words, "tags": tags}
         )
-    return found
+    return table
 
 
 def write(path: Path, table: list[dict[str, Any]], columns: list[str]) -> Path:
@@ -75,10 +70,8 @@ def write(path: Path, table: list[dict[str, Any]], columns: list[str]) -> Path:
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """A converted tiny model with its tokenizer."""
-    tiny_model(BY_TYPE["bert"]).save_pretrained(tmp_path / "original")
-    (tmp_path / "original" / "vocab.txt").write_text("\n".join(WORDS))
-    BertTokenizerFast(str(tmp_path / "original" / "vocab.txt")).save_pretrained(tmp_path / "original")
-    collab.convert_checkpoint(str(tmp_path / "original"), tmp_path / "converted", collab.ConversionConfig(rank=16))
+    original = save_with_tokenizer(tiny_model(BERT), tmp_path / "original")
+    collab.checkpoints.convert(str(original), tmp_path / "converted", collab.ConversionConfig(rank=16))
     for name, seed in (("train", 1), ("dev", 2)):
         write(tmp_path / f"{name}.tsv", rows(128, seed), ["sentence", "label"])
     return tmp_path / "converted"
@@ -89,41 +82,44 @@ def data(folder: Path, suffix: str = ".tsv", **more: Any) -> LabelledData:
     return LabelledData(train, dev, **more)
 
 
-def call(*arguments: object) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(command(*arguments), capture_output=True, text=True, check=False)
+def finetune(
+    model: Path, output: Path, given: LabelledData, task: collab.Task = CLASSIFICATION, **settings: Any
+) -> dict[str, Any]:
+    """Fine-tunes, and gives the record of it."""
+    settings.setdefault("options", OPTIONS)
+    return collab.checkpoints.finetune(str(model), output, task, given, **settings).record
 
 
 class TestTasks:
     @pytest.mark.parametrize("which", ["original", "converted"])
     def test_classification(self, folder: Path, tmp_path: Path, which: str) -> None:
         output = tmp_path / "tuned"
-        task = task_named("classification")
-        report = finetune_checkpoint(str(folder.parent / which), output, task, data(folder), options=OPTIONS)
-        assert report["metrics"]["accuracy"]["value"] > 0.9 > report["before"]["accuracy"]
-        assert report["labels"] == ["LABEL_0", "LABEL_1"]
+        record = finetune(folder.parent / which, output, data(folder))
+        assert record["metrics"]["accuracy"]["value"] > 0.9 > record["before"]["accuracy"]
+        assert record["labels"] == ["LABEL_0", "LABEL_1"]
         kind = "CollabBertForSequenceClassification" if which == "converted" else "BertForSequenceClassification"
         assert type(AutoModelForSequenceClassification.from_pretrained(output)).__name__ == kind
         steps = [step["step"] for step in read_json(output / "collab_report.json")["history"]]
         assert steps == ["finetune"]
-        values = {one.metric_type: one.metric_value for one in results_of(output)}
-        assert values["accuracy"] == pytest.approx(report["metrics"]["accuracy"]["value"])
-        measured = collab.evaluate(str(output), collab.DataSource(str(tmp_path / "dev.tsv")))
-        assert measured["metrics"] == report["metrics"], "evaluate finds what training found"
+        values = {result.metric_type: result.metric_value for result in results_of(output)}
+        assert values["accuracy"] == pytest.approx(record["metrics"]["accuracy"]["value"])
+        measured = collab.checkpoints.evaluate(str(output), collab.DataSource(str(tmp_path / "dev.tsv")))
+        assert measured.metrics == record["metrics"], "evaluate finds what training found"
 
     def test_heals_what_was_trained_before_its_conversion(self, folder: Path, tmp_path: Path) -> None:
-        task, short = task_named("classification"), replace(OPTIONS, run=replace(RUN, steps=2, evaluations=1))
+        short = replace(OPTIONS, run=replace(RUN, steps=2, evaluations=1))
         healing = ("--data", tmp_path / "dev.tsv", "--text-column", "sentence", "--steps", 2, "--samples", 16)
-        finetune_checkpoint(str(folder.parent / "original"), tmp_path / "tuned", task, data(folder), options=short)
-        collab.convert_checkpoint(str(tmp_path / "tuned"), tmp_path / "smaller", collab.ConversionConfig(rank=8))
-        done = call("heal", tmp_path / "smaller", tmp_path / "healed", *healing)
+        finetune(folder.parent / "original", tmp_path / "tuned", data(folder), options=short)
+        collab.checkpoints.convert(str(tmp_path / "tuned"), tmp_path / "smaller", collab.ConversionConfig(rank=8))
+        done = run_apart("heal", tmp_path / "smaller", tmp_path / "healed", *healing)
         assert done.returncode == 0, done.stderr
         report = read_json(tmp_path / "healed" / "collab_report.json")
         assert [step["step"] for step in report["original_history"]] == ["finetune"]
         assert [step["step"] for step in report["history"]] == ["heal"]
-        inspected = call("inspect", tmp_path / "healed").stdout
+        inspected = run_apart("inspect", tmp_path / "healed").stdout
         assert inspected.index("The original: finetune.") < inspected.index("Then: heal.")
-        finetune_checkpoint(str(tmp_path / "smaller"), tmp_path / "again", task, data(folder), options=short)
-        refused = call("heal", tmp_path / "again", tmp_path / "never", *healing)
+        finetune(tmp_path / "smaller", tmp_path / "again", data(folder), options=short)
+        refused = run_apart("heal", tmp_path / "again", tmp_path / "never", *healing)
         assert refused.returncode == 2
         assert "fine-tuned after its conversion" in refused.stderr
 
@@ -133,11 +129,11 @@ class TestTasks:
             write(tmp_path / f"{name}.csv", table, ["other", "sentence", "label"])
         columns = ("other", "sentence")
         train, dev = (collab.DataSource(str(tmp_path / f"{name}.csv"), columns) for name in ("train", "dev"))
-        task = task_named("classification", "f1")
+        task = collab.task_named("classification", "f1")
         short = replace(OPTIONS, run=replace(RUN, steps=4, evaluations=1))
-        report = finetune_checkpoint(str(folder), tmp_path / "tuned", task, LabelledData(train, dev), options=short)
-        assert report["labels"] == ["no", "yes"]
-        assert report["best_by"] == "f1"
+        record = finetune(folder, tmp_path / "tuned", LabelledData(train, dev), task, options=short)
+        assert record["labels"] == ["no", "yes"]
+        assert record["best_by"] == "f1"
         config = read_json(tmp_path / "tuned" / "config.json")
         assert config["label2id"] == {"no": 0, "yes": 1}
 
@@ -145,54 +141,46 @@ class TestTasks:
         for name, seed in (("train", 1), ("dev", 2)):
             table = [row | {"score": row["label"] * 2.5} for row in rows(128, seed)]
             write(tmp_path / f"{name}.csv", table, ["sentence", "score"])
-        report = finetune_checkpoint(
-            str(folder), tmp_path / "tuned", task_named("regression"), data(folder, ".csv"), options=OPTIONS
-        )
-        assert report["metrics"]["pearson"]["value"] > 0.8
+        record = finetune(folder, tmp_path / "tuned", data(folder, ".csv"), collab.task_named("regression"))
+        assert record["metrics"]["pearson"]["value"] > 0.8
         assert read_json(tmp_path / "tuned" / "config.json")["problem_type"] == "regression"
 
     def test_token_classification(self, folder: Path, tmp_path: Path) -> None:
         pytest.importorskip("seqeval", reason="the train extra is not installed")
         for name, seed in (("train", 1), ("dev", 2)):
             write(tmp_path / f"{name}.jsonl", rows(128, seed), ["tokens", "tags"])
-        report = finetune_checkpoint(
-            str(folder), tmp_path / "tuned", task_named("token-classification"), data(folder, ".jsonl"), options=OPTIONS
-        )
-        assert report["labels"] == ["B-A", "O"]
-        assert report["metrics"]["f1"]["value"] > 0.9
+        task = collab.task_named("token-classification")
+        record = finetune(folder, tmp_path / "tuned", data(folder, ".jsonl"), task)
+        assert record["labels"] == ["B-A", "O"]
+        assert record["metrics"]["f1"]["value"] > 0.9
 
     def test_masked_lm(self, folder: Path, tmp_path: Path) -> None:
         for name, seed in (("train", 1), ("dev", 2)):
             (tmp_path / f"{name}.txt").write_text("\n\n".join(row["sentence"] for row in rows(64, seed)))
-        report = finetune_checkpoint(
-            str(folder), tmp_path / "tuned", task_named("masked-lm"), data(folder, ".txt"), options=OPTIONS
-        )
-        assert report["metrics"]["loss"]["value"] < report["before"]["loss"]
-        assert report["data"]["rows"] == 64, "empty lines do not count"
+        record = finetune(folder, tmp_path / "tuned", data(folder, ".txt"), collab.task_named("masked-lm"))
+        assert record["metrics"]["loss"]["value"] < record["before"]["loss"]
+        assert record["data"]["rows"] == 64, "empty lines do not count"
 
     def test_distillation(self, folder: Path, tmp_path: Path) -> None:
-        task = task_named("classification")
-        finetune_checkpoint(str(tmp_path / "original"), tmp_path / "teacher", task, data(folder), options=OPTIONS)
+        finetune(tmp_path / "original", tmp_path / "teacher", data(folder))
         options = replace(OPTIONS, distill=1.0)  # labels do not count at all
-        report = finetune_checkpoint(
-            str(folder), tmp_path / "tuned", task, data(folder), options=options, teacher=str(tmp_path / "teacher")
-        )
-        assert report["metrics"]["accuracy"]["value"] > 0.8 > report["before"]["accuracy"]
+        teacher = str(tmp_path / "teacher")
+        record = finetune(folder, tmp_path / "tuned", data(folder), options=options, teacher=teacher)
+        assert record["metrics"]["accuracy"]["value"] > 0.8 > record["before"]["accuracy"]
 
-    def test_parts_give_the_same_result(self, folder: Path, tmp_path: Path) -> None:
-        task = task_named("classification")
-        found = []
-        for parts in (1, 4):
-            run = replace(RUN, steps=10, evaluations=1, parts=parts, gradient_checkpointing=parts == 4)
-            output = tmp_path / f"tuned{parts}"
-            finetune_checkpoint(str(folder), output, task, data(folder), options=replace(OPTIONS, run=run))
-            found.append(AutoModelForSequenceClassification.from_pretrained(output).state_dict())
-        assert all(torch.allclose(found[0][name], found[1][name], atol=1e-4) for name in found[0])
+    def test_gradient_accumulation_gives_the_same_result(self, folder: Path, tmp_path: Path) -> None:
+        states = []
+        for pieces in (1, 4):
+            settings = replace(RUN, steps=10, evaluations=1, gradient_accumulation_steps=pieces)
+            settings = replace(settings, gradient_checkpointing=pieces == 4)
+            output = tmp_path / f"tuned{pieces}"
+            finetune(folder, output, data(folder), options=replace(OPTIONS, run=settings))
+            states.append(AutoModelForSequenceClassification.from_pretrained(output).state_dict())
+        assert all(torch.allclose(states[0][name], states[1][name], atol=1e-4) for name in states[0])
 
-    def test_bf16(self, folder: Path, tmp_path: Path) -> None:
-        run = replace(RUN, steps=10, evaluations=1, precision="bf16")
-        task = task_named("classification")
-        finetune_checkpoint(str(folder), tmp_path / "tuned", task, data(folder), options=replace(OPTIONS, run=run))
+    def test_bfloat16(self, folder: Path, tmp_path: Path) -> None:
+        settings = replace(RUN, steps=10, evaluations=1, precision="bfloat16")
+        finetune(folder, tmp_path / "tuned", data(folder), options=replace(OPTIONS, run=settings))
         assert AutoModel.from_pretrained(tmp_path / "tuned").dtype == torch.float32
 
 
@@ -204,13 +192,13 @@ class TestRuns:
     def test_killed_and_resumed(self, folder: Path, tmp_path: Path) -> None:
         """With dropout, so that the states of the random generators matter."""
         more = ("--steps", "300", "--evaluations", "20")
-        whole = call(*self.arguments(folder, tmp_path / "whole"), *more)
+        whole = run_apart(*self.arguments(folder, tmp_path / "whole"), *more)
         assert whole.returncode == 0, whole.stderr
         work = tmp_path / "killed.training"
         checkpoint = kill_midway(command(*self.arguments(folder, tmp_path / "killed"), *more), work)
         assert not (tmp_path / "killed").exists()
         assert list(checkpoint.glob("collab_*.py")), "a checkpoint travels with its code"
-        resumed = call(*self.arguments(folder, tmp_path / "killed"), *more)
+        resumed = run_apart(*self.arguments(folder, tmp_path / "killed"), *more)
         assert resumed.returncode == 0, resumed.stderr
         assert "Going on from" in resumed.stderr
         first, second = (json.loads(done.stdout) for done in (whole, resumed))
@@ -227,21 +215,16 @@ class TestRuns:
         self, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, patience: int | None
     ) -> None:
         """All steps are done, or patience is at its end: the next call trains no further."""
-        from collab.checkpoints import finetune as module
-
-        task = task_named("classification")
         options = replace(OPTIONS, run=replace(RUN, steps=30, evaluations=5, patience=patience))
-        whole = finetune_checkpoint(str(folder), tmp_path / "whole", task, data(folder), options=options)
-        write_it = module.republish
+        whole = finetune(folder, tmp_path / "whole", data(folder), options=options)
 
         def interrupt(*arguments: object, **named: object) -> None:
             raise KeyboardInterrupt
 
-        monkeypatch.setattr(module, "republish", interrupt)
-        with pytest.raises(KeyboardInterrupt):
-            finetune_checkpoint(str(folder), tmp_path / "late", task, data(folder), options=options)
-        monkeypatch.setattr(module, "republish", write_it)
-        again = finetune_checkpoint(str(folder), tmp_path / "late", task, data(folder), options=options)
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            patch.setattr(importlib.import_module("collab.checkpoints.finetune"), "save_changed", interrupt)
+            finetune(folder, tmp_path / "late", data(folder), options=options)
+        again = finetune(folder, tmp_path / "late", data(folder), options=options)
         for name in ("metrics", "best_step", "steps", "evaluations"):
             assert again[name] == whole[name]
         configs = [read_json(tmp_path / name / "config.json") for name in ("whole", "late")]
@@ -250,7 +233,7 @@ class TestRuns:
 
     def test_two_processes_equal_one(self, folder: Path, tmp_path: Path) -> None:
         more = ("--dropout", "0")
-        done = call(*self.arguments(folder, tmp_path / "one"), *more)
+        done = run_apart(*self.arguments(folder, tmp_path / "one"), *more)
         assert done.returncode == 0, done.stderr
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
@@ -281,14 +264,14 @@ class TestPruningOnTheWay:
 
     @staticmethod
     def pruning(**more: Any) -> MidwayPruning:
-        return MidwayPruning(PruneOptions(fraction=0.5, samples=32), **more)
+        return MidwayPruning(collab.PruneOptions(fraction=0.5, samples=32), **more)
 
     def test_prunes_and_goes_on(self, folder: Path, tmp_path: Path) -> None:
         output = tmp_path / "tuned"
         arguments = ["--train", tmp_path / "train.tsv", "--eval", tmp_path / "dev.tsv", "--learning-rate", "5e-3"]
         arguments += ["--task", "classification", "--epochs", 12, "--batch-size", 16, "--dropout", 0, "--json"]
         arguments += ["--prune-heads", 0.5, "--prune-at", 0.7]
-        done = call("finetune", folder.parent / "original", output, *arguments)
+        done = run_apart("finetune", folder.parent / "original", output, *arguments)
         assert done.returncode == 0, done.stderr
         report = json.loads(done.stdout)
         assert report["metrics"]["accuracy"]["value"] > 0.9
@@ -308,29 +291,31 @@ class TestPruningOnTheWay:
     def test_interrupted_and_resumed(self, folder: Path, tmp_path: Path, reached: int) -> None:
         output, seen = tmp_path / "tuned", []
 
-        def interrupt(step: int, total: int, measured: Any) -> None:
-            seen.append(step)
-            if step == 2 and seen.count(2) == reached:  # of the first part, or of the second
+        def interrupt(what: str, done: int, total: int | None) -> None:
+            if not what.startswith("training"):
+                return
+            seen.append(done)
+            if done == 2 and seen.count(2) == reached:  # of the first part, or of the second
                 raise KeyboardInterrupt
 
-        run = [str(folder), output, task_named("classification"), data(folder), self.pruning()]
+        tune, what = collab.checkpoints.finetune_and_prune, (CLASSIFICATION, data(folder))
         with pytest.raises(KeyboardInterrupt):
-            finetune_and_prune_checkpoint(*run, options=OPTIONS, on_step=interrupt)
+            tune(str(folder), output, *what, self.pruning(), options=OPTIONS, progress=interrupt)
         assert not output.exists()
-        other = MidwayPruning(PruneOptions(fraction=0.25, samples=32))
-        with pytest.raises(collab.TrainingError, match="--restart"):
-            finetune_and_prune_checkpoint(*run[:-1], other, options=OPTIONS)
-        report = finetune_and_prune_checkpoint(*run, options=OPTIONS)
-        once = finetune_and_prune_checkpoint(run[0], tmp_path / "again", *run[2:], options=OPTIONS)
-        assert report["metrics"] == once["metrics"]
+        other = MidwayPruning(collab.PruneOptions(fraction=0.25, samples=32))
+        with pytest.raises(collab.errors.TrainingError, match="--restart"):
+            tune(str(folder), output, *what, other, options=OPTIONS)
+        resumed = tune(str(folder), output, *what, self.pruning(), options=OPTIONS)
+        whole = tune(str(folder), tmp_path / "again", *what, self.pruning(), options=OPTIONS)
+        assert resumed.metrics == whole.metrics
 
     @pytest.mark.parametrize("at", [0, 1, -0.5, float("nan")])
     def test_bad_moments(self, at: float) -> None:
-        with pytest.raises(collab.ConfigurationError, match="between 0 and 1"):
+        with pytest.raises(collab.errors.ConfigurationError, match="between 0 and 1"):
             self.pruning(at=at)
 
     def test_no_step_left(self) -> None:
-        with pytest.raises(collab.ConfigurationError, match="no step"):
+        with pytest.raises(collab.errors.ConfigurationError, match="no step"):
             self.pruning(at=0.1).halves(collab.RunOptions(learning_rate=1e-3, steps=3))
 
 
@@ -340,14 +325,14 @@ class TestEvaluate:
         write(tmp_path / "pairs.csv", table, ["sentence", "other", "score"])
         arguments = ["--data", tmp_path / "pairs.csv", "--task", "similarity", "--text-column", "sentence"]
         arguments += ["--text-column", "other", "--against", tmp_path / "original", "--draws", 50]
-        done = call("evaluate", folder, *arguments, "--json", "--record")
+        done = run_apart("evaluate", folder, *arguments, "--json", "--record")
         assert done.returncode == 0, done.stderr
         report = json.loads(done.stdout)
         against = report["against"]
-        for name, one in report["metrics"].items():
-            assert one["low"] <= one["value"] <= one["high"]
+        for name, metric in report["metrics"].items():
+            assert metric["low"] <= metric["value"] <= metric["high"]
             difference = against["difference"][name]["value"]
-            assert difference == pytest.approx(one["value"] - against["metrics"][name]["value"])
+            assert difference == pytest.approx(metric["value"] - against["metrics"][name]["value"])
         assert len(against["hidden_cosine"]) == 2
         assert 0 < against["hidden_cosine"][-1] < 1
         assert against["parameters"]["model"] < against["parameters"]["against"]
@@ -355,19 +340,17 @@ class TestEvaluate:
         assert against["agreement"]["rows"] == 40
         assert "## Evaluation" in (folder / "README.md").read_text()
         assert read_json(folder / "collab_report.json")["history"][0]["step"] == "evaluate"
-        assert call("evaluate", folder, *arguments).stdout.count("spearman") == 1
+        assert run_apart("evaluate", folder, *arguments).stdout.count("spearman") == 1
 
     def test_a_model_against_itself(self, folder: Path, tmp_path: Path) -> None:
-        finetune_checkpoint(
-            str(folder), tmp_path / "tuned", task_named("classification"), data(folder), options=OPTIONS
-        )
+        finetune(folder, tmp_path / "tuned", data(folder))
         source = collab.DataSource(str(tmp_path / "dev.tsv"))
-        report = collab.evaluate(str(tmp_path / "tuned"), source, against=str(tmp_path / "tuned"))
-        against = report["against"]
+        evaluation = collab.checkpoints.evaluate(str(tmp_path / "tuned"), source, against=str(tmp_path / "tuned"))
+        against = evaluation.record["against"]
         assert against["agreement"]["kl"] == pytest.approx(0, abs=1e-6)
         assert against["agreement"]["top1"] == 1
         assert against["hidden_cosine"] == pytest.approx([1, 1], abs=1e-6)
-        assert all(one == {"value": 0, "low": 0, "high": 0} for one in against["difference"].values())
+        assert all(difference == {"value": 0, "low": 0, "high": 0} for difference in against["difference"].values())
 
     def test_metrics(self) -> None:
         columns = {
@@ -392,8 +375,8 @@ class TestEvaluate:
             labels = np.ones(200, dtype=int)
             predicted = (generator.random(200) < 0.8).astype(int)
             columns = {"label": labels, "predicted": predicted, "classes": np.full(200, 2)}
-            one = intervals("classification", columns, draws=100, seed=seed)["accuracy"]
-            held += one["low"] <= 0.8 <= one["high"]
+            accuracy = intervals("classification", columns, draws=100, seed=seed)["accuracy"]
+            held += accuracy["low"] <= 0.8 <= accuracy["high"]
         assert 33 <= held <= 40
 
     def test_entities(self) -> None:
@@ -428,7 +411,7 @@ class TestSampling:
             assert sum(spread) / len(spread) < 1.5, "rows of like length are together"
         assert len(list(LengthSampler(lengths[:5], 8, seed=0))) == 5
 
-    def test_masks_hang_on_the_row_alone(self, folder: Path) -> None:
+    def test_masks_depend_on_the_row_alone(self, folder: Path) -> None:
         tokenizer = AutoTokenizer.from_pretrained(folder)
         texts = ["a b c d e f g h i j k l m n o p q r s t", "b c d", "x y z a b c d e f g"]
         whole = dict(tokenizer(texts, padding=True, return_tensors="pt"))
@@ -444,7 +427,7 @@ class TestSampling:
 class TestBadInput:
     def refused(self, folder: Path, *arguments: object) -> str:
         names = [path.name for path in folder.parent.iterdir()]
-        done = CliRunner().invoke(main, ["finetune", *map(str, (folder, folder.parent / "tuned", *arguments, *FAST))])
+        done = run("finetune", folder, folder.parent / "tuned", *arguments, *FAST)
         assert done.exit_code in (1, 2)
         assert isinstance(done.exception, SystemExit), "a message, not a traceback"
         assert [path.name for path in folder.parent.iterdir()] == names
@@ -466,19 +449,17 @@ class TestBadInput:
         assert "are not numbers" in self.refused(folder, "--task", "regression", "--train", words, *dev)
 
     def test_labels_that_do_not_fit_the_head(self, folder: Path, tmp_path: Path) -> None:
-        task = task_named("classification")
         short = replace(OPTIONS, run=replace(RUN, steps=2, evaluations=1))
-        finetune_checkpoint(str(folder), tmp_path / "tuned", task, data(folder), options=short)
+        finetune(folder, tmp_path / "tuned", data(folder), options=short)
         for name in ("train", "dev"):
             table = [row | {"label": number % 3} for number, row in enumerate(rows(32, 1))]
             write(tmp_path / f"{name}.csv", table, ["sentence", "label"])
-        arguments = (str(tmp_path / "tuned"), tmp_path / "again", task, data(folder, ".csv"))
-        with pytest.raises(collab.DataError, match=r"3 labels .* head 2: .* --new-head"):
-            finetune_checkpoint(*arguments, options=short)
-        report = finetune_checkpoint(*arguments, options=short, new_head=True)
-        assert len(report["labels"]) == 3
-        with pytest.raises(collab.DataError, match="the label 2, but the model's head knows"):
-            collab.evaluate(str(tmp_path / "tuned"), collab.DataSource(str(tmp_path / "dev.csv")))
+        arguments = (tmp_path / "tuned", tmp_path / "again", data(folder, ".csv"))
+        with pytest.raises(collab.errors.DataError, match=r"3 labels .* head 2: .* --new-head"):
+            finetune(*arguments, options=short)
+        assert len(finetune(*arguments, options=short, new_head=True)["labels"]) == 3
+        with pytest.raises(collab.errors.DataError, match="the label 2, but the model's head knows"):
+            collab.checkpoints.evaluate(str(tmp_path / "tuned"), collab.DataSource(str(tmp_path / "dev.csv")))
 
     @pytest.mark.parametrize(
         ("labels", "names", "message"),
@@ -490,12 +471,12 @@ class TestBadInput:
         ],
     )
     def test_labels_that_are_none(self, labels: list[Any], names: tuple[str, ...] | None, message: str) -> None:
-        with pytest.raises(collab.DataError, match=message):
-            class_numbers(Examples("file", "file", [("x",)], labels, names), ["a", "b"])
+        with pytest.raises(collab.errors.DataError, match=message):
+            class_numbers(collab.Examples("file", "file", [("x",)], labels, names), ["a", "b"])
 
     def test_labels_by_number_and_name(self) -> None:
-        assert class_numbers(Examples("file", "file", [], [0, 1], ("b", "a")), ["a", "b"]) == [1, 0]
-        assert class_numbers(Examples("file", "file", [], [0, "b"], None), ["a", "b"]) == [0, 1]
+        assert class_numbers(collab.Examples("file", "file", [], [0, 1], ("b", "a")), ["a", "b"]) == [1, 0]
+        assert class_numbers(collab.Examples("file", "file", [], [0, "b"], None), ["a", "b"]) == [0, 1]
 
     def test_words_and_tags(self, folder: Path, tmp_path: Path) -> None:
         dev = ("--eval", tmp_path / "train.jsonl")
@@ -518,25 +499,23 @@ class TestBadInput:
         assert "only measured" in self.refused(folder, "--task", "similarity", *both)
 
     def test_no_head(self, folder: Path, tmp_path: Path) -> None:
-        with pytest.raises(collab.DataError, match=r"no head for classification.*Fine-tune it first"):
-            collab.evaluate(str(folder), collab.DataSource(str(tmp_path / "dev.tsv")), task_named("classification"))
-        with pytest.raises(collab.ConfigurationError, match="--task"):
-            collab.evaluate(str(folder), collab.DataSource(str(tmp_path / "dev.tsv")))
+        with pytest.raises(collab.errors.DataError, match=r"no head for classification.*Fine-tune it first"):
+            collab.checkpoints.evaluate(str(folder), collab.DataSource(str(tmp_path / "dev.tsv")), CLASSIFICATION)
+        with pytest.raises(collab.errors.ConfigurationError, match="--task"):
+            collab.checkpoints.evaluate(str(folder), collab.DataSource(str(tmp_path / "dev.tsv")))
 
     def test_a_teacher_for_other_labels(self, folder: Path, tmp_path: Path) -> None:
         short = replace(OPTIONS, run=replace(RUN, steps=2, evaluations=1))
-        task = task_named("classification")
-        finetune_checkpoint(str(folder), tmp_path / "teacher", task, data(folder, labels=("no", "yes")), options=short)
-        with pytest.raises(collab.ConfigurationError, match="The teacher answers with no, yes"):
-            finetune_checkpoint(
-                str(folder), tmp_path / "tuned", task, data(folder), options=short, teacher=str(tmp_path / "teacher")
-            )
+        finetune(folder, tmp_path / "teacher", data(folder, labels=("no", "yes")), options=short)
+        with pytest.raises(collab.errors.ConfigurationError, match="The teacher answers with no, yes"):
+            finetune(folder, tmp_path / "tuned", data(folder), options=short, teacher=str(tmp_path / "teacher"))
 
     def test_comparison_with_another_width(self, folder: Path, tmp_path: Path) -> None:
-        tiny_model(BY_TYPE["bert"], hidden_size=16).save_pretrained(tmp_path / "narrow")
+        tiny_model(BERT, hidden_size=16).save_pretrained(tmp_path / "narrow")
         for path in (tmp_path / "original").glob("*token*"):
             (tmp_path / "narrow" / path.name).write_bytes(path.read_bytes())
         write(tmp_path / "pairs.csv", rows(8, 3), ["sentence", "other", "label"])
         source = collab.DataSource(str(tmp_path / "pairs.csv"), ("sentence", "other"))
-        with pytest.raises(collab.ConfigurationError, match="hidden states of width 16, this one 32"):
-            collab.evaluate(str(folder), source, task_named("similarity"), against=str(tmp_path / "narrow"))
+        task, narrow = collab.task_named("similarity"), str(tmp_path / "narrow")
+        with pytest.raises(collab.errors.ConfigurationError, match="hidden states of width 16, this one 32"):
+            collab.checkpoints.evaluate(str(folder), source, task, against=narrow)

@@ -30,8 +30,8 @@ from collab.heads.ablation import ablation
 from collab.heads.gates import closed
 from collab.heads.gradient import gradient_importance
 from collab.heads.objective import OwnAnswers
+from collab.heads.options import SCORES
 from collab.heads.redundancy import product_likeness, sharing
-from collab.heads.scores import SCORES
 from collab.heads.statistics import attention_statistics
 from collab.modeling.collab_attention import CollaborativeAttention
 from collab.models.inputs import probe_inputs
@@ -192,7 +192,7 @@ class TestRemoval:
         ],
     )
     def test_what_is_not_there(self, keep: dict[str, list[int]], message: str) -> None:
-        with pytest.raises(collab.ConfigurationError, match=message):
+        with pytest.raises(collab.errors.ConfigurationError, match=message):
             collab.prune(tiny_model(BERT), keep)
 
 
@@ -304,7 +304,7 @@ class TestHeadsCommand:
         assert {"two-data-sets.png", "attention-1-layer-0.png", "attention-1-layer-1.png"} <= names
 
     def test_of_a_conversion_without_labels(self, folder: Path) -> None:
-        collab.convert_checkpoint(str(folder / "model"), folder / "converted", collab.ConversionConfig(rank=8))
+        collab.checkpoints.convert(str(folder / "model"), folder / "converted", collab.ConversionConfig(rank=8))
         arguments = ("--data", folder / "rows.txt", "--samples", 16, "--score", "gradient", "--score", "like_weights")
         done = run("heads", folder / "converted", *arguments, "--normalize", "--figures", folder / "figures")
         assert done.exit_code == 0, done.stderr
@@ -333,7 +333,7 @@ class TestHeadsCommand:
         tags = [{"tokens": WORDS[start : start + 4], "tags": ["O", "B-A", "O", "B-A"]} for start in range(20)]
         (folder / "tags.jsonl").write_text("\n".join(map(json.dumps, tags)))
         loaded_task = task_named(task, "accuracy" if task != "masked-lm" else None)
-        scores, *_ = collab.score_checkpoint(
+        scores, *_ = collab.checkpoints.score_heads(
             str(folder / "model"),
             collab.DataSource(str(folder / data)),
             task=loaded_task,
@@ -375,7 +375,7 @@ class TestPruneCommand:
     @unfinished
     @pytest.mark.parametrize("start", ["model", "converted"])
     def test_by_scores(self, folder: Path, start: str) -> None:
-        collab.convert_checkpoint(str(folder / "model"), folder / "converted", collab.ConversionConfig(rank=8))
+        collab.checkpoints.convert(str(folder / "model"), folder / "converted", collab.ConversionConfig(rank=8))
         done = run(
             *("prune", folder / start, folder / "pruned", "--heads", 0.5, "--data", folder / "rows.tsv"),
             *("--task", "classification", "--steps", 2, "--samples", 16, "--json"),
@@ -433,7 +433,7 @@ class TestPruneCommand:
             assert largest_difference(again(**inputs), pruned(**inputs)) < 1e-4
 
     def test_what_was_converted_is_not_converted_again(self, folder: Path) -> None:
-        collab.convert_checkpoint(str(folder / "model"), folder / "converted", collab.ConversionConfig(rank=8))
+        collab.checkpoints.convert(str(folder / "model"), folder / "converted", collab.ConversionConfig(rank=8))
         assert run("prune", folder / "converted", folder / "pruned", "--keep", "0:0").exit_code == 0
         done = run("convert", folder / "pruned", folder / "again", "--rank", "0.5")
         assert done.exit_code == 1
@@ -488,7 +488,7 @@ class TestInspect:
         assert found[4]["parameters"] == parameters(model)
 
     def test_a_conversion_and_a_pruned_one(self, folder: Path) -> None:
-        collab.convert_checkpoint(str(folder / "model"), folder / "converted", collab.ConversionConfig(rank=8))
+        collab.checkpoints.convert(str(folder / "model"), folder / "converted", collab.ConversionConfig(rank=8))
         assert run("prune", folder / "converted", folder / "pruned", "--keep", "0:1;1:").exit_code == 0
         for name, said in (("converted", "mixing matrix"), ("pruned", "heads were pruned")):
             done = run("inspect", folder / name, "--length", 16)
@@ -498,7 +498,7 @@ class TestInspect:
     @every_family
     def test_every_family(self, row: Row) -> None:
         model = tiny_model(row)
-        found = collab.inspect_model(model)
+        found = collab.inspect(model)
         assert found.parameters["model"] == sum(one.numel() for one in model.parameters())
         assert all(layer.flops == layer.flops_original for layer in found.layers)
 

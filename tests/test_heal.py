@@ -9,46 +9,50 @@ from pathlib import Path
 
 import pytest
 import torch
-from processes import command, kill_midway
-from tiny import BY_TYPE, ROWS, Row, every_form, largest_difference, tiny_model
-from transformers import AutoModel, AutoModelForSequenceClassification, BertForSequenceClassification, BertTokenizer
+from processes import command, kill_midway, run_apart
+from tiny import (
+    BERT,
+    LETTERS,
+    WORDS,
+    Row,
+    converted,
+    every_family,
+    every_form,
+    largest_difference,
+    outputs,
+    save_with_tokenizer,
+    tiny_model,
+)
+from transformers import AutoModel, AutoModelForSequenceClassification, BertForSequenceClassification
 
 import collab
 from collab.models.inputs import probe_inputs
-from collab.training.options import HealOptions, RunOptions
 
 pytest.importorskip("accelerate", reason="the train extra is not installed")
 
-BERT = BY_TYPE["bert"]
-RUN = RunOptions(learning_rate=3e-3, batch_size=8, steps=24, evaluations=3, device="cpu")
-FEW = HealOptions(samples=96, run=RUN)
-WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"abcdefghijklmnopqrstuvwxyz"]
-TEXT = [" ".join("abcdefghijklmnopqrstuvwxyz"[(i * 7 + j * j) % 26] for j in range(2 + i % 9)) for i in range(512)]
+RUN = collab.RunOptions(learning_rate=3e-3, batch_size=8, steps=24, evaluations=3, device="cpu")
+FEW = collab.HealOptions(samples=96, run=RUN)
+TEXT = [" ".join(LETTERS[(i * 7 + j * j) % 26] for j in range(2 + i % 9)) for i in range(512)]
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """A tiny classifier with its tokenizer."""
-    model = tiny_model(BERT, BertForSequenceClassification)
-    model.save_pretrained(tmp_path / "original")
-    (tmp_path / "original" / "vocab.txt").write_text("\n".join(WORDS))
-    BertTokenizer(str(tmp_path / "original" / "vocab.txt")).save_pretrained(tmp_path / "original")
     (tmp_path / "text.txt").write_text("\n".join(TEXT))
-    return tmp_path / "original"
+    return save_with_tokenizer(tiny_model(BERT, BertForSequenceClassification), tmp_path / "original")
 
 
 class TestHeal:
-    @pytest.mark.parametrize("row", ROWS, ids=[row.model_type for row in ROWS])
+    @every_family
     def test_comes_closer_in_every_family(self, row: Row) -> None:
         teacher = tiny_model(row)
-        model = collab.convert(teacher, collab.ConversionConfig(rank=8)).model
-        data: object = "synthetic"
+        model = converted(teacher)
         if model.main_input_name == "pixel_values":
             pytest.skip("there is no random data for images")
         before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-        healing = collab.heal(model, teacher, data, options=FEW)
+        healing = collab.heal(model, teacher, options=FEW)
         assert healing.improved
-        assert healing.report["after"]["loss"] < healing.report["before"]["loss"]
+        assert healing.record["after"]["loss"] < healing.record["before"]["loss"]
         changed = {name for name, tensor in model.state_dict().items() if not torch.equal(tensor, before[name])}
         assert changed
         assert all(
@@ -62,13 +66,13 @@ class TestHeal:
     @pytest.mark.parametrize("content", ["exact", "folded"])
     def test_every_form(self, form: str, content: str) -> None:
         teacher = tiny_model(BERT)
-        model = collab.convert(teacher, collab.ConversionConfig(rank=8, form=form, content=content)).model
+        model = converted(teacher, 8, form, content=content)
         assert collab.heal(model, teacher, options=FEW).improved
 
     @pytest.mark.parametrize("trainable", ["attention", "all"])
     def test_more_can_be_trained(self, trainable: str) -> None:
         teacher = tiny_model(BERT)
-        model = collab.convert(teacher, collab.ConversionConfig(rank=4)).model
+        model = converted(teacher, 4)
         before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
         assert collab.heal(model, teacher, options=replace(FEW, trainable=trainable)).improved
         changed = {name for name, tensor in model.state_dict().items() if not torch.equal(tensor, before[name])}
@@ -80,12 +84,11 @@ class TestHeal:
         """An exact conversion cannot get better, and steps far too large make any worse."""
         teacher = tiny_model(BERT)
         for rank, rate in ((32, 1e-3), (8, 10.0)):
-            model = collab.convert(teacher, collab.ConversionConfig(rank=rank)).model
-            inputs = probe_inputs(model)
-            before = model(**inputs)
+            model = converted(teacher, rank)
+            before = outputs(model)
             healing = collab.heal(model, teacher, options=replace(FEW, run=replace(RUN, learning_rate=rate)))
             assert not healing.improved
-            assert largest_difference(before, model(**inputs)) == 0
+            assert largest_difference(before, outputs(model)) == 0
             assert "loss" in caplog.messages[-1]
             assert "as it was" in caplog.messages[-1]
 
@@ -94,7 +97,7 @@ class TestHeal:
         teacher = tiny_model(BERT, BertForSequenceClassification)
         with torch.no_grad():
             teacher.classifier.weight += 3  # of both logits alike: most of their error, and none of the divergence
-        model = collab.convert(teacher, collab.ConversionConfig(rank=8)).model
+        model = converted(teacher)
         inputs = {"input_ids": torch.randint(60, (512, 12), generator=torch.Generator().manual_seed(0))}
         with torch.no_grad():
             states = torch.nn.functional.pad(model.base_model(**inputs).pooler_output, (0, 1), value=1.0)  # (N, D + 1)
@@ -105,77 +108,66 @@ class TestHeal:
             before = model(**inputs).logits
         healing = collab.heal(model, teacher, options=FEW)
         assert not healing.improved
-        assert min(one["loss"] for one in healing.report["evaluations"]) < healing.report["before"]["loss"]
-        assert healing.report["after"] == healing.report["before"]
+        assert min(evaluation["loss"] for evaluation in healing.record["evaluations"]) < healing.record["before"]["loss"]
+        assert healing.record["after"] == healing.record["before"]
         with torch.no_grad():
             assert torch.equal(model(**inputs).logits, before)
         assert "divergence of the answers" in caplog.messages[-1]
 
     def test_finds_a_learning_rate(self) -> None:
         """A model that is nearly its original learns in smaller steps. The same rate by name does the same."""
-        found = {}
+        rates = {}
         for rank in (4, 31):
             teacher = tiny_model(BERT)
-            model, again = (collab.convert(teacher, collab.ConversionConfig(rank=rank)).model for _ in range(2))
+            model, again = (converted(teacher, rank) for _ in range(2))
             run = replace(RUN, learning_rate=None)
             healing = collab.heal(model, teacher, options=replace(FEW, run=run))
             assert healing.improved
-            found[rank] = healing.report["settings"]["run"]["learning_rate"]
-            options = replace(FEW, run=replace(run, learning_rate=found[rank]))
-            assert collab.heal(again, teacher, options=options).report["after"] == healing.report["after"]
-        assert found[31] < found[4] <= 1e-3
+            rates[rank] = healing.record["settings"]["run"]["learning_rate"]
+            options = replace(FEW, run=replace(run, learning_rate=rates[rank]))
+            assert collab.heal(again, teacher, options=options).record["after"] == healing.record["after"]
+        assert rates[31] < rates[4] <= 1e-3
 
-    def test_few_rows_held_back(self) -> None:
+    def test_few_rows_held_out(self) -> None:
         """Fewer than a batch, and all of them count."""
         teacher = tiny_model(BERT)
-        model = collab.convert(teacher, collab.ConversionConfig(rank=8)).model
+        model = converted(teacher)
         options = replace(FEW, samples=44, run=replace(RUN, batch_size=16, steps=4))
-        report = collab.heal(model, teacher, options=options).report
-        assert report["data"]["held_back"] < 16
-        assert report["after"]["loss"] <= report["before"]["loss"]
+        record = collab.heal(model, teacher, options=options).record
+        assert record["data"]["held_out"] < 16
+        assert record["after"]["loss"] <= record["before"]["loss"]
 
     def test_padding_does_not_count(self) -> None:
         from collab.training.distillation import relative_errors
 
         teacher = tiny_model(BERT)
-        model = collab.convert(teacher, collab.ConversionConfig(rank=8)).model
+        model = converted(teacher)
         inputs = probe_inputs(model)
         with torch.no_grad():
-            outputs = [one(**inputs, output_hidden_states=True) for one in (model, teacher)]
-            errors = relative_errors(*outputs, inputs["attention_mask"])
-            for states in outputs[0].hidden_states:
+            answers = [network(**inputs, output_hidden_states=True) for network in (model, teacher)]
+            errors = relative_errors(*answers, inputs["attention_mask"])
+            for states in answers[0].hidden_states:
                 states[inputs["attention_mask"] == 0] = 1e6
-            assert torch.equal(errors, relative_errors(*outputs, inputs["attention_mask"]))
+            assert torch.equal(errors, relative_errors(*answers, inputs["attention_mask"]))
         assert errors.shape == (2,)
 
-    def test_parts_give_the_same_result(self) -> None:
+    def test_gradient_accumulation_gives_the_same_result(self) -> None:
         teacher = tiny_model(BERT)
         losses = []
-        for parts in (1, 4):
-            model = collab.convert(teacher, collab.ConversionConfig(rank=8)).model
-            options = replace(FEW, run=replace(RUN, parts=parts, gradient_checkpointing=parts == 4))
-            losses.append(collab.heal(model, teacher, options=options).report["after"]["loss"])
-        assert losses[0] == pytest.approx(losses[1], rel=0.05)  # a part's errors are relative to its own rows
+        for pieces in (1, 4):
+            model = converted(teacher)
+            run = replace(RUN, gradient_accumulation_steps=pieces, gradient_checkpointing=pieces == 4)
+            options = replace(FEW, run=run)
+            losses.append(collab.heal(model, teacher, options=options).record["after"]["loss"])
+        assert losses[0] == pytest.approx(losses[1], rel=0.05)  # a piece's errors are relative to its own rows
 
 
 class TestHealCommand:
     def test_heals_a_conversion(self, folder: Path, tmp_path: Path) -> None:
-        collab.convert_checkpoint(str(folder), tmp_path / "converted", collab.ConversionConfig(rank=8))
+        collab.checkpoints.convert(str(folder), tmp_path / "converted", collab.ConversionConfig(rank=8))
         arguments = ("--steps", 60, "--batch-size", 8, "--evaluations", 2, "--learning-rate", 3e-3)
-        done = subprocess.run(
-            command(
-                "heal",
-                tmp_path / "converted",
-                tmp_path / "healed",
-                "--data",
-                tmp_path / "text.txt",
-                "--json",
-                *arguments,
-            ),
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        text = ("--data", tmp_path / "text.txt", "--json")
+        done = run_apart("heal", tmp_path / "converted", tmp_path / "healed", *text, *arguments)
         assert done.returncode == 0, done.stderr
         printed = json.loads(done.stdout)
         assert printed["after"]["loss"] < printed["before"]["loss"]
@@ -193,7 +185,7 @@ class TestHealCommand:
     def test_convert_and_heal(self, folder: Path, tmp_path: Path) -> None:
         request = collab.HealRequest(collab.DataSource(str(tmp_path / "text.txt")), replace(FEW, samples=512))
         config = collab.ConversionConfig(rank=8)
-        report = collab.convert_checkpoint(str(folder), tmp_path / "healed", config, heal=request)
+        report = collab.checkpoints.convert(str(folder), tmp_path / "healed", config, heal=request)
         assert report.calibration["source"] == "text.txt"
         assert report.history[0]["after"]["loss"] < report.history[0]["before"]["loss"]
         assert json.loads((tmp_path / "healed" / "collab_report.json").read_text())["history"]
@@ -201,7 +193,7 @@ class TestHealCommand:
         assert {path.name for path in tmp_path.iterdir()} == {"original", "healed", "text.txt"}
 
     def test_killed_and_resumed(self, folder: Path, tmp_path: Path) -> None:
-        collab.convert_checkpoint(str(folder), tmp_path / "converted", collab.ConversionConfig(rank=8))
+        collab.checkpoints.convert(str(folder), tmp_path / "converted", collab.ConversionConfig(rank=8))
         arguments = ["--data", tmp_path / "text.txt", "--steps", 400, "--batch-size", 8, "--evaluations", 20, "--json"]
 
         def heal(output: str) -> list[str]:
@@ -220,7 +212,7 @@ class TestHealCommand:
         first, second = (json.loads(done.stdout) for done in (whole, resumed))
         for when in ("before", "after"):
             assert first[when] == pytest.approx(second[when], rel=1e-6)
-        assert first["evaluations"] == [pytest.approx(one) for one in second["evaluations"]]
+        assert first["evaluations"] == [pytest.approx(evaluation) for evaluation in second["evaluations"]]
         states = [AutoModel.from_pretrained(tmp_path / name).state_dict() for name in ("whole", "killed")]
         assert all(torch.allclose(states[0][name], states[1][name], atol=1e-6) for name in states[0])
         assert not work.exists()
@@ -229,33 +221,25 @@ class TestHealCommand:
 class TestBadInput:
     def test_a_teacher_that_does_not_fit(self) -> None:
         teacher = tiny_model(BERT)
-        model = collab.convert(teacher, collab.ConversionConfig(rank=8)).model
-        with pytest.raises(collab.ConfigurationError, match="hidden states of width 16, this one 32"):
+        model = converted(teacher)
+        with pytest.raises(collab.errors.ConfigurationError, match="hidden states of width 16, this one 32"):
             collab.heal(model, tiny_model(BERT, hidden_size=16), options=FEW)
-        with pytest.raises(collab.ConfigurationError, match="a vocabulary of 61"):
+        with pytest.raises(collab.errors.ConfigurationError, match="a vocabulary of 61"):
             collab.heal(model, tiny_model(BERT, vocab_size=61), options=FEW)
 
     def test_another_tokenizer(self, folder: Path, tmp_path: Path) -> None:
-        collab.convert_checkpoint(str(folder), tmp_path / "converted", collab.ConversionConfig(rank=8))
-        other = tmp_path / "other"
-        AutoModel.from_pretrained(folder).save_pretrained(other)
-        (other / "vocab.txt").write_text("\n".join(reversed(WORDS)))
-        BertTokenizer(str(other / "vocab.txt")).save_pretrained(other)
-        done = subprocess.run(
-            command("heal", tmp_path / "converted", tmp_path / "out", "--teacher", other),
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        collab.checkpoints.convert(str(folder), tmp_path / "converted", collab.ConversionConfig(rank=8))
+        other = save_with_tokenizer(AutoModel.from_pretrained(folder), tmp_path / "other", reversed(WORDS))
+        done = run_apart("heal", tmp_path / "converted", tmp_path / "out", "--teacher", other)
         assert done.returncode == 2
         assert "different tokenizers" in done.stderr
         assert "Traceback" not in done.stderr
 
     def test_a_loss_that_is_no_number(self, tmp_path: Path) -> None:
         teacher = tiny_model(BERT)
-        model = collab.convert(teacher, collab.ConversionConfig(rank=8)).model
+        model = converted(teacher)
         run = replace(RUN, learning_rate=1e30, warmup=0.0)
-        with pytest.raises(collab.TrainingError, match=r"The loss is not a number .* at step \d+\..* --restart"):
+        with pytest.raises(collab.errors.TrainingError, match=r"The loss is not a number .* at step \d+\..* --restart"):
             collab.heal(model, teacher, options=replace(FEW, run=run), work=tmp_path / "work")
 
     def test_too_little_memory(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -266,34 +250,31 @@ class TestBadInput:
 
         monkeypatch.setattr(DistillationTrainer, "compute_loss", fail)
         teacher = tiny_model(BERT)
-        model = collab.convert(teacher, collab.ConversionConfig(rank=8)).model
-        with pytest.raises(collab.TrainingError, match=r"--parts 4 .* --gradient-checkpointing"):
+        model = converted(teacher)
+        with pytest.raises(collab.errors.TrainingError, match=r"--gradient-accumulation-steps 4 .* --gradient-checkpointing"):
             collab.heal(model, teacher, options=FEW)
 
     def test_nothing_to_heal(self) -> None:
         teacher = tiny_model(BERT)
-        with pytest.raises(collab.ConfigurationError, match="no collaborative attention"):
+        with pytest.raises(collab.errors.ConfigurationError, match="no collaborative attention"):
             collab.heal(tiny_model(BERT), teacher, options=FEW)
 
     @pytest.mark.parametrize(
         "values",
-        [{"batch_size": 0}, {"learning_rate": 0.0}, {"parts": 3}, {"precision": "fp8"}, {"steps": 0}, {"warmup": 1.0}],
+        [{"batch_size": 0}, {"learning_rate": 0.0}, {"gradient_accumulation_steps": 3}, {"precision": "fp8"}, {"steps": 0}, {"warmup": 1.0}],
     )
     def test_options(self, values: dict) -> None:
-        with pytest.raises(collab.ConfigurationError):
+        with pytest.raises(collab.errors.ConfigurationError):
             replace(RUN, **values)
 
-    def test_fp16_without_a_gpu(self) -> None:
+    def test_float16_without_a_gpu(self) -> None:
         teacher = tiny_model(BERT)
-        model = collab.convert(teacher, collab.ConversionConfig(rank=8)).model
-        with pytest.raises(collab.ConfigurationError, match="fp16 trains on a GPU"):
-            collab.heal(model, teacher, options=replace(FEW, run=replace(RUN, precision="fp16")))
+        model = converted(teacher)
+        with pytest.raises(collab.errors.ConfigurationError, match="float16 trains on a GPU"):
+            collab.heal(model, teacher, options=replace(FEW, run=replace(RUN, precision="float16")))
 
     def test_without_a_report(self, folder: Path, tmp_path: Path) -> None:
-        model = collab.convert(AutoModel.from_pretrained(folder), collab.ConversionConfig(rank=8)).model
-        model.save_pretrained(tmp_path / "bare")
-        done = subprocess.run(
-            command("heal", tmp_path / "bare", tmp_path / "out"), capture_output=True, text=True, check=False
-        )
+        converted(AutoModel.from_pretrained(folder)).save_pretrained(tmp_path / "bare")
+        done = run_apart("heal", tmp_path / "bare", tmp_path / "out")
         assert done.returncode == 2
         assert "--teacher" in done.stderr

@@ -136,7 +136,7 @@ class TestPipelines:
         BertTokenizer(str(tmp_path / "native" / "vocab.txt")).save_pretrained(tmp_path / "native")
         config = collab.ConversionConfig(rank=full_rank(native))
         none = collab.CalibrationRequest("none")
-        collab.convert_checkpoint(str(tmp_path / "native"), tmp_path / "out", config, calibration=none)
+        collab.checkpoints.convert(str(tmp_path / "native"), tmp_path / "out", config, calibration=none)
         expected = pipeline(task, model=str(tmp_path / "native"))(given)
         runner = pipeline(task, model=str(tmp_path / "out"))
         assert type(runner.model).__name__ == f"Collab{name}"

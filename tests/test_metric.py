@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 import torch
-from collab.reparametrization.layer import LayerProblem
-from collab.reparametrization.moments import LayerMoments
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
 import collab
 from collab.decomposition import HeadTensor, Metric, SolverOptions, Whitening, decay, decompose
+from collab.reparametrization.layer import LayerProblem
+from collab.reparametrization.moments import LayerMoments
 
 HEADS, HEAD_DIM = 3, 4
 FULL = HEADS * HEAD_DIM
@@ -155,9 +155,9 @@ def test_by_reparametrize_and_its_shapes() -> None:
     assert result.score_error < 1
     x, y = torch.randn(1, 4, 10, dtype=torch.float64), torch.randn(1, 6, 7, dtype=torch.float64)
     assert result.scores(x, y).shape == (1, HEADS, 4, 6)
-    with pytest.raises(collab.ShapeError, match="moments are of 3 heads"):
+    with pytest.raises(collab.errors.ShapeError, match="moments are of 3 heads"):
         collab.reparametrize(query, bias, key, num_heads=HEADS, rank=5, moments=moments(7, 7))
-    with pytest.raises(collab.ConfigurationError, match="exact, folded"):
+    with pytest.raises(collab.errors.ConfigurationError, match="exact, folded"):
         collab.reparametrize(query, bias, key, num_heads=HEADS, rank=5, content="absorbed")
 
 

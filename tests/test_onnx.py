@@ -71,7 +71,7 @@ FORMS = [("cp", 8, "exact"), ("tucker", 8, "folded"), ("concat", 9, "exact")]  #
 def test_every_form(form: str, rank: int, content: str, tmp_path: Path) -> None:
     """At batch sizes and lengths that were neither traced nor checked by the export itself."""
     model = converted(tiny_model(BERT), form, rank, content)
-    step = collab.export_onnx(saved(model, tmp_path), tmp_path / "out")
+    step = collab.checkpoints.export_onnx(saved(model, tmp_path), tmp_path / "out")
     assert step.record["verification"]["largest_difference"] < 1e-4
     assert len({tuple(shape) for shape in step.record["verification"]["shapes"]}) == 5
     for batch, length in ((1, 2), (5, 3), (2, 40)):
@@ -88,7 +88,7 @@ def test_every_form(form: str, rank: int, content: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("model_type", ["distilbert", "mpnet", "deit"])
 def test_other_families(model_type: str, tmp_path: Path) -> None:
     model = converted(tiny_model(BY_TYPE[model_type]))
-    step = collab.export_onnx(saved(model, tmp_path), tmp_path / "out")
+    step = collab.checkpoints.export_onnx(saved(model, tmp_path), tmp_path / "out")
     pixels = {"pixel_values": torch.randn(3, 3, 16, 16)}
     inputs = pixels if model_type == "deit" else text(3, 11, types=False)
     assert set(inputs) == set(step.record["inputs"])
@@ -101,7 +101,7 @@ def test_other_families(model_type: str, tmp_path: Path) -> None:
 
 def test_a_native_head_with_three_axes(tmp_path: Path) -> None:
     model = tiny_model(BERT, BertForMultipleChoice)
-    collab.export_onnx(saved(model, tmp_path), tmp_path / "out")
+    collab.checkpoints.export_onnx(saved(model, tmp_path), tmp_path / "out")
     inputs = {name: value.unsqueeze(0).repeat(3, 1, 1) for name, value in text(4, 9).items()}  # 4 choices
     with torch.no_grad():
         expected = model(**inputs).logits.numpy()
@@ -121,7 +121,7 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, Resu
     BertTokenizer(str(folder / "native" / "vocab.txt")).save_pretrained(folder / "native")
     (folder / "native" / "README.md").write_text("---\nlicense: mit\ntags:\n- mine\n---\n# Model\n")
     config = collab.ConversionConfig(rank=8, form="tucker")
-    collab.convert_checkpoint(
+    collab.checkpoints.convert(
         str(folder / "native"),
         folder / "model",
         config,
@@ -194,8 +194,8 @@ def test_sentence_embeddings(demo_folder: Path, tmp_path: Path) -> None:
     BertModel.from_pretrained(demo_folder, num_hidden_layers=2).save_pretrained(tmp_path / "source")
     none = collab.CalibrationRequest("none")
     config = collab.ConversionConfig(rank=64, form="concat", compare=False)
-    collab.convert_checkpoint(str(tmp_path / "source"), tmp_path / "model", config, calibration=none)
-    step = collab.export_onnx(str(tmp_path / "model"), tmp_path / "out")
+    collab.checkpoints.convert(str(tmp_path / "source"), tmp_path / "model", config, calibration=none)
+    step = collab.checkpoints.export_onnx(str(tmp_path / "model"), tmp_path / "out")
     assert step.record["bytes"]["model.onnx"] > 50e6
     sentences = ["Heads collaborate.", "Not at all, and at some length, says the other sentence.", "a"]
     expected = models.SentenceTransformer(str(tmp_path / "model")).encode(sentences, convert_to_tensor=True)
@@ -216,12 +216,14 @@ class TestRefusals:
         assert match in " ".join(result.stderr.split()), result.output
         assert "Traceback" not in result.output
         with pytest.raises(error):
-            collab.export_onnx(*map(str, arguments))
+            collab.checkpoints.export_onnx(*map(str, arguments))
         assert sorted(output.parent.rglob("*")) == before
 
     def test_decoders(self, tmp_path: Path) -> None:
         model = tiny_model(BERT, BertLMHeadModel, is_decoder=True)
-        self.refused(collab.UnsupportedArchitectureError, "cache", saved(converted(model), tmp_path), tmp_path / "out")
+        self.refused(
+            collab.errors.UnsupportedArchitectureError, "cache", saved(converted(model), tmp_path), tmp_path / "out"
+        )
 
     def test_a_graph_that_computes_something_else(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         """A weight of the written graph is changed before it is checked."""
@@ -240,23 +242,23 @@ class TestRefusals:
         write = export.write_graph
         monkeypatch.setattr(export, "write_graph", spoil)
         model = saved(tiny_model(BY_TYPE["vit"], ViTForImageClassification), tmp_path)
-        self.refused(collab.VerificationError, "logits", model, tmp_path / "out")
+        self.refused(collab.errors.VerificationError, "logits", model, tmp_path / "out")
 
     def test_without_the_extra(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(sys.modules, "onnxruntime", None)
         model = saved(tiny_model(BERT), tmp_path)
-        self.refused(collab.ExtraError, "onnxruntime: pip install 'collab[onnx]'", model, tmp_path / "out")
+        self.refused(collab.errors.ExtraError, "onnxruntime: pip install 'collab[onnx]'", model, tmp_path / "out")
 
     def test_output_is_there(self, tmp_path: Path) -> None:
         model = saved(tiny_model(BERT), tmp_path)
-        self.refused(collab.OutputError, "input folder", model, model)
+        self.refused(collab.errors.OutputError, "input folder", model, model)
         (tmp_path / "mine").mkdir()
         (tmp_path / "mine" / "file").write_text("mine")
-        self.refused(collab.OutputError, "--overwrite", model, tmp_path / "mine")
+        self.refused(collab.errors.OutputError, "--overwrite", model, tmp_path / "mine")
 
     def test_no_model(self, tmp_path: Path) -> None:
         (tmp_path / "empty").mkdir()
-        self.refused(collab.CheckpointError, "config.json", tmp_path / "empty", tmp_path / "out")
+        self.refused(collab.errors.CheckpointError, "config.json", tmp_path / "empty", tmp_path / "out")
 
 
 def test_the_model_is_left_as_it_was() -> None:

@@ -7,7 +7,6 @@ import json
 import pytest
 import torch
 import transformers
-from collab.reparametrization.model import LayerProblems
 from tiny import BY_TYPE, every_family, every_form, tiny_model
 
 import collab
@@ -16,6 +15,7 @@ from collab.models.families import require_family
 from collab.planning.cost import LayerShape
 from collab.planning.plan import make_plan
 from collab.planning.predict import predict
+from collab.reparametrization.model import LayerProblems
 
 BERT = BY_TYPE["bert"]
 FEW = collab.CalibrationOptions(samples=64)
@@ -76,7 +76,7 @@ class TestBudgets:
         model = tiny_model(BERT)
         config = collab.ConversionConfig(params=0.4)
         synthetic = collab.calibrate(model, options=FEW)
-        real = collab.Calibration(synthetic.moments, synthetic.held_back)
+        real = collab.Calibration(synthetic.moments, synthetic.held_out)
         for calibration, expected in ((None, "balanced"), (synthetic, "uniform"), (real, "balanced")):
             report = collab.convert(model, config, calibration=calibration).report
             assert report.choice["allocation"] == expected
@@ -148,7 +148,7 @@ class TestBudgets:
 
     def test_a_budget_that_cannot_be_met_names_the_nearest_that_can(self) -> None:
         model = tiny_model(BERT)
-        with pytest.raises(collab.BudgetError, match=r"Give --params (0\.\d+) or more") as caught:
+        with pytest.raises(collab.errors.BudgetError, match=r"Give --params (0\.\d+) or more") as caught:
             collab.convert(model, collab.ConversionConfig(params=0.001))
         nearest = float(str(caught.value).split("--params ")[1].split()[0])
         assert collab.convert(model, collab.ConversionConfig(params=nearest)).report.query_key.ratio <= nearest
@@ -170,7 +170,7 @@ class TestBudgets:
         ],
     )
     def test_settings(self, values: dict) -> None:
-        with pytest.raises(collab.ConfigurationError):
+        with pytest.raises(collab.errors.ConfigurationError):
             collab.ConversionConfig(**values)
 
 
@@ -225,7 +225,7 @@ def test_score_errors_of_a_loaded_model(tmp_path) -> None:
             assert list(errors.values()) == pytest.approx(
                 [layer.score_error for layer in conversion.report.layers], rel=1e-3
             )
-            held = collab.score_errors(model, loaded, calibration.held_back)
+            held = collab.score_errors(model, loaded, calibration.held_out)
             assert list(held.values()) == pytest.approx(
-                [layer.held_back_error for layer in conversion.report.layers], rel=1e-3
+                [layer.held_out_error for layer in conversion.report.layers], rel=1e-3
             )

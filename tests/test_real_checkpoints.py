@@ -54,7 +54,7 @@ class TestDemo:
         from sentence_transformers import SentenceTransformer
 
         text = sentences(None)
-        collab.convert_checkpoint(str(demo_folder), tmp_path / "out", collab.ConversionConfig(rank=384, form=form))
+        collab.checkpoints.convert(str(demo_folder), tmp_path / "out", collab.ConversionConfig(rank=384, form=form))
         tokenizer = AutoTokenizer.from_pretrained(tmp_path / "out")
         inputs = dict(tokenizer(text, padding=True, return_tensors="pt"))
         original = AutoModel.from_pretrained(demo_folder)
@@ -118,7 +118,7 @@ class TestALBERT:
     def test_exact_at_full_rank(
         self, form: str, albert_folder: Path, inputs: dict[str, Tensor], tmp_path: Path
     ) -> None:
-        report = collab.convert_checkpoint(
+        report = collab.checkpoints.convert(
             str(albert_folder), tmp_path / "out", collab.ConversionConfig(rank=256, form=form)
         )
         assert len(report.layers) == 1, "twelve passes, one set of weights"
@@ -132,7 +132,7 @@ class TestALBERT:
         assert "albert.pooler.weight" in _names(tmp_path / "out"), "what the language model does not use is kept"
 
     def test_without_collab(self, albert_folder: Path, inputs: dict[str, Tensor], tmp_path: Path) -> None:
-        collab.convert_checkpoint(str(albert_folder), tmp_path / "out", collab.ConversionConfig(rank=256))
+        collab.checkpoints.convert(str(albert_folder), tmp_path / "out", collab.ConversionConfig(rank=256))
         inputs = {name: value[:8] for name, value in inputs.items()}
         with torch.no_grad():
             expected = AutoModelForMaskedLM.from_pretrained(albert_folder)(**inputs).logits
@@ -150,7 +150,7 @@ def _names(folder: Path) -> set[str]:
 
 
 def test_report_is_readable(demo_folder: Path, tmp_path: Path) -> None:
-    collab.convert_checkpoint(str(demo_folder), tmp_path / "out", collab.ConversionConfig(rank=64, form="concat"))
+    collab.checkpoints.convert(str(demo_folder), tmp_path / "out", collab.ConversionConfig(rank=64, form="concat"))
     report = json.loads((tmp_path / "out" / "collab_report.json").read_text())
     assert report["parameters"]["model"]["before"] == 22_713_216
     assert [layer["name"] for layer in report["layers"]] == [f"encoder.layer.{i}.attention.self" for i in range(6)]

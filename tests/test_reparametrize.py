@@ -72,20 +72,20 @@ class TestBadInput:
     def test_non_finite(self) -> None:
         query, query_bias, key, key_bias = layer()
         key[2, 3] = float("nan")
-        with pytest.raises(collab.WeightsError, match="key_weight"):
+        with pytest.raises(collab.errors.WeightsError, match="key_weight"):
             collab.reparametrize(query, query_bias, key, key_bias, num_heads=HEADS, rank=4)
 
     def test_shapes(self) -> None:
         query, query_bias, key, key_bias = layer()
-        with pytest.raises(collab.ShapeError, match="5 heads"):
+        with pytest.raises(collab.errors.ShapeError, match="5 heads"):
             collab.reparametrize(query, query_bias, key, key_bias, num_heads=5, rank=4)
-        with pytest.raises(collab.ShapeError, match="query_bias must have shape"):
+        with pytest.raises(collab.errors.ShapeError, match="query_bias must have shape"):
             collab.reparametrize(query, query_bias[:-1], key, key_bias, num_heads=HEADS, rank=4)
-        with pytest.raises(collab.ShapeError, match="same number of dimensions"):
+        with pytest.raises(collab.errors.ShapeError, match="same number of dimensions"):
             collab.reparametrize(query, query_bias, key[:-3], None, num_heads=HEADS, rank=4)
 
     def test_rank_and_form(self) -> None:
-        with pytest.raises(collab.RankError, match="K = 12"):
+        with pytest.raises(collab.errors.RankError, match="K = 12"):
             collab.reparametrize(*layer(), num_heads=HEADS, rank=13)
-        with pytest.raises(collab.ConfigurationError, match="concat, cp, tucker"):
+        with pytest.raises(collab.errors.ConfigurationError, match="concat, cp, tucker"):
             collab.reparametrize(*layer(), num_heads=HEADS, rank=3, form="parafac")

@@ -1,8 +1,10 @@
-"""Tiny random models: one row for each family. A new family adds a row."""
+"""Tiny random models: one row for each family. A new family adds a row. And what tests do with them everywhere."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +13,7 @@ from torch import Tensor
 from transformers import (
     AlbertConfig,
     BertConfig,
+    BertTokenizerFast,
     CamembertConfig,
     DeiTConfig,
     DistilBertConfig,
@@ -23,7 +26,14 @@ from transformers import (
     XLMRobertaConfig,
 )
 
+import collab
 from collab.models.families import Family, families
+from collab.models.inputs import probe_inputs
+
+LETTERS = "abcdefghijklmnopqrstuvwxyz"
+SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+WORDS = (*SPECIAL, *LETTERS)
+"""A tokenizer's vocabulary."""
 
 _TEXT = {
     "vocab_size": 60,
@@ -93,6 +103,7 @@ ROWS = [
     Row(DeiTConfig, _IMAGE),
 ]
 BY_TYPE = {row.model_type: row for row in ROWS}
+BERT = BY_TYPE["bert"]
 
 every_family = pytest.mark.parametrize("row", ROWS, ids=[row.model_type for row in ROWS])
 every_head = pytest.mark.parametrize(
@@ -122,6 +133,36 @@ def tiny_model(row: Row, native_class: type[PreTrainedModel] | None = None, **ch
     return random_model(native_class or row.family.base.native_class(), row.config(**changes))
 
 
+def converted(native: PreTrainedModel, rank: int | float = 8, form: str = "cp", **settings: Any) -> PreTrainedModel:
+    """A converted copy of a model, by its weights alone."""
+    return collab.convert(native, collab.ConversionConfig(rank=rank, form=form, compare=False, **settings)).model
+
+
+def save_tokenizer(folder: Path, words: Iterable[str] = WORDS) -> None:
+    """Writes the files of a BERT tokenizer that knows these words."""
+    folder.mkdir(exist_ok=True)
+    (folder / "vocab.txt").write_text("\n".join(words))
+    BertTokenizerFast(str(folder / "vocab.txt")).save_pretrained(folder)
+
+
+def save_with_tokenizer(model: PreTrainedModel, folder: Path, words: Iterable[str] = WORDS) -> Path:
+    """Writes a model and its tokenizer into a folder, which is returned."""
+    model.save_pretrained(folder)
+    save_tokenizer(folder, words)
+    return folder
+
+
+def random_text(batch: int, length: int, *, left: bool = False, types: bool = False) -> dict[str, Tensor]:
+    """Random tokens and their mask, the last row padded on the right, or on the left; with token types if wanted."""
+    mask = torch.ones(batch, length, dtype=torch.long)
+    if left:
+        mask[-1, : length // 3] = 0
+    else:
+        mask[-1, length // 2 :] = 0
+    inputs = {"input_ids": torch.randint(5, 35, (batch, length)), "attention_mask": mask}
+    return inputs | ({"token_type_ids": torch.randint(2, (batch, length))} if types else {})
+
+
 def full_rank(model: PreTrainedModel) -> int:
     """K of a tiny model: its hidden size."""
     return model.config.hidden_size
@@ -132,8 +173,14 @@ def tensors(output: Any) -> dict[str, Tensor]:
     return {name: value for name, value in output.items() if isinstance(value, Tensor)}
 
 
+def outputs(model: PreTrainedModel) -> dict[str, Tensor]:
+    """What a model answers to inputs that go with it, by name."""
+    with torch.no_grad():
+        return tensors(model(**probe_inputs(model)))
+
+
 def largest_difference(first: Any, second: Any) -> float:
     """The largest absolute difference between two models' outputs."""
-    one, two = tensors(first), tensors(second)
-    assert one.keys() == two.keys()
-    return max(float((one[name] - two[name]).detach().abs().max()) for name in one)
+    first, second = tensors(first), tensors(second)
+    assert first.keys() == second.keys()
+    return max(float((first[name] - second[name]).detach().abs().max()) for name in first)

@@ -1,11 +1,14 @@
-"""The command line: parse, call one public function, show what it returned."""
+"""The command line: parse, call one public function, show what it returned.
+
+Nothing at the top of these files imports torch or transformers, which takes seconds: help and usage errors answer
+without them. `running.Session.begin` imports them, once a command knows that what it was asked for makes sense.
+"""
 
 from __future__ import annotations
 
-from importlib.metadata import version
-
 import click
 
+from .. import __version__
 from .bench import bench
 from .convert import convert
 from .evaluate import evaluate
@@ -23,19 +26,10 @@ from .prune import prune
     context_settings={"help_option_names": ["-h", "--help"]},
     epilog="Example:  collab convert sentence-transformers/all-MiniLM-L6-v2 smaller --rank 128",
 )
-@click.version_option(version("collab"), prog_name="collab")
+@click.version_option(__version__, prog_name="collab")
 def main() -> None:
     """Convert pretrained transformers to collaborative attention: query and key projections shared by all heads."""
 
 
-main.add_command(convert)
-main.add_command(plan)
-main.add_command(heal)
-main.add_command(finetune)
-main.add_command(evaluate)
-main.add_command(inspect)
-main.add_command(heads)
-main.add_command(prune)
-main.add_command(expand)
-main.add_command(bench)
-main.add_command(export)
+for command in (convert, plan, heal, finetune, evaluate, inspect, heads, prune, expand, bench, export):
+    main.add_command(command)

@@ -2,79 +2,110 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import Any
 
 import click
 
 from ..data.source import DataSource
-from ..data.task import GLUE, KINDS, task_named
-from ..io.history import append
+from ..data.task import Task
+from ..evaluation.options import EvaluateOptions
+from ..io.options import LoadOptions
 from .options import (
-    data_options,
+    against_option,
+    command_line,
+    device_option,
+    gathers,
     label_column_option,
-    loading_of,
     loading_options,
     max_length_option,
-    verbosity_options,
+    model_argument,
+    samples_option,
+    seed_option,
+    split_option,
+    subset_option,
+    task_option,
+    text_column_option,
 )
-from .running import bars, command_line, failures, set_up_logging
-from .tables import show_step
+from .running import Command, Session
+
+
+def _source(data: str | None, text_column: tuple[str, ...], subset: str | None, split: str) -> DataSource | None:
+    return None if data is None else DataSource(data, text_column, subset, split)
 
 
 @click.command(
+    cls=Command,
     epilog="""\b
 Examples:
   collab evaluate converted --against original --data dev.tsv --task glue/sst2
-  collab evaluate embedder --data pairs.csv --text-column 0 --text-column 1 --label-column 2"""
+  collab evaluate embedder --data pairs.csv --text-column 0 --text-column 1 --label-column 2""",
 )
-@click.argument("model")
-@click.option("--data", help="Labelled rows: a CSV, TSV, JSON Lines or Parquet file, or a data set on the Hub.")
-@click.option("--task", help=f"{', '.join(KINDS)}, or glue/ and a name: {', '.join(GLUE)}.  [default: the head's]")
-@data_options
-@click.option("--split", default="validation", show_default=True, help="Of a data set on the Hub.")
+@model_argument
+@gathers("source", _source)
+@click.option(
+    "--data", help="Labelled rows: a file (CSV, TSV, ...) or a data set on the Hub.  [default: the task's own]"
+)
+@task_option("what the model's head is for")
+@text_column_option
+@subset_option
+@split_option(default="validation")
 @label_column_option
-@click.option("--against", metavar="MODEL", help="Another model, measured on the same rows and in turn for its speed.")
-@click.option("--samples", type=int, help="Rows at most, the first ones.  [default: all]")
+@against_option
+@gathers("options", EvaluateOptions)
+@samples_option(None)
 @max_length_option
-@click.option("--draws", type=int, default=1000, show_default=True, help="Of the bootstrap, for the intervals.")
-@click.option("--repeats", type=int, default=3, show_default=True, help="Rounds of the comparison of speed.")
-@click.option("--device", type=click.Choice(["cpu", "cuda"]), help="[default: a GPU where there is one]")
-@click.option("--seed", type=int, default=0, show_default=True, help="Of the bootstrap and of masked tokens.")
+@click.option(
+    "--draws",
+    type=int,
+    default=EvaluateOptions.draws,
+    show_default=True,
+    help="Draws of the bootstrap, for the intervals.",
+)
+@click.option(
+    "--repeats",
+    type=int,
+    default=EvaluateOptions.repeats,
+    show_default=True,
+    help="Rounds of the comparison of speed.",
+)
+@device_option()
+@seed_option
 @click.option("--record", "recorded", is_flag=True, help="Add the result to the report and the card in MODEL's folder.")
 @loading_options
-@verbosity_options
-def evaluate(model: str, **given: Any) -> None:
+def evaluate(
+    model: str,
+    *,
+    source: DataSource | None,
+    task: Task | None,
+    label_column: str | None,
+    against: str | None,
+    options: EvaluateOptions,
+    recorded: bool,
+    load_options: LoadOptions,
+    session: Session,
+) -> None:
     """Measure MODEL, original or converted, on labelled data, with intervals, and beside another model."""
-    set_up_logging(-1 if given["quiet"] else given["verbose"])
-    with failures("Interrupted."):
-        task = task_named(given["task"]) if given["task"] else None
+    session.begin(model)
+    from ..checkpoints.evaluate import check_recordable, evaluation_step
+    from ..checkpoints.evaluate import evaluate as evaluate_checkpoint
+    from ..io.history import append
+    from .tables import show_step
 
-        from ..checkpoints.evaluate import EvaluateOptions, check_recordable, evaluation_step  # slow to import
-        from ..checkpoints.evaluate import evaluate as measure
-
-        if given["recorded"]:
-            check_recordable(Path(model))
-        source = None
-        if given["data"]:
-            source = DataSource(given["data"], given["text_column"], given["subset"], given["split"])
-        names = ("max_length", "samples", "draws", "repeats", "device", "seed")
-        with bars(shown=not given["quiet"]):
-            report = measure(
-                model,
-                source,
-                task,
-                label_column=given["label_column"],
-                against=given["against"],
-                options=EvaluateOptions(**{name: given[name] for name in names}),
-                reading=loading_of(given),
-                command=command_line(),
-            )
-        step = evaluation_step(report)
-        if given["recorded"]:
-            append(Path(model), step, name=Path(model).resolve().name)
-    if given["as_json"]:
-        click.echo(json.dumps(report, indent=2))
-    elif not given["quiet"]:
-        show_step(step)
+    folder = Path(model)
+    if recorded:
+        check_recordable(folder)
+    evaluation = evaluate_checkpoint(
+        model,
+        source,
+        task,
+        label_column=label_column,
+        against=against,
+        options=options,
+        load_options=load_options,
+        command=command_line(),
+        progress=session.progress,
+    )
+    step = evaluation_step(evaluation)
+    if recorded:
+        append(folder, step, name=folder.resolve().name)
+    session.result(evaluation.record, lambda: show_step(step))

@@ -2,57 +2,97 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import click
 
 from ..data.source import DataSource
-from ..data.task import GLUE, KINDS, task_named
+from ..data.task import Task
+from ..heads.options import PruneOptions
+from ..io.options import LoadOptions, SaveOptions
 from ..training.options import FinetuneOptions
 from .options import (
-    data_options,
+    gathers,
     label_column_option,
-    loading_of,
+    learning_rate_option,
     loading_options,
-    overwrite_option,
-    run_of,
+    max_length_option,
+    model_argument,
+    output_argument,
+    restart_option,
+    samples_option,
+    saving_options,
+    split_option,
+    subset_option,
+    task_option,
+    teacher_option,
+    text_column_option,
     training_options,
-    verbosity_options,
+    training_steps_option,
 )
-from .running import INTERRUPTED_TRAINING, bars, command_line, failures, set_up_logging
-from .tables import show_step
+from .running import INTERRUPTED_TRAINING, Command, Session
+
+if TYPE_CHECKING:
+    from ..checkpoints.finetune import LabelledData
 
 _RUN = FinetuneOptions().run
-_KINDS = ", ".join(one for one in KINDS if one != "similarity")
-_TASKS = f"{_KINDS}, or, with its data, columns and metric, {', '.join(GLUE)}."
+
+
+@dataclass(frozen=True)
+class _Data:
+    """What the options say of the rows, each in a field of the option's name."""
+
+    train: str | None
+    evaluation: str | None
+    text_column: tuple[str, ...]
+    subset: str | None
+    train_split: str
+    eval_split: str
+    label_column: str | None
+    labels: str | None
+    samples: int | None
+
+    def labelled(self) -> LabelledData:
+        """The rows to learn from and to evaluate on."""
+        from ..checkpoints.finetune import LabelledData  # slow to import
+
+        labels = tuple(self.labels.split(",")) if self.labels else ()
+        train, held_out = (
+            None if name is None else DataSource(name, self.text_column, self.subset, split)
+            for name, split in ((self.train, self.train_split), (self.evaluation, self.eval_split))
+        )
+        return LabelledData(train, held_out, self.label_column, labels, self.samples)
 
 
 @click.command(
+    cls=Command,
     epilog="""\b
 Examples:
   collab finetune converted tuned --task classification --train train.tsv --eval dev.tsv
   collab finetune bert-base-uncased tuned --task glue/sst2 --epochs 2
   collab finetune bert-base-uncased smaller --task glue/sst2 --prune-heads 0.4 --prune-at 0.5
-  accelerate launch --num_processes 2 -m collab finetune converted tuned --task glue/cola"""
+  accelerate launch --num_processes 2 -m collab finetune converted tuned --task glue/cola""",
 )
-@click.argument("model")
-@click.argument("output", type=click.Path(path_type=Path))
-@click.option("--task", required=True, metavar="TASK", help=_TASKS)
-@click.option("--train", help="Rows to learn from: a CSV, TSV, JSON Lines or Parquet file, or a data set on the Hub.")
-@click.option("--eval", "held_back", help="Rows to choose the best checkpoint by: the same.")
-@data_options
+@model_argument
+@output_argument
+@task_option()
+@click.option("--metric", help="Choose the best checkpoint by this one.  [default: the task's usual one]")
+@gathers("data", _Data)
+@click.option("--train", help="Labelled rows to learn from: a file (CSV, TSV, ...) or a data set on the Hub.")
+@click.option("--eval", "evaluation", help="Labelled rows to choose the best checkpoint by: the same.")
+@text_column_option
+@subset_option
+@split_option("--train-split")
+@split_option("--eval-split", "validation")
 @label_column_option
 @click.option("--labels", help="Names of the classes in the order of their numbers: negative,positive.")
-@click.option("--train-split", default="train", show_default=True, help="Of a data set on the Hub.")
-@click.option("--eval-split", default="validation", show_default=True, help="Of a data set on the Hub.")
-@click.option("--samples", type=int, help="Rows to learn from at most, the first ones.  [default: all]")
-@click.option("--metric", help="Choose the best checkpoint by this one.  [default: the task's usual one]")
+@samples_option(None)
 @click.option("--new-head", is_flag=True, help="Replace the head of a model that is for other labels.")
-@click.option("--teacher", help="A model for the same task to learn from besides the labels.")
+@teacher_option("the labels alone")
+@gathers("options", FinetuneOptions)
 @click.option(
     "--distill",
     type=float,
@@ -60,70 +100,67 @@ Examples:
     show_default=True,
     help="How much the teacher's answers count, from 0 to 1.",
 )
-@click.option("--epochs", type=float, default=_RUN.epochs, show_default=True, help="Passes over the data.")
-@click.option("--steps", type=int, help="Instead: steps of --batch-size rows.")
-@click.option("--learning-rate", type=float, default=_RUN.learning_rate, show_default=True, help="The highest.")
+@click.option(
+    "--epochs",
+    type=float,
+    default=_RUN.epochs,
+    show_default=True,
+    help="Passes over the data, if --steps is not given.",
+)
+@training_steps_option(None)
+@learning_rate_option(_RUN.learning_rate)
 @click.option(
     "--prune-heads", type=float, help="Remove this part of all heads on the way, by gradient; see collab prune."
 )
 @click.option(
     "--prune-at", type=float, default=0.5, show_default=True, help="After this part of the training, by --prune-heads."
 )
-@click.option("--dropout", type=float, help="[default: the model's own]")
-@training_options
+@click.option("--dropout", type=float, help="Every dropout probability.  [default: the model's own]")
+@training_options(_RUN)
+@max_length_option
+@restart_option
 @loading_options
-@overwrite_option
-@verbosity_options
-def finetune(model: str, output: Path, **given: Any) -> None:
+@saving_options
+def finetune(
+    model: str,
+    output: Path,
+    *,
+    task: Task,
+    data: _Data,
+    options: FinetuneOptions,
+    teacher: str | None,
+    new_head: bool,
+    prune_heads: float | None,
+    prune_at: float,
+    load_options: LoadOptions,
+    save_options: SaveOptions,
+    session: Session,
+) -> None:
     """Train MODEL, original or converted, on a task, and write it to the folder OUTPUT.
 
     If interrupted, the same command goes on. Runs in several processes under accelerate launch; --batch-size is that of
     all of them together.
     """
-    set_up_logging(-1 if given["quiet"] else given["verbose"])
-    with failures(INTERRUPTED_TRAINING):
-        task = task_named(given["task"], given["metric"])
-        run = run_of(given, _RUN, learning_rate=given["learning_rate"], steps=given["steps"], epochs=given["epochs"])
-        options = FinetuneOptions(given["max_length"], given["distill"], given["dropout"], run)
-        columns = given["text_column"]
+    session.interrupted = INTERRUPTED_TRAINING
+    pruned = None if prune_heads is None else PruneOptions(fraction=prune_heads, seed=options.run.seed)
+    session.begin(model)
+    from ..checkpoints.finetune import MidwayPruning, finetune_and_prune, finetuning_step
+    from ..checkpoints.finetune import finetune as finetune_checkpoint
+    from .tables import show_step
 
-        from ..checkpoints.finetune import LabelledData, finetune_checkpoint, finetuning_step  # slow to import
-        from ..training.work import WorkOptions, is_main_process
-
-        def source(name: str, split: str) -> DataSource | None:
-            return None if given[name] is None else DataSource(given[name], columns, given["subset"], given[split])
-
-        labels = tuple(given["labels"].split(",")) if given["labels"] else ()
-        data = LabelledData(
-            source("train", "train_split"),
-            source("held_back", "eval_split"),
-            given["label_column"],
-            labels,
-            given["samples"],
-        )
-        train: Callable[..., dict[str, Any]] = finetune_checkpoint
-        if given["prune_heads"] is not None:
-            from ..checkpoints.finetune_and_prune import MidwayPruning, finetune_and_prune_checkpoint
-            from ..heads.selection import PruneOptions
-
-            chosen = PruneOptions(fraction=given["prune_heads"], seed=run.seed)
-            train = partial(finetune_and_prune_checkpoint, pruning=MidwayPruning(chosen, given["prune_at"]))
-        with bars(shown=not given["quiet"] and is_main_process()) as progress:
-            report = train(
-                model,
-                output,
-                task,
-                data,
-                options=options,
-                teacher=given["teacher"],
-                new_head=given["new_head"],
-                reading=loading_of(given),
-                writing=WorkOptions(given["overwrite"], given["restart"], command_line()),
-                on_step=progress.step,
-            )
-    if not is_main_process():
-        return
-    if given["as_json"]:
-        click.echo(json.dumps(report, indent=2))
-    elif not given["quiet"]:
-        show_step(finetuning_step(report, task), output)
+    train = finetune_checkpoint
+    if pruned is not None:
+        train = partial(finetune_and_prune, pruning=MidwayPruning(pruned, prune_at))
+    finetuning = train(
+        model,
+        output,
+        task,
+        data.labelled(),
+        options=options,
+        teacher=teacher,
+        new_head=new_head,
+        load_options=load_options,
+        save_options=save_options,
+        progress=session.progress,
+    )
+    session.result(finetuning.record, lambda: show_step(finetuning_step(finetuning), output))

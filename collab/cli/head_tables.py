@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 
 def show_scores(scores: HeadScores, second: HeadScores | None, notes: Sequence[str]) -> None:
     """Every score as a table of layers and heads, the least important heads, and how scores agree."""
-    from ..heads.scores import SCORES, rank_correlation
+    from ..heads.options import SCORES
+    from ..heads.scores import rank_correlation
 
     console = Console()
     _, names = shortened(list(scores.layers))

@@ -2,86 +2,145 @@
 
 from __future__ import annotations
 
-import json
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from ..data.task import task_named
-from .head_tables import show_scores
-from .options import heal_source, loading_of, loading_options, max_length_option, scoring_options, verbosity_options
-from .running import bars, failures, set_up_logging
+from ..data.task import Task
+from ..errors import ConfigurationError
+from ..heads.options import RowOptions, ScoreOptions
+from ..io.options import LoadOptions
+from .options import (
+    Unlabelled,
+    data_options,
+    gathers,
+    label_column_option,
+    loading_options,
+    max_length_option,
+    model_argument,
+    normalize_option,
+    samples_option,
+    seed_option,
+    task_option,
+    unlabelled,
+)
+from .running import Command, Session
+
+if TYPE_CHECKING:
+    from ..checkpoints.heads import ScoredHeads
+
+
+@dataclass(frozen=True)
+class _Drawing:
+    """What to draw, and where."""
+
+    figures: Path | None
+    sentences: tuple[str, ...]
+    layers: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        if self.sentences and self.figures is None:
+            raise ConfigurationError("--sentence draws figures; say with --figures where to.")
+
+    def draw(self, scored: list[ScoredHeads], names: list[str]) -> list[Path]:
+        """Draws the scores on each data set; returns the files."""
+        from ..figures.heads import draw_attention, draw_comparison, draw_scores
+
+        if self.figures is None:
+            return []
+        first = scored[0]
+        written = [*draw_scores(first.scores, self.figures)]
+        written += draw_attention(first.checkpoint, self.sentences, self.figures, self.layers or None)
+        if len(scored) > 1:
+            written.append(draw_comparison(first.scores, scored[1].scores, self.figures, (names[0], names[1])))
+        return written
+
+
+def _data2(data2: str | None, text_column: tuple[str, ...], subset: str | None, split: str) -> Unlabelled | None:
+    return None if data2 is None else unlabelled(data2, text_column, subset, split)
 
 
 @click.command(
+    cls=Command,
     epilog="""\b
 Examples:
   collab heads ./model --data sentences.txt --figures figures
-  collab heads ./classifier --data dev.tsv --task classification --score gradient --score ablation --json"""
+  collab heads ./classifier --data dev.tsv --task classification --score gradient --score ablation --json""",
 )
-@click.argument("model")
-@click.option("--data", required=True, help="Rows: a file, a folder of images, a data set on the Hub, or synthetic.")
+@model_argument
+@gathers("data2", _data2)
+@data_options(required=True)
 @click.option("--data2", help="Other rows, to see whether the scores agree.")
-@scoring_options
-@click.option(
-    "--score", "chosen", multiple=True, help="A score to compute; may be given several times.  [default: all]"
-)
-@click.option(
-    "--ablation-samples", type=int, default=128, show_default=True, help="Rows at most that heads are closed on."
-)
+@task_option("none: score by how far the model's own answers move, without labels")
+@gathers("rows", RowOptions)
+@label_column_option
+@samples_option(RowOptions.samples)
 @max_length_option
+@seed_option
+@gathers("options", ScoreOptions)
+@click.option(
+    "--score", "scores", multiple=True, help="A score to compute; may be given several times.  [default: all]"
+)
+@normalize_option
+@click.option(
+    "--ablation-samples",
+    type=int,
+    default=ScoreOptions.ablation_samples,
+    show_default=True,
+    help="Rows at most that heads are closed on.",
+)
+@gathers("drawing", _Drawing)
 @click.option("--figures", type=click.Path(path_type=Path, file_okay=False), help="Draw figures into this folder.")
 @click.option("--sentence", "sentences", multiple=True, help="Draw the attention maps of this; several times for more.")
 @click.option("--layer", "layers", type=int, multiple=True, help="Draw the maps of this layer only; from 0.")
 @loading_options
-@verbosity_options
-def heads(model: str, **given: Any) -> None:
+def heads(
+    model: str,
+    *,
+    data: Unlabelled,
+    data2: Unlabelled | None,
+    task: Task | None,
+    rows: RowOptions,
+    options: ScoreOptions,
+    drawing: _Drawing,
+    load_options: LoadOptions,
+    session: Session,
+) -> None:
     """Score every head of MODEL, original or converted: what it attends to, and what is lost without it."""
-    set_up_logging(-1 if given["quiet"] else given["verbose"])
-    with failures("Interrupted."):
-        from ..checkpoints.heads import notes, score_checkpoint
-        from ..errors import ConfigurationError  # the rest is slow to import
-        from ..figures.heads import draw_attention, draw_comparison, draw_scores
-        from ..figures.style import pyplot
-        from ..heads.scores import HeadScores, ScoreOptions
-        from ..io.load import Loaded
+    session.interrupted = "Interrupted."
+    session.begin(model)
+    from ..checkpoints.heads import notes, score_heads
+    from ..figures.style import pyplot
+    from .head_tables import show_scores
 
-        if given["sentences"] and given["figures"] is None:
-            raise ConfigurationError("--sentence draws figures; say with --figures where to.")
-        if given["figures"] is not None:
-            pyplot()  # before the work, so that a missing package is known at once
-        task = task_named(given["task"]) if given["task"] else None
-        options = ScoreOptions(given["chosen"], given["ablation_samples"], given["normalize"])
-        found: list[HeadScores] = []
-        source: str | Loaded = model
-        with bars(shown=not given["quiet"]) as progress:
-            for data in filter(None, (given["data"], given["data2"])):
-                scores, loaded, _ = score_checkpoint(
-                    source,
-                    heal_source(data, given["text_column"], given["subset"], given["split"]),
-                    task=task,
-                    label_column=given["label_column"],
-                    samples=given["samples"],
-                    max_length=given["max_length"],
-                    seed=given["seed"],
-                    options=options,
-                    reading=loading_of(given),
-                    on_done=progress.part,
-                )
-                found.append(scores)
-                source = loaded
-            written = []
-            if given["figures"] is not None:
-                written += draw_scores(found[0], given["figures"])
-                written += draw_attention(loaded, given["sentences"], given["figures"], given["layers"] or None)
-                if len(found) > 1:
-                    names = (Path(given["data"]).name, Path(given["data2"]).name)
-                    written.append(draw_comparison(found[0], found[1], given["figures"], names))
-    if given["as_json"]:
-        first, *others = (one.to_dict() for one in found)
-        click.echo(json.dumps(first | ({"data2": others[0]} if others else {}), indent=2))
-    elif not given["quiet"]:
-        show_scores(found[0], found[1] if len(found) > 1 else None, notes(loaded))
+    if drawing.figures is not None:
+        pyplot()  # before the work, so that a missing package is known at once
+    sources = [data] if data2 is None else [data, data2]
+    scored: list[ScoredHeads] = []
+    for source in sources:
+        scored.append(
+            score_heads(
+                scored[0].checkpoint if scored else model,
+                source,
+                task=task,
+                rows=rows,
+                options=options,
+                load_options=load_options,
+                progress=session.progress,
+            )
+        )
+    names = [source if isinstance(source, str) else Path(source.path).name for source in sources]
+    written = drawing.draw(scored, names)
+    first, second = scored[0].scores, scored[1].scores if data2 is not None else None
+    record: dict[str, Any] = first.to_dict()
+    if second is not None:
+        record["data2"] = second.to_dict()
+
+    def show() -> None:
+        show_scores(first, second, notes(scored[0].checkpoint))
         for file in written:
             click.echo(f"Wrote {file}")
+
+    session.result(record, show)

