@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -71,14 +72,19 @@ def convert(
 
     replaced: dict[str, Factors] = {}
     reports: list[LayerReport] = []
+    comparison: list[dict[str, Any]] = []
     held_out = None if calibration is None else calibration.held_out
     for (name, layer), form, rank in zip(layers.items(), choice.forms, choice.ranks, strict=True):
         logger.debug("%s: solving", name)
         query, key = projections(layer, family)
         before = count_parameters(query) + count_parameters(key)
         moments = None if held_out is None else held_out[name]
-        replaced[name], found = _solve(name, problems[name], form, rank, config, query.weight, before, moments)
+        problem = problems[name]  # asked for once: solving and comparing share its eigenvectors
+        replaced[name], found = _solve(name, problem, form, rank, config, query.weight, before, moments)
         reports.append(found)
+        if config.compare:
+            comparison.append({"name": name} | compare_forms(problem, found.query_key.after, config))
+        del problem  # its float64 copies, before those of the next
         logger.info("%s: %s, rank %d, relative error %.4f", name, form, rank, found.error)
         progress("solving", len(reports), len(layers))
 
@@ -94,7 +100,7 @@ def convert(
         choice=choice.explanation,
         calibration=None if calibration is None else calibration.summary,
         agreement=None if calibration is None else agreement(model, converted, calibration.batches),
-        comparison=compare_forms(problems, [one.query_key.after for one in reports], config) if config.compare else [],
+        comparison=comparison,
         seconds=time.perf_counter() - start_time,
         notes=() if calibration is None else calibration.notes,
     )

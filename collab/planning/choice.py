@@ -176,22 +176,14 @@ def _nearest(config: ConversionConfig, forms: Sequence[Form], problems: Mapping[
     )
 
 
-def compare_forms(
-    problems: Mapping[str, LayerProblem], parameters: Sequence[int], config: ConversionConfig
-) -> list[dict[str, Any]]:
-    """What each form would have given each layer with as many parameters: its rank and predicted error.
+def compare_forms(problem: LayerProblem, parameters: int, config: ConversionConfig) -> dict[str, Any]:
+    """What each form would have given a layer with as many parameters: its rank and predicted error.
 
     Args:
-        problems: of the model's attention layers.
-        parameters: query/key parameters of each converted layer.
+        problem: of the attention layer.
+        parameters: query/key parameters of the converted layer.
         config: of the conversion.
     """
-    pairs = zip(problems, parameters, strict=True)
-    return [{"name": name} | _compare(problems[name], limit, config) for name, limit in pairs]
-
-
-def _compare(problem: LayerProblem, parameters: int, config: ConversionConfig) -> dict[str, Any]:
-    """One layer in each form."""
     row: dict[str, Any] = {}
     for form in FORMS:
         rank = LayerShape.of(problem).rank_within(form, parameters, config.content)
