@@ -249,6 +249,27 @@ def test_autocast(spec: AttentionSpec) -> None:
         torch.testing.assert_close(output.float(), expected, rtol=0.1, atol=0.15)
 
 
+@every_spec
+@every_kernel
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("lowest", [torch.finfo(torch.float32).min, float("-inf")])
+def test_autocast_where_a_query_sees_no_key(
+    spec: AttentionSpec, kernel: str, dtype: torch.dtype, lowest: float
+) -> None:
+    """The mask of a causal batch padded on the left is in float32, whose smallest number is -∞ in a narrow type."""
+    layer, x = make(spec, kernel), torch.randn(B, T, D)
+    allowed = torch.ones(B, 1, T, T, dtype=torch.bool).tril()
+    allowed[1, ..., :3] = False  # so the first three queries see nothing
+    expected, _ = formula(layer, x, x, allowed[:, 0])
+    for mask in (allowed, torch.zeros(B, 1, T, T).masked_fill(~allowed, lowest)):
+        for gradient in (False, True):
+            with torch.autocast("cpu", dtype=dtype), torch.set_grad_enabled(gradient):
+                output, _ = layer(x, attention_mask=mask)
+            assert output.isfinite().all()
+            torch.testing.assert_close(output[0].float(), expected[0], rtol=0.1, atol=0.15)
+            torch.testing.assert_close(output[1, 3:].float(), expected[1, 3:], rtol=0.1, atol=0.15)
+
+
 def test_peft_names_are_there() -> None:
     names = {name for name, _ in make(AttentionSpec("cp", 9)).named_children()}
     assert {"query", "key", "value"} <= names

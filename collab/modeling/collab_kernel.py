@@ -255,6 +255,9 @@ def additive_mask(
     """One additive mask, broadcast to (B, H, T, S), from a bias and a mask that is None, boolean or additive.
 
     With no mask a causal layer is on its own: kernels stop being causal by themselves once they are given a mask.
+
+    What hides a key is half the smallest number of the query's data type. The smallest number of a wider type, or any
+    score below zero on top of its own, would be -∞ there, and a query that sees no key NaN.
     """
     length = query.shape[-2]
     bias = None if bias is None else bias.to(query.dtype)
@@ -263,9 +266,11 @@ def additive_mask(
             return bias
         rows = torch.arange(length, device=query.device).unsqueeze(1)
         mask = rows >= torch.arange(key.shape[2], device=query.device)  # (T, S)
+    hidden = torch.finfo(query.dtype).min / 2
     if mask.dtype == torch.bool:
         seen = query.new_zeros(1) if bias is None else bias
-        return torch.where(mask, seen, torch.finfo(query.dtype).min)
+        return torch.where(mask, seen, hidden)
+    mask = mask.clamp(min=hidden).to(query.dtype)
     return mask if bias is None else bias + mask
 
 
