@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import warnings
 
 import pytest
 import torch
@@ -130,6 +131,23 @@ def test_tiles(spec: AttentionSpec, mask: str, tile: int, monkeypatch: pytest.Mo
     expected, _ = formula(layer, x, x, allowed[:, 0], bias)
     output, _ = layer(x, attention_mask=given, position_bias=bias)
     torch.testing.assert_close(output, expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("spec", [*SPECS, AttentionSpec("cp", 9, content="folded")], ids=str)
+@pytest.mark.parametrize("kernel", ["sdpa", "matmul"])
+@pytest.mark.parametrize("length", [T, 40])  # with scores that fit into one tile, and with more
+@torch.no_grad()
+def test_tracing(spec: AttentionSpec, kernel: str, length: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A trace serves other lengths than its example's."""
+    monkeypatch.setattr(collab_kernel, "TILE", 8_000)
+    monkeypatch.setattr(collab_kernel, "SEQUENCES", 20_000)
+    layer = make(spec, kernel).requires_grad_(False)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch calls its tracing deprecated
+        traced = torch.jit.trace(lambda x: layer(x)[0], torch.randn(3, length, D))
+    for other in (length, 11, 50):
+        x = torch.randn(3, other, D)
+        torch.testing.assert_close(traced(x), layer(x)[0], rtol=1e-5, atol=1e-5)
 
 
 @every_spec

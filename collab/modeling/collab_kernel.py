@@ -44,8 +44,8 @@ def attention_by_cost(
     """Attention without its weights, the way that is fastest for these shapes; they agree within rounding.
 
     What is fastest on a CPU depends on the data type, see `_fuses`. Plain products are made in tiles whose scores stay
-    in the processor's cache, unless all fit into one, or there can be no tiles: with a gradient, or compiled. Other
-    devices always fuse.
+    in the processor's cache, unless all fit into one, or there can be no tiles: with a gradient, compiled or traced.
+    Other devices always fuse.
 
     Fused, queries, keys and values are padded with zeros to one width, because the fused kernels want that. The
     content goes into a column of the padding where there is room for it, and into an additive mask otherwise. A fused
@@ -74,13 +74,13 @@ def attention_by_cost(
     heads, narrow, width = value.shape[1], value.shape[-1], key.shape[-1]
     columns = 0 if content is None else heads if key.shape[1] == 1 else 1
     as_columns = columns > 0 and (width + columns <= narrow or _needs_gradient(content))
-    width = max(width + columns * as_columns, narrow)
+    width = max(width + (columns if as_columns else 0), narrow)
     # Tiles are written in place, and their number must not depend on a symbol. Queries of no row
     # show whether M is trained.
     added = content, attention_mask, position_bias
     in_place = not (
         dropout > 0
-        or torch.compiler.is_compiling()
+        or _is_recorded()
         or (torch.is_grad_enabled() and _needs_gradient(mix(shared[:0], None), key, value, *added))
     )
     # Bytes of all scores, if there can be tiles: without, whatever is compared with them may be a symbol.
@@ -280,7 +280,7 @@ def one_row(mask: Tensor | None) -> Any:
         return mask
     row = mask[:, :, :1]
     same = mask.stride(2) == 0
-    if not same and mask.device.type == "cpu" and not (torch.compiler.is_compiling() or _needs_gradient(mask)):
+    if not same and mask.device.type == "cpu" and not (_is_recorded() or _needs_gradient(mask)):
         # Looking is cheap: a mask is H times smaller than the scores that it would otherwise be written out for.
         same = torch.equal(mask[:, :, -1:], row) and bool((mask == row).all())
     return row if same else mask
@@ -313,6 +313,11 @@ def pack(key: Tensor, content: Tensor | None) -> Tensor:
     if content is None:
         return key
     return torch.cat([key, _key_columns(key, content)], dim=-1)
+
+
+def _is_recorded() -> bool:
+    """Whether what is computed is written down to be done again for other shapes and values (compiled or traced)."""
+    return torch.compiler.is_compiling() or torch.jit.is_tracing()
 
 
 def _needs_gradient(*tensors: Tensor | None) -> bool:
