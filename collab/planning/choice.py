@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 from typing import Any
 
 from ..calibration.calibrate import Calibration
@@ -17,7 +18,7 @@ from ..reparametrization.model import LayerProblems
 from .allocation import balanced
 from .config import ConversionConfig
 from .cost import LayerShape
-from .predict import predict, together
+from .predict import predict, solve_error, together
 
 logger = logging.getLogger(__name__)
 
@@ -130,15 +131,46 @@ def _fast_ranks(
 
 
 def _smallest_rank(form: Form, error: float, config: ConversionConfig, problem: LayerProblem) -> int:
-    """The smallest rank whose predicted error is at most `error`; R = K always has none."""
-    low, high = 1, problem.tensor.full_rank
-    while low < high:
-        middle = (low + high) // 2
-        if predict(problem, form, middle, config.content, config.solver_options) <= error:
-            high = middle
-        else:
-            low = middle + 1
-    return low
+    """The smallest rank whose error is at most `error`; R = K always has none.
+
+    Solving in full takes long, so predictions say where to look: first as they are, then scaled by how far off the
+    first one was.
+    """
+    full_rank, solver = problem.tensor.full_rank, config.solver_options
+
+    @cache
+    def predicted(rank: int) -> float:
+        return predict(problem, form, rank, config.content, solver)
+
+    @cache
+    def solved(rank: int) -> float:
+        return 0.0 if rank == full_rank else solve_error(problem, form, rank, config.content, solver, config.seed)
+
+    rank = _first(0, full_rank, lambda middle: predicted(middle) <= error)
+    if form == "concat":  # in closed form, so that is what it comes to
+        return rank
+    if rank < full_rank and predicted(rank) > 0:
+        ratio = solved(rank) / predicted(rank)
+        rank = _first(0, full_rank, lambda middle: ratio * predicted(middle) <= error)
+    fails, fits, step = rank - 1, rank, 1
+    if solved(rank) <= error:
+        while fails > 0 and solved(fails) <= error:
+            step *= 2
+            fails, fits = max(0, fails - step), fails
+    else:
+        fails, fits = rank, rank + 1
+        while solved(fits) > error:
+            step *= 2
+            fails, fits = fits, min(full_rank, fits + step)
+    return _first(fails, fits, lambda middle: solved(middle) <= error)
+
+
+def _first(fails: int, fits: int, within: Callable[[int], bool]) -> int:
+    """The smallest rank above `fails` that is within a budget, by bisection; `fits` is within it."""
+    while fits - fails > 1:
+        middle = (fails + fits) // 2
+        fails, fits = (fails, middle) if within(middle) else (middle, fits)
+    return fits
 
 
 def _judge(
