@@ -181,6 +181,13 @@ class TestBudgets:
 
 
 class TestPlan:
+    def test_nothing_fits(self) -> None:
+        model = tiny_model(BERT)
+        with pytest.raises(collab.BudgetError, match=r"Give --params (0\.\d+) or more") as caught:
+            make_plan(model, fractions=(0.005, 0.01))
+        nearest = float(str(caught.value).split("--params ")[1].split()[0])
+        assert make_plan(model, fractions=(0.01, nearest)).options
+
     @every_family
     def test_every_family(self, row) -> None:
         plan = make_plan(tiny_model(row))

@@ -13,6 +13,7 @@ from ..calibration.calibrate import Calibration
 from ..decomposition import FORMS, Form
 from ..decomposition.rank import resolve_ranks
 from ..errors import BudgetError
+from ..decomposition.options import Content
 from ..reparametrization.layer import LayerProblem
 from ..reparametrization.model import LayerProblems
 from .allocation import balanced
@@ -68,7 +69,9 @@ def choose(config: ConversionConfig, problems: LayerProblems, calibration: Calib
     if config.form == "auto":
         found = {form: _fast_ranks(form, ranks, config, problems) for form, ranks in found.items()}
     if not found:
-        raise BudgetError(_nearest(config, candidates, problems))
+        assert config.params is not None  # R = K has no error
+        shapes = [LayerShape.of(problem) for problem in problems.values()]
+        raise BudgetError(nothing_fits(config.params, candidates, config.content, shapes))
     if len(found) == 1 and config.form != "auto":
         form, ranks = next(iter(found.items()))
         return Choice([form] * len(ranks), ranks, {"budget": config.budget, "allocation": config.allocation})
@@ -196,14 +199,11 @@ def _judge(
     return {"ranks": list(ranks), "parameters": parameters, "faster": faster, "error": error, "cost": cost}
 
 
-def _nearest(config: ConversionConfig, forms: Sequence[Form], problems: Mapping[str, LayerProblem]) -> str:
-    """Says what the nearest budget is that can be met."""
-    shapes = [LayerShape.of(problem) for problem in problems.values()]
-    least = min(
-        max(shape.parameters(form, 1, config.content) / shape.parameters_before for shape in shapes) for form in forms
-    )
+def nothing_fits(params: float, forms: Sequence[Form], content: Content, shapes: Sequence[LayerShape]) -> str:
+    """Says that no rank fits a part of the query/key parameters, and what the nearest part is that one fits."""
+    least = min(max(shape.parameters(form, 1, content) / shape.parameters_before for shape in shapes) for form in forms)
     return (
-        f"No rank fits {config.params:g} of the query/key parameters: at rank 1 a layer takes {least:.4f} of them "
+        f"No rank fits {params:g} of the query/key parameters: at rank 1 a layer takes {least:.4f} of them "
         f"already. Give --params {math.ceil(least * 1e4) / 1e4:g} or more."
     )
 
