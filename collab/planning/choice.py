@@ -11,9 +11,9 @@ from typing import Any
 
 from ..calibration.calibrate import Calibration
 from ..decomposition import FORMS, Form
+from ..decomposition.options import Content
 from ..decomposition.rank import resolve_ranks
 from ..errors import BudgetError
-from ..decomposition.options import Content
 from ..reparametrization.layer import LayerProblem
 from ..reparametrization.model import LayerProblems
 from .allocation import balanced

@@ -185,12 +185,12 @@ def _learning_rate(
 
     def backward() -> None:
         for expected, batch in taught(train):
-            distillation_loss(model, expected, batch)[0].backward()
+            distillation_loss(model, teacher, expected, batch)[0].backward()
 
     with short_of_memory():
         others = list(taught(held_out))  # once, for all that is tried
         return find_learning_rate(
-            parameters, backward, lambda: sum(float(distillation_loss(model, *one)[0]) for one in others)
+            parameters, backward, lambda: sum(float(distillation_loss(model, teacher, *pair)[0]) for pair in others)
         )
 
 
