@@ -134,6 +134,16 @@ class TestCalibration:
             identity = torch.eye(32, dtype=torch.float64)
             assert not torch.equal(moments.key_covariance, identity)
 
+    def test_nothing_to_learn_from_is_said(self) -> None:
+        model = head(BertForSequenceClassification, num_labels=3)
+        with torch.no_grad():
+            model.classifier.bias[0] += 1000
+        calibration = collab.calibrate(model, [tokens()] * 2, options=HALF)
+        note = next(note for note in calibration.notes if "identity" in note)
+        assert "encoder.layer.0.attention.self" in note
+        report = collab.convert(model, collab.ConversionConfig(rank=6), calibration=calibration).report
+        assert note in report.notes
+
     def test_as_many_classes_as_tokens(self) -> None:
         """Only the last class depends on the input, and a mask of tokens of the same shape would hide it."""
         model = head(BertForSequenceClassification, num_labels=9)
