@@ -60,7 +60,8 @@ def convert(
         BudgetError: if no conversion meets the budget.
         CalibrationError: if the calibration is of another model.
         RankError: if a rank is out of range or there is not one for each layer.
-        WeightsError: if a weight is NaN, infinite, quantized or not there, or the model is not what its config says.
+        WeightsError: if a weight is NaN, infinite, quantized or not there, the model is not what its config says, or a
+            new weight does not fit its dtype.
         DeviceError: if the device to solve on is not there.
     """
     start_time = time.perf_counter()
@@ -230,7 +231,7 @@ def install(model: PreTrainedModel, family: Family, name: str, factors: Factors)
     """Replaces one attention layer of a native model by one that computes the factors."""
     native = model.get_submodule(name)
     query, _ = projections(native, family)
-    factors = factors.to(query.weight)
+    factors = _fitting(factors, query.weight, name)
     layer = family.base.attention_classes[type(native)](native, spec_of(factors), model.config)
     layer.load_state_dict(state_of(factors), strict=False, assign=True)
     model.set_submodule(name, layer.to(query.weight).train(native.training))
@@ -275,7 +276,7 @@ def _solve(
     start = time.perf_counter()
     with torch.no_grad():
         solution = problem.solve(form, rank, config.content, config.solver_options, config.seed)
-    factors = solution.factors.to(like)
+    factors = _fitting(solution.factors, like, name)
     report = LayerReport(
         name=name,
         form=factors.form,
@@ -291,6 +292,23 @@ def _solve(
         query_key=Count(parameters_before, factors.num_parameters),
     )
     return factors, report
+
+
+def _fitting(factors: Factors, like: Tensor, name: str) -> Factors:
+    """Factors in the dtype and on the device of a tensor.
+
+    Raises:
+        WeightsError: naming the parameter of the layer of that name, if one does not fit the dtype.
+    """
+    cast = factors.to(like)
+    exact = state_of(factors)
+    for parameter, tensor in state_of(cast).items():
+        if not tensor.isfinite().all():
+            raise WeightsError(
+                f"{name}.{parameter} does not fit {str(tensor.dtype).removeprefix('torch.')}: its largest entry is "
+                f"{float(exact[parameter].abs().max()):.3g}. Convert the model in bfloat16 or float32."
+            )
+    return cast
 
 
 def _value_output(native: PreTrainedModel, name: str, family: Family) -> int:
