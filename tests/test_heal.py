@@ -65,6 +65,16 @@ class TestHeal:
         model = collab.convert(teacher, collab.ConversionConfig(rank=8, form=form, content=content)).model
         assert collab.heal(model, teacher, options=FEW).improved
 
+    def test_modes_stay(self) -> None:
+        """A module that the caller has set apart stays apart."""
+        teacher = tiny_model(BERT)
+        model = collab.convert(teacher, collab.ConversionConfig(rank=8)).model
+        for each in (teacher.train(), model.train()):
+            each.embeddings.eval()
+        before = [module.training for each in (teacher, model) for module in each.modules()]
+        collab.heal(model, teacher, options=replace(FEW, run=replace(RUN, learning_rate=None, steps=2)))
+        assert [module.training for each in (teacher, model) for module in each.modules()] == before
+
     @pytest.mark.parametrize("trainable", ["attention", "all"])
     def test_more_can_be_trained(self, trainable: str) -> None:
         teacher = tiny_model(BERT)
