@@ -41,7 +41,7 @@ class LabelCollector(collect.Collector):
         return super()._on_call(module, args, kwargs)
 
 
-def label_directions(output: Any, mask: Any, generator: Any) -> list[tuple[torch.Tensor, torch.Tensor]]:
+def label_directions(model: Any, output: Any, mask: Any, generator: Any) -> list[tuple[torch.Tensor, torch.Tensor]]:
     """One-hot labels less probabilities: the gradient of the log-likelihood."""
     logits = output.logits
     direction = -logits.detach().float().softmax(-1)

@@ -23,8 +23,8 @@ c_h   content bias W_K^h b_Q^h ∈ R^D
 ====  =====================================================================================
 
 The verbs here work on models in memory; the same verbs in `collab.checkpoints` work from folder to folder. Importing
-collab registers the converted models with transformers, so that ``AutoModel.from_pretrained(folder)`` and the other Auto
-classes load them. Nothing heavy is imported before it is used: the public names stand in ``__init__.pyi``.
+collab registers the converted models with transformers, so that ``AutoModel.from_pretrained(folder)`` and the other
+Auto classes load them. Nothing heavy is imported before it is used: the public names stand in ``__init__.pyi``.
 """
 
 from importlib.metadata import version

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import warnings
 
 import pytest
 import torch
@@ -132,6 +133,23 @@ def test_tiles(spec: AttentionSpec, mask: str, tile: int, monkeypatch: pytest.Mo
     torch.testing.assert_close(output, expected, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("spec", [*SPECS, AttentionSpec("cp", 9, content="folded")], ids=str)
+@pytest.mark.parametrize("kernel", ["sdpa", "matmul"])
+@pytest.mark.parametrize("length", [T, 40])  # with scores that fit into one tile, and with more
+@torch.no_grad()
+def test_tracing(spec: AttentionSpec, kernel: str, length: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A trace serves other lengths than its example's."""
+    monkeypatch.setattr(collab_kernel, "TILE", 8_000)
+    monkeypatch.setattr(collab_kernel, "SEQUENCES", 20_000)
+    layer = make(spec, kernel).requires_grad_(False)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch calls its tracing deprecated
+        traced = torch.jit.trace(lambda x: layer(x)[0], torch.randn(3, length, D))
+    for other in (length, 11, 50):
+        x = torch.randn(3, other, D)
+        torch.testing.assert_close(traced(x), layer(x)[0], rtol=1e-5, atol=1e-5)
+
+
 @every_spec
 @every_kernel
 def test_cross_attention(spec: AttentionSpec, kernel: str) -> None:
@@ -247,6 +265,27 @@ def test_autocast(spec: AttentionSpec) -> None:
         with torch.autocast("cpu", dtype=torch.bfloat16):
             output, _ = layer(x, attention_mask=padding())
         torch.testing.assert_close(output.float(), expected, rtol=0.1, atol=0.15)
+
+
+@every_spec
+@every_kernel
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("lowest", [torch.finfo(torch.float32).min, float("-inf")])
+def test_autocast_where_a_query_sees_no_key(
+    spec: AttentionSpec, kernel: str, dtype: torch.dtype, lowest: float
+) -> None:
+    """The mask of a causal batch padded on the left is in float32, whose smallest number is -∞ in a narrow type."""
+    layer, x = make(spec, kernel), torch.randn(B, T, D)
+    allowed = torch.ones(B, 1, T, T, dtype=torch.bool).tril()
+    allowed[1, ..., :3] = False  # so the first three queries see nothing
+    expected, _ = formula(layer, x, x, allowed[:, 0])
+    for mask in (allowed, torch.zeros(B, 1, T, T).masked_fill(~allowed, lowest)):
+        for gradient in (False, True):
+            with torch.autocast("cpu", dtype=dtype), torch.set_grad_enabled(gradient):
+                output, _ = layer(x, attention_mask=mask)
+            assert output.isfinite().all()
+            torch.testing.assert_close(output[0].float(), expected[0], rtol=0.1, atol=0.15)
+            torch.testing.assert_close(output[1, 3:].float(), expected[1, 3:], rtol=0.1, atol=0.15)
 
 
 def test_peft_names_are_there() -> None:

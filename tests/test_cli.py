@@ -239,6 +239,7 @@ class TestPlan:
         for options, message, code in (
             (["--params", "2"], "above 0 and at most 1", 2),
             (["--figure", str(tmp_path / "no" / "plan.png")], "could not be written", 1),
+            (["--params", "0.01", "--calibration", "none"], "No rank fits 0.01 of the query/key parameters", 2),
             (["--calibration", "not/there"], "no data set of that name", 1),
         ):
             result = CliRunner().invoke(main, ["plan", str(model), *options])

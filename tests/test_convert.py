@@ -49,6 +49,30 @@ def test_in_place() -> None:
         assert largest_difference(native(**inputs), reference(**inputs)) == 0
 
 
+@every_form
+@pytest.mark.parametrize("in_order", [False, True])
+def test_a_content_bias_too_large_for_float16(form: str, in_order: bool) -> None:
+    """W_K b_Q may not fit where both of its factors do."""
+    model = tiny_model(BERT).half()
+    for layer in model.encoder.layer:
+        with torch.no_grad():
+            layer.attention.self.query.bias.fill_(600)
+            layer.attention.self.key.weight.fill_(30)
+    before = state(model)
+    config = collab.ConversionConfig(rank=8, form=form)
+
+    def convert() -> None:
+        if in_order:
+            collab.calibrate_in_order(model, config, [probe_inputs(model, seed) for seed in range(4)])
+        else:
+            collab.convert(model, config, inplace=True)
+
+    with pytest.raises(collab.WeightsError, match=r"content_bias.* does not fit float16.*bfloat16 or float32"):
+        convert()
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+    assert all(tensor.isfinite().all() for tensor in state(collab.convert(model.bfloat16(), config).model).values())
+
+
 def test_in_place_changes_nothing_when_it_fails() -> None:
     native = tiny_model(BERT)
     before = state(native)

@@ -133,6 +133,26 @@ class TestCP:
             ours = decompose(tensor, "cp", rank)
             assert ours.error <= tensor.relative_error(rival.factors) * 1.02
 
+    @pytest.mark.parametrize("precision", ["float32", "float64"])
+    @pytest.mark.parametrize("rank", [6, 12, 18])
+    @pytest.mark.parametrize("noise", [0, 0.01])
+    def test_heads_that_are_alike(self, precision: str, rank: int, noise: float) -> None:
+        """Each of four equal heads owning a quarter of the dimensions is a saddle, where no sweep gains anything."""
+        generator = torch.Generator().manual_seed(0)
+        shared, own = (torch.randn(2, 24, 24, generator=generator, dtype=torch.float64) for _ in range(2))
+        query, key = shared[:, :, :6].repeat(1, 1, 4) + noise * own
+        result = decompose(HeadTensor(query, key, 4), "cp", rank, SolverOptions(precision=precision))
+        assert result.concat_error > 0.2
+        assert result.converged
+        assert result.error < 2 * noise + 1e-3
+
+    def test_where_nothing_is_to_gain_the_start_stays(self) -> None:
+        """Heads that share nothing: concat is the best there is, and a plain sweep is stuck there too."""
+        tensor = HeadTensor(torch.eye(12, dtype=torch.float64), torch.eye(12, dtype=torch.float64), 3)
+        result = decompose(tensor, "cp", 6, SolverOptions(precision="float64"))
+        assert result.error == pytest.approx(result.concat_error, rel=1e-9)
+        assert result.converged
+
     def test_finds_a_collaborative_layer_again(self) -> None:
         """Heads that truly share four dimensions are found to: concat cannot, at that rank."""
         generator = torch.Generator().manual_seed(1)

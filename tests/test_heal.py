@@ -69,6 +69,16 @@ class TestHeal:
         model = converted(teacher, 8, form, content=content)
         assert collab.heal(model, teacher, options=FEW).improved
 
+    def test_modes_stay(self) -> None:
+        """A module that the caller has set apart stays apart."""
+        teacher = tiny_model(BERT)
+        model = collab.convert(teacher, collab.ConversionConfig(rank=8)).model
+        for each in (teacher.train(), model.train()):
+            each.embeddings.eval()
+        before = [module.training for each in (teacher, model) for module in each.modules()]
+        collab.heal(model, teacher, options=replace(FEW, run=replace(RUN, learning_rate=None, steps=2)))
+        assert [module.training for each in (teacher, model) for module in each.modules()] == before
+
     @pytest.mark.parametrize("trainable", ["attention", "all"])
     def test_more_can_be_trained(self, trainable: str) -> None:
         teacher = tiny_model(BERT)
@@ -144,11 +154,11 @@ class TestHeal:
         model = converted(teacher)
         inputs = probe_inputs(model)
         with torch.no_grad():
-            answers = [network(**inputs, output_hidden_states=True) for network in (model, teacher)]
-            errors = relative_errors(*answers, inputs["attention_mask"])
-            for states in answers[0].hidden_states:
+            outputs = [one(**inputs, output_hidden_states=True) for one in (model, teacher)]
+            errors = relative_errors(teacher, *outputs, inputs["attention_mask"])
+            for states in outputs[0].hidden_states:
                 states[inputs["attention_mask"] == 0] = 1e6
-            assert torch.equal(errors, relative_errors(*answers, inputs["attention_mask"]))
+            assert torch.equal(errors, relative_errors(teacher, *outputs, inputs["attention_mask"]))
         assert errors.shape == (2,)
 
     def test_gradient_accumulation_gives_the_same_result(self) -> None:

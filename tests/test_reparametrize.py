@@ -46,6 +46,18 @@ def test_content_bias_is_exact_at_any_rank() -> None:
     torch.testing.assert_close(result.scores(x, y).softmax(dim=-1), attention(x, y, *weights))
 
 
+@pytest.mark.parametrize("form", ["concat", "cp", "tucker"])
+def test_folded_content_of_a_head_without_query_weights(form: str) -> None:
+    """Such a head sees no query, but its bias attends to keys; one dimension is enough for it."""
+    query_weight, query_bias, key_weight, key_bias = layer()
+    query_weight[:HEAD_DIM] = 0
+    result = collab.reparametrize(
+        query_weight, query_bias, key_weight, key_bias, num_heads=HEADS, rank=9, form=form, content="folded"
+    )
+    expected = query_bias[:HEAD_DIM] @ key_weight[:HEAD_DIM]  # c_0, (D_k,)
+    torch.testing.assert_close(result.content[0], expected, rtol=1e-4, atol=1e-4)
+
+
 def test_scale_is_that_of_the_original_head() -> None:
     weights = layer(biases=False)
     result = collab.reparametrize(*weights, num_heads=HEADS, rank=5)

@@ -132,6 +132,14 @@ def _calibration(
             "it did not see is kept only as far as the rank allows. More rows are better."
         )
         logger.warning(notes[-1])
+    unknown = [name for name, layer in moments.items() if layer.unknown]
+    if unknown:
+        notes.append(
+            f"The model's answers to the calibration data do not depend on the scores of {', '.join(unknown)}, for "
+            "example because it is certain of every answer. Their moments are the identity, which is to say that these "
+            "layers are converted by their weights alone. Other data may say more."
+        )
+        logger.warning(notes[-1])
     return Calibration(moments, held_out, batches, summary | {"tokens": tokens}, tuple(notes))
 
 

@@ -13,6 +13,7 @@ from transformers import PreTrainedModel
 
 from ..errors import CalibrationError
 from ..io.options import Progress, no_progress
+from ..models.answers import answers_of
 from ..models.families import Family
 from ..models.states import eager_attention, evaluating, frozen
 from ..reparametrization.moments import Accumulator, LayerMoments, pooled
@@ -26,6 +27,12 @@ class _Pass:
     queries: Tensor  # (B, T, D_q)
     keys: Tensor  # (B, S, D_k)
     weights: Tensor  # (B, H, T, S), part of the graph
+
+    @property
+    def read(self) -> tuple[Tensor, ...]:
+        """What goes into the moments, each tensor once."""
+        inputs = (self.queries,) if self.keys is self.queries else (self.queries, self.keys)
+        return (*inputs, self.weights)
 
 
 class Collector:
@@ -112,15 +119,15 @@ class Collector:
     def _learn(self, output: Any) -> None:
         self._batches += 1
         for one in self._passes:
-            if not (one.queries.isfinite().all() and one.keys.isfinite().all() and one.weights.isfinite().all()):
+            if not all(_finite(value) for value in one.read):
                 raise CalibrationError(
                     f"Activations of {one.name} are NaN or infinite in batch {self._batches}, so there is nothing to "
                     "calibrate on. Check the model in its dtype, or give other data."
                 )
-        targets = _directions(output, self._mask, self._generator)
+        targets = _directions(self.model, output, self._mask, self._generator)
         if not targets or not self._passes:
             raise CalibrationError("The model gave no output or ran no attention layer in calibration.")
-        goal = torch.stack([(value.float() * direction).sum() for value, direction in targets]).sum()
+        goal = torch.stack([(value * direction).sum() for value, direction in targets]).sum()
         if not goal.requires_grad:
             raise CalibrationError(
                 "The model was run without gradients, which calibration needs: run it outside torch.no_grad()."
@@ -171,28 +178,13 @@ class Collector:
         return record
 
 
-def _directions(output: Any, mask: Tensor | None, generator: torch.Generator) -> list[tuple[Tensor, Tensor]]:
-    """The outputs that count, each with the direction in which its change is looked at.
+def _finite(value: Tensor) -> bool:
+    """Whether no entry is NaN or infinite; a fraction of the time of `isfinite`, which makes tensors of its own."""
+    return all(bool(bound.isfinite()) for bound in value.detach().aminmax())
 
-    Logits of classes: the gradient of the log-likelihood of a class drawn from them, so that the squared change is on
-    average the KL divergence (the Fisher metric). Everything else: Gaussian directions.
-    """
-    entries = dict(output.items()) if hasattr(output, "items") else {"last_hidden_state": output[0]}
-    logits = {name: value for name, value in entries.items() if name.endswith("logits") and isinstance(value, Tensor)}
-    chosen = logits or {
-        name: entries[name] for name in ("last_hidden_state", "reconstruction") if isinstance(entries.get(name), Tensor)
-    }
-    found = []
-    for name, value in chosen.items():
-        detached = value.detach().float()
-        if name in logits and value.shape[-1] > 1:
-            probabilities = detached.softmax(dim=-1)
-            flat = probabilities.flatten(0, -2).cpu()
-            drawn = torch.multinomial(flat, 1, generator=generator).to(value.device).view(*value.shape[:-1], 1)
-            direction = (-probabilities).scatter_add(-1, drawn, torch.ones_like(probabilities[..., :1]))
-        else:
-            direction = torch.randn(value.shape, generator=generator).to(value.device)
-        if mask is not None and value.shape[: mask.ndim] == mask.shape:
-            direction = direction * mask.view(*mask.shape, *[1] * (value.ndim - mask.ndim)).to(direction)
-        found.append((value, direction))
-    return found
+
+def _directions(
+    model: PreTrainedModel, output: Any, mask: Tensor | None, generator: torch.Generator
+) -> list[tuple[Tensor, Tensor]]:
+    """The outputs that count, each with the direction in which its change is looked at."""
+    return [(answer.values, answer.direction(generator)) for answer in answers_of(model, output, mask)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -59,7 +60,8 @@ def convert(
         BudgetError: if no conversion meets the budget.
         CalibrationError: if the calibration is of another model.
         RankError: if a rank is out of range or there is not one for each layer.
-        WeightsError: if a weight is NaN, infinite, quantized or not there, or the model is not what its config says.
+        WeightsError: if a weight is NaN, infinite, quantized or not there, the model is not what its config says, or a
+            new weight does not fit its dtype.
         DeviceError: if the device to solve on is not there.
     """
     start_time = time.perf_counter()
@@ -71,14 +73,19 @@ def convert(
 
     replaced: dict[str, Factors] = {}
     reports: list[LayerReport] = []
+    comparison: list[dict[str, Any]] = []
     held_out = None if calibration is None else calibration.held_out
     for (name, layer), form, rank in zip(layers.items(), choice.forms, choice.ranks, strict=True):
         logger.debug("%s: solving", name)
         query, key = projections(layer, family)
         before = count_parameters(query) + count_parameters(key)
         moments = None if held_out is None else held_out[name]
-        replaced[name], found = _solve(name, problems[name], form, rank, config, query.weight, before, moments)
+        problem = problems[name]  # asked for once: solving and comparing share its eigenvectors
+        replaced[name], found = _solve(name, problem, form, rank, config, query.weight, before, moments)
         reports.append(found)
+        if config.compare:
+            comparison.append({"name": name} | compare_forms(problem, found.query_key.after, config))
+        del problem  # its float64 copies, before those of the next
         logger.info("%s: %s, rank %d, relative error %.4f", name, form, rank, found.error)
         progress("solving", len(reports), len(layers))
 
@@ -94,7 +101,7 @@ def convert(
         choice=choice.explanation,
         calibration=None if calibration is None else calibration.summary,
         agreement=None if calibration is None else agreement(model, converted, calibration.batches),
-        comparison=compare_forms(problems, [one.query_key.after for one in reports], config) if config.compare else [],
+        comparison=comparison,
         seconds=time.perf_counter() - start_time,
         notes=() if calibration is None else calibration.notes,
     )
@@ -224,7 +231,7 @@ def install(model: PreTrainedModel, family: Family, name: str, factors: Factors)
     """Replaces one attention layer of a native model by one that computes the factors."""
     native = model.get_submodule(name)
     query, _ = projections(native, family)
-    factors = factors.to(query.weight)
+    factors = _fitting(factors, query.weight, name)
     layer = family.base.attention_classes[type(native)](native, spec_of(factors), model.config)
     layer.load_state_dict(state_of(factors), strict=False, assign=True)
     model.set_submodule(name, layer.to(query.weight).train(native.training))
@@ -269,7 +276,7 @@ def _solve(
     start = time.perf_counter()
     with torch.no_grad():
         solution = problem.solve(form, rank, config.content, config.solver_options, config.seed)
-    factors = solution.factors.to(like)
+    factors = _fitting(solution.factors, like, name)
     report = LayerReport(
         name=name,
         form=factors.form,
@@ -285,6 +292,23 @@ def _solve(
         query_key=Count(parameters_before, factors.num_parameters),
     )
     return factors, report
+
+
+def _fitting(factors: Factors, like: Tensor, name: str) -> Factors:
+    """Factors in the dtype and on the device of a tensor.
+
+    Raises:
+        WeightsError: naming the parameter of the layer of that name, if one does not fit the dtype.
+    """
+    cast = factors.to(like)
+    exact = state_of(factors)
+    for parameter, tensor in state_of(cast).items():
+        if not tensor.isfinite().all():
+            raise WeightsError(
+                f"{name}.{parameter} does not fit {str(tensor.dtype).removeprefix('torch.')}: its largest entry is "
+                f"{float(exact[parameter].abs().max()):.3g}. Convert the model in bfloat16 or float32."
+            )
+    return cast
 
 
 def _value_output(native: PreTrainedModel, name: str, family: Family) -> int:

@@ -135,8 +135,10 @@ class Factors:
             query, mixing = query * norm, mixing / norm
         query_norm, key_norm = query.norm(dim=0), key.norm(dim=0)
         energy = query_norm * key_norm  # (R,)
-        query = query * (energy.sqrt() / _safe(query_norm))
-        key = key * (energy.sqrt() / _safe(key_norm))
+        # A component without queries stays one of the keys, because folded content may need it.
+        common = torch.where(energy > 0, energy.sqrt(), torch.maximum(query_norm, key_norm))
+        query = query * (common / _safe(query_norm))
+        key = key * (common / _safe(key_norm))
         if self.form == "cp":
             order = energy.argsort(descending=True, stable=True)
             query, mixing, key = query[:, order], mixing[:, order], key[:, order]

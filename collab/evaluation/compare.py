@@ -15,6 +15,7 @@ from ..data.features import Batch, Feature, row_batches
 from ..errors import ConfigurationError
 from ..io.load import Checkpoint
 from ..modeling.collab_model import CollaborativeMixin
+from ..models.answers import Answer, answers_of
 from ..models.inputs import on_device
 from ..models.layers import count_bytes, count_parameters
 from ..models.states import evaluating
@@ -31,8 +32,10 @@ def agreement(original: PreTrainedModel, converted: PreTrainedModel, batches: It
 
     Returns:
         None without batches; otherwise ``rows``, and for models with logits ``kl`` (mean Kullback-Leibler divergence
-        from the original's distribution, nats) and ``top1`` (how often both prefer the same class), for the others
-        ``token_cosine`` (mean cosine of hidden states) and ``embedding_cosine`` (of their means over a row's tokens).
+        from the original's distribution, nats; that of all labels of a row together where several may apply) and
+        ``top1`` (how often both prefer the same class, or say the same of a label); for regressions
+        ``absolute_difference`` (mean over all outputs); for the others ``token_cosine`` (mean cosine of hidden states)
+        and ``embedding_cosine`` (of their means over a row's tokens). Padding does not count (`collab.models.answers`).
     """
     sums: dict[str, float] = {}
     counts: dict[str, int] = {}
@@ -46,36 +49,32 @@ def agreement(original: PreTrainedModel, converted: PreTrainedModel, batches: It
         for batch in batches:
             moved = on_device(batch, original.device)
             rows += len(next(iter(moved.values())))
-            _compare(original(**moved), converted(**moved), moved.get("attention_mask"), add)
+            mask = moved.get("attention_mask")
+            # Both as the original's kind of answer, whatever became of the converted model's config.
+            expected, actual = (answers_of(original, model(**moved), mask) for model in (original, converted))
+            _compare(expected, actual, add)
     if not rows:
         return None
     return {"rows": rows, **{name: sums[name] / counts[name] for name in sums}}
 
 
-def _compare(expected: Any, actual: Any, mask: Tensor | None, add: Any) -> None:
-    logits = [name for name in expected if name.endswith("logits") and isinstance(expected[name], Tensor)]
-    for name in logits:
-        first, second = _seen(expected[name].float(), mask), _seen(actual[name].float(), mask)
-        if first.shape[-1] == 1:
-            add("absolute_difference", (first - second).abs())
-            continue
-        target, given = first.log_softmax(-1), second.log_softmax(-1)
-        add("kl", functional.kl_div(given, target, log_target=True, reduction="none").sum(-1))
-        add("top1", (first.argmax(-1) == second.argmax(-1)).float())
-    if logits or "last_hidden_state" not in expected:
-        return
-    first, second = expected["last_hidden_state"].float(), actual["last_hidden_state"].float()  # (B, T, D)
-    add("token_cosine", functional.cosine_similarity(_seen(first, mask), _seen(second, mask), dim=-1))
-    weight = first.new_ones(first.shape[:2]) if mask is None or mask.shape != first.shape[:2] else mask.to(first)
-    one, other = ((states * weight.unsqueeze(-1)).sum(1) for states in (first, second))  # (B, D)
-    add("embedding_cosine", functional.cosine_similarity(one, other, dim=-1))
+def _compare(expected: list[Answer], actual: list[Answer], add: Any) -> None:
+    for first, second in zip(expected, actual, strict=True):
+        if first.uncertain:
+            add("kl", first.of_seen(first.divergence(second)))
+            add("top1", first.of_seen(first.same(second).float()))
+        elif first.kind == "numbers":
+            add("absolute_difference", (first.values - second.values).abs())
+        elif first.name == "last_hidden_state":
+            _compare_states(first, second, add)
 
 
-def _seen(value: Tensor, mask: Tensor | None) -> Tensor:
-    """The rows of (B, T, …) that are not padding; everything of an output of another shape."""
-    if mask is not None and value.ndim == mask.ndim + 1 and value.shape[: mask.ndim] == mask.shape:
-        return value[mask.bool()]
-    return value
+def _compare_states(first: Answer, second: Answer, add: Any) -> None:
+    ours, theirs = first.values, second.values  # (B, T, D)
+    add("token_cosine", functional.cosine_similarity(first.of_seen(ours), first.of_seen(theirs), dim=-1))
+    weight = ours.new_ones(ours.shape[:2]) if first.seen is None else first.seen.to(ours)
+    sums = [(states * weight.unsqueeze(-1)).sum(1) for states in (ours, theirs)]  # (B, D)
+    add("embedding_cosine", functional.cosine_similarity(sums[0], sums[1], dim=-1))
 
 
 _ROWS = 32

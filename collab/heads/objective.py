@@ -21,6 +21,7 @@ from ..data.task import Task
 from ..evaluation.embedding import Embedder, mean_embedding
 from ..evaluation.metrics import measure
 from ..evaluation.predict import predict
+from ..models.answers import Answer, answers_of
 from ..models.inputs import on_device
 
 _ROWS = 32
@@ -58,8 +59,9 @@ class OwnAnswers(Goal):
 
     The loss is one whose gradient by a gate is, on average, as large as the answers move: the log-likelihood of a class
     that is drawn from the model's own distribution (then the mean square is the Fisher information), or, where the
-    answer is a vector, its component in a random direction. A vector is the output of a head with one label, or, of a
-    model without logits, the mean of its last hidden states over the tokens, of length one.
+    answer is a vector, its component in a random direction. A vector is the output of a regression, or, of a model
+    without logits, the mean of its last hidden states over the tokens, of length one. Of several answers (where a span
+    starts, and where it ends) the losses are added.
 
     The harm of a change is the mean over rows of the Kullback-Leibler divergence from the answers before (nats; summed
     over the tokens where every token has an answer), or of the distance to them.
@@ -80,15 +82,14 @@ class OwnAnswers(Goal):
     def losses(self) -> Sequence[Callable[[], Tensor]]:
         generator = torch.Generator().manual_seed(self._seed)
 
+        def loss(answer: Answer) -> Tensor:
+            if answer.uncertain:
+                return _per_row(-answer.log_likelihood(answer.draw(generator)), answer.seen)
+            direction = torch.randn(answer.values.shape, generator=generator).to(answer.values.device)
+            return (answer.values * direction).flatten(1).sum(1)
+
         def run(batch: Batch) -> Tensor:
-            answers, mask, classes = self._answers(batch)
-            if classes:
-                flat = answers.detach().exp().flatten(0, -2).cpu()
-                drawn = torch.multinomial(flat, 1, generator=generator).to(answers.device)
-                chosen = answers.gather(-1, drawn.view(*answers.shape[:-1], 1)).squeeze(-1)  # (B,) or (B, T)
-                return _per_row(-chosen, mask)
-            direction = torch.randn(answers.shape, generator=generator).to(answers.device)
-            return (answers * direction).flatten(1).sum(1)
+            return torch.stack([loss(answer) for answer in self._answers(batch)]).sum(0)
 
         return [lambda batch=batch: run(batch) for batch in self._batches]  # type: ignore[misc]
 
@@ -97,34 +98,28 @@ class OwnAnswers(Goal):
         rows = 0
         with torch.no_grad():
             for number, batch in enumerate(self._batches):
-                before, mask, classes = self._answers(batch)
-                rows += len(before)
+                before = self._answers(batch)
+                rows += len(before[0].values)
                 for place, change in enumerate(changes):
                     with change():
-                        after, *_ = self._answers(batch)
-                    if classes:
-                        moved = functional.kl_div(after, before, log_target=True, reduction="none").sum(-1)
-                        sums[place] += float(_per_row(moved, mask).sum())
-                    else:
-                        sums[place] += float((after - before).flatten(1).norm(dim=1).sum())
+                        after = self._answers(batch)
+                    sums[place] += sum(_moved(*pair) for pair in zip(before, after, strict=True))
                     if number == len(self._batches) - 1:
                         on_change()
-        return [one / rows for one in sums]
+        return [total / rows for total in sums]
 
-    def _answers(self, batch: Batch) -> tuple[Tensor, Tensor | None, bool]:
-        """Log-probabilities (B, …, C) or vectors (B, …), what of them counts, and whether they are the former."""
+    def _answers(self, batch: Batch) -> list[Answer]:
+        """Logits, or a vector for each row, (B, ...)."""
         output = self.model(**batch)
         mask = batch.get("attention_mask")
-        logits = next(
-            (output[name].float() for name in output if name.endswith("logits") and isinstance(output[name], Tensor)),
-            None,
-        )
-        if logits is not None:
-            classes = logits.shape[-1] > 1
-            return (logits.log_softmax(-1) if classes else logits), mask, classes
+        answers = answers_of(self.model, output, mask)
+        if answers and answers[0].kind != "states":
+            return answers
         if "last_hidden_state" in output:
-            return mean_embedding(output["last_hidden_state"], mask), None, False
-        return next(one for one in output.values() if isinstance(one, Tensor)).float(), None, False
+            vectors = mean_embedding(output["last_hidden_state"], mask)
+        else:
+            vectors = next(value for value in output.values() if isinstance(value, Tensor)).float()
+        return [Answer("vectors", "numbers", vectors, None)]
 
 
 class LabelledRows(Goal):
@@ -223,6 +218,13 @@ def _per_row(values: Tensor, mask: Tensor | None) -> Tensor:
     if mask is not None and mask.shape == values.shape:
         values = values * mask
     return values.flatten(1).sum(1) if values.ndim > 1 else values
+
+
+def _moved(before: Answer, after: Answer) -> float:
+    """How far answers have moved, summed over rows."""
+    if before.uncertain:
+        return float(_per_row(before.divergence(after), before.seen).sum())
+    return float((after.values - before.values).flatten(1).norm(dim=1).sum())
 
 
 def _harm_name(task: Task) -> str:

@@ -159,9 +159,12 @@ class CollaborativeAttention(nn.Module):
         if self.spec.form == "tucker":
             return lambda shared, room: _plus(shared @ mixing, offset)  # (B, 1, T, R) @ (H, R, R)
         mixing = mixing.unsqueeze(1)  # (H, 1, R)
+        # A trace cannot hold ``out=None``, so there is no one call for both.
         if offset is None:
-            return lambda shared, room: torch.mul(shared, mixing, out=room)
-        return lambda shared, room: torch.addcmul(offset, shared, mixing, out=room)
+            return lambda shared, room: shared * mixing if room is None else torch.mul(shared, mixing, out=room)
+        return lambda shared, room: (
+            torch.addcmul(offset, shared, mixing) if room is None else torch.addcmul(offset, shared, mixing, out=room)
+        )
 
     def _mixed(self, projected: Tensor) -> Tensor:
         """Queries by head, (B, H, T, r), from shared ones, (B, T, R)."""

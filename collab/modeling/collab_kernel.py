@@ -44,8 +44,8 @@ def attention_by_cost(
     """Attention without its weights, the way that is fastest for these shapes; they agree within rounding.
 
     What is fastest on a CPU depends on the data type, see `_fuses`. Plain products are made in tiles whose scores stay
-    in the processor's cache, unless all fit into one, or there can be no tiles: with a gradient, or compiled. Other
-    devices always fuse.
+    in the processor's cache, unless all fit into one, or there can be no tiles: with a gradient, compiled or traced.
+    Other devices always fuse.
 
     Fused, queries, keys and values are padded with zeros to one width, because the fused kernels want that. The
     content goes into a column of the padding where there is room for it, and into an additive mask otherwise. A fused
@@ -74,13 +74,13 @@ def attention_by_cost(
     heads, narrow, width = value.shape[1], value.shape[-1], key.shape[-1]
     columns = 0 if content is None else heads if key.shape[1] == 1 else 1
     as_columns = columns > 0 and (width + columns <= narrow or _needs_gradient(content))
-    width = max(width + columns * as_columns, narrow)
+    width = max(width + (columns if as_columns else 0), narrow)
     # Tiles are written in place, and their number must not depend on a symbol. Queries of no row
     # show whether M is trained.
     added = content, attention_mask, position_bias
     in_place = not (
         dropout > 0
-        or torch.compiler.is_compiling()
+        or _is_recorded()
         or (torch.is_grad_enabled() and _needs_gradient(mix(shared[:0], None), key, value, *added))
     )
     # Bytes of all scores, if there can be tiles: without, whatever is compared with them may be a symbol.
@@ -255,6 +255,9 @@ def additive_mask(
     """One additive mask, broadcast to (B, H, T, S), from a bias and a mask that is None, boolean or additive.
 
     With no mask a causal layer is on its own: kernels stop being causal by themselves once they are given a mask.
+
+    What hides a key is half the smallest number of the query's data type. The smallest number of a wider type, or any
+    score below zero on top of its own, would be -∞ there, and a query that sees no key NaN.
     """
     length = query.shape[-2]
     bias = None if bias is None else bias.to(query.dtype)
@@ -263,9 +266,11 @@ def additive_mask(
             return bias
         rows = torch.arange(length, device=query.device).unsqueeze(1)
         mask = rows >= torch.arange(key.shape[2], device=query.device)  # (T, S)
+    hidden = torch.finfo(query.dtype).min / 2
     if mask.dtype == torch.bool:
         seen = query.new_zeros(1) if bias is None else bias
-        return torch.where(mask, seen, torch.finfo(query.dtype).min)
+        return torch.where(mask, seen, hidden)
+    mask = mask.clamp(min=hidden).to(query.dtype)
     return mask if bias is None else bias + mask
 
 
@@ -275,7 +280,7 @@ def one_row(mask: Tensor | None) -> Any:
         return mask
     row = mask[:, :, :1]
     same = mask.stride(2) == 0
-    if not same and mask.device.type == "cpu" and not (torch.compiler.is_compiling() or _needs_gradient(mask)):
+    if not same and mask.device.type == "cpu" and not (_is_recorded() or _needs_gradient(mask)):
         # Looking is cheap: a mask is H times smaller than the scores that it would otherwise be written out for.
         same = torch.equal(mask[:, :, -1:], row) and bool((mask == row).all())
     return row if same else mask
@@ -308,6 +313,11 @@ def pack(key: Tensor, content: Tensor | None) -> Tensor:
     if content is None:
         return key
     return torch.cat([key, _key_columns(key, content)], dim=-1)
+
+
+def _is_recorded() -> bool:
+    """Whether what is computed is written down to be done again for other shapes and values (compiled or traced)."""
+    return torch.compiler.is_compiling() or torch.jit.is_tracing()
 
 
 def _needs_gradient(*tensors: Tensor | None) -> bool:

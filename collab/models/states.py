@@ -13,15 +13,15 @@ from ..modeling.collab_attention import CollaborativeAttention
 
 @contextlib.contextmanager
 def evaluating(*models: nn.Module) -> Iterator[None]:
-    """Has models in evaluation mode for a while."""
-    modes = [model.training for model in models]
+    """Puts models into evaluation mode for a while; every module is as it was afterwards."""
+    modes = [(module, module.training) for model in models for module in model.modules()]
     try:
         for model in models:
             model.eval()
         yield
     finally:
-        for model, training in zip(models, modes, strict=True):
-            model.train(training)
+        for module, training in modes:
+            module.training = training
 
 
 @contextlib.contextmanager

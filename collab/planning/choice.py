@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 from typing import Any
 
 from ..calibration.calibrate import Calibration
 from ..decomposition import FORMS, Form
+from ..decomposition.options import Content
 from ..decomposition.rank import resolve_ranks
 from ..errors import BudgetError
 from ..reparametrization.layer import LayerProblem
@@ -17,7 +19,7 @@ from ..reparametrization.model import LayerProblems
 from .allocation import balanced
 from .config import ConversionConfig
 from .cost import LayerShape
-from .predict import predict, together
+from .predict import predict, solve_error, together
 
 logger = logging.getLogger(__name__)
 
@@ -67,7 +69,9 @@ def choose(config: ConversionConfig, problems: LayerProblems, calibration: Calib
     if config.form == "auto":
         found = {form: _fast_ranks(form, ranks, config, problems) for form, ranks in found.items()}
     if not found:
-        raise BudgetError(_nearest(config, candidates, problems))
+        assert config.params is not None  # R = K has no error
+        shapes = [LayerShape.of(problem) for problem in problems.values()]
+        raise BudgetError(nothing_fits(config.params, candidates, config.content, shapes))
     if len(found) == 1 and config.form != "auto":
         form, ranks = next(iter(found.items()))
         return Choice([form] * len(ranks), ranks, {"budget": config.budget, "allocation": config.allocation})
@@ -130,15 +134,46 @@ def _fast_ranks(
 
 
 def _smallest_rank(form: Form, error: float, config: ConversionConfig, problem: LayerProblem) -> int:
-    """The smallest rank whose predicted error is at most `error`; R = K always has none."""
-    low, high = 1, problem.tensor.full_rank
-    while low < high:
-        middle = (low + high) // 2
-        if predict(problem, form, middle, config.content, config.solver_options) <= error:
-            high = middle
-        else:
-            low = middle + 1
-    return low
+    """The smallest rank whose error is at most `error`; R = K always has none.
+
+    Solving in full takes long, so predictions say where to look: first as they are, then scaled by how far off the
+    first one was.
+    """
+    full_rank, solver = problem.tensor.full_rank, config.solver_options
+
+    @cache
+    def predicted(rank: int) -> float:
+        return predict(problem, form, rank, config.content, solver)
+
+    @cache
+    def solved(rank: int) -> float:
+        return 0.0 if rank == full_rank else solve_error(problem, form, rank, config.content, solver, config.seed)
+
+    rank = _first(0, full_rank, lambda middle: predicted(middle) <= error)
+    if form == "concat":  # in closed form, so that is what it comes to
+        return rank
+    if rank < full_rank and predicted(rank) > 0:
+        ratio = solved(rank) / predicted(rank)
+        rank = _first(0, full_rank, lambda middle: ratio * predicted(middle) <= error)
+    fails, fits, step = rank - 1, rank, 1
+    if solved(rank) <= error:
+        while fails > 0 and solved(fails) <= error:
+            step *= 2
+            fails, fits = max(0, fails - step), fails
+    else:
+        fails, fits = rank, rank + 1
+        while solved(fits) > error:
+            step *= 2
+            fails, fits = fits, min(full_rank, fits + step)
+    return _first(fails, fits, lambda middle: solved(middle) <= error)
+
+
+def _first(fails: int, fits: int, within: Callable[[int], bool]) -> int:
+    """The smallest rank above `fails` that is within a budget, by bisection; `fits` is within it."""
+    while fits - fails > 1:
+        middle = (fails + fits) // 2
+        fails, fits = (fails, middle) if within(middle) else (middle, fits)
+    return fits
 
 
 def _judge(
@@ -164,34 +199,23 @@ def _judge(
     return {"ranks": list(ranks), "parameters": parameters, "faster": faster, "error": error, "cost": cost}
 
 
-def _nearest(config: ConversionConfig, forms: Sequence[Form], problems: Mapping[str, LayerProblem]) -> str:
-    """Says what the nearest budget is that can be met."""
-    shapes = [LayerShape.of(problem) for problem in problems.values()]
-    least = min(
-        max(shape.parameters(form, 1, config.content) / shape.parameters_before for shape in shapes) for form in forms
-    )
+def nothing_fits(params: float, forms: Sequence[Form], content: Content, shapes: Sequence[LayerShape]) -> str:
+    """Says that no rank fits a part of the query/key parameters, and what the nearest part is that one fits."""
+    least = min(max(shape.parameters(form, 1, content) / shape.parameters_before for shape in shapes) for form in forms)
     return (
-        f"No rank fits {config.params:g} of the query/key parameters: at rank 1 a layer takes {least:.4f} of them "
+        f"No rank fits {params:g} of the query/key parameters: at rank 1 a layer takes {least:.4f} of them "
         f"already. Give --params {math.ceil(least * 1e4) / 1e4:g} or more."
     )
 
 
-def compare_forms(
-    problems: Mapping[str, LayerProblem], parameters: Sequence[int], config: ConversionConfig
-) -> list[dict[str, Any]]:
-    """What each form would have given each layer with as many parameters: its rank and predicted error.
+def compare_forms(problem: LayerProblem, parameters: int, config: ConversionConfig) -> dict[str, Any]:
+    """What each form would have given a layer with as many parameters: its rank and predicted error.
 
     Args:
-        problems: of the model's attention layers.
-        parameters: query/key parameters of each converted layer.
+        problem: of the attention layer.
+        parameters: query/key parameters of the converted layer.
         config: of the conversion.
     """
-    pairs = zip(problems, parameters, strict=True)
-    return [{"name": name} | _compare(problems[name], limit, config) for name, limit in pairs]
-
-
-def _compare(problem: LayerProblem, parameters: int, config: ConversionConfig) -> dict[str, Any]:
-    """One layer in each form."""
     row: dict[str, Any] = {}
     for form in FORMS:
         rank = LayerShape.of(problem).rank_within(form, parameters, config.content)

@@ -12,11 +12,13 @@ from transformers import PreTrainedModel
 from ..calibration.calibrate import Calibration
 from ..decomposition import FORMS, Form, SolverOptions
 from ..decomposition.options import Content
+from ..errors import BudgetError
 from ..io.options import Progress, no_progress
 from ..models.families import require_family
 from ..models.layers import count_parameters
 from ..reparametrization.layer import LayerProblem
 from ..reparametrization.model import LayerProblems
+from .choice import nothing_fits
 from .cost import LayerShape
 from .predict import predict, together
 
@@ -122,24 +124,24 @@ def plan(
     Raises:
         UnsupportedArchitectureError, AlreadyConvertedError: if the model is not one that collab converts.
         CalibrationError: if the calibration is of another model.
+        BudgetError: if no form fits into any of the fractions.
     """
     family = require_family(model.config)
     solver = solver or SolverOptions()
     moments = None if calibration is None else calibration.moments
     problems = LayerProblems(model, family, moments, solver.resolve_device(model.device))
-    shapes: list[LayerShape] = []
+    shapes = [LayerShape.of(problem) for problem in problems.values()]
+    _check_fractions(fractions, content, shapes)
     ranks: dict[tuple[Form, float], list[int]] = {(form, part): [] for form in FORMS for part in fractions}
     errors: dict[tuple[Form, float], list[float]] = {key: [] for key in ranks}
     spectra: list[Spectrum] = []
-    for name, problem in problems.items():
-        shape = LayerShape.of(problem)
-        shapes.append(shape)
+    for shape, (name, problem) in zip(shapes, problems.items(), strict=True):
         spectra.append(spectrum(name, problem))
         for form, part in errors:
             rank = shape.rank_within(form, part * shape.parameters_before, content)
             ranks[form, part].append(rank)
             errors[form, part].append(predict(problem, form, rank, content, solver) if rank else 1.0)
-        progress("predicting", len(shapes), len(problems))
+        progress("predicting", len(spectra), len(problems))
 
     before = sum(shape.parameters_before for shape in shapes)
     whole = count_parameters(model)
@@ -177,6 +179,15 @@ def plan(
         model_parameters=whole,
         cache_bytes=width * sum(shape.full_rank for shape in shapes),
     )
+
+
+def _check_fractions(fractions: Sequence[float], content: Content, shapes: Sequence[LayerShape]) -> None:
+    """Raises a BudgetError if no form fits into any fraction of the parameters in every layer."""
+    largest = max(fractions)
+    if not any(
+        all(shape.rank_within(form, largest * shape.parameters_before, content) for shape in shapes) for form in FORMS
+    ):
+        raise BudgetError(nothing_fits(largest, FORMS, content, shapes))
 
 
 def spectrum(name: str, problem: LayerProblem) -> Spectrum:

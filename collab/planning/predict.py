@@ -21,8 +21,15 @@ def predict(problem: LayerProblem, form: Form, rank: int, content: Content, solv
     A few sweeps of the solver from its closed-form start; the full solve ends at most a few percent lower.
     """
     quick = replace(solver, method="structured", max_sweeps=min(SWEEPS[form], solver.max_sweeps))
+    return solve_error(problem, form, rank, content, quick)
+
+
+def solve_error(
+    problem: LayerProblem, form: Form, rank: int, content: Content, solver: SolverOptions, seed: int = 0
+) -> float:
+    """The relative error that a conversion comes to: what `predict` predicts, by solving in full."""
     with torch.no_grad():
-        solved = problem.solve(form, rank, content, quick)
+        solved = problem.solve(form, rank, content, solver, seed)
     return solved.error if solved.score_error is None else solved.score_error
 
 

@@ -27,6 +27,8 @@ class LayerMoments:
         head_weight: w_h = E‖u_h‖², shape (H,): how much the model's output hangs on the scores of head h. It is
             absolute, so layers compare.
         tokens: query tokens that were seen.
+        unknown: whether nothing was learnt, in any of the passes of a layer that serves several, because the output
+            never hung on the scores; the covariances are then the identity.
     """
 
     query_mean: Tensor
@@ -34,6 +36,7 @@ class LayerMoments:
     key_covariance: Tensor
     head_weight: Tensor
     tokens: int
+    unknown: bool = False
 
     def to(self, device: torch.device) -> LayerMoments:
         """These moments on a device."""
@@ -43,6 +46,7 @@ class LayerMoments:
             self.key_covariance.to(device),
             self.head_weight.to(device),
             self.tokens,
+            self.unknown,
         )
 
     @property
@@ -63,6 +67,7 @@ class LayerMoments:
             "key_covariance": self.key_covariance,
             "head_weight": self.head_weight,
             "tokens": torch.tensor(self.tokens),
+            "unknown": torch.tensor(self.unknown),
         }
 
     @classmethod
@@ -74,6 +79,7 @@ class LayerMoments:
             tensors["key_covariance"],
             tensors["head_weight"],
             int(tensors["tokens"]),
+            bool(tensors.get("unknown", False)),  # caches of before do not say
         )
 
 
@@ -135,6 +141,7 @@ class Accumulator:
                 key_covariance=torch.eye(len(self._key), dtype=torch.float64, device=self._key.device),
                 head_weight=torch.ones_like(self._weight),
                 tokens=self.tokens,
+                unknown=True,
             )
         mean = self._mean.div_(self._weight.clamp(min=torch.finfo(torch.float64).tiny).unsqueeze(1))  # (H, D_q)
         return LayerMoments(
@@ -163,4 +170,5 @@ def pooled(passes: Sequence[LayerMoments]) -> LayerMoments:
         offset = one.query_mean - mean  # (H, D_q)
         query += one.query_covariance / len(passes) + (offset.mT * part) @ offset
         key += one.key_covariance / one.head_weight.sum() / len(passes)
-    return LayerMoments(mean, query, key, weight, sum(one.tokens for one in passes))
+    tokens, unknown = sum(one.tokens for one in passes), any(one.unknown for one in passes)
+    return LayerMoments(mean, query, key, weight, tokens, unknown)

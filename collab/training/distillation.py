@@ -8,30 +8,32 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from ..models.answers import answers_of
 from .run import GuardedTrainer
 
 
-def relative_errors(student: Any, teacher: Any, mask: Tensor | None) -> Tensor:
+def relative_errors(model: PreTrainedModel, student: Any, teacher: Any, mask: Tensor | None) -> Tensor:
     """Relative squared errors of the student's hidden states after every layer, and of its logits where it has any.
 
     Each is ‖s - t‖²/‖t - t̄‖² over the tokens that are not padding, t̄ being the teacher's mean over them: 1 for a layer
     that knows nothing but that mean, so layers weigh alike whatever the size of their states.
 
     Args:
+        model: the teacher, which says what kind of answer its logits are.
         student: outputs with hidden states.
         teacher: likewise, without gradients.
-        mask: (B, T), or None where nothing is padding.
+        mask: (B, T), or (B, choices, T), or None where nothing is padding.
 
     Returns:
         Shape (layers,) or (layers + logits,).
     """
-    pairs = list(zip(student.hidden_states[1:], teacher.hidden_states[1:], strict=True))
-    pairs += [
-        (student[name], teacher[name])
-        for name in student
-        if name.endswith("logits") and isinstance(student[name], Tensor)
-    ]
-    return torch.stack([_relative(*(_seen(one, mask) for one in pair)) for pair in pairs])
+    # Several choices for each example are rows of their own inside the model.
+    by_row = None if mask is None else mask.flatten(0, -2)
+    states = zip(student.hidden_states[1:], teacher.hidden_states[1:], strict=True)
+    pairs = [(_seen(ours, by_row), _seen(theirs, by_row)) for ours, theirs in states]
+    answered = zip(*(answers_of(model, output, mask) for output in (student, teacher)), strict=True)
+    pairs += [(ours.rows, theirs.rows) for ours, theirs in answered if ours.kind != "states"]
+    return torch.stack([_relative(*pair) for pair in pairs])
 
 
 def _relative(student: Tensor, teacher: Tensor) -> Tensor:
@@ -54,12 +56,12 @@ def answers(teacher: nn.Module, inputs: dict[str, Any]) -> Any:
         return teacher(**inputs, output_hidden_states=True)
 
 
-def distillation_loss(student: nn.Module, expected: Any, inputs: dict[str, Any]) -> tuple[Tensor, Any]:
+def distillation_loss(
+    student: nn.Module, teacher: PreTrainedModel, expected: Any, inputs: dict[str, Any]
+) -> tuple[Tensor, Any]:
     """The mean of `relative_errors` to what a teacher answers to the same inputs, and the student's outputs."""
     actual = student(**inputs, output_hidden_states=True)
-    mask = inputs.get("attention_mask")
-    # Several choices for each example are rows of their own inside the model.
-    return relative_errors(actual, expected, None if mask is None else mask.flatten(0, -2)).mean(), actual
+    return relative_errors(teacher, actual, expected, inputs.get("attention_mask")).mean(), actual
 
 
 class DistillationTrainer(GuardedTrainer):
@@ -78,7 +80,7 @@ class DistillationTrainer(GuardedTrainer):
         self, model: nn.Module, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> Any:
         """See `distillation_loss`."""
-        loss, actual = distillation_loss(model, answers(self._teacher, inputs), inputs)
+        loss, actual = distillation_loss(model, self._teacher, answers(self._teacher, inputs), inputs)
         return (loss, actual) if return_outputs else loss
 
     def prediction_step(

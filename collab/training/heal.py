@@ -23,7 +23,7 @@ from ..io.report import installed_versions
 from ..models.families import collaborative_layers
 from ..models.inputs import on_device
 from ..models.layers import count_parameters
-from ..models.states import set_dropout
+from ..models.states import evaluating, set_dropout
 from .distillation import DistillationTrainer, answers, distillation_loss
 from .learning_rate import find_learning_rate
 from .options import HealOptions, RunOptions, Trainable
@@ -102,7 +102,11 @@ def heal(
     start = time.perf_counter()
     batches = row_batches(model, tokenizer, held, options.run.batch_size)
     agreed = agreement(teacher, model, batches)
-    with _training_only(model, options.trainable) as parameters, temporary_work(work) as folder:
+    with (
+        evaluating(model, teacher),
+        _training_only(model, options.trainable) as parameters,
+        temporary_work(work) as folder,
+    ):
         initial = {name: parameter.detach().clone() for name, parameter in parameters.items()}
         if options.run.learning_rate is None:
             rate = _learning_rate(model, teacher, tokenizer, list(parameters.values()), kept, held, options.run)
@@ -185,12 +189,12 @@ def _learning_rate(
 
     def backward() -> None:
         for expected, batch in taught(train):
-            distillation_loss(model, expected, batch)[0].backward()
+            distillation_loss(model, teacher, expected, batch)[0].backward()
 
     with short_of_memory():
         others = list(taught(held_out))  # once, for all that is tried
         return find_learning_rate(
-            parameters, backward, lambda: sum(float(distillation_loss(model, *one)[0]) for one in others)
+            parameters, backward, lambda: sum(float(distillation_loss(model, teacher, *pair)[0]) for pair in others)
         )
 
 
