@@ -29,7 +29,6 @@ from common import RESULTS, demo_folder, kept, machine, markdown, shared_data, s
 import collab
 from collab.decomposition import decompose
 from collab.models.families import require_family
-from collab.planning.plan import make_plan
 from collab.reparametrization.model import LayerProblems
 
 FORMS = ("concat", "cp", "tucker")
@@ -93,7 +92,7 @@ def plan() -> dict[str, Any]:
     start = time.perf_counter()
     calibration = demo.calibrate("synthetic")
     calibrated = time.perf_counter()
-    found = make_plan(demo.model, calibration)
+    found = collab.plan(demo.model, calibration)
     done = time.perf_counter()
     rows = []
     for option in found.options:
@@ -232,7 +231,7 @@ def bound() -> dict[str, Any]:
     calibration = demo.calibrate(sentences("train")[:1024])
     rows = []
     for name, problem in LayerProblems(
-        demo.model, require_family(demo.model.config), calibration, demo.model.device
+        demo.model, require_family(demo.model.config), calibration.moments, demo.model.device
     ).items():
         tensor = problem.whitened
         left = 0.0

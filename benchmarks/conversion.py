@@ -30,8 +30,7 @@ from common import demo_folder, machine, markdown, write
 from transformers import AutoModel, AutoTokenizer
 
 import collab
-from collab.calibration.batches import batched
-from collab.data.features import Batch, row_batches, synthetic_features
+from collab.data.features import Batch, batched, row_batches, synthetic_features
 
 RANK, REPEATS, ROWS, ROWS_IN_BATCH = 128, 5, 1024, 32
 FORMS = ("concat", "cp", "tucker")

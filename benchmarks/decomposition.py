@@ -30,7 +30,7 @@ from common import COLORS, RESULTS, demo_folder, machine, markdown, seconds, wri
 from safetensors import safe_open
 from tensorly.decomposition import parafac
 
-from collab.decomposition import Factors, Fit, HeadTensor, SolverOptions, decompose_concat, decompose_cp
+from collab.decomposition import Factors, HeadTensor, Solution, SolverOptions, decompose_concat, decompose_cp
 
 LAYERS, RANKS, REPEATS = (0, 3, 5), (192, 96), 3
 RIVAL_SWEEPS, RIVAL_TOLERANCE = 100, 1e-6
@@ -54,7 +54,7 @@ def random_layer(width: int, heads: int) -> HeadTensor:
     return HeadTensor(query, key, heads)
 
 
-def solve(tensor: HeadTensor, rank: int, **given: Any) -> Fit:
+def solve(tensor: HeadTensor, rank: int, **given: Any) -> Solution:
     """collab's solver as `decompose` runs it: concatenated start, then accelerated ALS."""
     options = SolverOptions(**given)
     start = decompose_concat(tensor, rank)

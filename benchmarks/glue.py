@@ -33,14 +33,10 @@ import transformers
 from common import COLORS, RESULTS, demo_folder, kept, machine, markdown, my_turn, shared_data, write
 
 import collab
-from collab.checkpoints.finetune import LabelledData, finetune_checkpoint
 from collab.data.encoding import Collate, encode, to_judge
-from collab.data.examples import read_examples
 from collab.data.features import Feature
-from collab.data.task import task_named
 from collab.evaluation.metrics import intervals
 from collab.evaluation.predict import Columns, predict
-from collab.io.load import Checkpoint, load
 
 FORMS = ("cp", "tucker", "concat")
 PARTS = (1 / 2, 1 / 3, 1 / 6)
@@ -71,8 +67,8 @@ class Bench:
     def __init__(self, name: str, setting: Setting, seed: int) -> None:
         self.name = name
         self.setting = setting
-        self.task = task_named(f"glue/{name}")
-        self.run = collab.RunOptions(learning_rate=1e-4, weight_decay=0.01, precision="bf16", seed=seed)
+        self.task = collab.task_named(f"glue/{name}")
+        self.run = collab.RunOptions(learning_rate=1e-4, weight_decay=0.01, precision="bfloat16", seed=seed)
         self.folder = WORK / f"{name}-{seed}-{setting.first:g}-{setting.again:g}"
         self.folder.mkdir(parents=True, exist_ok=True)
         data = shared_data() / "data"
@@ -116,28 +112,28 @@ class Bench:
     def measure(self, folder: Path) -> dict[str, Any]:
         """The task's metric on the development set with its interval, and its difference to the control's."""
         kind, metric, control = self.task.kind, self.task.best_by, self.folder / "control"
-        answers, difference = self.answers(load(str(folder), auto_class=self.task.auto_class)), {}
+        answers, difference = self.answers(collab.load(str(folder), auto_class=self.task.auto_class)), {}
         if folder != control and control.exists():
             if self.controls is None:
-                self.controls = self.answers(load(str(control), auto_class=self.task.auto_class))
+                self.controls = self.answers(collab.load(str(control), auto_class=self.task.auto_class))
             difference = intervals(kind, answers, self.controls)[metric]
         return {**intervals(kind, answers)[metric], "difference": difference}
 
-    def answers(self, loaded: Checkpoint, rows: int | None = None) -> Columns:
+    def answers(self, loaded: collab.Checkpoint, rows: int | None = None) -> Columns:
         """A model's predictions on the development set, or on its first rows, with the labels."""
         return predict(self.task.kind, loaded.model, *self.features(loaded, rows))
 
-    def features(self, loaded: Checkpoint, rows: int | None = None) -> tuple[list[Feature], Collate]:
+    def features(self, loaded: collab.Checkpoint, rows: int | None = None) -> tuple[list[Feature], Collate]:
         """The development set, or its first rows, as a model takes it, and what makes batches of it."""
         task, model, tokenizer = self.task, loaded.model, loaded.tokenizer
-        examples = read_examples(self.dev, task, self.label, rows)
+        examples = collab.read_examples(self.dev, task, self.label, rows)
         return to_judge(task, model, tokenizer, encode(task, examples, model, tokenizer, None), 0)
 
     def finetune(self, model: Path, output: Path, epochs: float, samples: int | None) -> None:
         """Any fine-tuning, on all rows or the first ones."""
         options = collab.FinetuneOptions(run=replace(self.run, epochs=epochs))
-        data = LabelledData(self.train, self.dev, self.label, samples=samples)
-        finetune_checkpoint(str(model), output, self.task, data, options=options)
+        data = collab.checkpoints.LabelledData(self.train, self.dev, self.label, samples=samples)
+        collab.checkpoints.finetune(str(model), output, self.task, data, options=options)
 
 
 def settings(names: list[str], seeds: int) -> list[dict[str, Any]]:
@@ -256,7 +252,7 @@ def table(result: dict[str, Any]) -> str:
                     f"{first['seconds']:.0f}",
                 ]
             )
-        metric = task_named(f"glue/{task}").best_by
+        metric = collab.task_named(f"glue/{task}").best_by
         headings = ["", "query/key left", f"{metric} ×100", "95 % interval", "less the control", "seconds"]
         if len(seeds) > 1:
             headings[2] += f", mean of {len(seeds)} seeds"
@@ -288,7 +284,7 @@ def draw(name: str, result: dict[str, Any]) -> None:
         control = next((one for one in rows if one["what"] == "control"), None)
         if control:
             axis.axhline(100 * control["metric"]["value"], color="black", linewidth=0.8, label="control")
-        axis.set(title=task, xlabel="query/key parameters left", ylabel=task_named(f"glue/{task}").best_by)
+        axis.set(title=task, xlabel="query/key parameters left", ylabel=collab.task_named(f"glue/{task}").best_by)
     axes[0][0].legend(fontsize=6)
     figure.savefig(RESULTS / f"{name}.png", dpi=200)
     plt.close(figure)

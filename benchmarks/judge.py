@@ -1,4 +1,4 @@
-"""What conversions of the demo checkpoint are held against: STS-B dev, which none of them has seen."""
+"""What conversions of the demo checkpoint are compared with: STS-B dev, which none of them has seen."""
 
 from __future__ import annotations
 

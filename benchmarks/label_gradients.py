@@ -1,7 +1,7 @@
 """Whose gradient weighs the scores in calibration: of answers drawn from the model (Fisher), or of the true labels?
 
 The demo checkpoint is fine-tuned on SST-2 for 500 steps, then calibrated on 1,024 training sentences both ways. What
-its conversions answer on the development set is held against the fine-tuned model.
+its conversions answer on the development set is compared with the fine-tuned model.
 
     python benchmarks/label_gradients.py
 
@@ -14,21 +14,19 @@ import random
 import tempfile
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 import transformers
 from common import demo_folder, machine, markdown, shared_data, write
 
 import collab
+from collab.calibration import calibrate as calibrating
 from collab.calibration import collect
-from collab.checkpoints.finetune import LabelledData, finetune_checkpoint
 from collab.data.encoding import collator, encode
-from collab.data.examples import read_examples
-from collab.data.task import task_named
 from collab.evaluation.compare import agreement
 from collab.evaluation.metrics import measure
 from collab.evaluation.predict import predict
-from collab.io.load import load
 
 
 class LabelCollector(collect.Collector):
@@ -53,17 +51,17 @@ def main() -> None:
     transformers.logging.disable_progress_bar()
     transformers.logging.set_verbosity_error()
     folder = shared_data() / "data" / "sst2"
-    task = task_named("glue/sst2")
+    task = collab.task_named("glue/sst2")
     train, dev = (collab.DataSource(str(folder / name), ("sentence",)) for name in ("train.tsv", "dev.tsv"))
     options = collab.FinetuneOptions(run=collab.RunOptions(learning_rate=1e-4, weight_decay=0.01, steps=500))
     with tempfile.TemporaryDirectory() as work:
-        data = LabelledData(train, dev, "label", samples=16_000)
-        finetune_checkpoint(str(demo_folder()), Path(work) / "tuned", task, data, options=options)
-        loaded = load(str(Path(work) / "tuned"))
+        data = collab.checkpoints.LabelledData(train, dev, "label", samples=16_000)
+        collab.checkpoints.finetune(str(demo_folder()), Path(work) / "tuned", task, data, options=options)
+        loaded = collab.load(str(Path(work) / "tuned"))
     model, tokenizer = loaded.model, loaded.tokenizer
     collate = collator(task, model, tokenizer)
-    rows = encode(task, read_examples(train, task, "label", 1024), model, tokenizer)
-    judged = encode(task, read_examples(dev, task, "label"), model, tokenizer)
+    rows = encode(task, collab.read_examples(train, task, "label", 1024), model, tokenizer)
+    judged = encode(task, collab.read_examples(dev, task, "label"), model, tokenizer)
     rows.sort(key=lambda row: len(row["input_ids"]))
     batches = [collate(rows[start : start + 8]) for start in range(0, len(rows), 8)]
     random.Random(0).shuffle(batches)
@@ -71,12 +69,11 @@ def main() -> None:
     bare, unseen = ([{key: batch[key] for key in batch if key != "labels"} for batch in one] for one in (batches, held))
 
     calibrations = {"drawn from the model": collab.calibrate(model, bare)}
-    directions, collector = collect._directions, collab.calibration.calibrate.__globals__["Collector"]
-    collect._directions = label_directions
-    collab.calibration.calibrate.__globals__["Collector"] = LabelCollector
-    calibrations["true labels"] = collab.calibrate(model, batches)
-    collect._directions = directions
-    collab.calibration.calibrate.__globals__["Collector"] = collector
+    with (
+        patch.object(collect, "_directions", label_directions),
+        patch.object(calibrating, "Collector", LabelCollector),
+    ):
+        calibrations["true labels"] = collab.calibrate(model, batches)
 
     found = []
     for form in ("cp", "concat"):

@@ -39,14 +39,12 @@ from glue import QUICK, WORK, Bench
 import collab
 from collab.evaluation.metrics import measure
 from collab.evaluation.timing import time_in_turn
-from collab.heads.options import ScoreOptions
-from collab.heads.removal import LOSSLESS, prune
+from collab.heads.removal import LOSSLESS
 from collab.heads.rows import HeadRows, head_rows
-from collab.heads.scores import living_heads, rank_correlation, score_heads
+from collab.heads.scores import living_heads, rank_correlation, score_rows
 from collab.heads.selection import least_important
-from collab.io.load import Checkpoint, load
+from collab.modeling.collab_model import CollaborativeMixin
 from collab.models.layers import head_layers, parameters
-from collab.training.heal import heal
 
 FRACTIONS = tuple(number / 10 for number in range(10))
 HEALED = (0.2, 0.4, 0.6, 0.8)
@@ -60,13 +58,13 @@ class Subject:
     """A fine-tuned model and the rows that it is scored and measured on."""
 
     bench: Bench
-    loaded: Checkpoint
+    loaded: collab.Checkpoint
     dev_rows: int | None
 
     def rows(self) -> HeadRows:
         """Labelled training rows."""
-        task, label = self.bench.task, self.bench.label
-        return head_rows(self.loaded, self.bench.train, task, label_column=label, samples=ROWS)
+        options = collab.RowOptions(self.bench.label, samples=ROWS)
+        return head_rows(self.loaded, self.bench.train, self.bench.task, options)
 
     def metric(self, model: Any) -> float:
         """The task's metric on the development set."""
@@ -84,17 +82,17 @@ class Subject:
 
 def subject(bench: Bench, folder: Path, dev_rows: int | None) -> Subject:
     """A model in a folder with its heads in collaborative layers, so that they can go."""
-    loaded = load(str(folder), auto_class=bench.task.auto_class)
-    if not isinstance(loaded.model, collab.modeling.collab_model.CollaborativeMixin):
+    loaded = collab.load(str(folder), auto_class=bench.task.auto_class)
+    if not isinstance(loaded.model, CollaborativeMixin):
         loaded = replace(loaded, model=collab.convert(loaded.model, LOSSLESS).model)
     return Subject(bench, loaded, dev_rows)
 
 
 def importances(one: Subject) -> dict[str, Importance]:
     """Every score, and a random order."""
-    scores = score_heads(one.loaded, one.rows(), ScoreOptions(SCORES))
+    scores = score_rows(one.loaded, one.rows(), collab.ScoreOptions(SCORES))
     found: dict[str, Importance] = {name: scores.importance(name) for name in SCORES}
-    normalized = score_heads(one.loaded, one.rows(), ScoreOptions(("gradient",), normalize=True))
+    normalized = score_rows(one.loaded, one.rows(), collab.ScoreOptions(("gradient",), normalize=True))
     found["gradient, normalized"] = normalized.importance("gradient")
     generator = np.random.default_rng(0)
     found["random"] = {
@@ -109,7 +107,7 @@ def at_once(one: Subject, importance: Importance, timed: bool) -> list[dict[str,
     points = []
     for fraction in FRACTIONS:
         count = round(total * fraction)
-        model = prune(one.loaded.model, least_important(importance, count)) if count else one.loaded.model
+        model = collab.prune(one.loaded.model, least_important(importance, count)) if count else one.loaded.model
         points.append({"fraction": fraction, "heads": total - count, "value": one.metric(model)})
         if timed:
             points[-1] |= {"parameters": parameters(model), "faster": one.faster(model)}
@@ -123,8 +121,8 @@ def iterative(one: Subject) -> list[dict[str, Any]]:
     for fraction in FRACTIONS:
         count = living_heads(head_layers(current.model)) - (total - round(total * fraction))
         if count:
-            importance = score_heads(current, rows, ScoreOptions(("gradient",))).importance("gradient")
-            current = replace(current, model=prune(current.model, least_important(importance, count)))
+            importance = score_rows(current, rows, collab.ScoreOptions(("gradient",))).importance("gradient")
+            current = replace(current, model=collab.prune(current.model, least_important(importance, count)))
         points.append(
             {"fraction": fraction, "heads": total - round(total * fraction), "value": one.metric(current.model)}
         )
@@ -136,8 +134,8 @@ def healed(one: Subject, importance: Importance, steps: int) -> list[dict[str, A
     total, points = living_heads(head_layers(one.loaded.model)), []
     options = replace(one.bench.healing(steps), samples=2048)
     for fraction in HEALED:
-        model = prune(one.loaded.model, least_important(importance, round(total * fraction)))
-        heal(model, one.loaded.model, one.bench.train, tokenizer=one.loaded.tokenizer, options=options)
+        model = collab.prune(one.loaded.model, least_important(importance, round(total * fraction)))
+        collab.heal(model, one.loaded.model, one.bench.train, tokenizer=one.loaded.tokenizer, options=options)
         points.append({"fraction": fraction, "heads": total - round(total * fraction), "value": one.metric(model)})
     return points
 
@@ -159,7 +157,9 @@ def curves(bench: Bench, dev_rows: int | None, steps: int, done: set[tuple[str, 
                 found = importances(one)
             else:
                 found = {
-                    "gradient": score_heads(one.loaded, one.rows(), ScoreOptions(("gradient",))).importance("gradient")
+                    "gradient": score_rows(one.loaded, one.rows(), collab.ScoreOptions(("gradient",))).importance(
+                        "gradient"
+                    )
                 }
             if (bench.name, name, "one-shot") not in done:
                 for score, importance in found.items():
@@ -183,8 +183,11 @@ def likeness(bench: Bench, dev_rows: int | None) -> list[dict[str, Any]]:
     for name, source in sources.items():
         for labels in (True, False):
             task = bench.task if labels else None
-            rows = head_rows(one.loaded, source, task, label_column=bench.label if labels else None, samples=ROWS)
-            found[name, labels] = score_heads(one.loaded, rows, ScoreOptions(("gradient",))).importance("gradient")
+            options = collab.RowOptions(bench.label if labels else None, samples=ROWS)
+            rows = head_rows(one.loaded, source, task, options)
+            found[name, labels] = score_rows(one.loaded, rows, collab.ScoreOptions(("gradient",))).importance(
+                "gradient"
+            )
     pairs = (("train", "in-domain"), ("in-domain", "out-of-domain"), ("train", "out-of-domain"))
     return [
         {"first": a, "second": b, "labels": labels, "correlation": rank_correlation(found[a, labels], found[b, labels])}
@@ -204,7 +207,7 @@ def by_pass(bench: Bench, passes: int, dev_rows: int | None, done: set[int]) -> 
         if number in done:
             continue
         one = subject(bench, output, dev_rows)
-        importance = score_heads(one.loaded, one.rows(), ScoreOptions(("gradient",))).importance("gradient")
+        importance = score_rows(one.loaded, one.rows(), collab.ScoreOptions(("gradient",))).importance("gradient")
         yield {"passes": number, "points": at_once(one, importance, timed=False)}
 
 

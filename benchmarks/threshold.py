@@ -26,8 +26,6 @@ from glue import FORMS, QUICK, Bench
 from sklearn.metrics import matthews_corrcoef, roc_auc_score
 
 import collab
-from collab.data.examples import read_examples
-from collab.io.load import load
 
 PARTS = (1 / 3, 1 / 6)
 
@@ -43,12 +41,12 @@ class Threshold:
 
     def labels_of(self, source: collab.DataSource) -> np.ndarray:
         """1 where a sentence is acceptable, (N,)."""
-        return np.array(read_examples(source, self.bench.task, self.bench.label, None).labels, dtype=int)
+        return np.array(collab.read_examples(source, self.bench.task, self.bench.label, None).labels, dtype=int)
 
     @torch.no_grad()
     def log_probabilities(self, folder: Path) -> np.ndarray:
         """Of unacceptable and acceptable, for every sentence of the development set, (N, 2)."""
-        loaded = load(str(folder), auto_class=self.bench.task.auto_class)
+        loaded = collab.load(str(folder), auto_class=self.bench.task.auto_class)
         features, collate = self.bench.features(loaded)
         found = []
         for first in range(0, len(features), 32):

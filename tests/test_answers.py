@@ -6,7 +6,7 @@ from contextlib import nullcontext
 
 import pytest
 import torch
-from tiny import BY_TYPE, random_model
+from tiny import BY_TYPE, converted, random_model
 from torch import Tensor
 from torch.nn import functional
 from transformers import (
@@ -18,11 +18,10 @@ from transformers import (
 )
 
 import collab
-from collab.agreement import agreement
-from collab.heads.goal import OwnAnswers
+from collab.evaluation.compare import agreement
+from collab.heads.objective import OwnAnswers
 
-BERT = BY_TYPE["bert"]
-HALF = collab.CalibrationOptions(held_back=0.5)
+HALF = collab.CalibrationOptions(held_out=0.5)
 
 
 def head(native_class: type[PreTrainedModel], **changes: object) -> PreTrainedModel:
@@ -32,7 +31,7 @@ def head(native_class: type[PreTrainedModel], **changes: object) -> PreTrainedMo
 def both(native_class: type[PreTrainedModel], **changes: object) -> tuple[PreTrainedModel, PreTrainedModel]:
     """A model and its conversion."""
     model = head(native_class, **changes)
-    return model, collab.convert(model, collab.ConversionConfig(rank=6)).model
+    return model, converted(model, 6)
 
 
 def tokens(rows: int = 2, length: int = 6, padding: int = 0) -> dict[str, Tensor]:
@@ -90,19 +89,19 @@ class TestAgreement:
     @pytest.mark.parametrize("native_class", [BertForQuestionAnswering, ElectraForPreTraining])
     def test_harm_to_a_models_own_answers(self, native_class: type[PreTrainedModel]) -> None:
         """The same question for heads: by how much its answers change, padding left out."""
-        model, converted = both(native_class)
+        model, conversion = both(native_class)
         harms = []
         for padding in (0, 5):
             goal = OwnAnswers(model, [tokens(padding=padding)])
 
             def change(goal: OwnAnswers = goal) -> nullcontext:
-                goal.model = converted
+                goal.model = conversion
                 return nullcontext()
 
             harms += goal.harm([change])
             assert all(loss().shape == (2,) for loss in goal.losses())
         assert harms[1] == pytest.approx(harms[0], rel=1e-4)
-        measured = agreement(model, converted, [tokens()])
+        measured = agreement(model, conversion, [tokens()])
         answers = 2 if native_class is BertForQuestionAnswering else 6
         assert harms[0] == pytest.approx(measured["kl"] * answers, rel=1e-4)
 
@@ -112,10 +111,10 @@ class TestHealing:
     def test_padding_does_not_count(self, native_class: type[PreTrainedModel]) -> None:
         from collab.training.distillation import answers, distillation_loss
 
-        model, converted = both(native_class)
+        model, conversion = both(native_class)
         with torch.no_grad():
             plain, padded = (
-                distillation_loss(converted, model, answers(model, batch), batch)[0]
+                distillation_loss(conversion, model, answers(model, batch), batch)[0]
                 for batch in (tokens(), tokens(padding=5))
             )
         torch.testing.assert_close(padded, plain, rtol=1e-4, atol=1e-6)

@@ -67,7 +67,7 @@ def test_a_content_bias_too_large_for_float16(form: str, in_order: bool) -> None
         else:
             collab.convert(model, config, inplace=True)
 
-    with pytest.raises(collab.WeightsError, match=r"content_bias.* does not fit float16.*bfloat16 or float32"):
+    with pytest.raises(collab.errors.WeightsError, match=r"content_bias.* does not fit float16.*bfloat16 or float32"):
         convert()
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
     assert all(tensor.isfinite().all() for tensor in state(collab.convert(model.bfloat16(), config).model).values())

@@ -108,8 +108,8 @@ def test_attentions_and_hidden_states_are_recorded(row: Row, form: str, implemen
         actual = model(**inputs, output_attentions=True, output_hidden_states=True)
     for name in ("attentions", "hidden_states"):
         assert len(actual[name]) == len(expected[name]) > 0
-        for one, two in zip(actual[name], expected[name], strict=True):
-            torch.testing.assert_close(one, two, rtol=1e-4, atol=1e-5)
+        for states in zip(actual[name], expected[name], strict=True):
+            torch.testing.assert_close(*states, rtol=1e-4, atol=1e-5)
 
 
 @every_family
@@ -131,7 +131,7 @@ def test_trains(row: Row, form: str) -> None:
     inputs = probe_inputs(model)
     model(**inputs).last_hidden_state.square().mean().backward()
     for name, parameter in model.named_parameters():
-        layer = any(one in name for one in (".query.", ".key.", ".mixing", ".content_bias."))
+        layer = any(part in name for part in (".query.", ".key.", ".mixing", ".content_bias."))
         if layer:
             assert parameter.grad is not None, name
             assert parameter.grad.abs().sum() > 0, name
@@ -154,7 +154,8 @@ def test_gradient_checkpointing(row: Row) -> None:
             model.gradient_checkpointing_enable()
         model.zero_grad()
         model(**inputs).last_hidden_state.square().mean().backward()
-        gradients.append({name: one.grad.clone() for name, one in model.named_parameters() if one.grad is not None})
+        with_gradient = {name: weight for name, weight in model.named_parameters() if weight.grad is not None}
+        gradients.append({name: weight.grad.clone() for name, weight in with_gradient.items()})
     for name, gradient in gradients[0].items():
         torch.testing.assert_close(gradient, gradients[1][name])
 

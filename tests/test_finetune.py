@@ -221,9 +221,11 @@ class TestRuns:
         def interrupt(*arguments: object, **named: object) -> None:
             raise KeyboardInterrupt
 
-        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-            patch.setattr(importlib.import_module("collab.checkpoints.finetune"), "save_changed", interrupt)
-            finetune(folder, tmp_path / "late", data(folder), options=options)
+        module = importlib.import_module("collab.checkpoints.finetune")
+        with monkeypatch.context() as patch:
+            patch.setattr(module, "save_changed", interrupt)
+            with pytest.raises(KeyboardInterrupt):
+                finetune(folder, tmp_path / "late", data(folder), options=options)
         again = finetune(folder, tmp_path / "late", data(folder), options=options)
         for name in ("metrics", "best_step", "steps", "evaluations"):
             assert again[name] == whole[name]

@@ -9,23 +9,32 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from click.testing import CliRunner, Result
+from processes import run
 from reload import outputs_without_collab
-from tiny import BY_TYPE, ROWS, Row, every_family, largest_difference, tensors, tiny_model
+from tiny import (
+    BERT,
+    BY_TYPE,
+    ROWS,
+    SPECIAL,
+    Row,
+    converted,
+    every_family,
+    largest_difference,
+    outputs,
+    save_with_tokenizer,
+    tiny_model,
+)
 from transformers import (
     AutoModel,
     BertForMaskedLM,
     BertForSequenceClassification,
     BertForTokenClassification,
     BertLMHeadModel,
-    BertTokenizerFast,
     PreTrainedModel,
 )
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 import collab
-from collab.cli import main
-from collab.data.task import task_named
 from collab.heads.ablation import ablation
 from collab.heads.gates import closed
 from collab.heads.gradient import gradient_importance
@@ -37,7 +46,6 @@ from collab.modeling.collab_attention import CollaborativeAttention
 from collab.models.inputs import probe_inputs
 from collab.models.layers import head_layers, parameters
 
-BERT = BY_TYPE["bert"]
 WORDS = [f"word{number}" for number in range(55)]
 CONVERSIONS: list[dict[str, Any] | None] = [
     None,
@@ -51,8 +59,8 @@ every_conversion = pytest.mark.parametrize(
 )
 
 
-def converted(model: PreTrainedModel, conversion: dict[str, Any] | None) -> PreTrainedModel:
-    return model if conversion is None else collab.convert(model, collab.ConversionConfig(**conversion)).model
+def changed(model: PreTrainedModel, conversion: dict[str, Any] | None) -> PreTrainedModel:
+    return model if conversion is None else converted(model, **conversion)
 
 
 def some_gone(model: PreTrainedModel) -> tuple[dict[str, list[int]], dict[str, list[int]]]:
@@ -67,10 +75,7 @@ def folder(tmp_path: Path) -> Path:
     """A tiny classifier with a tokenizer, and labelled text."""
     torch.manual_seed(0)
     model = tiny_model(BERT, BertForSequenceClassification, num_labels=2, id2label={0: "no", 1: "yes"})
-    model.save_pretrained(tmp_path / "model")
-    vocabulary = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS]
-    (tmp_path / "vocab.txt").write_text("\n".join(vocabulary))
-    BertTokenizerFast(str(tmp_path / "vocab.txt")).save_pretrained(tmp_path / "model")
+    save_with_tokenizer(model, tmp_path / "model", (*SPECIAL, *WORDS))
     generator = np.random.default_rng(0)
     lines = [" ".join(generator.choice(WORDS, size=generator.integers(3, 9))) for _ in range(40)]
     rows = [f"{line}\t{number % 2}" for number, line in enumerate(lines)]
@@ -79,24 +84,18 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def run(*arguments: Any) -> Result:
-    return CliRunner().invoke(main, [str(one) for one in arguments])
-
-
 class TestRemoval:
     @every_family
     @every_conversion
     def test_is_a_closed_gate(self, row: Row, conversion: dict[str, Any] | None) -> None:
-        model = converted(tiny_model(row), conversion)
+        model = changed(tiny_model(row), conversion)
         gone, keep = some_gone(model)
         inputs = probe_inputs(model)
         with torch.no_grad(), closed(head_layers(model), gone):
             expected = model(**inputs)
-        with torch.no_grad():
-            whole = model(**inputs)
-            pruned = collab.prune(model, keep)
-            assert largest_difference(pruned(**inputs), expected) < 1e-5
-            assert largest_difference(model(**inputs), whole) == 0  # the model itself is as it was
+        whole, pruned = outputs(model), collab.prune(model, keep)
+        assert largest_difference(outputs(pruned), expected) < 1e-5
+        assert largest_difference(outputs(model), whole) == 0  # the model itself is as it was
         assert largest_difference(expected, whole) > 1e-3
         assert [layer.heads for layer in head_layers(pruned)[:2]] == [(1, 3), ()]
         assert parameters(pruned)["attention"] < parameters(model)["attention"]
@@ -107,12 +106,9 @@ class TestRemoval:
             pruned = collab.prune(tiny_model(row), some_gone(tiny_model(row))[1])
             folder = tmp_path / row.model_type
             pruned.save_pretrained(folder)
-            inputs = probe_inputs(pruned)
-            with torch.no_grad():
-                expected.append(pruned(**inputs))
-                reloaded = AutoModel.from_pretrained(folder)
-                assert largest_difference(reloaded(**inputs), expected[-1]) < 1e-5, row.model_type
-            jobs.append({"folder": folder, "auto_class": "AutoModel", "inputs": inputs})
+            expected.append(outputs(pruned))
+            assert largest_difference(outputs(AutoModel.from_pretrained(folder)), expected[-1]) < 1e-5, row.model_type
+            jobs.append({"folder": folder, "auto_class": "AutoModel", "inputs": probe_inputs(pruned)})
             # Where neither collab nor its code may be used: a message, not a native model with random queries.
             extra = CONFIG_MAPPING._extra_content.pop(pruned.config.model_type)
             try:
@@ -121,7 +117,7 @@ class TestRemoval:
             finally:
                 CONFIG_MAPPING._extra_content[pruned.config.model_type] = extra
         for job, elsewhere, wanted in zip(jobs, outputs_without_collab(jobs, tmp_path), expected, strict=True):
-            for name, value in tensors(wanted).items():
+            for name, value in wanted.items():
                 message = f"{job['folder'].name}: {name}"
                 torch.testing.assert_close(elsewhere[name], value, atol=1e-5, rtol=0, msg=message)
 
@@ -131,17 +127,17 @@ class TestRemoval:
         pruned = collab.prune(model, some_gone(model)[1])
         pruned.set_attn_implementation("eager")
         inputs = probe_inputs(pruned)
-        shapes = [one.shape[1] for one in pruned(**inputs, output_attentions=True).attentions]
-        assert shapes[:2] == [2, 0]
+        attentions = pruned(**inputs, output_attentions=True).attentions
+        assert [weights.shape[1] for weights in attentions[:2]] == [2, 0]
 
     @pytest.mark.parametrize("implementation", ["eager", "sdpa"])
     @every_conversion
     def test_trains(self, implementation: str, conversion: dict[str, Any] | None) -> None:
-        model = converted(tiny_model(BERT, BertForSequenceClassification), conversion)
+        model = changed(tiny_model(BERT, BertForSequenceClassification), conversion)
         pruned = collab.prune(model, some_gone(model)[1])
         pruned.set_attn_implementation(implementation)
         pruned(**probe_inputs(pruned), labels=torch.tensor([0, 1])).loss.backward()
-        missing = [name for name, one in pruned.named_parameters() if one.grad is None]
+        missing = [name for name, parameter in pruned.named_parameters() if parameter.grad is None]
         assert missing == []
 
     @every_family
@@ -150,21 +146,19 @@ class TestRemoval:
     )
     def test_expands(self, row: Row, conversion: dict[str, Any] | None) -> None:
         """To the native class, where heads that are gone are zeros."""
-        model = converted(tiny_model(row), conversion)
+        model = changed(tiny_model(row), conversion)
         pruned = collab.prune(model, some_gone(model)[1])
         native = collab.expand(pruned).model
         assert type(native) is row.family.base.native_class()
-        inputs = probe_inputs(pruned)
-        assert largest_difference(native(**inputs), pruned(**inputs)) < 1e-5
+        assert largest_difference(outputs(native), outputs(pruned)) < 1e-5
 
     def test_in_steps_is_the_same(self) -> None:
         model = tiny_model(BERT)
         first = head_layers(model)[0].name
-        inputs = probe_inputs(model)
         for conversion in CONVERSIONS:
-            start = converted(model, conversion)
+            start = changed(model, conversion)
             twice = collab.prune(collab.prune(start, {first: [0, 1, 3]}), {first: [1, 3]})
-            assert largest_difference(twice(**inputs), collab.prune(start, {first: [1, 3]})(**inputs)) < 1e-5
+            assert largest_difference(outputs(twice), outputs(collab.prune(start, {first: [1, 3]}))) < 1e-5
 
     def test_a_decoder_generates(self) -> None:
         """With a first layer that has no heads, by which a cache counts its tokens."""
@@ -181,7 +175,7 @@ class TestRemoval:
     def test_fresh_models_initialize(self) -> None:
         pruned = collab.prune(tiny_model(BERT), some_gone(tiny_model(BERT))[1])
         fresh = type(pruned)(pruned.config)
-        assert all(one.isfinite().all() for one in fresh.state_dict().values())
+        assert all(weight.isfinite().all() for weight in fresh.state_dict().values())
 
     @pytest.mark.parametrize(
         ("keep", "message"),
@@ -200,9 +194,9 @@ class TestScores:
     def test_gradient_is_the_derivative(self) -> None:
         """Against a difference of losses with the gate a little closed."""
         model = tiny_model(BERT, BertForSequenceClassification)
-        batch = {name: one[:1] for name, one in probe_inputs(model).items()}
+        batch = {name: value[:1] for name, value in probe_inputs(model).items()}
         layers = head_layers(model)
-        found = gradient_importance(OwnAnswers(model, [batch], seed=3), layers)
+        scores = gradient_importance(OwnAnswers(model, [batch], seed=3), layers)
         for layer in layers:
             output = layer.output
             for head in (0, 3):
@@ -215,33 +209,33 @@ class TestScores:
                         losses.append(float(OwnAnswers(model, [batch], seed=3).losses()[0]()))
                         output.weight.copy_(weight)
                 expected = abs(losses[0] - losses[1]) / 2e-2
-                assert float(found[layer.name][head]) == pytest.approx(expected, rel=2e-2, abs=1e-4)
+                assert float(scores[layer.name][head]) == pytest.approx(expected, rel=2e-2, abs=1e-4)
 
     @every_family
     @pytest.mark.parametrize("conversion", [None, {"rank": 8, "form": "tucker"}], ids=["original", "tucker"])
     def test_statistics(self, row: Row, conversion: dict[str, Any] | None) -> None:
-        model = converted(tiny_model(row), conversion)
+        model = changed(tiny_model(row), conversion)
         layers = head_layers(model)
         inputs = probe_inputs(model)
-        found = attention_statistics(model, layers, [inputs])
+        statistics = attention_statistics(model, layers, [inputs])
         model.set_attn_implementation("eager")
         weights = model(**inputs, output_attentions=True).attentions
         mask = inputs.get("attention_mask", torch.ones(weights[0].shape[0], weights[0].shape[2]))
         passes = len(weights) // len(layers)
         if passes == 1:
             rows = weights[0].detach().transpose(1, 2)[mask.bool()]  # (N, H, S)
-            scores = found[layers[0].name].scores()
+            scores = statistics[layers[0].name].scores()
             entropy = -(rows * rows.clamp(min=1e-30).log()).sum(-1).mean(0)
             torch.testing.assert_close(scores["entropy"].float(), entropy, atol=1e-4, rtol=1e-4)
             torch.testing.assert_close(scores["confidence"].float(), rows.amax(-1).mean(0), atol=1e-4, rtol=1e-4)
         for layer in layers:
-            scores = found[layer.name].scores()
-            assert all(one.isfinite().all() for one in scores.values())
-            assert float(found[layer.name].likeness().diagonal().sub(1).abs().max()) < 1e-4
+            scores = statistics[layer.name].scores()
+            assert all(score.isfinite().all() for score in scores.values())
+            assert float(statistics[layer.name].likeness().diagonal().sub(1).abs().max()) < 1e-4
 
     @every_conversion
     def test_likeness_of_weights(self, conversion: dict[str, Any] | None) -> None:
-        model = converted(tiny_model(BERT), conversion)
+        model = changed(tiny_model(BERT), conversion)
         layer = head_layers(model)[0]
         scores = _products(model)
         expected = torch.nn.functional.normalize(scores.flatten(1), dim=1)
@@ -271,7 +265,7 @@ def _products(model: PreTrainedModel) -> torch.Tensor:
     """A_h of the first layer, (H, D, D), from its modules."""
     layer = head_layers(model)[0].module
     if not isinstance(layer, CollaborativeAttention):
-        query, key = (one.weight.unflatten(0, (4, -1)) for one in (layer.query, layer.key))  # (H, d, D)
+        query, key = (projection.weight.unflatten(0, (4, -1)) for projection in (layer.query, layer.key))  # (H, d, D)
         return (query.mT @ key).detach()
     eye = torch.eye(model.config.hidden_size).unsqueeze(0)
     offset, layer.query_offset = layer.query_offset, None
@@ -293,12 +287,12 @@ class TestHeadsCommand:
             *("--data2", folder / "rows.tsv"),
         )
         assert done.exit_code == 0, done.stderr
-        found = json.loads(done.stdout)
-        assert set(found["scores"]) == set(SCORES)
-        assert all(len(row) == 4 for score in found["scores"].values() for row in score.values())
-        assert found["harm"] == "loss of accuracy"
-        assert found["data"]["task"] == "classification"
-        assert found["scores"] == found["data2"]["scores"]  # the same rows and seed
+        printed = json.loads(done.stdout)
+        assert set(printed["scores"]) == set(SCORES)
+        assert all(len(row) == 4 for score in printed["scores"].values() for row in score.values())
+        assert printed["harm"] == "loss of accuracy"
+        assert printed["data"]["task"] == "classification"
+        assert printed["scores"] == printed["data2"]["scores"]  # the same rows and seed
         names = {path.name for path in (folder / "figures").iterdir()}
         assert {"scores.png", "correlations.png", "ablation.png", "like-weights.png", "like-maps.png"} <= names
         assert {"two-data-sets.png", "attention-1-layer-0.png", "attention-1-layer-1.png"} <= names
@@ -315,9 +309,9 @@ class TestHeadsCommand:
         assert run("prune", folder / "model", folder / "pruned", "--keep", "0:1,3;1:").exit_code == 0
         done = run("heads", folder / "pruned", "--data", folder / "rows.txt", "--ablation-samples", 8, "--json")
         assert done.exit_code == 0, done.stderr
-        found = json.loads(done.stdout)
-        assert list(found["heads"].values()) == [[1, 3], []]
-        assert [len(row) for row in found["scores"]["gradient"].values()] == [2, 0]
+        printed = json.loads(done.stdout)
+        assert list(printed["heads"].values()) == [[1, 3], []]
+        assert [len(row) for row in printed["scores"]["gradient"].values()] == [2, 0]
 
     @unfinished
     @pytest.mark.parametrize(
@@ -332,14 +326,13 @@ class TestHeadsCommand:
         model.save_pretrained(folder / "model")
         tags = [{"tokens": WORDS[start : start + 4], "tags": ["O", "B-A", "O", "B-A"]} for start in range(20)]
         (folder / "tags.jsonl").write_text("\n".join(map(json.dumps, tags)))
-        loaded_task = task_named(task, "accuracy" if task != "masked-lm" else None)
-        scores, *_ = collab.checkpoints.score_heads(
+        scores = collab.checkpoints.score_heads(
             str(folder / "model"),
             collab.DataSource(str(folder / data)),
-            task=loaded_task,
+            task=collab.task_named(task, "accuracy" if task != "masked-lm" else None),
+            rows=collab.RowOptions(samples=12),
             options=collab.ScoreOptions(("gradient", "ablation"), ablation_samples=4),
-            samples=12,
-        )
+        ).scores
         assert scores.harm_name == harm
         assert (scores.grid("gradient") > 0).all()
 
@@ -381,13 +374,13 @@ class TestPruneCommand:
             *("--task", "classification", "--steps", 2, "--samples", 16, "--json"),
         )
         assert done.exit_code == 0, done.stderr
-        found = json.loads(done.stdout)
-        assert (found["heads_before"], found["heads_after"]) == (8, 4)
+        step = json.loads(done.stdout)
+        assert (step["heads_before"], step["heads_after"]) == (8, 4)
         report = json.loads((folder / "pruned" / "collab_report.json").read_text())
         assert [step["step"] for step in report["history"]] == ["prune"]
         assert "## Pruning" in (folder / "pruned" / "README.md").read_text()
         model = BertForSequenceClassification.from_pretrained(folder / "model")
-        assert found["parameters"]["after"]["attention"] < parameters(model)["attention"]
+        assert step["parameters"]["after"]["attention"] < parameters(model)["attention"]
 
     def test_per_layer(self, folder: Path) -> None:
         arguments = ("--per-layer", 1, "--data", folder / "rows.txt", "--steps", 2, "--samples", 16)
@@ -411,8 +404,8 @@ class TestPruneCommand:
         assert tuned.exit_code == 0, tuned.stderr
         report = json.loads((folder / "tuned" / "collab_report.json").read_text())
         assert [step["step"] for step in report["history"]] == ["prune", "heal", "finetune"]
-        converted = run("convert", folder / "tuned", folder / "smaller", "--rank", 8, "--heal", folder / "rows.txt")
-        assert converted.exit_code == 0, converted.stderr
+        smaller = run("convert", folder / "tuned", folder / "smaller", "--rank", 8, "--heal", folder / "rows.txt")
+        assert smaller.exit_code == 0, smaller.stderr
         after = json.loads((folder / "smaller" / "collab_report.json").read_text())
         assert [step["step"] for step in after["original_history"]] == ["prune", "heal", "finetune"]
         assert [step["step"] for step in after["history"]] == ["heal"]
@@ -428,9 +421,7 @@ class TestPruneCommand:
         assert done.exit_code == 0, done.stderr
         pruned, again = (AutoModel.from_pretrained(folder / name).eval() for name in ("pruned", "again"))
         assert [layer.heads for layer in head_layers(again)] == [layer.heads for layer in head_layers(pruned)]
-        with torch.no_grad():
-            inputs = probe_inputs(pruned)
-            assert largest_difference(again(**inputs), pruned(**inputs)) < 1e-4
+        assert largest_difference(outputs(again), outputs(pruned)) < 1e-4
 
     def test_what_was_converted_is_not_converted_again(self, folder: Path) -> None:
         collab.checkpoints.convert(str(folder / "model"), folder / "converted", collab.ConversionConfig(rank=8))
@@ -476,16 +467,16 @@ class TestPruneCommand:
 
 class TestInspect:
     def test_heads_do_not_change_parameters(self, folder: Path) -> None:
-        found = {}
+        printed = {}
         for heads in (2, 4):
             done = run("inspect", folder / "model", "--num-heads", heads, "--json")
             assert done.exit_code == 0, done.stderr
-            found[heads] = json.loads(done.stdout)
-        assert found[2]["parameters"] == found[4]["parameters"]
-        assert [found[heads]["layers"][0]["head_dim"] for heads in (2, 4)] == [16, 8]
-        assert "parameters stay the same" in found[4]["explanation"][0]
+            printed[heads] = json.loads(done.stdout)
+        assert printed[2]["parameters"] == printed[4]["parameters"]
+        assert [printed[heads]["layers"][0]["head_dim"] for heads in (2, 4)] == [16, 8]
+        assert "parameters stay the same" in printed[4]["explanation"][0]
         model = BertForSequenceClassification.from_pretrained(folder / "model")
-        assert found[4]["parameters"] == parameters(model)
+        assert printed[4]["parameters"] == parameters(model)
 
     def test_a_conversion_and_a_pruned_one(self, folder: Path) -> None:
         collab.checkpoints.convert(str(folder / "model"), folder / "converted", collab.ConversionConfig(rank=8))
@@ -498,9 +489,9 @@ class TestInspect:
     @every_family
     def test_every_family(self, row: Row) -> None:
         model = tiny_model(row)
-        found = collab.inspect(model)
-        assert found.parameters["model"] == sum(one.numel() for one in model.parameters())
-        assert all(layer.flops == layer.flops_original for layer in found.layers)
+        inspection = collab.inspect(model)
+        assert inspection.parameters["model"] == sum(parameter.numel() for parameter in model.parameters())
+        assert all(layer.flops == layer.flops_original for layer in inspection.layers)
 
     @pytest.mark.parametrize(
         ("arguments", "message"), [(("--num-heads", "5"), "cannot be divided"), (("--length", "0"), "at least 1 token")]

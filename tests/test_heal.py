@@ -72,12 +72,13 @@ class TestHeal:
     def test_modes_stay(self) -> None:
         """A module that the caller has set apart stays apart."""
         teacher = tiny_model(BERT)
-        model = collab.convert(teacher, collab.ConversionConfig(rank=8)).model
-        for each in (teacher.train(), model.train()):
-            each.embeddings.eval()
-        before = [module.training for each in (teacher, model) for module in each.modules()]
+        model = converted(teacher)
+        networks = torch.nn.ModuleList([teacher.train(), model.train()])
+        for network in networks:
+            network.embeddings.eval()
+        before = [module.training for module in networks.modules()]
         collab.heal(model, teacher, options=replace(FEW, run=replace(RUN, learning_rate=None, steps=2)))
-        assert [module.training for each in (teacher, model) for module in each.modules()] == before
+        assert [module.training for module in networks.modules()] == before
 
     @pytest.mark.parametrize("trainable", ["attention", "all"])
     def test_more_can_be_trained(self, trainable: str) -> None:
@@ -118,8 +119,9 @@ class TestHeal:
             before = model(**inputs).logits
         healing = collab.heal(model, teacher, options=FEW)
         assert not healing.improved
-        assert min(evaluation["loss"] for evaluation in healing.record["evaluations"]) < healing.record["before"]["loss"]
-        assert healing.record["after"] == healing.record["before"]
+        record = healing.record
+        assert min(evaluation["loss"] for evaluation in record["evaluations"]) < record["before"]["loss"]
+        assert record["after"] == record["before"]
         with torch.no_grad():
             assert torch.equal(model(**inputs).logits, before)
         assert "divergence of the answers" in caplog.messages[-1]
@@ -154,11 +156,11 @@ class TestHeal:
         model = converted(teacher)
         inputs = probe_inputs(model)
         with torch.no_grad():
-            outputs = [one(**inputs, output_hidden_states=True) for one in (model, teacher)]
-            errors = relative_errors(teacher, *outputs, inputs["attention_mask"])
-            for states in outputs[0].hidden_states:
+            answers = [network(**inputs, output_hidden_states=True) for network in (model, teacher)]
+            errors = relative_errors(teacher, *answers, inputs["attention_mask"])
+            for states in answers[0].hidden_states:
                 states[inputs["attention_mask"] == 0] = 1e6
-            assert torch.equal(errors, relative_errors(teacher, *outputs, inputs["attention_mask"]))
+            assert torch.equal(errors, relative_errors(teacher, *answers, inputs["attention_mask"]))
         assert errors.shape == (2,)
 
     def test_gradient_accumulation_gives_the_same_result(self) -> None:
@@ -261,7 +263,8 @@ class TestBadInput:
         monkeypatch.setattr(DistillationTrainer, "compute_loss", fail)
         teacher = tiny_model(BERT)
         model = converted(teacher)
-        with pytest.raises(collab.errors.TrainingError, match=r"--gradient-accumulation-steps 4 .* --gradient-checkpointing"):
+        helps = r"--gradient-accumulation-steps 4 .* --gradient-checkpointing"
+        with pytest.raises(collab.errors.TrainingError, match=helps):
             collab.heal(model, teacher, options=FEW)
 
     def test_nothing_to_heal(self) -> None:
@@ -271,7 +274,14 @@ class TestBadInput:
 
     @pytest.mark.parametrize(
         "values",
-        [{"batch_size": 0}, {"learning_rate": 0.0}, {"gradient_accumulation_steps": 3}, {"precision": "fp8"}, {"steps": 0}, {"warmup": 1.0}],
+        [
+            {"batch_size": 0},
+            {"learning_rate": 0.0},
+            {"gradient_accumulation_steps": 3},
+            {"precision": "fp8"},
+            {"steps": 0},
+            {"warmup": 1.0},
+        ],
     )
     def test_options(self, values: dict) -> None:
         with pytest.raises(collab.errors.ConfigurationError):

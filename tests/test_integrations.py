@@ -9,30 +9,18 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
-from tiny import BY_TYPE, full_rank, random_model, tiny_model
+from tiny import BERT, WORDS, converted, full_rank, random_model, save_with_tokenizer, tiny_model
+from tiny import random_text as text
 from torch import Tensor
 from torch.nn.attention.flex_attention import create_block_mask
-from transformers import AutoModel, BertTokenizer, PreTrainedModel, pipeline
+from transformers import AutoModel, PreTrainedModel, pipeline
 
 import collab
 
-BERT = BY_TYPE["bert"]
-WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"abcdefghijklmnopqrstuvwxyz", "heads", "share"]
-
+VOCABULARY = (*WORDS, "heads", "share")
 CONTENTS = ("exact", "folded")
 FORMS = [(form, rank, content) for form, rank in (("cp", 8), ("tucker", 8), ("concat", 9)) for content in CONTENTS]
 every_layer = pytest.mark.parametrize(("form", "rank", "content"), FORMS)  # 9 of 4 heads is uneven
-
-
-def converted(native: PreTrainedModel, form: str = "cp", rank: int = 8, content: str = "exact") -> PreTrainedModel:
-    return collab.convert(native, collab.ConversionConfig(rank=rank, form=form, content=content)).model
-
-
-def text(batch: int, length: int) -> dict[str, Tensor]:
-    """Random tokens, the last row padded."""
-    mask = torch.ones(batch, length, dtype=torch.long)
-    mask[-1, length // 2 :] = 0
-    return {"input_ids": torch.randint(5, 35, (batch, length)), "attention_mask": mask}
 
 
 def states(model: PreTrainedModel, inputs: dict[str, Tensor]) -> Tensor:
@@ -79,7 +67,7 @@ class TestNarrowTypes:
     @every_layer
     @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
     def test_whole_model(self, form: str, rank: int, content: str, dtype: torch.dtype) -> None:
-        model, inputs = converted(tiny_model(BERT), form, rank, content), text(3, 12)
+        model, inputs = converted(tiny_model(BERT), rank, form, content=content), text(3, 12)
         expected = states(model, inputs)
         cosine = torch.nn.functional.cosine_similarity
         with torch.autocast("cpu", dtype=dtype):
@@ -95,7 +83,7 @@ def test_int8_by_torchao() -> None:
     """Weights in int8, activations as they come; cores and mixing, which are no linear layers, stay."""
     quantization = pytest.importorskip("torchao.quantization", reason="torchao is not installed")
     for form, rank, content in FORMS:
-        model = converted(tiny_model(BERT, hidden_size=64, intermediate_size=256), form, 2 * rank, content)
+        model = converted(tiny_model(BERT, hidden_size=64, intermediate_size=256), 2 * rank, form, content=content)
         inputs = text(3, 12)
         expected = states(model, inputs)
         before = bytes_of(model.encoder)
@@ -130,10 +118,8 @@ class TestPipelines:
     def test_pipeline(self, task: str, tmp_path: Path) -> None:
         """At full rank it answers as the original does."""
         name, given = self.TASKS[task]
-        native = random_model(getattr(transformers, name), BERT.config(vocab_size=len(WORDS), pad_token_id=0))
-        native.save_pretrained(tmp_path / "native")
-        (tmp_path / "native" / "vocab.txt").write_text("\n".join(WORDS))
-        BertTokenizer(str(tmp_path / "native" / "vocab.txt")).save_pretrained(tmp_path / "native")
+        native = random_model(getattr(transformers, name), BERT.config(vocab_size=len(VOCABULARY), pad_token_id=0))
+        save_with_tokenizer(native, tmp_path / "native", VOCABULARY)
         config = collab.ConversionConfig(rank=full_rank(native))
         none = collab.CalibrationRequest("none")
         collab.checkpoints.convert(str(tmp_path / "native"), tmp_path / "out", config, calibration=none)
@@ -153,8 +139,8 @@ def assert_close(actual: object, expected: object) -> None:
     elif isinstance(expected, list):
         assert isinstance(actual, list)
         assert len(actual) == len(expected)
-        for one, other in zip(actual, expected, strict=True):
-            assert_close(one, other)
+        for pair in zip(actual, expected, strict=True):
+            assert_close(*pair)
     elif isinstance(expected, str | int) or expected is None:
         assert actual == expected
     else:
@@ -165,13 +151,15 @@ class TestPeft:
     @pytest.mark.parametrize("form", ["cp", "tucker", "concat"])
     def test_lora_trained_saved_loaded_merged(self, form: str, tmp_path: Path) -> None:
         peft = pytest.importorskip("peft", reason="peft is not installed")
-        model = converted(tiny_model(BERT, transformers.BertForSequenceClassification), form)
+        model = converted(tiny_model(BERT, transformers.BertForSequenceClassification), form=form)
         base = copy.deepcopy(model)
         settings = peft.LoraConfig(r=2, target_modules=["query", "key", "value"], task_type="SEQ_CLS")
         adapted = peft.get_peft_model(model, settings)
         inputs = text(4, 9)
         before = logits(adapted, inputs)
-        optimizer = torch.optim.Adam((one for one in adapted.parameters() if one.requires_grad), lr=0.05)
+        optimizer = torch.optim.Adam(
+            (parameter for parameter in adapted.parameters() if parameter.requires_grad), lr=0.05
+        )
         for _ in range(2):
             adapted(**inputs, labels=torch.tensor([0, 1, 0, 1])).loss.backward()
             optimizer.step()
@@ -198,7 +186,7 @@ class TestTrainer:
     def test_goes_on_from_its_checkpoint(self, tmp_path: Path) -> None:
         """Two steps in one run, and one step, a new process's reload, and another: the same weights."""
         pytest.importorskip("accelerate", reason="the train extra is not installed")
-        rows = [{**{name: one[0] for name, one in text(1, 6).items()}, "labels": row % 2} for row in range(8)]
+        rows = [{**{name: value[0] for name, value in text(1, 6).items()}, "labels": row % 2} for row in range(8)]
 
         def train(model: PreTrainedModel, folder: str, steps: int, resume: bool = False) -> PreTrainedModel:
             arguments = transformers.TrainingArguments(
@@ -230,7 +218,7 @@ class TestAccelerate:
     @pytest.fixture
     def folder(self, tmp_path: Path) -> Path:
         pytest.importorskip("accelerate", reason="the train extra is not installed")
-        converted(tiny_model(BERT), "tucker").save_pretrained(tmp_path / "model")
+        converted(tiny_model(BERT), form="tucker").save_pretrained(tmp_path / "model")
         return tmp_path / "model"
 
     @pytest.mark.parametrize("device_map", ["cpu", "auto"])
@@ -252,7 +240,7 @@ class TestAccelerate:
 @pytest.mark.parametrize(("form", "rank", "content"), [("cp", 8, "exact"), ("concat", 9, "folded")])
 def test_flex_attention_with_a_sliding_window(form: str, rank: int, content: str) -> None:
     """A block mask in flex attention, and the same mask in the other kernels."""
-    model, length, window = converted(tiny_model(BERT), form, rank, content), 12, 3
+    model, length, window = converted(tiny_model(BERT), rank, form, content=content), 12, 3
     inputs = text(2, length)
     blocks = create_block_mask(lambda b, h, q, k: (q - k).abs() <= window, 2, None, length, length, device="cpu")
     positions = torch.arange(length)
@@ -260,16 +248,16 @@ def test_flex_attention_with_a_sliding_window(form: str, rank: int, content: str
     additive = torch.zeros(allowed.shape).masked_fill(~allowed, torch.finfo(torch.float32).min)
     layer = model.encoder.layer[0].attention.self
     hidden = model.embeddings(inputs["input_ids"])
-    found = {}
+    outputs = {}
     with torch.no_grad():
         for kernel, mask in (("eager", additive), ("sdpa", allowed), ("flex_attention", blocks)):
             model.set_attn_implementation(kernel)
-            found[kernel] = layer(hidden, attention_mask=mask)[0]
+            outputs[kernel] = layer(hidden, attention_mask=mask)[0]
         model.set_attn_implementation("eager")
         everything = layer(hidden)[0]
         whole = states(model, inputs | {"attention_mask": additive})
         model.set_attn_implementation("flex_attention")
         torch.testing.assert_close(states(model, inputs | {"attention_mask": blocks}), whole, rtol=0, atol=1e-5)
-    assert (found["eager"] - everything).abs().max() > 1e-2
+    assert (outputs["eager"] - everything).abs().max() > 1e-2
     for kernel in ("sdpa", "flex_attention"):
-        torch.testing.assert_close(found[kernel], found["eager"], rtol=0, atol=1e-5)
+        torch.testing.assert_close(outputs[kernel], outputs["eager"], rtol=0, atol=1e-5)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import shutil
 import sys
@@ -10,10 +11,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from click.testing import CliRunner, Result
+from click.testing import Result
 from huggingface_hub import ModelCard
+from processes import run
 from reload import run_without_collab
-from tiny import BY_TYPE, random_model, tensors, tiny_model
+from tiny import BERT, BY_TYPE, converted, random_model, random_text, save_with_tokenizer, tensors, tiny_model
 from transformers import (
     AutoConfig,
     AutoTokenizer,
@@ -21,24 +23,15 @@ from transformers import (
     BertForSequenceClassification,
     BertLMHeadModel,
     BertModel,
-    BertTokenizer,
     PreTrainedModel,
     ViTForImageClassification,
 )
 
 import collab
-from collab.cli import main
 
 onnx = pytest.importorskip("onnx", reason="the onnx extra is not installed")
 ort = pytest.importorskip("onnxruntime", reason="the onnx extra is not installed")
 pytest.importorskip("onnxscript", reason="the onnx extra is not installed")
-
-BERT = BY_TYPE["bert"]
-WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"abcdefghijklmnopqrstuvwxyz"]
-
-
-def converted(native: PreTrainedModel, form: str = "cp", rank: int = 8, content: str = "exact") -> PreTrainedModel:
-    return collab.convert(native, collab.ConversionConfig(rank=rank, form=form, content=content)).model
 
 
 def saved(model: PreTrainedModel, tmp_path: Path) -> str:
@@ -46,22 +39,19 @@ def saved(model: PreTrainedModel, tmp_path: Path) -> str:
     return str(tmp_path / "model")
 
 
-def run(*arguments: object) -> Result:
-    return CliRunner().invoke(main, ["export", *map(str, arguments), "--format", "onnx"])
+def export(*arguments: object) -> Result:
+    return run("export", *arguments, "--format", "onnx")
 
 
 def run_graph(file: Path, inputs: dict[str, torch.Tensor]) -> dict[str, np.ndarray]:
     session = ort.InferenceSession(str(file), providers=["CPUExecutionProvider"])
-    names = [one.name for one in session.get_outputs()]
-    return dict(zip(names, session.run(None, {name: one.numpy() for name, one in inputs.items()}), strict=True))
+    names = [output.name for output in session.get_outputs()]
+    return dict(zip(names, session.run(None, {name: value.numpy() for name, value in inputs.items()}), strict=True))
 
 
 def text(batch: int, length: int, types: bool = True) -> dict[str, torch.Tensor]:
     """Random tokens, the last row padded on the left."""
-    mask = torch.ones(batch, length, dtype=torch.long)
-    mask[-1, : length // 3] = 0
-    inputs = {"input_ids": torch.randint(2, 60, (batch, length)), "attention_mask": mask}
-    return inputs | ({"token_type_ids": torch.randint(2, (batch, length))} if types else {})
+    return random_text(batch, length, left=True, types=types)
 
 
 FORMS = [("cp", 8, "exact"), ("tucker", 8, "folded"), ("concat", 9, "exact")]  # 9 of 4 heads is uneven
@@ -70,7 +60,7 @@ FORMS = [("cp", 8, "exact"), ("tucker", 8, "folded"), ("concat", 9, "exact")]  #
 @pytest.mark.parametrize(("form", "rank", "content"), FORMS)
 def test_every_form(form: str, rank: int, content: str, tmp_path: Path) -> None:
     """At batch sizes and lengths that were neither traced nor checked by the export itself."""
-    model = converted(tiny_model(BERT), form, rank, content)
+    model = converted(tiny_model(BERT), rank, form, content=content)
     step = collab.checkpoints.export_onnx(saved(model, tmp_path), tmp_path / "out")
     assert step.record["verification"]["largest_difference"] < 1e-4
     assert len({tuple(shape) for shape in step.record["verification"]["shapes"]}) == 5
@@ -116,9 +106,7 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, Resu
     folder = tmp_path_factory.mktemp("onnx")
     native = random_model(BertForSequenceClassification, BERT.config())
     native.config.output_hidden_states = True  # which the graph leaves out
-    native.save_pretrained(folder / "native")
-    (folder / "native" / "vocab.txt").write_text("\n".join(WORDS))
-    BertTokenizer(str(folder / "native" / "vocab.txt")).save_pretrained(folder / "native")
+    save_with_tokenizer(native, folder / "native")
     (folder / "native" / "README.md").write_text("---\nlicense: mit\ntags:\n- mine\n---\n# Model\n")
     config = collab.ConversionConfig(rank=8, form="tucker")
     collab.checkpoints.convert(
@@ -128,7 +116,7 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, Resu
         calibration=collab.CalibrationRequest("none"),
         dtype=torch.float16,
     )
-    return folder / "model", folder / "out", run(folder / "model", folder / "out", "--int8", "--json")
+    return folder / "model", folder / "out", export(folder / "model", folder / "out", "--int8", "--json")
 
 
 class TestCommand:
@@ -159,9 +147,9 @@ class TestCommand:
         assert record["int8"]["lowest_cosine"] > 0.98
         assert 1e-4 < record["int8"]["mean_difference"] < 0.1
         small = onnx.load(str(out / "model_quantized.onnx")).graph
-        types = {len(one.dims): set() for one in small.initializer}
-        for one in small.initializer:
-            types[len(one.dims)].add(onnx.TensorProto.DataType.Name(one.data_type))
+        types = {len(weight.dims): set() for weight in small.initializer}
+        for weight in small.initializer:
+            types[len(weight.dims)].add(onnx.TensorProto.DataType.Name(weight.data_type))
         assert "INT8" in types[2]
         assert types[3] == {"FLOAT"}
 
@@ -172,14 +160,14 @@ class TestCommand:
         code = f"import sys; sys.modules['collab'] = None\n{code}\nprint(found[0].tolist())\n"
         done = run_without_collab(code, cache=tmp_path / "modules")
         assert done.returncode == 0, done.stderr
-        loaded = collab.io.load.load(str(model))
+        loaded = collab.load(str(model))
         batch = loaded.tokenizer(["a sentence", "another"], padding=True, return_tensors="pt")
         with torch.no_grad():
             expected = loaded.model.float()(**batch).logits.numpy()
         np.testing.assert_allclose(np.array(json.loads(done.stdout)), expected, rtol=0, atol=1e-4)
 
     def test_tables(self, tmp_path: Path) -> None:
-        result = run(saved(converted(tiny_model(BY_TYPE["vit"])), tmp_path), tmp_path / "out")
+        result = export(saved(converted(tiny_model(BY_TYPE["vit"])), tmp_path), tmp_path / "out")
         assert result.exit_code == 0, result.output
         for text_part in ("model.onnx", "largest difference", "Wrote"):
             assert text_part in result.stdout
@@ -211,7 +199,7 @@ class TestRefusals:
     def refused(self, error: type[Exception], match: str, *arguments: object) -> None:
         output = Path(str(arguments[1]))
         before = sorted(output.parent.rglob("*"))
-        result = run(*arguments)
+        result = export(*arguments)
         assert result.exit_code in (1, 2)
         assert match in " ".join(result.stderr.split()), result.output
         assert "Traceback" not in result.output
@@ -227,20 +215,20 @@ class TestRefusals:
 
     def test_a_graph_that_computes_something_else(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         """A weight of the written graph is changed before it is checked."""
-        from collab.checkpoints import export_onnx as export
 
         def spoil(*arguments: object) -> int:
             opset = write(*arguments)
             graph = onnx.load(str(arguments[1]))
-            bias = next(one for one in graph.graph.initializer if one.name.endswith("classifier.bias"))
+            bias = next(weight for weight in graph.graph.initializer if weight.name.endswith("classifier.bias"))
             values = onnx.numpy_helper.to_array(bias).copy()
             values[0] += 1e-2
             bias.CopyFrom(onnx.numpy_helper.from_array(values, bias.name))
             onnx.save(graph, str(arguments[1]))
             return opset
 
-        write = export.write_graph
-        monkeypatch.setattr(export, "write_graph", spoil)
+        module = importlib.import_module("collab.checkpoints.export_onnx")
+        write = module.write_graph
+        monkeypatch.setattr(module, "write_graph", spoil)
         model = saved(tiny_model(BY_TYPE["vit"], ViTForImageClassification), tmp_path)
         self.refused(collab.errors.VerificationError, "logits", model, tmp_path / "out")
 
@@ -269,6 +257,6 @@ def test_the_model_is_left_as_it_was() -> None:
     before = model.config._attn_implementation
     inputs = text(2, 5)
     with torch.no_grad():
-        found = Graph(model)(inputs)
-        assert torch.equal(found[0], tensors(model(**inputs))["last_hidden_state"])
+        outputs = Graph(model)(inputs)
+        assert torch.equal(outputs[0], tensors(model(**inputs))["last_hidden_state"])
     assert model.config._attn_implementation == before == "sdpa"

@@ -7,17 +7,14 @@ import json
 import pytest
 import torch
 import transformers
-from tiny import BY_TYPE, every_family, every_form, tiny_model
+from tiny import BERT, BY_TYPE, Row, every_family, every_form, tiny_model
 
 import collab
-from collab.decomposition import SolverOptions
 from collab.models.families import require_family
 from collab.planning.cost import LayerShape
-from collab.planning.plan import make_plan
 from collab.planning.predict import predict
 from collab.reparametrization.model import LayerProblems
 
-BERT = BY_TYPE["bert"]
 FEW = collab.CalibrationOptions(samples=64)
 
 
@@ -56,7 +53,7 @@ def test_predictions_hold(form: str) -> None:
     for rank in (6, 12, 20):
         report = collab.convert(model, collab.ConversionConfig(rank=rank, form=form), calibration=calibration).report
         for layer, problem in zip(report.layers, problems(model, calibration).values(), strict=True):
-            predicted = predict(problem, form, rank, "exact", SolverOptions())
+            predicted = predict(problem, form, rank, "exact", collab.SolverOptions())
             # Random heads share nothing, which is where the sweeps gain most after the first few.
             assert layer.score_error == pytest.approx(predicted, rel=0.2 if form == "cp" else 0.05)
 
@@ -119,20 +116,22 @@ class TestBudgets:
         report = collab.convert(model, collab.ConversionConfig(params=0.5, form="auto"), calibration=calibration).report
         candidates = report.choice["candidates"]
         assert set(candidates) == {"concat", "cp", "tucker"}
-        assert candidates[report.choice["chosen"]]["error"] == min(one["error"] for one in candidates.values())
+        assert candidates[report.choice["chosen"]]["error"] == min(
+            candidate["error"] for candidate in candidates.values()
+        )
         assert {layer.form for layer in report.layers} == {report.choice["chosen"]}
-        assert all(one["parameters"] <= 0.5 * report.query_key.before for one in candidates.values())
+        assert all(candidate["parameters"] <= 0.5 * report.query_key.before for candidate in candidates.values())
         report = collab.convert(
             model, collab.ConversionConfig(max_error=0.3, form="auto"), calibration=calibration
         ).report
         candidates = report.choice["candidates"]
-        assert report.query_key.after == min(one["parameters"] for one in candidates.values())
+        assert report.query_key.after == min(candidate["parameters"] for candidate in candidates.values())
 
     def test_auto_by_speed(self) -> None:
         config = collab.ConversionConfig(params=0.5, form="auto", optimize="speed")
         report = collab.convert(tiny_model(BERT), config).report
         candidates = report.choice["candidates"]
-        least = min(one["cost"] for one in candidates.values())
+        least = min(candidate["cost"] for candidate in candidates.values())
         near = [form for form in candidates if candidates[form]["cost"] < 1.1 * least]
         assert report.choice["chosen"] == min(near, key=lambda form: candidates[form]["error"])
         chosen = candidates[report.choice["chosen"]]
@@ -183,37 +182,36 @@ class TestBudgets:
 class TestPlan:
     def test_nothing_fits(self) -> None:
         model = tiny_model(BERT)
-        with pytest.raises(collab.BudgetError, match=r"Give --params (0\.\d+) or more") as caught:
-            make_plan(model, fractions=(0.005, 0.01))
+        with pytest.raises(collab.errors.BudgetError, match=r"Give --params (0\.\d+) or more") as caught:
+            collab.plan(model, fractions=(0.005, 0.01))
         nearest = float(str(caught.value).split("--params ")[1].split()[0])
-        assert make_plan(model, fractions=(0.01, nearest)).options
+        assert collab.plan(model, fractions=(0.01, nearest)).options
 
     @every_family
-    def test_every_family(self, row) -> None:
-        plan = make_plan(tiny_model(row))
-        assert {one.form for one in plan.options} == {"concat", "cp", "tucker"}
+    def test_every_family(self, row: Row) -> None:
+        plan = collab.plan(tiny_model(row))
+        assert {option.form for option in plan.options} == {"concat", "cp", "tucker"}
         json.dumps(plan.to_dict())
         assert "form at rank" in plan.recommendation
 
     def test_numbers(self) -> None:
         model = tiny_model(BERT)
         calibration = collab.calibrate(model, options=FEW)
-        plan = make_plan(model, calibration, fractions=(0.5, 0.25))
+        plan = collab.plan(model, calibration, fractions=(0.5, 0.25))
         assert len(plan.options) == 6
         assert plan.query_key_parameters == 2 * 2112
         assert plan.cache_bytes == 2 * 32 * 4
-        for one in plan.options:
-            config = collab.ConversionConfig(rank=one.rank, form=one.form)
+        for option in plan.options:
+            config = collab.ConversionConfig(rank=option.rank, form=option.form)
             report = collab.convert(model, config, calibration=calibration).report
-            assert one.query_key == pytest.approx(report.query_key.ratio)
-            assert one.model == pytest.approx(report.model.ratio)
-            assert one.layer_errors == pytest.approx([layer.score_error for layer in report.layers], rel=0.2)
-            assert min(one.layer_errors) <= one.error <= max(one.layer_errors)
-        frontier = [one for one in plan.options if one.frontier]
-        assert frontier
-        for one in plan.options:
-            beaten = any(two.query_key <= one.query_key and two.error < one.error for two in plan.options)
-            assert one.frontier is not beaten
+            assert option.query_key == pytest.approx(report.query_key.ratio)
+            assert option.model == pytest.approx(report.model.ratio)
+            assert option.layer_errors == pytest.approx([layer.score_error for layer in report.layers], rel=0.2)
+            assert min(option.layer_errors) <= option.error <= max(option.layer_errors)
+        assert any(option.frontier for option in plan.options)
+        for option in plan.options:
+            beaten = any(rival.query_key <= option.query_key and rival.error < option.error for rival in plan.options)
+            assert option.frontier is not beaten
         for spectrum in plan.spectra:
             query = model.get_submodule(spectrum.name).query.weight.T.double()
             key = model.get_submodule(spectrum.name).key.weight.T.double()

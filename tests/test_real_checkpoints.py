@@ -109,9 +109,9 @@ class TestALBERT:
         with (shared_data / "data" / "reactions" / "reactions.csv").open(newline="") as file:
             reactions = [row["rxn"] for row in csv.DictReader(file)]
         tokens = [["[CLS]", *self.TOKEN.findall(reaction), "[SEP]"] for reaction in reactions]
-        ids = [[vocabulary.get(token, vocabulary["[UNK]"]) for token in one] for one in tokens if len(one) <= 512][:24]
+        ids = [[vocabulary.get(token, vocabulary["[UNK]"]) for token in row] for row in tokens if len(row) <= 512][:24]
         longest = max(map(len, ids))
-        padded = torch.tensor([one + [0] * (longest - len(one)) for one in ids])
+        padded = torch.tensor([row + [0] * (longest - len(row)) for row in ids])
         return {"input_ids": padded, "attention_mask": (padded != 0).long()}
 
     @every_form

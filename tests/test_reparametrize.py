@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 import collab
+from collab.reparametrization.layer import LayerProblem
 
 HEADS, HEAD_DIM = 3, 4
 FULL = HEADS * HEAD_DIM
@@ -35,7 +36,7 @@ def test_exact_at_full_rank(form: str, biases: bool, widths: tuple[int, int]) ->
     x, y = torch.randn(2, 5, widths[0], dtype=torch.float64), torch.randn(2, 6, widths[1], dtype=torch.float64)
     result = collab.reparametrize(*weights, num_heads=HEADS, rank=FULL, form=form)
     torch.testing.assert_close(result.scores(x, y).softmax(dim=-1), attention(x, y, *weights), rtol=1e-12, atol=1e-12)
-    assert (result.content_bias is None) is not biases
+    assert (result.factors.content_bias is None) is not biases
 
 
 def test_content_bias_is_exact_at_any_rank() -> None:
@@ -55,7 +56,7 @@ def test_folded_content_of_a_head_without_query_weights(form: str) -> None:
         query_weight, query_bias, key_weight, key_bias, num_heads=HEADS, rank=9, form=form, content="folded"
     )
     expected = query_bias[:HEAD_DIM] @ key_weight[:HEAD_DIM]  # c_0, (D_k,)
-    torch.testing.assert_close(result.content[0], expected, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(result.factors.content[0], expected, rtol=1e-4, atol=1e-4)
 
 
 def test_scale_is_that_of_the_original_head() -> None:
@@ -68,14 +69,21 @@ def test_scale_is_that_of_the_original_head() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_keeps_the_dtype(dtype: torch.dtype) -> None:
-    result = collab.reparametrize(*layer(dtype=dtype), num_heads=HEADS, rank=0.5)
-    assert result.factors.query.dtype == result.content_bias.dtype == dtype
-    assert result.decomposition.factors.query.dtype == torch.float64
-    assert result.factors.rank == 6
+    factors = collab.reparametrize(*layer(dtype=dtype), num_heads=HEADS, rank=0.5).factors
+    assert factors.query.dtype == factors.content_bias.dtype == dtype
+    assert factors.rank == 6
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_solves_in_float64(dtype: torch.dtype) -> None:
+    query, query_bias, key, _ = layer(dtype=dtype)
+    problem = LayerProblem.of(query, query_bias, key, HEADS, torch.device("cpu"))
+    factors = problem.solve("cp", 6, "exact", collab.SolverOptions()).factors
+    assert factors.query.dtype == factors.content_bias.dtype == torch.float64
 
 
 def test_no_gradients_are_left_behind() -> None:
-    query, query_bias, key, key_bias = (torch.nn.Parameter(one) for one in layer())
+    query, query_bias, key, key_bias = map(torch.nn.Parameter, layer())
     result = collab.reparametrize(query, query_bias, key, key_bias, num_heads=HEADS, rank=5)
     assert not result.factors.query.requires_grad
 

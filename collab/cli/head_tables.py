@@ -1,43 +1,36 @@
-"""Heads and attention layers as tables in the terminal."""
+"""Heads and attention layers as tables in the terminal, in 80 columns."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 from rich.console import Console
+from rich.table import Table
 
-from ..heads.inspection import Inspection, LayerInspection
+from ..heads.options import SCORES
 from .tables import plain_table, shortened
 
 if TYPE_CHECKING:
+    from ..heads.inspection import Inspection, LayerInspection
     from ..heads.scores import HeadScores
+
+_NUMBERS = 64
+"""Characters of a line for the numbers of heads; the rest is for the layer's name."""
 
 
 def show_scores(scores: HeadScores, second: HeadScores | None, notes: Sequence[str]) -> None:
     """Every score as a table of layers and heads, the least important heads, and how scores agree."""
-    from ..heads.options import SCORES
     from ..heads.scores import rank_correlation
 
     console = Console()
     _, names = shortened(list(scores.layers))
     for name in scores.scores:
-        grid = scores.grid(name)
-        largest = float(np.nanmax(np.abs(grid)))
-        meaning = SCORES[name][1] + (f" ({scores.harm_name})" if name in ("ablation", "alone") else "")
-        table = plain_table(
-            f"{name}: {meaning}",
-            f"in hundredths of {largest:.3g}; {'high' if SCORES[name][0] > 0 else 'low'} where a head matters",
-        )
-        table.add_column("layer")
-        for head in range(scores.total):
-            table.add_column(str(head), justify="right")
-        for layer, row in zip(names, 100 * grid / max(largest, 1e-30), strict=True):
-            table.add_row(layer, *("" if math.isnan(value) else f"{value:.0f}" for value in row))
-        console.print(table)
+        for table in _grids(scores, name, names):
+            console.print(table)
     chosen = "gradient" if "gradient" in scores.scores else next(iter(scores.scores))
     ranked = sorted(
         (value, layer, head)
@@ -47,8 +40,8 @@ def show_scores(scores: HeadScores, second: HeadScores | None, notes: Sequence[s
     least = ", ".join(f"{layer}:{head}" for _, layer, head in ranked[: max(1, len(ranked) // 10)])
     console.print(f"Least {chosen}, as layer:head: {least}", highlight=False)
     if len(scores.scores) > 1:
-        found = scores.correlations()[chosen]
-        others = ", ".join(f"{name} {value:.2f}" for name, value in found.items() if name != chosen)
+        correlations = scores.correlations()[chosen]
+        others = ", ".join(f"{name} {value:.2f}" for name, value in correlations.items() if name != chosen)
         console.print(f"Rank correlation with {chosen}, each so that more matters more: {others}", highlight=False)
     if second is not None:
         agreed = ", ".join(
@@ -59,58 +52,91 @@ def show_scores(scores: HeadScores, second: HeadScores | None, notes: Sequence[s
         console.print(note, markup=False, highlight=False)
 
 
-def show_inspection(found: Inspection) -> None:
+def _grids(scores: HeadScores, name: str, names: Sequence[str]) -> Iterator[Table]:
+    """A score by layer and head, in as many tables as the heads need."""
+    grid = scores.grid(name)
+    largest = float(np.nanmax(np.abs(grid)))
+    meaning = SCORES[name][1] + (f" ({scores.harm_name})" if name in ("ablation", "alone") else "")
+    rows = [["" if math.isnan(value) else f"{value:.0f}" for value in row] for row in 100 * grid / max(largest, 1e-30)]
+    width = max(len(str(scores.total)), *(len(text) for row in rows for text in row))
+    at_once = _NUMBERS // (width + 2)
+    for start in range(0, scores.total, at_once):
+        heads = range(start, min(start + at_once, scores.total))
+        last = heads[-1] == scores.total - 1
+        table = plain_table(
+            f"{name}: {meaning}" if start == 0 else f"{name}, heads {heads[0]} to {heads[-1]}",
+            ["layer", *map(str, heads)],
+            caption=f"in hundredths of {largest:.3g}; {'high' if SCORES[name][0] > 0 else 'low'} where a head matters"
+            if last
+            else None,
+            padding=(0, 1, 0, 0),
+        )
+        for layer, row in zip(names, rows, strict=True):
+            table.add_row(layer, *(row[head] for head in heads))
+        yield table
+
+
+def show_inspection(inspection: Inspection) -> None:
     """Shapes, parameters and arithmetic of every attention layer, and why they are what they are."""
     console = Console()
-    pattern, names = shortened([layer.name for layer in found.layers])
-    first = found.layers[0]
-    shapes = plain_table(f"{found.model_type}: parameters of {pattern}, layer {names[0]}")
-    shapes.add_column("name")
-    shapes.add_column("shape", justify="right")
+    pattern, names = shortened([layer.name for layer in inspection.layers])
+    first = inspection.layers[0]
+    shapes = plain_table(f"{inspection.model_type}: parameters of {pattern}, layer {names[0]}", ["name", "shape"])
     for name, shape in first.shapes.items():
         shapes.add_row(name, "×".join(map(str, shape)))
     console.print(shapes)
-    groups = _alike(found.layers, names)
-    layers = plain_table("Attention layers", "rank: query/key dimensions of all heads together")
-    for heading in ("layer", "form", "heads", "d", "rank", "query/key", "value/output"):
-        layers.add_column(heading, justify="left" if heading in ("layer", "form") else "right")
-    for group, one in groups:
-        numbers = (one.heads, one.head_dim, one.rank, one.query_key, one.value_output)
-        layers.add_row(group, one.form, *(f"{number:,}" for number in numbers))
-    console.print(layers)
-    work = plain_table(
-        "Million multiply-adds ×2 of queries, keys and scores, for one sequence",
-        "in brackets the part of the original's",
+    groups = _alike(inspection.layers, names)
+    layers = plain_table(
+        "Attention layers",
+        ["layer", "form", "heads", "d", "rank", "query/key", "value/output"],
+        caption="rank: query/key dimensions of all heads together; query/key, value/output: parameters",
+        left=2,
     )
-    work.add_column("layer")
-    for length in first.flops:
-        work.add_column(f"{length} tokens", justify="right")
-    for group, one in groups:
-        pairs = zip(one.flops.values(), one.flops_original.values(), strict=True)
-        work.add_row(group, *(f"{flops / 1e6:,.1f} ({flops / original:.2f})" for flops, original in pairs))
-    console.print(work)
-    count = found.parameters
+    for group, layer in groups:
+        numbers = (layer.heads, layer.head_dim, layer.rank, layer.query_key, layer.value_output)
+        layers.add_row(group, layer.form, *(f"{number:,}" for number in numbers))
+    console.print(layers)
+    for table in _work(groups, list(first.flops)):
+        console.print(table)
+    count = inspection.parameters
     console.print(
         f"Queries and keys have {count['query_key']:,} parameters, {count['query_key'] / count['attention']:.1%} of "
         f"attention and {count['query_key'] / count['model']:.1%} of the model's {count['model']:,}.",
         highlight=False,
     )
-    for sentence in found.explanation:
+    for sentence in (*inspection.explanation, *_past(inspection)):
         console.print(sentence, markup=False, highlight=False)
-    for step in found.report.get("original_history", []):
-        console.print(f"The original: {step['step']}.", highlight=False)
-    settings = found.report.get("settings")
-    if settings:
-        errors = [
-            one["score_error"] if one["score_error"] is not None else one["error"] for one in found.report["layers"]
-        ]
-        console.print(
-            f"Converted from {found.report['source']} with rank {settings['rank']}, params {settings['params']}; "
-            f"errors by layer {', '.join(f'{one:.3f}' for one in errors)}. More in collab_report.json.",
-            highlight=False,
+
+
+def _work(groups: Sequence[tuple[str, LayerInspection]], lengths: Sequence[int]) -> Iterator[Table]:
+    """The arithmetic of every layer, three lengths at a time."""
+    for start in range(0, len(lengths), 3):
+        several = lengths[start : start + 3]
+        table = plain_table(
+            "Million multiply-adds ×2 of queries, keys and scores, for one sequence",
+            ["layer", *(f"{length} tokens" for length in several)],
+            caption="in brackets the part of the original's",
         )
-    for step in found.report.get("history", []):
-        console.print(f"Then: {step['step']}.", highlight=False)
+        for group, layer in groups:
+            pairs = [(layer.flops[length], layer.flops_original[length]) for length in several]
+            table.add_row(group, *(f"{flops / 1e6:,.1f} ({flops / original:.2f})" for flops, original in pairs))
+        yield table
+
+
+def _past(inspection: Inspection) -> list[str]:
+    """What was done to the model so far, in sentences."""
+    report = inspection.report
+    lines = [f"The original: {step['step']}." for step in report.get("original_history", [])]
+    settings = report.get("settings")
+    if settings:
+        errors = (
+            layer["error"] if layer["score_error"] is None else layer["score_error"] for layer in report["layers"]
+        )
+        lines.append(
+            f"Converted from {report['source']} with rank {settings['rank']}, params {settings['params']}; errors by "
+            f"layer {', '.join(f'{error:.3f}' for error in errors)}. More in collab_report.json."
+        )
+    return [*lines, *(f"Then: {step['step']}." for step in report.get("history", []))]
 
 
 def _alike(layers: Sequence[LayerInspection], names: Sequence[str]) -> list[tuple[str, LayerInspection]]:
@@ -121,4 +147,4 @@ def _alike(layers: Sequence[LayerInspection], names: Sequence[str]) -> list[tupl
             groups[-1][0].append(name)
         else:
             groups.append(([name], layer))
-    return [(group[0] if len(group) == 1 else f"{group[0]} to {group[-1]}", one) for group, one in groups]
+    return [(group[0] if len(group) == 1 else f"{group[0]} to {group[-1]}", layer) for group, layer in groups]

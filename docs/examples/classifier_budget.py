@@ -51,7 +51,8 @@ collab.finetune(
     ),
 )
 
-# 2. Calibrate on text like the text that the classifier is for. No labels are needed.
+# 2. Calibrate on text like the text that the classifier is for. No labels are needed, but more rows are: collab warns
+#    that these are too few. A few hundred are enough.
 calibration = collab.calibrate(classifier, LIKED + DISLIKED, tokenizer=tokenizer)
 
 # 3. Look at what each form would cost and how far off it would be. Nothing is converted yet.

@@ -21,7 +21,7 @@ DOCUMENTS = [
     "Bread rises because yeast turns sugar into carbon dioxide.",
     "The last train to the coast leaves at eleven.",
     "Water the tomatoes in the morning, before the sun is high.",
-    "A transformer compares every token with every other token.",
+    "Attention lets a neural network compare every word with every other word.",
     "The museum is closed on Mondays.",
     "Interest rates rose for the third time this year.",
 ]
@@ -49,7 +49,7 @@ print(f"mean cosine to the original's embeddings: {(embeddings * expected).sum(a
 
 # 3. Serve it: GET /?query=... answers with the nearest document.
 class Search(BaseHTTPRequestHandler):
-    def do_GET(self) -> None:  # noqa: N802 (the name is http.server's)
+    def do_GET(self) -> None:
         query = parse_qs(urlsplit(self.path).query)["query"][0]
         scores = embeddings @ converted.encode(query, normalize_embeddings=True)
         best = int(scores.argmax())
@@ -63,7 +63,7 @@ class Search(BaseHTTPRequestHandler):
 
 server = HTTPServer(("localhost", 0), Search)
 threading.Thread(target=server.serve_forever, daemon=True).start()
-for query in ("When can I visit the exhibition?", "How does attention work?", "What makes dough grow?"):
+for query in ("When can I visit the exhibition?", "How do language models read a sentence?", "What makes dough grow?"):
     with urlopen(f"http://localhost:{server.server_port}/?query={quote(query)}") as response:
         answer = json.load(response)
     print(f"{query} -> {answer['document']} ({answer['score']:.2f})")

@@ -24,7 +24,7 @@ SENTENCES = [
     "A good recipe lists the ingredients first.",
     "The doctor asked how long the pain had lasted.",
     "It rained all day, so the match was called off.",
-] * 4
+]
 
 original = str(get_model_path())
 output = Path(sys.argv[1] if len(sys.argv) > 1 else tempfile.mkdtemp()) / "pruned"
