@@ -36,7 +36,7 @@ import collab
 from collab.data.encoding import Collate, encode, to_judge
 from collab.data.features import Feature
 from collab.evaluation.metrics import intervals
-from collab.evaluation.predict import Columns, predict
+from collab.evaluation.predict import Columns, predictions
 
 FORMS = ("cp", "tucker", "concat")
 PARTS = (1 / 2, 1 / 3, 1 / 6)
@@ -121,7 +121,7 @@ class Bench:
 
     def answers(self, loaded: collab.Checkpoint, rows: int | None = None) -> Columns:
         """A model's predictions on the development set, or on its first rows, with the labels."""
-        return predict(self.task.kind, loaded.model, *self.features(loaded, rows))
+        return predictions(self.task.kind, loaded.model, *self.features(loaded, rows))
 
     def features(self, loaded: collab.Checkpoint, rows: int | None = None) -> tuple[list[Feature], Collate]:
         """The development set, or its first rows, as a model takes it, and what makes batches of it."""

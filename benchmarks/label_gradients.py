@@ -26,7 +26,7 @@ from collab.calibration import collect
 from collab.data.encoding import collator, encode
 from collab.evaluation.compare import agreement
 from collab.evaluation.metrics import measure
-from collab.evaluation.predict import predict
+from collab.evaluation.predict import predictions
 
 
 class LabelCollector(collect.Collector):
@@ -81,11 +81,11 @@ def main() -> None:
             for name, calibration in calibrations.items():
                 config = collab.ConversionConfig(params=part, form=form, compare=False)
                 converted = collab.convert(model, config, calibration=calibration).model
-                accuracy = measure(task.kind, predict(task.kind, converted, judged, collate))["accuracy"]
+                accuracy = measure(task.kind, predictions(task.kind, converted, judged, collate))["accuracy"]
                 agreed = agreement(model, converted, unseen) or {}
                 found.append({"form": form, "params": part, "gradient": name, "accuracy": accuracy, **agreed})
                 print(found[-1], flush=True)
-    original = measure(task.kind, predict(task.kind, model, judged, collate))["accuracy"]
+    original = measure(task.kind, predictions(task.kind, model, judged, collate))["accuracy"]
     result = {"machine": machine(), "accuracy": original, "rows": found}
     cells = [
         [

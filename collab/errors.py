@@ -1,4 +1,4 @@
-"""Every failure that collab expects, as a type whose message says what to do about it.
+"""The exceptions that collab raises; their messages say what to do.
 
 All derive from `CollabError`, so ``except collab.CollabError`` catches them; each also derives from the built-in
 exception that a caller who does not know collab would expect.
@@ -10,7 +10,7 @@ class CollabError(Exception):
 
 
 class ConfigurationError(CollabError, ValueError):
-    """An option has a value that cannot be used."""
+    """An option has an invalid value."""
 
 
 class RankError(ConfigurationError):
@@ -34,19 +34,19 @@ class UnsupportedArchitectureError(CollabError, ValueError):
 
 
 class AlreadyConvertedError(CollabError, ValueError):
-    """The model is a collaborative one already."""
+    """The model is collaborative already."""
 
 
 class NotConvertedError(CollabError, ValueError):
-    """The model is not a collaborative one, so there is nothing to expand."""
+    """The model is not collaborative, so there is nothing to expand."""
 
 
 class DeviceError(CollabError, RuntimeError):
-    """The requested device is not there."""
+    """The requested device is not available."""
 
 
 class OutOfMemoryError(CollabError, MemoryError):
-    """A model does not fit into memory at what was asked of it."""
+    """A model does not fit into memory with the requested batch."""
 
 
 class OutputError(CollabError, OSError):
@@ -54,7 +54,7 @@ class OutputError(CollabError, OSError):
 
 
 class VerificationError(CollabError, RuntimeError):
-    """A written model does not reload to the model that was written, or its graph computes something else."""
+    """A written model does not reload to the same weights, or its outputs differ."""
 
 
 class DataError(CollabError, ValueError):
@@ -66,11 +66,11 @@ class CalibrationError(DataError):
 
 
 class TrainingError(CollabError, RuntimeError):
-    """Training cannot go on: a loss that is not a number, too little memory, or another run's unfinished work."""
+    """Training cannot continue: the loss is NaN, memory is short, or the work folder holds another run."""
 
 
 class ExtraError(CollabError, ImportError):
-    """A package that this needs is not installed; it comes with one of collab's extras."""
+    """A required package is not installed; it comes with one of collab's extras."""
 
 
 class BudgetError(ConfigurationError):
@@ -78,5 +78,5 @@ class BudgetError(ConfigurationError):
 
 
 def first_line(error: BaseException) -> str:
-    """Another library's message without the advice that it adds to it."""
+    """The first line of another library's error message, without the advice below it."""
     return (str(error).strip() or type(error).__name__).splitlines()[0]

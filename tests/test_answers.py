@@ -87,23 +87,23 @@ class TestAgreement:
         assert padded == pytest.approx(plain, rel=1e-4)
 
     @pytest.mark.parametrize("native_class", [BertForQuestionAnswering, ElectraForPreTraining])
-    def test_harm_to_a_models_own_answers(self, native_class: type[PreTrainedModel]) -> None:
+    def test_degradation_of_a_models_own_answers(self, native_class: type[PreTrainedModel]) -> None:
         """The same question for heads: by how much its answers change, padding left out."""
         model, conversion = both(native_class)
-        harms = []
+        degradations = []
         for padding in (0, 5):
-            goal = OwnAnswers(model, [tokens(padding=padding)])
+            objective = OwnAnswers(model, [tokens(padding=padding)])
 
-            def change(goal: OwnAnswers = goal) -> nullcontext:
-                goal.model = conversion
+            def change(objective: OwnAnswers = objective) -> nullcontext:
+                objective.model = conversion
                 return nullcontext()
 
-            harms += goal.harm([change])
-            assert all(loss().shape == (2,) for loss in goal.losses())
-        assert harms[1] == pytest.approx(harms[0], rel=1e-4)
+            degradations += objective.degradation([change])
+            assert all(loss().shape == (2,) for loss in objective.losses())
+        assert degradations[1] == pytest.approx(degradations[0], rel=1e-4)
         measured = agreement(model, conversion, [tokens()])
         answers = 2 if native_class is BertForQuestionAnswering else 6
-        assert harms[0] == pytest.approx(measured["kl"] * answers, rel=1e-4)
+        assert degradations[0] == pytest.approx(measured["kl"] * answers, rel=1e-4)
 
 
 class TestHealing:

@@ -271,11 +271,11 @@ class TestBadInput:
     def test_long_text_is_cut_and_said(self, tokenizer: BertTokenizer, caplog: pytest.LogCaptureFixture) -> None:
         model = tiny_model(BERT)
         calibration = collab.calibrate(model, ["a b c " * 100, "a"], tokenizer=tokenizer)
-        assert "longer than 40 tokens was cut" in caplog.text
+        assert "longer than 40 tokens was truncated" in caplog.text
         assert calibration.summary["rows"] == 2
         caplog.clear()
         collab.calibrate(model, ["a b c", "a"], tokenizer=tokenizer)
-        assert "was cut" not in caplog.text
+        assert "was truncated" not in caplog.text
 
     def test_few_tokens_are_said(self, tokenizer: BertTokenizer) -> None:
         calibration = collab.calibrate(tiny_model(BERT), ["a b", "c", "d"], tokenizer=tokenizer)
@@ -299,7 +299,7 @@ class TestBadInput:
         (tmp_path / "rows.docx").write_text("x")
         for source, message in (
             ("nowhere/at-all", "no data set of that name"),
-            (str(tmp_path / "rows.docx"), "no kind that is read"),
+            (str(tmp_path / "rows.docx"), "Unsupported file type '.docx'"),
         ):
             with pytest.raises(collab.errors.DataError, match=message):
                 collab.calibrate(model, collab.DataSource(source), tokenizer=tokenizer)

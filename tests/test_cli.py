@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -22,9 +23,20 @@ from transformers import AutoConfig
 
 import collab
 from collab.cli import main
+from collab.cli.head_tables import show_inspection, show_scores
+from collab.cli.tables import show_bench, show_plan, show_report, show_step
+from collab.decomposition import FORMS
+from collab.evaluation.bench_report import BenchReport, Measured, Memory, Setting
+from collab.evaluation.timing import Spread
+from collab.heads.inspection import Inspection, LayerInspection
+from collab.heads.scores import HeadScores
+from collab.io.history import Step, table
+from collab.io.report import ConversionReport, Count, LayerReport
+from collab.planning.plan import Option, Plan, Spectrum
 from collab.reparametrization.layer import LayerProblem
 
 BERT = BY_TYPE["bert"]
+SIDES = ("encoder", "decoder")
 Run = Callable[..., Result]
 
 
@@ -167,7 +179,7 @@ class TestCalibration:
         report = self.report(run(model, tmp_path / "out", "--rank", 8, "--json"))
         assert report["calibration"] == {"source": "synthetic", "rows": 1024, "tokens": 896 * 16}
         assert report["agreement"]["rows"] == 128
-        assert all(layer["held_back_error"] > 0 for layer in report["layers"])
+        assert all(layer["held_out_error"] > 0 for layer in report["layers"])
 
     def test_none_and_full_rank(self, run: Run, model: Path, tmp_path: Path) -> None:
         for number, options in enumerate((["--rank", 8, "--calibration", "none"], ["--rank", "1.0"])):
@@ -187,13 +199,13 @@ class TestCalibration:
         stderr = run(embedder, tmp_path / "no", "--rank", 8, *options, *cache, "--max-length", 4, fails=1).stderr
         assert "other data" in stderr
         card = (tmp_path / "out" / "README.md").read_text()
-        assert "against the original, on 2 rows held back" in card
+        assert "against the original, on 2 held-out rows" in card
 
     def test_tables(self, run: Run, embedder: Path, tmp_path: Path) -> None:
         text = run(embedder, tmp_path / "out", "--params", 0.4, "--form", "auto").stdout
         text = " ".join(text.split())
         for expected in (
-            "held back",
+            "held out",
             "scores",
             "Against the original",
             "embedding cosine",
@@ -219,7 +231,7 @@ class TestCalibration:
             (["--form", "auto"], "needs a budget", 2),
         ):
             assert message in run(embedder, out, "--rank", 8, *options, fails=code).stderr.replace("\n", " "), options
-        assert "Give --params" in run(embedder, out, "--params", 0.001, fails=2).stderr
+        assert "(params, --params)" in run(embedder, out, "--params", 0.001, fails=2).stderr
 
 
 class TestPlan:
@@ -245,6 +257,74 @@ class TestPlan:
             result = CliRunner().invoke(main, ["plan", str(model), *options])
             assert result.exit_code == code, result.output
             assert message in result.stderr.replace("\n", " ")
+
+
+class TestWidth:
+    """Tables of large models with long names fit 80 columns, and neither a name nor a heading is cut."""
+
+    NAMES = tuple(
+        f"model.{side}.block.{i}.layer.{side == 'decoder':d}.SelfAttention" for side in SIDES for i in (0, 23)
+    )
+
+    def check(self, capsys: pytest.CaptureFixture[str], *expected: str) -> None:
+        shown = capsys.readouterr().out
+        assert "…" not in shown
+        assert max(map(len, shown.splitlines())) <= 80
+        for text in expected:
+            assert text in shown, text
+
+    def test_report(self, capsys: pytest.CaptureFixture[str]) -> None:
+        layer = LayerReport("", "tucker", 1024, 4096, 0.1, 0.1, 0.1, 200, False, 1.0, 1.0, Count(10**8, 10**8))
+        predicted = {form: {"error": 0.1234, "rank": 1024} for form in FORMS}
+        total = Count(10**10, 10**10)
+        report = ConversionReport(
+            tuple(replace(layer, name=name) for name in self.NAMES),
+            *(total, total, total, {}, 1.0),
+            calibration={"source": "synthetic"},
+            comparison=[predicted] * len(self.NAMES),
+        )
+        show_report(report, Path("out"))
+        self.check(capsys, "held out", "100,000,000+"[:-1], "0.1234 (R=1024)", "after / before")
+
+    def test_plan(self, capsys: pytest.CaptureFixture[str]) -> None:
+        choice = Option("tucker", 1024, 0.1, [0.1], 0.5, 0.9, {32: 0.1, 128: 12.5, 512: 0.1}, 12_582_912, True)
+        spectra = [Spectrum(name, [1024, 4096], [0.5, 1.0], [0.5, 1.0], [0.95, 1.0]) for name in self.NAMES]
+        show_plan(Plan([choice] * 3, spectra, "Take it.", None, 10**9, 10**10, 25_165_824))
+        self.check(capsys, "query/key", "model", "512 tokens", "cache", "12,582,912", "product")
+
+    def test_bench(self, capsys: pytest.CaptureFixture[str]) -> None:
+        names = ("/a/folder/" + "of-a-long-name-" * 8, "original")
+        models = [
+            Measured(name, "CollaborativeBertForSequenceClassification", 10**10, 10**11, "sdpa", Memory(10**11, 10**9))
+            for name in names
+        ]
+        spread = Spread(12.3456, 10.1, 14.2)
+        setting = Setting(128, 512, (spread, spread), (123456.7, 123456.7), Spread(1.234, 1.1, 1.3))
+        show_bench(BenchReport(tuple(models), (setting,), "tokens", 20, "bfloat16", "cpu", 2, True, (128, 512)))
+        headings = ("batch", "length", "ms", "quartiles", "tokens/s", "ratio", "peak memory", "libraries")
+        self.check(capsys, *headings, "10100 14200", "1.10 1.30")
+
+    def test_inspection(self, capsys: pytest.CaptureFixture[str]) -> None:
+        work = dict.fromkeys((32, 128, 512, 2048), 10 ** 11)
+        layers = tuple(
+            LayerInspection(name, "original", 12 + i, 128, 4096, {"content_bias": (16, 4096)}, 10**8, 10**8, work, work)
+            for i, name in enumerate(self.NAMES)
+        )
+        counts = {"query_key": 10**8, "attention": 2 * 10**8, "model": 10**10}
+        show_inspection(Inspection("t5", 4096, layers, 1.0, counts, ()))
+        self.check(capsys, "layer", "query/key", "value/output", "content_bias", "2048 tokens", "(1.00)")
+
+    @pytest.mark.parametrize("heads", [12, 16, 40])
+    def test_scores(self, capsys: pytest.CaptureFixture[str], heads: int) -> None:
+        values = {name: [-1.0 * head for head in range(heads)] for name in self.NAMES}
+        alive = {name: tuple(range(heads)) for name in self.NAMES}
+        show_scores(HeadScores(self.NAMES, alive, heads, {"gradient": values}), None, [])
+        self.check(capsys, "-100", f" {heads - 1} ")
+
+    def test_card(self, capsys: pytest.CaptureFixture[str]) -> None:
+        text = table(["layer", "form", "rank", "dimensions of a head", "relative error"], [[self.NAMES[0]] + ["1"] * 4])
+        show_step(Step("Expansion", text, {}))
+        self.check(capsys, "rank")
 
 
 class TestHub:
@@ -423,7 +503,7 @@ class TestBadInput:
     def test_truncated_weights(self, run: Run, model: Path, tmp_path: Path, kept: int) -> None:
         file = model / "model.safetensors"
         file.write_bytes(file.read_bytes()[:kept])
-        assert "damaged or cut short" in run(model, tmp_path / "out", "--rank", 8, fails=1).stderr
+        assert "damaged or truncated" in run(model, tmp_path / "out", "--rank", 8, fails=1).stderr
 
     def test_missing_shard(self, run: Run, model: Path, tmp_path: Path) -> None:
         native = transformers.BertModel.from_pretrained(model)

@@ -342,7 +342,7 @@ class TestFromACheckpoint:
         report = self.convert("someone/original", tmp_path / "out")
         assert (report.source, report.revision) == ("someone/original", commit)
         assert ModelCard.load(tmp_path / "out" / "README.md").data.base_model == "someone/original"
-        with pytest.raises(collab.errors.CheckpointError, match="no model of that name"):
+        with pytest.raises(collab.errors.CheckpointError, match="was not found on the Hugging Face Hub"):
             self.convert("someone/else", tmp_path / "other")
 
 

@@ -444,7 +444,9 @@ class TestBadInput:
         assert "--eval" in self.refused(folder, *task, *train)
         (tmp_path / "empty.tsv").write_text("sentence\tlabel\n")
         assert "empty.tsv has no rows" in self.refused(folder, *task, *train, "--eval", tmp_path / "empty.tsv")
-        assert "no metric of classification" in self.refused(folder, *task, *train, *dev, "--metric", "pearson")
+        assert "classification has no metric 'pearson'" in self.refused(
+            folder, *task, *train, *dev, "--metric", "pearson"
+        )
         assert "Unknown task" in self.refused(folder, "--task", "glue/xyz", *train, *dev)
         assert "only 1 names" in self.refused(folder, *task, *train, *dev, "--labels", "one")
         words = write(tmp_path / "words.csv", [{"sentence": "a", "label": "x"}] * 2, ["sentence", "label"])

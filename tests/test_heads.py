@@ -252,9 +252,9 @@ class TestScores:
         width = layers[0].head_dim
         with torch.no_grad():
             layers[0].output.weight[:, width : 2 * width] = 0
-        goal = OwnAnswers(model, [probe_inputs(model)])
-        gradient = gradient_importance(goal, layers)[layers[0].name]
-        without, _ = ablation(goal, layers)
+        objective = OwnAnswers(model, [probe_inputs(model)])
+        gradient = gradient_importance(objective, layers)[layers[0].name]
+        without, _ = ablation(objective, layers)
         assert float(gradient[1]) == 0
         assert float(without[layers[0].name][1]) == 0
         assert float(gradient[0]) > 0
@@ -290,7 +290,7 @@ class TestHeadsCommand:
         printed = json.loads(done.stdout)
         assert set(printed["scores"]) == set(SCORES)
         assert all(len(row) == 4 for score in printed["scores"].values() for row in score.values())
-        assert printed["harm"] == "loss of accuracy"
+        assert printed["degradation"] == "loss of accuracy"
         assert printed["data"]["task"] == "classification"
         assert printed["scores"] == printed["data2"]["scores"]  # the same rows and seed
         names = {path.name for path in (folder / "figures").iterdir()}
@@ -315,13 +315,13 @@ class TestHeadsCommand:
 
     @unfinished
     @pytest.mark.parametrize(
-        ("native_class", "task", "data", "harm"),
+        ("native_class", "task", "data", "degradation"),
         [
             (BertForMaskedLM, "masked-lm", "rows.txt", "rise of loss"),
             (BertForTokenClassification, "token-classification", "tags.jsonl", "loss of accuracy"),
         ],
     )
-    def test_other_tasks(self, folder: Path, native_class: Any, task: str, data: str, harm: str) -> None:
+    def test_other_tasks(self, folder: Path, native_class: Any, task: str, data: str, degradation: str) -> None:
         model = tiny_model(BERT, native_class, id2label={0: "O", 1: "B-A"})
         model.save_pretrained(folder / "model")
         tags = [{"tokens": WORDS[start : start + 4], "tags": ["O", "B-A", "O", "B-A"]} for start in range(20)]
@@ -333,7 +333,7 @@ class TestHeadsCommand:
             rows=collab.RowOptions(samples=12),
             options=collab.ScoreOptions(("gradient", "ablation"), ablation_samples=4),
         ).scores
-        assert scores.harm_name == harm
+        assert scores.degradation_name == degradation
         assert (scores.grid("gradient") > 0).all()
 
     def test_long_sentences_are_cut_in_figures(self, folder: Path) -> None:

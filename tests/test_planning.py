@@ -153,9 +153,9 @@ class TestBudgets:
 
     def test_a_budget_that_cannot_be_met_names_the_nearest_that_can(self) -> None:
         model = tiny_model(BERT)
-        with pytest.raises(collab.errors.BudgetError, match=r"Give --params (0\.\d+) or more") as caught:
+        with pytest.raises(collab.errors.BudgetError, match=r"Keep at least (0\.\d+) \(params, --params\)") as caught:
             collab.convert(model, collab.ConversionConfig(params=0.001))
-        nearest = float(str(caught.value).split("--params ")[1].split()[0])
+        nearest = float(str(caught.value).split("at least ")[1].split()[0])
         assert collab.convert(model, collab.ConversionConfig(params=nearest)).report.query_key.ratio <= nearest
 
     @pytest.mark.parametrize(
@@ -182,9 +182,9 @@ class TestBudgets:
 class TestPlan:
     def test_nothing_fits(self) -> None:
         model = tiny_model(BERT)
-        with pytest.raises(collab.errors.BudgetError, match=r"Give --params (0\.\d+) or more") as caught:
+        with pytest.raises(collab.errors.BudgetError, match=r"Keep at least (0\.\d+) \(params, --params\)") as caught:
             collab.plan(model, fractions=(0.005, 0.01))
-        nearest = float(str(caught.value).split("--params ")[1].split()[0])
+        nearest = float(str(caught.value).split("at least ")[1].split()[0])
         assert collab.plan(model, fractions=(0.01, nearest)).options
 
     @every_family

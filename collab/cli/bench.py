@@ -74,6 +74,7 @@ def bench(
     from ..figures.plan import draw_bench
     from .tables import show_bench
 
+    session.progress("loading the model", 0, None)
     report = bench_checkpoints(model, against, options, load_options=load_options, progress=session.progress)
     if figure is not None:
         draw_bench(report, figure)

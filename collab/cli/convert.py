@@ -129,7 +129,7 @@ def convert(
 ) -> None:
     """Convert MODEL, a folder or a Hub id, and write the result to the folder OUTPUT.
 
-    Say how much to keep by --rank, --params or --max-error.
+    Say how much to keep by one of --rank, --params and --max-error.
     """
     if heal is not None:
         session.interrupted = INTERRUPTED_TRAINING

@@ -11,6 +11,7 @@ from ..data.task import Task
 from ..evaluation.options import EvaluateOptions
 from ..io.options import LoadOptions
 from .options import (
+    LABELLED,
     against_option,
     command_line,
     device_option,
@@ -42,9 +43,7 @@ Examples:
 )
 @model_argument
 @gathers("source", _source)
-@click.option(
-    "--data", help="Labelled rows: a file (CSV, TSV, ...) or a data set on the Hub.  [default: the task's own]"
-)
+@click.option("--data", help=f"Labelled rows: {LABELLED}.  [default: the task's own]")
 @task_option("what the model's head is for")
 @text_column_option
 @subset_option

@@ -15,6 +15,7 @@ from ..heads.options import PruneOptions
 from ..io.options import LoadOptions, SaveOptions
 from ..training.options import FinetuneOptions
 from .options import (
+    LABELLED,
     gathers,
     label_column_option,
     learning_rate_option,
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from ..checkpoints.finetune import LabelledData
 
 _RUN = FinetuneOptions().run
+_OWN = "  [default: the task's own]"
 
 
 @dataclass(frozen=True)
@@ -81,8 +83,8 @@ Examples:
 @task_option()
 @click.option("--metric", help="Choose the best checkpoint by this one.  [default: the task's usual one]")
 @gathers("data", _Data)
-@click.option("--train", help="Labelled rows to learn from: a file (CSV, TSV, ...) or a data set on the Hub.")
-@click.option("--eval", "evaluation", help="Labelled rows to choose the best checkpoint by: the same.")
+@click.option("--train", help=f"Labelled rows to learn from: {LABELLED}.{_OWN}")
+@click.option("--eval", "evaluation", help=f"Labelled rows to choose the best checkpoint by: {LABELLED}.{_OWN}")
 @text_column_option
 @subset_option
 @split_option("--train-split")

@@ -56,7 +56,7 @@ def _grids(scores: HeadScores, name: str, names: Sequence[str]) -> Iterator[Tabl
     """A score by layer and head, in as many tables as the heads need."""
     grid = scores.grid(name)
     largest = float(np.nanmax(np.abs(grid)))
-    meaning = SCORES[name][1] + (f" ({scores.harm_name})" if name in ("ablation", "alone") else "")
+    meaning = SCORES[name][1] + (f" ({scores.degradation_name})" if name in ("ablation", "alone") else "")
     rows = [["" if math.isnan(value) else f"{value:.0f}" for value in row] for row in 100 * grid / max(largest, 1e-30)]
     width = max(len(str(scores.total)), *(len(text) for row in rows for text in row))
     at_once = _NUMBERS // (width + 2)

@@ -234,6 +234,7 @@ max_length_option = click.option(
     "--max-length", type=int, help=f"Tokens of a row at most.{_default('as many as the model takes')}"
 )
 
+LABELLED = "a file (CSV, TSV, JSON Lines, Parquet) or a data set on the Hub"
 _SOURCES = (
     "a file (text, CSV, TSV, JSON Lines, Parquet), a folder of images, a data set on the Hub, or synthetic (random "
     "vocabulary)"

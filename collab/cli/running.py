@@ -91,19 +91,24 @@ class Session:
         self.interrupted = INTERRUPTED
         self._phases = _Phases()
         self._bars: _Bars | None = None
+        self._signalled = False
 
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
         """Shows expected failures as one message, and at the end the time that each phase took."""
         set_up_logging(self.verbosity)
         try:
-            with _terminations_interrupt():
+            with self._signals_interrupt():
                 yield
         except CollabError as error:
             kind = _WrongRequest if isinstance(error, ConfigurationError) else click.ClickException
             raise kind(str(error)) from error
         except KeyboardInterrupt:
             raise click.ClickException(self.interrupted) from None
+        except Exception:
+            if self._signalled:  # of which a library that was being imported made another error
+                raise click.ClickException(self.interrupted) from None
+            raise
         finally:
             self._stop_bars()
         self.say(self._phases.summary())
@@ -124,6 +129,8 @@ class Session:
 
     def progress(self, what: str, done: int, total: int | None) -> None:
         """Shows how far the work is: a bar for each phase on a terminal, and a line for each elsewhere."""
+        if self._signalled:  # and swallowed by somebody
+            raise KeyboardInterrupt
         # What a training measured last comes after its name.
         phase = "training" if what.startswith("training") else what
         new = self._phases.reach(phase, done, total)
@@ -146,6 +153,24 @@ class Session:
         """Prints a line on standard error, unless nothing is to be said."""
         if not self.quiet:
             click.echo(text, err=True)
+
+    @contextlib.contextmanager
+    def _signals_interrupt(self) -> Iterator[None]:
+        """Makes a request to terminate an interruption, which cleans up, and remembers either."""
+
+        def interrupt(number: int, frame: FrameType | None) -> None:
+            self._signalled = True
+            raise KeyboardInterrupt
+
+        numbers = [signal.SIGTERM, signal.SIGHUP]
+        if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # a job in the background ignores it
+            numbers.append(signal.SIGINT)
+        previous = {number: signal.signal(number, interrupt) for number in numbers}
+        try:
+            yield
+        finally:
+            for number, handler in previous.items():
+                signal.signal(number, handler)
 
     def _stop_bars(self) -> None:
         if self._bars is not None:
@@ -226,21 +251,6 @@ class _WrongRequest(click.ClickException):
     exit_code = 2
 
 
-@contextlib.contextmanager
-def _terminations_interrupt() -> Iterator[None]:
-    """Turns a request to terminate into an interruption, which cleans up."""
-
-    def interrupt(number: int, frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
-
-    previous = {number: signal.signal(number, interrupt) for number in (signal.SIGTERM, signal.SIGHUP)}
-    try:
-        yield
-    finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)
-
-
 def _check_folder(model: str) -> None:
     """Checks, before anything slow, that there is a folder where the name cannot be one on the Hub."""
     folder = Path(model).expanduser()
@@ -291,7 +301,7 @@ def import_libraries(verbosity: int) -> None:
         # Both read these when they are imported, and set their level by them.
         os.environ.setdefault("HF_HUB_VERBOSITY", "error")
         os.environ.setdefault("DATASETS_VERBOSITY", "error")
-    import torch
+    import torch  # noqa: F401
 
     if verbosity <= 0:
         # transformers imports torchao where it is installed, which warns of kernels for other machines, and torch of
@@ -305,4 +315,3 @@ def import_libraries(verbosity: int) -> None:
     if verbosity <= 0:
         transformers.logging.disable_progress_bar()
         huggingface_hub.utils.disable_progress_bars()
-    del torch

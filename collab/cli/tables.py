@@ -1,4 +1,4 @@
-"""Reports and plans as tables in the terminal. They fit 80 columns: names are wrapped where they are long, never cut."""
+"""Reports and plans as tables in the terminal. They fit 80 columns: long names are wrapped, never cut."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import click
 from rich import box
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.markdown import Markdown, TableElement
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
     from ..io.history import Step
     from ..io.report import ConversionReport
     from ..planning.plan import Option, Plan
+
+_WIDTH = 80
 
 
 def show_report(report: ConversionReport, output: Path) -> None:
@@ -38,7 +41,7 @@ def show_report(report: ConversionReport, output: Path) -> None:
         )
     for line in _remarks(report):
         console.print(line, markup=False, highlight=False)
-    console.print(f"Reloaded, compared and written to {output}", markup=False, highlight=False)
+    click.echo(f"Reloaded, compared and written to {output}")
 
 
 def _layers(report: ConversionReport, pattern: str, names: list[str]) -> Table:
@@ -141,7 +144,7 @@ def show_step(step: Step, output: Path | None = None) -> None:
     console = Console()
     console.print(_Card(step.text))
     if output is not None:
-        console.print(f"Wrote {output}", markup=False, highlight=False)
+        click.echo(f"Wrote {output}")
 
 
 def show_pruning(pruning: Pruning, output: Path) -> None:
@@ -153,7 +156,7 @@ def show_pruning(pruning: Pruning, output: Path) -> None:
     for step in pruning.record.get("history", []):
         before, after = step["before"]["loss"], step["after"]["loss"]
         console.print(f"Healed in {step['steps']} steps: loss {before:.4f} → {after:.4f}", highlight=False)
-    console.print(f"Wrote {output}", markup=False, highlight=False)
+    click.echo(f"Wrote {output}")
 
 
 def show_plan(plan: Plan) -> None:
@@ -314,6 +317,7 @@ def plain_table(
         box=box.SIMPLE_HEAD,
         title_justify="left",
         caption_justify="left",
+        min_width=min(len(title), _WIDTH),  # so that the title is not wrapped before it has to be
         **{"padding": (0, 1)} | more,
     )
     for number, heading in enumerate(headings):

@@ -84,7 +84,7 @@ def convert(
         replaced[name], found = _solve(name, problem, form, rank, config, query.weight, before, moments)
         reports.append(found)
         if config.compare:
-            comparison.append({"name": name} | compare_forms(problem, found.query_key.after, config))
+            comparison.append({"name": name} | compare_forms(problem, found, config))
         del problem  # its float64 copies, before those of the next
         logger.info("%s: %s, rank %d, relative error %.4f", name, form, rank, found.error)
         progress("solving", len(reports), len(layers))

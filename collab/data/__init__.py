@@ -1,1 +1,1 @@
-"""Data as models take it: sources, rows with labels or without, features and batches."""
+"""Data for models: sources, rows with or without labels, features and batches."""

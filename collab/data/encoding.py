@@ -17,7 +17,7 @@ from .features import Batch, Feature, collate, text_features
 from .task import Task
 
 IGNORED = -100
-"""The label of a token that has none; what transformers' losses leave out."""
+"""The label of a token that the losses of transformers ignore."""
 
 MASKED = 0.15
 
@@ -27,7 +27,7 @@ Collate = Callable[[list[Feature]], Batch]
 def encode(
     task: Task, examples: Examples, model: PreTrainedModel, tokenizer: Any, max_length: int | None = None
 ) -> list[Feature]:
-    """Rows as a model takes them, each with ``labels`` unless the task makes its own.
+    """Encodes rows for a model, each with ``labels`` unless the task makes its own.
 
     Raises:
         DataError: if a label does not fit the model's head.
@@ -49,14 +49,14 @@ def names_of(model: PreTrainedModel) -> list[str]:
 
 
 def collator(task: Task, model: PreTrainedModel, tokenizer: Any) -> Collate:
-    """What makes a padded batch of features with labels; of masked language models without, see `mask_batch`.
+    """A function that makes a padded batch of features with labels (without for masked-lm; see `mask_batch`).
 
     Raises:
         ConfigurationError: if the tokenizer has no mask token and the task needs one.
     """
     if task.kind == "masked-lm":
         if tokenizer.mask_token is None:
-            raise ConfigurationError("The tokenizer has no mask token, so this is no masked language model.")
+            raise ConfigurationError("The tokenizer has no mask token, so it cannot train a masked language model.")
         return lambda features: collate(model, tokenizer, features)
 
     def make(features: list[Feature]) -> Batch:
@@ -71,17 +71,17 @@ def collator(task: Task, model: PreTrainedModel, tokenizer: Any) -> Collate:
 
 
 def mask_batch(batch: Batch, tokenizer: Any, seed: int, step: int) -> Batch:
-    """Masks a batch to learn from: of the tokens chosen eight in ten are hidden, one is replaced, one stays (BERT).
+    """Masks a training batch as BERT does: of the chosen tokens, 80 % are masked, 10 % replaced and 10 % kept.
 
-    What is chosen hangs on the row, the seed and the step alone, so it is the same in any number of processes and
-    after an interruption.
+    The choice depends only on the row, the seed and the step, so it is the same in any number of processes and after
+    an interruption.
     """
     ids = batch["input_ids"].clone()  # (B, T)
     special = torch.tensor(tokenizer.all_special_ids, device=ids.device)
     rows = zip(ids.cpu(), batch["attention_mask"].cpu().bool(), strict=True)
     draws = torch.stack([_draw(row, seen, seed, step) for row, seen in rows]).to(ids.device)  # (B, 3, T)
     first = draws[:, 0].masked_fill(torch.isin(ids, special), 2.0)  # (B, T)
-    # One of every row at least, unless it has only special tokens.
+    # At least one token of every row, unless it has only special tokens.
     chosen = (first < MASKED) | ((first == first.amin(dim=1, keepdim=True)) & (first < 2))
     labels = ids.masked_fill(~chosen, IGNORED)
     random = (draws[:, 2] * len(tokenizer)).long().clamp(max=len(tokenizer) - 1)
@@ -91,16 +91,16 @@ def mask_batch(batch: Batch, tokenizer: Any, seed: int, step: int) -> Batch:
 
 
 def _draw(ids: Tensor, seen: Tensor, seed: int, step: int) -> Tensor:
-    row = zlib.crc32(ids[seen].numpy().tobytes())  # without the padding, which is another in another batch
+    row = zlib.crc32(ids[seen].numpy().tobytes())  # without the padding, which differs between batches
     generator = torch.Generator().manual_seed((row * 1_000_003 + seed * 10_007 + step) % 2**63)
-    return torch.rand(len(ids), 3, generator=generator).T  # so that a row's draws do not hang on its padding
+    return torch.rand(len(ids), 3, generator=generator).T  # so that a row's draws do not depend on its padding
 
 
 def _masked(features: Sequence[Feature], tokenizer: Any, seed: int) -> list[Feature]:
-    """Rows of a masked language model, masked once and for all, to evaluate on."""
+    """Rows of a masked language model, masked once for evaluation."""
     generator = torch.Generator().manual_seed(seed)
     special = torch.tensor(tokenizer.all_special_ids)
-    found = []
+    masked = []
     for feature in features:
         ids = torch.tensor(feature["input_ids"])
         draw = torch.rand(len(ids), generator=generator).masked_fill(torch.isin(ids, special), 2.0)
@@ -108,23 +108,23 @@ def _masked(features: Sequence[Feature], tokenizer: Any, seed: int) -> list[Feat
         if not chosen.any() and (draw < 2).any():
             chosen[draw.argmin()] = True
         labels = ids.masked_fill(~chosen, IGNORED).tolist()
-        found.append(
+        masked.append(
             feature | {"input_ids": ids.masked_fill(chosen, tokenizer.mask_token_id).tolist(), "labels": labels}
         )
-    return found
+    return masked
 
 
 def to_judge(
     task: Task, model: PreTrainedModel, tokenizer: Any, features: Sequence[Feature], seed: int
 ) -> tuple[list[Feature], Collate]:
-    """Encoded rows as they are evaluated, and what makes a batch of them.
+    """Prepares encoded rows for evaluation, with the function that makes a batch of them.
 
     Args:
-        task: what they are for.
-        model: that will be run on them.
+        task: the task.
+        model: the model to run on them.
         tokenizer: its tokenizer.
         features: what `encode` returned.
-        seed: of the tokens that are masked, in masked language models.
+        seed: seed of the masked tokens of masked language models.
     """
     make = collator(task, model, tokenizer)
     if task.kind != "masked-lm":
@@ -133,7 +133,7 @@ def to_judge(
 
 
 def _padded(model: PreTrainedModel, tokenizer: Any, features: Sequence[Feature]) -> Batch:
-    """A batch of rows that have a label for every token."""
+    """A padded batch of rows with one label per token."""
     batch = collate(model, tokenizer, without_labels(features))
     length = batch["input_ids"].shape[1]
     batch["labels"] = torch.full((len(features), length), IGNORED)
@@ -145,14 +145,14 @@ def _padded(model: PreTrainedModel, tokenizer: Any, features: Sequence[Feature])
 
 
 def without_labels(features: Sequence[Feature]) -> list[Feature]:
-    """Rows as the model takes them."""
+    """Features without their labels."""
     return [{name: row[name] for name in row if name != "labels"} for row in features]
 
 
 def _encode_words(examples: Examples, model: PreTrainedModel, tokenizer: Any, max_length: int | None) -> list[Feature]:
-    """Words in pieces; the first piece of a word has its label."""
+    """Splits words into tokens; the first token of a word has its label, the others none."""
     if not tokenizer.is_fast:
-        raise ConfigurationError("Token classification needs a fast tokenizer, which knows the word of every token.")
+        raise ConfigurationError("Token classification needs a fast tokenizer, which tells the word of every token.")
     encoded = tokenizer(
         examples.texts,
         is_split_into_words=True,
@@ -160,12 +160,12 @@ def _encode_words(examples: Examples, model: PreTrainedModel, tokenizer: Any, ma
         max_length=longest_text(model, max_length),
         verbose=False,
     )
-    found = []
+    features = []
     for row, labels in enumerate(class_numbers(examples, names_of(model))):
         words = encoded.word_ids(row)
         tags = [
             IGNORED if word is None or (place and words[place - 1] == word) else labels[word]
             for place, word in enumerate(words)
         ]
-        found.append({name: encoded[name][row] for name in encoded} | {"labels": tags})
-    return found
+        features.append({name: encoded[name][row] for name in encoded} | {"labels": tags})
+    return features

@@ -1,4 +1,4 @@
-"""Labelled data: rows of text with labels, and what the labels are called."""
+"""Labelled data: rows of text with labels, and the names of the labels."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ _TAGS = ("ner_tags", "tags", "pos_tags", "labels")
 
 @dataclass(frozen=True)
 class Examples:
-    """Rows of a task.
+    """Labelled rows of a task.
 
     Attributes:
-        source: where they are from, for messages.
-        name: what they are called, for reports.
-        texts: one or two strings each; for token classification a list of words each.
-        labels: one each: a number, a class's name or number, or a list of them; empty for masked language models.
-        names: what `datasets` knows of the classes' names.
+        source: file or data set, for messages.
+        name: name of the data, for reports.
+        texts: one or two strings per row; for token classification a list of words per row.
+        labels: per row a number, a class name or a class number, or a list of them; empty for masked language models.
+        names: class names that `datasets` knows of.
     """
 
     source: str
@@ -49,9 +49,9 @@ def read_examples(
     """Reads the rows of a task.
 
     Args:
-        source: where from; its columns are found by their usual names if it names none.
-        task: what they are for.
-        label_column: of the labels; found by its usual names if None.
+        source: source of the rows; if it names no columns, the usual names are tried.
+        task: the task.
+        label_column: column of the labels; None to look for the usual names.
         samples: rows at most, the first ones; None for all.
 
     Raises:
@@ -63,41 +63,41 @@ def read_examples(
     if not records.names:
         raise DataError(f"{source.path} has no rows.")
     words = task.kind == "token-classification"
-    texts = tuple(records.require(one) for one in source.columns) or _texts(records, task)
+    texts = tuple(records.require(name) for name in source.columns) or _texts(records, task)
     labels = None if task.kind == "masked-lm" else _label(records, task, label_column, texts)
-    found: list[Any] = []
+    rows: list[Any] = []
     answers: list[Any] = []
     for number, record in enumerate(records):
-        if samples is not None and len(found) >= samples:
+        if samples is not None and len(rows) >= samples:
             break
         row = record[texts[0]] if words else tuple(record[name] for name in texts)
         if not _is_text(row, words):
             what = "a list of words" if words else "text"
             raise DataError(f"Row {number + 1} of {source.path} has no {what} in {', '.join(texts)}.")
-        if task.kind == "masked-lm" and not any(one.strip() for one in row):
+        if task.kind == "masked-lm" and not any(text.strip() for text in row):
             continue  # an empty line
-        found.append(row)
+        rows.append(row)
         if labels is not None:
             _check_label(record[labels], row, words, f"Row {number + 1} of {source.path}", labels)
             answers.append(record[labels])
-    if not found:
+    if not rows:
         raise DataError(f"{source.path} has no rows.")
     name = "/".join(filter(None, (Path(source.path).name, source.subset)))
-    return Examples(source.path, name, found, answers, _names(records, labels))
+    return Examples(source.path, name, rows, answers, _names(records, labels))
 
 
 def label_names(examples: Sequence[Examples], given: Sequence[str] = ()) -> list[str]:
-    """The names of the classes in all the data together, in the order of their numbers.
+    """The names of the classes in all data, in the order of their numbers.
 
     Args:
         examples: training and evaluation data.
-        given: names that the user gave, which replace those of numbered classes.
+        given: names from the user, which replace those of numbered classes.
 
     Raises:
-        DataError: if the data has others than those given, or they are no classes.
+        DataError: if the data has labels besides those given, or the labels are not classes.
     """
-    known = next((one.names for one in examples if one.names), None)
-    values = {value for one in examples for row in one.labels for value in (row if isinstance(row, list) else [row])}
+    known = next((part.names for part in examples if part.names), None)
+    values = {value for part in examples for row in part.labels for value in (row if isinstance(row, list) else [row])}
     if all(isinstance(value, int) for value in values):
         if min(values) < 0:
             raise DataError(f"Classes are numbered from 0, but there is a label {min(values)}.")
@@ -106,7 +106,7 @@ def label_names(examples: Sequence[Examples], given: Sequence[str] = ()) -> list
             raise DataError(f"There is a label {max(values)}, but only {len(names)} names: {', '.join(names)}.")
         return names
     if any(isinstance(value, float) for value in values):
-        raise DataError("The labels are no classes but numbers with fractions. Choose --task regression.")
+        raise DataError("The labels are fractional numbers, not classes. Use regression (--task regression).")
     names = list(given) or sorted(map(str, values))
     strange = sorted(set(map(str, values)) - set(names))
     if strange:
@@ -118,14 +118,14 @@ def class_numbers(examples: Examples, names: Sequence[str]) -> list[Any]:
     """The labels as numbers of classes.
 
     Args:
-        examples: with labels.
-        names: of the classes, as the model's head knows them.
+        examples: labelled rows.
+        names: class names of the model's head.
 
     Raises:
         DataError: if the head has no such class.
     """
     numbers = {name: number for number, name in enumerate(names)}
-    # A number is that of a name where the data names its classes, and else that of the head's class.
+    # A number indexes the data's own class names if it has them, and the head's classes otherwise.
     known = examples.names if examples.names and set(examples.names) <= set(names) else names
 
     def number(value: Any) -> int:
@@ -135,23 +135,21 @@ def class_numbers(examples: Examples, names: Sequence[str]) -> list[Any]:
             return numbers[value]
         raise DataError(
             f"{examples.source} has the label {value!r}, but the model's head knows {', '.join(names)}. Train a new "
-            "head with --new-head, or name the classes with --labels."
+            "head (--new-head), or name the classes (--labels)."
         )
 
-    return [[number(one) for one in row] if isinstance(row, list) else number(row) for row in examples.labels]
+    return [[number(label) for label in row] if isinstance(row, list) else number(row) for row in examples.labels]
 
 
 def numbers(examples: Examples) -> list[float]:
-    """The labels as numbers; DataError if one is none."""
+    """The labels as finite numbers; DataError if a label is not one."""
     try:
-        found = [float(value) for value in examples.labels]
+        values = [float(value) for value in examples.labels]
     except (TypeError, ValueError) as error:
-        raise DataError(
-            f"The labels of {examples.source} are not numbers, so this is no regression: {error}."
-        ) from error
-    if not all(map(math.isfinite, found)):
+        raise DataError(f"The labels of {examples.source} are not numbers, which regression needs: {error}.") from error
+    if not all(map(math.isfinite, values)):
         raise DataError(f"The labels of {examples.source} are not all finite numbers.")
-    return found
+    return values
 
 
 def _texts(records: Records, task: Task) -> tuple[str, ...]:
@@ -159,15 +157,15 @@ def _texts(records: Records, task: Task) -> tuple[str, ...]:
         return (records.require("tokens" if "tokens" in records.names else "words"),)
     usual: tuple[tuple[str, ...], ...] = (task.columns, *_TEXTS) if task.columns else _TEXTS
     if task.kind == "similarity":
-        usual = tuple(one for one in usual if len(one) == 2)
+        usual = tuple(names for names in usual if len(names) == 2)
     for names in usual:
         if all(name in records.names for name in names):
             return names
     if len(records.names) == 1 and task.kind == "masked-lm":
         return (records.names[0],)
     raise DataError(
-        f"Which column of {records.source.path} holds the text? Say it with --text-column (twice for pairs): "
-        f"{', '.join(records.names)}."
+        f"Which column of {records.source.path} holds the text? Name it with --text-column, twice for pairs "
+        f"(columns=): {', '.join(records.names)}."
     )
 
 
@@ -175,13 +173,13 @@ def _label(records: Records, task: Task, given: str | None, texts: tuple[str, ..
     if given is not None:
         return records.require(given)
     usual = _TAGS if task.kind == "token-classification" else _LABELS
-    found = next((name for name in usual if name in records.names and name not in texts), None)
-    if found is None:
+    column = next((name for name in usual if name in records.names and name not in texts), None)
+    if column is None:
         raise DataError(
-            f"Which column of {records.source.path} holds the labels? Say it with --label-column: "
+            f"Which column of {records.source.path} holds the labels? Name it with --label-column (label_column=): "
             f"{', '.join(records.names)}."
         )
-    return found
+    return column
 
 
 def _check_label(label: Any, row: Any, words: bool, where: str, column: str) -> None:
@@ -191,14 +189,14 @@ def _check_label(label: Any, row: Any, words: bool, where: str, column: str) -> 
         raise DataError(f"{where} should have {'a list of labels' if words else 'one label'} in {column}.")
     if words and len(label) != len(row):
         raise DataError(f"{where} has {len(row)} words and {len(label)} labels.")
-    if not all(isinstance(one, str | int | float) for one in (label if words else [label])):
-        raise DataError(f"{where} has in {column} what is no label: {label!r}.")
+    if not all(isinstance(value, str | int | float) for value in (label if words else [label])):
+        raise DataError(f"{where} has no valid label in {column}: {label!r}.")
 
 
 def _is_text(row: Any, words: bool) -> bool:
     if words:
         return isinstance(row, list) and bool(row) and all(isinstance(word, str) for word in row)
-    return all(isinstance(one, str) for one in row)
+    return all(isinstance(text, str) for text in row)
 
 
 def _names(records: Records, column: str | None) -> tuple[str, ...] | None:

@@ -1,4 +1,4 @@
-"""Features as a model takes them, one row at a time, and how rows become a batch."""
+"""Features of single rows, and batches of them."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from ..models.inputs import has_choices, longest_input, longest_text
 from .rows import Row
 
 Feature = dict[str, Any]
-"""What a tokenizer returns for one row, or the pixels of one image."""
+"""A tokenizer's output for one row, or the pixels of one image."""
 Batch = dict[str, Tensor]
 
 SYNTHETIC_LENGTH = 16
 
-_TOKENS = 384
+_TOKENS, _GRAPH_BYTES = 384, 64 * 10**6
 
 
 def text_features(
@@ -28,21 +28,21 @@ def text_features(
     """Tokenizes rows of text.
 
     Args:
-        model: that will be run on them.
+        model: the model to run on them.
         tokenizer: its tokenizer.
         rows: strings or pairs of strings.
-        max_length: tokens at most; None, or more than the model takes, for as many as it takes.
+        max_length: tokens of a row at most; None for as many as the model takes, which is also the limit.
     """
     length = longest_text(model, max_length)
     firsts = [row if isinstance(row, str) else row[0] for row in rows]
     seconds = None if isinstance(rows[0], str) or len(rows[0]) == 1 else [row[1] for row in rows]
-    # A tokenizer warns of every text beyond the model's limit, cut or not.
+    # A tokenizer warns of every text beyond the model's limit, truncated or not.
     encoded = tokenizer(firsts, seconds, truncation=True, max_length=length, verbose=False)
     return [{name: encoded[name][row] for name in encoded} for row in range(len(rows))]
 
 
 def image_features(model: PreTrainedModel, processor: Any, rows: Sequence[Row]) -> list[Feature]:
-    """Images as pixels."""
+    """Pixel values of images."""
     return [
         {"pixel_values": processor(images=[row.convert("RGB")], return_tensors="pt")["pixel_values"][0].to(model.dtype)}
         for row in rows
@@ -50,21 +50,21 @@ def image_features(model: PreTrainedModel, processor: Any, rows: Sequence[Row]) 
 
 
 def synthetic_features(model: PreTrainedModel, tokenizer: Any | None, samples: int, seed: int = 0) -> list[Feature]:
-    """Sequences of random vocabulary, with the special tokens at their ends that the tokenizer puts there.
+    """Sequences of random vocabulary, between the special tokens that the tokenizer adds at the ends.
 
     Args:
-        model: that will be run on them.
-        tokenizer: says which tokens are special or not used; without one only those that the config names are left out.
-        samples: sequences.
-        seed: of the random tokens.
+        model: the model to run on them.
+        tokenizer: tells which tokens are special or unused; without one, only those that the config names are omitted.
+        samples: number of sequences.
+        seed: seed of the random tokens.
 
     Raises:
-        DataError: if the model takes no tokens.
+        DataError: if the model does not take tokens.
     """
     if model.main_input_name != "input_ids":
         raise DataError(
-            "There is no synthetic data for images. Give a folder of images or a data set; a conversion can go by the "
-            "weights alone with none."
+            "There is no synthetic data for images. Give a folder of images or a data set; to convert by the weights "
+            "alone, choose no calibration (none)."
         )
     generator = torch.Generator().manual_seed(seed)
     words, before, after = _vocabulary(model, tokenizer)
@@ -75,21 +75,21 @@ def synthetic_features(model: PreTrainedModel, tokenizer: Any | None, samples: i
 
 
 def collate(model: PreTrainedModel, tokenizer: Any | None, features: Sequence[Feature]) -> Batch:
-    """Rows as one padded batch, shaped as the model's head wants it.
+    """Combines rows into one padded batch, in the shape that the model's head needs.
 
     Args:
-        model: that will be run on it.
-        tokenizer: knows how to pad; rows of one length need none.
-        features: of the rows.
+        model: the model to run on it.
+        tokenizer: pads the rows; None only for rows of equal length.
+        features: one per row.
 
     Raises:
-        DataError: if the model needs inputs of another kind besides.
+        DataError: if the model needs further inputs.
     """
     if getattr(model.config, "add_cross_attention", False):
         raise DataError(
-            "This model attends to another model's states, which data of one kind does not give. Pass batches with "
-            "encoder_hidden_states or a callable that runs the model (Python), or convert by the weights alone with "
-            "none."
+            "This model attends to another model's states, which rows of text do not give. Pass batches with "
+            "encoder_hidden_states or a callable that runs the model (Python), or convert by the weights alone, with "
+            "no calibration (none)."
         )
     if tokenizer is None or "pixel_values" in features[0]:
         batch = {name: torch.stack([torch.as_tensor(row[name]) for row in features]) for name in features[0]}
@@ -101,7 +101,7 @@ def collate(model: PreTrainedModel, tokenizer: Any | None, features: Sequence[Fe
 
 
 def row_batches(model: PreTrainedModel, processor: Any | None, features: Sequence[Feature], rows: int) -> list[Batch]:
-    """Batches of so many rows, those of like length together."""
+    """Batches of `rows` rows of similar length."""
     order = sorted(features, key=length_of)
     return [collate(model, processor, order[start : start + rows]) for start in range(0, len(order), rows)]
 
@@ -112,7 +112,7 @@ def length_of(feature: Feature) -> int:
 
 
 def _vocabulary(model: PreTrainedModel, tokenizer: Any | None) -> tuple[Tensor, Tensor, Tensor]:
-    """Token ids to draw from, and those that stand before and after a text."""
+    """Token ids to draw from, and the special tokens before and after a text."""
     size = model.config.vocab_size
     if tokenizer is None:
         special = {
@@ -120,7 +120,7 @@ def _vocabulary(model: PreTrainedModel, tokenizer: Any | None) -> tuple[Tensor, 
             for name, value in model.config.to_dict().items()
             if name.endswith("_token_id") and isinstance(value, int)
         }
-        words = [one for one in range(size) if one not in special]
+        words = [number for number in range(size) if number not in special]
         return (
             torch.tensor(words or list(range(size))),
             torch.empty(0, dtype=torch.long),
@@ -148,21 +148,21 @@ def _unused(name: str) -> bool:
 def tokens_in_batch(model: PreTrainedModel) -> int:
     """Tokens in a batch at most, unless one row alone has more.
 
-    Below some 400 tokens a good part of a pass is overhead; above, little is gained. The graph of a token takes 13 to
-    18 D numbers in every layer, whose weights are 12 D²: with 384 tokens that is about half the memory of a model like
-    BERT, and less than the model read back that checks an export. From D = 1920 on it is D/5 tokens, with which a pass
-    takes less memory than the moments do (4 D² a layer, of twice the size).
+    Below some 400 tokens a good part of a pass over a small model is overhead, and above it little is gained. The graph
+    of a token takes 13 to 18 D numbers in every layer: a batch has at most as many tokens as take 64 MB, but of large
+    models D/5, with which a pass takes less memory than the moments do (4 D² numbers a layer, of twice the size).
     """
-    return max(_TOKENS, model.config.hidden_size // 5)
+    width, layers = model.config.hidden_size, getattr(model.config, "num_hidden_layers", None) or 1
+    return max(64, width // 5, min(_TOKENS, _GRAPH_BYTES // (4 * 18 * width * layers)))
 
 
 def batched(model: PreTrainedModel, processor: Any | None, features: Sequence[Feature]) -> list[Batch]:
-    """Padded batches of rows of like length; images one at a time, because each is some hundred tokens.
+    """Padded batches of rows of similar length; images one at a time, because each is some hundred tokens.
 
     Args:
-        model: that will be run on them.
+        model: the model to run on them.
         processor: its tokenizer, or image processor.
-        features: of the rows.
+        features: one per row.
     """
     lengths = [length_of(feature) for feature in features]
     images = model.main_input_name == "pixel_values"

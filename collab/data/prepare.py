@@ -1,4 +1,4 @@
-"""Data of any kind as features of a model."""
+"""Features from any kind of data."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .source import DataSource
 logger = logging.getLogger(__name__)
 
 Unlabelled = DataSource | Literal["synthetic"] | Iterable[Any]
-"""A source, random vocabulary, or strings, pairs of strings or images."""
+"""A source, random vocabulary (``"synthetic"``), or strings, pairs of strings or images."""
 
 
 def features_of(
@@ -30,15 +30,18 @@ def features_of(
     max_length: int | None = None,
     seed: int = 0,
 ) -> tuple[list[Feature], dict[str, Any]]:
-    """Rows without labels as features, and where they came from.
+    """Encodes rows without labels for a model.
 
     Args:
-        model: that will be run on them.
-        processor: its tokenizer, or image processor. Text needs it; random vocabulary is better for it.
-        data: what to read.
+        model: the model to run on them.
+        processor: its tokenizer or image processor. Text and images need it; random vocabulary is better with it.
+        data: the rows.
         samples: rows at most.
         max_length: tokens of a row at most; None for as many as the model takes.
-        seed: of the sample and of random vocabulary.
+        seed: seed of the sample and of random vocabulary.
+
+    Returns:
+        The features, one per row, and a summary of the source for reports.
 
     Raises:
         DataError: if the data cannot be read or used, or there are fewer than two rows.
@@ -63,7 +66,7 @@ def features_of(
     features = text_features(model, processor, rows, max_length)
     longest = max(map(length_of, features))
     if longest >= longest_text(model, max_length):
-        logger.warning("Text longer than %d tokens was cut.", longest)
+        logger.warning("Text longer than %d tokens was truncated.", longest)
     return features, summary
 
 
@@ -77,6 +80,6 @@ def require_two(rows: list[Any]) -> None:
 
 
 def hold_out(rows: list[Any], period: int) -> tuple[list[Any], list[Any]]:
-    """Rows to learn from, and every `period`-th to check on."""
+    """Rows to learn from, and every `period`-th row, held out."""
     period = min(period, len(rows))
     return [row for number, row in enumerate(rows, 1) if number % period], rows[period - 1 :: period]

@@ -17,16 +17,16 @@ def read_rows(source: DataSource, samples: int, *, images: bool = False, seed: i
     """A random sample of a source's rows.
 
     Args:
-        source: where from.
+        source: source of the rows.
         samples: rows at most.
         images: whether the rows are images.
-        seed: of the sample.
+        seed: seed of the sample.
 
     Returns:
-        Strings, pairs of strings, or images; empty ones are left out.
+        Strings, pairs of strings, or images; empty rows are omitted.
 
     Raises:
-        DataError: if the source cannot be read, a column is not there, or there is not a single row.
+        DataError: if the source cannot be read, lacks a column, or has no rows.
     """
     records = open_records(source, images=images, seed=seed)
     if not records.names:
@@ -34,7 +34,7 @@ def read_rows(source: DataSource, samples: int, *, images: bool = False, seed: i
     columns = _columns(records, images)
     rows = (tuple(record[name] for name in columns) for record in records)
     if not images:
-        rows = (row for row in rows if all(isinstance(one, str) and one.strip() for one in row))
+        rows = (row for row in rows if all(isinstance(text, str) and text.strip() for text in row))
     sample = _reservoir(rows, samples, seed)
     if not sample:
         raise DataError(f"{source.path} has no rows.")
@@ -46,13 +46,13 @@ def _columns(records: Records, images: bool) -> tuple[str, ...]:
         return tuple(records.require(name) for name in records.source.columns)
     names = records.names
     usual = ("image", "img") if images else ("text", "sentence")
-    found = next((name for name in usual if name in names), names[0] if len(names) == 1 else None)
-    if found is None:
+    column = next((name for name in usual if name in names), names[0] if len(names) == 1 else None)
+    if column is None:
         raise DataError(
-            f"{records.source.path} has several columns; say with --text-column which holds the text: "
+            f"{records.source.path} has several columns; name the one of the text with --text-column (columns=): "
             f"{', '.join(names)}."
         )
-    return (found,)
+    return (column,)
 
 
 def _reservoir(rows: Iterable[tuple], samples: int, seed: int) -> list[tuple]:

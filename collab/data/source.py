@@ -1,4 +1,4 @@
-"""Where data comes from: files, folders of images and data sets on the Hub, all read through `datasets`."""
+"""Sources of data: files, folders of images and data sets on the Hub, all read through `datasets`."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ _BUILDERS = {
 
 
 def check_length(max_length: int | None) -> None:
-    """Raises a ConfigurationError for a length that holds no text."""
+    """Raises a ConfigurationError for a length too short to hold text."""
     if max_length is not None and max_length < 3:
         raise ConfigurationError(f"max_length must be at least 3 tokens, two of them special ones, not {max_length}.")
 
 
 @dataclass(frozen=True)
 class DataSource:
-    """Where rows come from.
+    """A source of rows.
 
     Attributes:
-        path: a text file with a row on each line, a CSV, TSV, JSON Lines or Parquet file, a folder of images, or the
+        path: a text file with one row per line, a CSV, TSV, JSON Lines or Parquet file, a folder of images, or the
             name of a data set on the Hub.
-        columns: one column, or two for pairs. In a CSV or TSV file without a header, their numbers from 0. Found by
-            itself if there is only one column of text (or images).
+        columns: one column, or two for pairs. In a CSV or TSV file without a header, their numbers from 0. If empty,
+            the usual names are tried, or the only column is used.
         subset: configuration of a data set on the Hub.
-        split: of a data set on the Hub.
+        split: split of a data set on the Hub.
 
     Raises:
         ConfigurationError: if there are more than two columns.
@@ -57,10 +57,10 @@ class Records(Iterable[dict[str, Any]]):
     """An open source.
 
     Attributes:
-        source: what was opened.
-        stream: its rows, by column.
-        names: of the columns; none if there is not a single row.
-        features: what `datasets` knows of the columns, such as the names of labels.
+        source: the source.
+        stream: its rows, each by column.
+        names: names of the columns; empty if there are no rows.
+        features: what `datasets` knows about the columns, such as the names of labels.
     """
 
     source: DataSource
@@ -69,14 +69,14 @@ class Records(Iterable[dict[str, Any]]):
     features: dict[str, Any] = field(default_factory=dict)
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
-        """The rows; DataError where one cannot be read."""
+        """The rows; DataError if a row cannot be read."""
         try:
             yield from self.stream
         except (OSError, ValueError, KeyError, RuntimeError) as error:
             raise DataError(f"{self.source.path} could not be read: {first_line(error)}") from error
 
     def require(self, name: str) -> str:
-        """A column's name; DataError with the names of those that are there if it is not."""
+        """Returns the name of a column; DataError if there is no such column."""
         if name not in self.names:
             raise DataError(f"{self.source.path} has no column {name!r}; it has {', '.join(self.names) or 'none'}.")
         return name
@@ -86,12 +86,12 @@ def open_records(source: DataSource, *, images: bool = False, seed: int | None =
     """Opens a source, to be read in one pass.
 
     Args:
-        source: where from.
-        images: whether a folder is one of images.
-        seed: to shuffle a data set on the Hub, of which a hundred thousand rows are looked at then; None for its order.
+        source: the source.
+        images: whether a folder holds images.
+        seed: shuffles a data set on the Hub, limited to a hundred thousand rows; None to read all in order.
 
     Raises:
-        DataError: if it is not there or cannot be read.
+        DataError: if it does not exist or cannot be read.
     """
     import datasets  # slow to import
 
@@ -102,7 +102,7 @@ def open_records(source: DataSource, *, images: bool = False, seed: int | None =
             stream = datasets.load_dataset("imagefolder", data_dir=str(path), split="train", streaming=True)
         elif path.is_file():
             if path.suffix not in _BUILDERS:
-                raise DataError(f"{path} is of no kind that is read: {', '.join(_BUILDERS)}.")
+                raise DataError(f"Unsupported file type {path.suffix or path.name!r}; use {', '.join(_BUILDERS)}.")
             options, names = _csv_options(path, source.columns) if _BUILDERS[path.suffix] == "csv" else ({}, None)
             stream = datasets.load_dataset(
                 _BUILDERS[path.suffix], data_files=str(path), split="train", streaming=True, **options
@@ -112,7 +112,7 @@ def open_records(source: DataSource, *, images: bool = False, seed: int | None =
             if names is not None:
                 return Records(source, stream, names)
         elif path.is_dir():
-            raise DataError(f"{path} is a folder. Give a file of text.")
+            raise DataError(f"{path} is a folder; give a text file.")
         else:
             stream = datasets.load_dataset(source.path, source.subset, split=source.split, streaming=True)
             if seed is not None:
@@ -123,10 +123,10 @@ def open_records(source: DataSource, *, images: bool = False, seed: int | None =
         return Records(source, [], [])
     except DataError:
         raise
-    except Exception as error:  # data sets fail in as many ways as there are loaders
+    except Exception as error:  # every loader has its own exceptions
         raise DataError(
-            f"There is no file {source.path!r} here that can be read, and no data set of that name could be had from "
-            f"the Hub: {first_line(error)}"
+            f"No file {source.path!r} was found, and no data set of that name on the Hub or in the local cache: "
+            f"{first_line(error)}"
             if not path.exists()
             else f"{path} could not be read: {first_line(error)}"
         ) from error
@@ -135,7 +135,7 @@ def open_records(source: DataSource, *, images: bool = False, seed: int | None =
 
 
 def _csv_options(path: Path, columns: tuple[str, ...]) -> tuple[dict[str, Any], list[str]]:
-    """How to read a CSV or TSV file, and the names of its columns."""
+    """Options for reading a CSV or TSV file, and the names of its columns."""
     options: dict[str, Any] = {"keep_default_na": False}
     if path.suffix == ".tsv":
         options |= {"sep": "\t", "quoting": csv.QUOTE_NONE}

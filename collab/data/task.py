@@ -1,4 +1,4 @@
-"""Tasks, and how the names that users give stand for them."""
+"""Tasks, and their names."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from .source import DataSource
 
 @dataclass(frozen=True)
 class Task:
-    """What is predicted, and how well that is measured.
+    """What a model predicts, and how its predictions are measured.
 
     Attributes:
         kind: ``classification``, ``regression``, ``token-classification``, ``masked-lm`` or ``similarity``.
-        hub_name: as the Hub calls it.
-        head: the Auto class of models for it; None where it is any model that makes embeddings.
-        metrics: those that are reported.
-        best_by: the one that chooses the best checkpoint.
-        columns: of the text, if the task says so.
-        label_column: likewise.
-        train: its data on the Hub, if it has any.
-        held_out: likewise, to evaluate on.
+        hub_name: name of the task on the Hub.
+        head: Auto class of models with a head for it; None for tasks of embeddings.
+        metrics: metrics to report.
+        best_by: metric that selects the best checkpoint.
+        columns: columns of the text, if the task defines them.
+        label_column: column of the labels, if the task defines it.
+        train: its training data on the Hub, if it has any.
+        held_out: its held-out data on the Hub, if it has any.
     """
 
     kind: str
@@ -37,20 +37,20 @@ class Task:
 
     @property
     def auto_class(self) -> Any:
-        """The Auto class of models with such a head."""
+        """The Auto class of models with a head for the task."""
         import transformers  # not at the top: the command line names the tasks without it
 
         return getattr(transformers, self.head) if self.head else transformers.AutoModel
 
     @property
     def greater_is_better(self) -> bool:
-        """Whether more of `best_by` is better."""
+        """Whether a higher value of `best_by` is better."""
         return self.best_by != "loss"
 
 
 _KINDS = {
-    one.kind: one
-    for one in (
+    task.kind: task
+    for task in (
         Task(
             "classification",
             "text-classification",
@@ -94,21 +94,21 @@ GLUE = tuple(f"glue/{name}" for name in _GLUE)
 
 
 def task_named(name: str, metric: str | None = None) -> Task:
-    """A task by its kind, or by its name in GLUE, which also says where its data is and what it is judged by.
+    """A task by its kind, or by its name in GLUE, which also sets its data and metric.
 
     Args:
         name: such as ``classification`` or ``glue/sst2``.
-        metric: judge by this one instead of the usual.
+        metric: use this metric instead of the task's usual one.
 
     Raises:
-        ConfigurationError: if there is no such task, or the metric is not one of it.
+        ConfigurationError: if there is no such task, or it has no such metric.
     """
     if name in _KINDS:
         task = _KINDS[name]
     elif name in GLUE:
         subset = name.removeprefix("glue/")
         kind, columns, best_by, split = _GLUE[subset]
-        sources = [DataSource("nyu-mll/glue", columns, subset, one) for one in ("train", split)]
+        sources = [DataSource("nyu-mll/glue", columns, subset, name_of_split) for name_of_split in ("train", split)]
         task = replace(
             _KINDS[kind],
             best_by=best_by,
@@ -122,19 +122,19 @@ def task_named(name: str, metric: str | None = None) -> Task:
     if metric is None:
         return task
     if metric not in task.metrics:
-        raise ConfigurationError(f"{metric!r} is no metric of {task.kind}; choose one of {', '.join(task.metrics)}.")
+        raise ConfigurationError(f"{task.kind} has no metric {metric!r}; choose one of {', '.join(task.metrics)}.")
     return replace(task, best_by=metric)
 
 
 def task_of(config: dict[str, Any], embedder: bool) -> Task:
-    """The task that a model's config says it is for.
+    """The task of a model, by its config.
 
     Args:
-        config: as in config.json.
+        config: contents of config.json.
         embedder: whether it is a sentence-transformers model.
 
     Raises:
-        ConfigurationError: if that is none of ours.
+        ConfigurationError: if the config does not tell the task.
     """
     architecture = (config.get("architectures") or [""])[0]
     if architecture.endswith("ForSequenceClassification"):
@@ -146,6 +146,6 @@ def task_of(config: dict[str, Any], embedder: bool) -> Task:
     if embedder:
         return _KINDS["similarity"]
     raise ConfigurationError(
-        f"A {architecture or 'model without a head'} does not say what it is for. Name it with --task: "
+        f"A {architecture or 'model without a head'} does not tell its task. Name it with --task (task=): "
         f"{', '.join(KINDS)}."
     )

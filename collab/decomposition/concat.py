@@ -32,7 +32,7 @@ def head_spectrum(tensor: HeadTensor, h: int) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def decompose_concat(tensor: HeadTensor, rank: int) -> Factors:
-    """The best concatenated factors with `rank` shared dimensions, in closed form."""
+    """The best ``concat`` factors with `rank` shared dimensions, in closed form."""
     spectra = [head_spectrum(tensor, h) for h in range(tensor.num_heads)]
     values = torch.stack([values for _, values, _ in spectra])  # (H, d)
     kept = torch.zeros_like(values.flatten(), dtype=torch.bool)

@@ -42,7 +42,7 @@ class _Iterate:
     degeneracy: float
 
     def objective(self, ridge: float) -> float:
-        """What the sweeps lower."""
+        """The objective that the sweeps minimize."""
         return self.squared_error + ridge * self.degeneracy
 
     def toward(self, previous: _Iterate, momentum: float) -> tuple[Tensor, Tensor, Tensor]:
@@ -115,15 +115,15 @@ class _Sweeper:
 
 
 def decompose_cp(tensor: HeadTensor, start: Factors, options: SolverOptions) -> Solution:
-    """CP factors of `tensor`, from `start` downhill.
+    """CP factors of a head tensor by alternating least squares from `start`.
 
-    Where heads are alike, a start in which each owns dimensions of its own is a saddle: every head wants the same, and
-    no sweep gains anything. A search that is stuck at once is therefore repeated from beside the start, and the better
-    of the two counts.
+    If the heads are alike, a start in which each owns dimensions of its own is a saddle point, where no sweep lowers
+    the error. A search that is stuck at once is therefore repeated from a perturbed start, and the better of the two is
+    returned.
 
     Args:
         tensor: 𝒯.
-        start: factors in ``concat`` or ``cp`` form; usually the closed-form concatenated ones.
+        start: factors in ``concat`` or ``cp`` form; usually the closed-form ``concat`` ones.
         options: `max_sweeps`, `tolerance` and `ridge` apply.
 
     Returns:
@@ -147,7 +147,7 @@ def decompose_cp(tensor: HeadTensor, start: Factors, options: SolverOptions) -> 
 def _descend(
     sweeper: _Sweeper, start: _Iterate, options: SolverOptions, max_sweeps: int
 ) -> tuple[_Iterate, list[float], bool]:
-    """Sweeps until nothing is left to gain.
+    """Sweeps until the error stops falling.
 
     Returns:
         The best iterate, the relative error at the start and after every sweep, and whether the sweeps converged.
@@ -178,12 +178,12 @@ def _descend(
 
 
 def _beside(sweeper: _Sweeper, point: _Iterate) -> _Iterate:
-    """A point whose M and B are off by a tenth of their columns, the same way every time; A is solved for first."""
+    """A point with M and B perturbed by a tenth of their columns, with a fixed seed; A is solved for first."""
     generator = torch.Generator().manual_seed(0)
 
-    def off(factor: Tensor) -> Tensor:
+    def perturbed(factor: Tensor) -> Tensor:
         noise = torch.randn(factor.shape, generator=generator, dtype=torch.float64).to(factor)
         return factor + 0.1 * factor.norm(dim=0) / len(factor) ** 0.5 * noise
 
-    mixing, key = off(point.mixing), off(point.key)
+    mixing, key = perturbed(point.mixing), perturbed(point.key)
     return sweeper.measure(point.query, mixing, key, sweeper.tensor.project_key(key))

@@ -1,4 +1,4 @@
-"""How fast the error falls with the rank, for every rank at once, without solving."""
+"""The error as a function of the rank, for all ranks at once, without solving."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from .options import Form
 def decay(tensor: HeadTensor, form: Form) -> Tensor:
     """Relative squared error at every rank from 0 to K, in closed form.
 
-    It is exact for ``concat``. For ``cp`` it is that of ``concat``, where its sweeps start, and which they only lower.
-    For ``tucker`` it is what the side that is harder to capture loses by itself, which no factors can do better than.
+    It is exact for ``concat``. For ``cp`` it is the error of ``concat``, an upper bound, as the sweeps start there.
+    For ``tucker`` it is the error of the side that is harder to capture, a lower bound for all factors.
 
     Returns:
         Shape (K + 1,), falling from 1 to 0.

@@ -28,7 +28,7 @@ class Factors:
     With it they are what an attention layer computes: s_h(x, y) = (x Â_h yᵀ + c_h·y) / √d.
 
     Attributes:
-        form: which G_h.
+        form: decomposition form, the kind of G_h.
         query: W̃_Q, shape (D_q, R).
         key: W̃_K, shape (D_k, R).
         mixing: M of shape (H, R) in the ``concat`` (one-hot columns, heads in order) and ``cp`` forms; the cores, of
@@ -97,7 +97,7 @@ class Factors:
 
         Args:
             query_gram: Γ_q, W̃_QᵀW̃_Q or W̃_QᵀΣ_qW̃_Q, (R, R).
-            key_gram: Γ_k, likewise.
+            key_gram: Γ_k, W̃_KᵀW̃_K or W̃_KᵀΣ_kW̃_K, (R, R).
             head_weight: w, (H,); None for ones.
         """
         weight = self.mixing.new_ones(self.num_heads) if head_weight is None else head_weight
@@ -197,7 +197,7 @@ def _safe(norm: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Solution:
-    """Factors, and how they came to be.
+    """Factors, and how the solver reached them.
 
     Attributes:
         factors: the result.

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from .factors import Factors
 
 CANCELLED = 1e-6
-"""Below this part of a squared norm, a squared error is not the difference of squares any more."""
+"""Below this fraction of the squared norm, a squared error computed as a difference of squares is all rounding."""
 
 
 @dataclass(frozen=True)
@@ -145,7 +145,7 @@ class HeadTensor:
         squared = norm_squared - 2 * self.inner(factors) + factors.norm_squared(*grams)
         if squared > CANCELLED * norm_squared:
             return math.sqrt(squared / norm_squared)
-        # Too little is left of the difference, so head by head.
+        # The difference has cancelled, so compute it head by head.
         squared = sum(float(self.residual(factors, h).square().sum()) for h in range(self.num_heads))
         return math.sqrt(squared / norm_squared) if norm_squared > 0 else math.sqrt(squared)
 

@@ -26,7 +26,7 @@ class Metric:
 
     Attributes:
         query_covariance: Σ_q, shape (D_q, D_q), symmetric and positive semidefinite; it may be singular.
-        key_covariance: Σ_k, shape (D_k, D_k), likewise.
+        key_covariance: Σ_k, shape (D_k, D_k), symmetric and positive semidefinite.
         head_weight: w, shape (H,), not negative.
     """
 
@@ -48,7 +48,7 @@ class Metric:
         Args:
             tensor: 𝒯, in float64.
             factors: 𝒯̂.
-            content_error: (H, D_k) error of the content term at the mean query; None for none.
+            content_error: (H, D_k) error of the content term at the mean query, or None.
         """
         norm_squared = self.norm_squared(tensor)
         squared = self._squared_error(tensor, factors, norm_squared)
@@ -65,17 +65,19 @@ class Metric:
         squared += factors.norm_squared(factors.query.T @ query, factors.key.T @ key, self.head_weight)
         if squared > CANCELLED * norm_squared:
             return squared
-        # Too little is left of the difference, so head by head.
+        # The difference has cancelled, so compute it head by head.
         residuals = (tensor.residual(factors, h) for h in range(tensor.num_heads))  # (D_q, D_k) each
-        heads = [float((self.query_covariance @ one * (one @ self.key_covariance)).sum()) for one in residuals]
-        return sum(float(weight) * error for weight, error in zip(self.head_weight, heads, strict=True))
+        heads = [
+            float((self.query_covariance @ residual * (residual @ self.key_covariance)).sum()) for residual in residuals
+        ]
+        return sum(float(weight) * head for weight, head in zip(self.head_weight, heads, strict=True))
 
 
 class Whitening:
     """The change of basis in which a metric is the plain one.
 
-    Eigenvalues below `damping` times their mean are raised to it, by addition, so that directions never seen in
-    calibration are kept as well as the rank allows instead of being free; heads of no weight likewise.
+    `damping` times the mean is added to the eigenvalues, so that directions never seen in calibration are kept as well
+    as the rank allows instead of being free; the same is added to the weights of the heads.
     """
 
     def __init__(self, metric: Metric, damping: float = DAMPING) -> None:
@@ -90,7 +92,7 @@ class Whitening:
         Args:
             tensor: 𝒯.
             constant: (K,) the heads' queries at the mean input, bias included, to be approximated along with the rest
-                as one more row: an input that is always 1. None for none.
+                as one more row: an input that is always 1; or None.
         """
         query = self._query_axes.mT @ tensor.query * self._query_root  # (D_q, K)
         if constant is not None:

@@ -1,4 +1,4 @@
-"""How to solve a decomposition. Nothing here imports torch, so that the command line can show the defaults at once."""
+"""Solver settings. Does not import torch, so that the command line can show the defaults at once."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ class SolverOptions:
 
     Attributes:
         method: ``structured``, collab's solvers on the factored tensor, or ``tensorly``, the reference: `parafac` from
-            a random start and `tucker`, on the dense tensor. The ``concat`` form is closed and takes no method.
-        max_sweeps: most sweeps over all factors.
+            a random start and `tucker`, on the dense tensor. The ``concat`` form is in closed form and needs no method.
+        max_sweeps: largest number of sweeps over all factors.
         tolerance: stop when a sweep lowers the relative error by less than this.
         ridge: weight ρ of the degeneracy in the objective of structured CP (`collab.decomposition.cp`); 0 turns it off.
         precision: dtype of the sweeps of structured CP and of the ``tensorly`` method. The small linear systems, closed
-            forms, eigenvectors and errors are float64 whatever it is.
+            forms, eigenvectors and errors are always float64.
         device: where to solve, for example ``"cuda"``; None for the device that the weights are on.
 
     Raises:
@@ -67,11 +67,11 @@ class SolverOptions:
         return getattr(torch, self.precision)
 
     def resolve_device(self, default: torch.device) -> torch.device:
-        """The device to solve on: the one asked for, or else `default`, or the CPU if that has no float64.
+        """The device to solve on: `device`, or else `default`, or the CPU if that has no float64.
 
         Raises:
             ConfigurationError: if `device` is not the name of a device.
-            DeviceError: if it is not there or has no float64.
+            DeviceError: if it is not available or has no float64.
         """
         import torch
 
@@ -85,6 +85,6 @@ class SolverOptions:
             torch.zeros(1, dtype=torch.float64, device=device).item()
         except (RuntimeError, AssertionError, NotImplementedError, TypeError) as error:
             raise DeviceError(
-                f"No device {self.device!r} here that computes in float64; leave the option out or use cpu."
+                f"No device {self.device!r} here that computes in float64. Use device=None or 'cpu'."
             ) from error
         return device

@@ -1,4 +1,4 @@
-"""What a user may write for a rank, made a number of shared dimensions for each layer."""
+"""Ranks as a user gives them, resolved to a number of shared dimensions for each layer."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ Rank = int | float
 
 
 def plain_rank(rank: Any) -> Rank | list[Rank]:
-    """A rank, or a list of them, as plain Python numbers; NumPy's and tensors are taken too.
+    """Converts a rank, or a sequence of them, to plain Python numbers; NumPy arrays and tensors are accepted.
 
     Raises:
-        RankError: if it is not made of numbers.
+        RankError: if an entry is not a number.
     """
     if hasattr(rank, "tolist"):
         rank = rank.tolist()
     if isinstance(rank, Sequence) and not isinstance(rank, str):
-        return [_plain(one) for one in rank]
+        return [_plain(entry) for entry in rank]
     return _plain(rank)
 
 
@@ -32,7 +32,7 @@ def _plain(rank: Any) -> Rank:
 
 
 def resolve_rank(rank: Rank, full_rank: int) -> int:
-    """The number of shared query/key dimensions that `rank` means for a layer.
+    """The number of shared query/key dimensions of one layer.
 
     Args:
         rank: an integer from 1 to K, or a fraction of K in (0, 1], rounded to the nearest dimension, at least one.
@@ -58,10 +58,10 @@ def resolve_rank(rank: Rank, full_rank: int) -> int:
 
 
 def resolve_ranks(rank: Rank | Sequence[Rank], full_ranks: Sequence[int]) -> list[int]:
-    """One rank for each attention layer.
+    """The number of shared query/key dimensions of each attention layer.
 
     Args:
-        rank: one for all layers, or a sequence with one for each layer in the order of the model.
+        rank: a rank for all layers, or a sequence with one for each layer in the order of the model.
         full_ranks: K of each layer.
 
     Raises:
@@ -72,4 +72,4 @@ def resolve_ranks(rank: Rank | Sequence[Rank], full_ranks: Sequence[int]) -> lis
         raise RankError(
             f"{len(ranks)} ranks were given for {len(full_ranks)} attention layers; give one rank, or one for each."
         )
-    return [resolve_rank(one, full) for one, full in zip(ranks, full_ranks, strict=True)]
+    return [resolve_rank(*pair) for pair in zip(ranks, full_ranks, strict=True)]

@@ -1,4 +1,4 @@
-"""tensorly on the dense tensor: the reference that collab's own solvers are checked and measured against.
+"""tensorly on the dense tensor: the reference that collab's solvers are tested and compared against.
 
 `reference_cp` is what the reference implementation of the paper does (`parafac` from a random start). Both form 𝒯
 densely, which takes D_q·H·D_k numbers, and `parafac` a Khatri-Rao product of D_q·D_k·R on top.
@@ -22,7 +22,7 @@ def reference_cp(tensor: HeadTensor, rank: int, options: SolverOptions, seed: in
         tensor: 𝒯; formed densely on its device and in its dtype.
         rank: R.
         options: `max_sweeps` and `tolerance` apply.
-        seed: of the random start.
+        seed: random seed of the start.
     """
     with tensorly.backend_context("pytorch", local_threadsafe=True):
         cp, errors = parafac(
@@ -46,7 +46,7 @@ def reference_tucker(tensor: HeadTensor, rank: int, options: SolverOptions, seed
         tensor: 𝒯; formed densely on its device and in its dtype.
         rank: R, at most the width of the query and key inputs: tensorly cannot represent more.
         options: `max_sweeps` and `tolerance` apply.
-        seed: of the randomized parts of its SVD.
+        seed: random seed of its randomized SVD.
     """
     query_width, num_heads, key_width = tensor.shape
     query_rank, key_rank = min(rank, query_width), min(rank, key_width)

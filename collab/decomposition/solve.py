@@ -1,4 +1,4 @@
-"""One head tensor in, factors of the wanted form and rank out, with how good they are."""
+"""Decomposes a head tensor into factors of a given form and rank, with their errors."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ def decompose(
         tensor: 𝒯 in any floating dtype and on any device.
         form: ``concat``, ``cp`` or ``tucker``.
         rank: R, the number of shared query/key dimensions, from 1 to K.
-        options: how to solve.
-        seed: of the random start of the ``tensorly`` method; the structured solvers are deterministic.
+        options: solver settings.
+        seed: random seed of the ``tensorly`` method; the structured solvers are deterministic.
 
     Returns:
-        The solution in float64, on the device that it was solved on.
+        The solution in float64, on the device it was solved on.
 
     Raises:
         ConfigurationError: for an unknown form.
         RankError: if the rank is not between 1 and K.
-        DeviceError: if the requested device is not there.
+        DeviceError: if the requested device is not available.
     """
     options = options or SolverOptions()
     if form not in FORMS:
@@ -78,7 +78,7 @@ def decompose(
 def full_rank_factors(tensor: HeadTensor, form: Form, rank: int) -> Factors:
     """The original weights in any form: the member of every family with R = K.
 
-    `rank` is below K only for a tensor of zeros, of which any columns will do.
+    `rank` is below K only for a tensor of zeros, for which any columns are exact.
     """
     owner = torch.arange(rank, device=tensor.query.device) // tensor.head_dim  # (R,) the head of each dimension
     mixing = torch.zeros(tensor.num_heads, rank, dtype=tensor.query.dtype, device=tensor.query.device)
@@ -105,7 +105,7 @@ def _solve(tensor: HeadTensor, form: Form, rank: int, concat: Factors, options: 
 
 @dataclass(frozen=True)
 class _Frame:
-    """What normalizing a tensor took from it."""
+    """What is needed to undo the normalization of a tensor."""
 
     query_basis: torch.Tensor | None  # orthonormal, (D_q, K), where D_q was above K
     key_basis: torch.Tensor | None  # (D_k, K)
@@ -121,7 +121,7 @@ class _Frame:
 
 
 def _normalized(tensor: HeadTensor) -> tuple[HeadTensor, _Frame]:
-    """The tensor as solvers like it: no wider than K (`HeadTensor.compress`), its factors of norm one."""
+    """The tensor normalized for the solvers: no wider than K (`HeadTensor.compress`), with factors of norm one."""
     small, query_basis, key_basis = tensor.compress()
     query_norm, key_norm = float(small.query.norm()), float(small.key.norm())
     small = HeadTensor(small.query / query_norm, small.key / key_norm, tensor.num_heads)

@@ -2,8 +2,8 @@
 
 With orthonormal W̃_Q and W̃_K the best cores are G_h = W̃_Qᵀ A_h W̃_K, and the error is least when Σ_h ‖G_h‖² is
 largest. HOOI (De Lathauwer, De Moor and Vandewalle 2000) alternates: W̃_Q becomes the leading eigenvectors of
-Σ_h A_h W̃_K W̃_Kᵀ A_hᵀ, then W̃_K likewise. On the factored tensor that D×D matrix is W_Q S W_Qᵀ with a d×d block of S
-for each head, so no dense A_h is needed. The head mode is left whole.
+Σ_h A_h W̃_K W̃_Kᵀ A_hᵀ, then W̃_K those of Σ_h A_hᵀ W̃_Q W̃_Qᵀ A_h. On the factored tensor the first D×D matrix is
+W_Q S W_Qᵀ with a d×d block of S for each head, so no dense A_h is needed. The head mode is not reduced.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def decompose_tucker(tensor: HeadTensor, rank: int, concat: Factors, options: So
     Args:
         tensor: 𝒯.
         rank: R. A side narrower than R is represented exactly and padded with zeros.
-        concat: the concatenated factors at that rank.
+        concat: the ``concat`` factors at that rank.
         options: `max_sweeps` and `tolerance` apply.
     """
     norm_squared = tensor.norm_squared()
@@ -73,7 +73,7 @@ def _leading(tensor: HeadTensor, factor: Tensor, projected_other: Tensor, rank: 
         tensor: 𝒯, for its heads.
         factor: W_Q of shape (D, K), or W_K for the other side.
         projected_other: W_Kᵀ B of shape (K, n), or W_Qᵀ A.
-        rank: how many vectors.
+        rank: number of vectors.
     """
     projected = tensor.by_head(projected_other)  # (H, d, n)
     blocks = projected @ projected.mT  # (H, d, d)

@@ -1,1 +1,1 @@
-"""How good a model is at its task, and how it compares with another."""
+"""Measuring models: task metrics, agreement with another model, speed and memory."""

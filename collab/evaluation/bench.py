@@ -1,4 +1,4 @@
-"""Throughput and latency of models in memory, measured in turn."""
+"""Throughput and latency of models in memory, measured by turns."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from .options import LENGTHS, BenchOptions
 from .timing import Run, Spread, time_in_turn, wait
 
 _WARM = 2
-"""Calls before the clock starts: kernels are chosen, and caches filled, in the first ones."""
+"""Calls before the clock starts, which choose kernels and fill caches."""
 
 
 def bench(
@@ -31,26 +31,26 @@ def bench(
     names: Sequence[str] | None = None,
     progress: Progress = no_progress,
 ) -> BenchReport:
-    """Measures one model, or two in turn, on random inputs without padding.
+    """Measures the speed of one model, or of two by turns, on random inputs without padding.
 
-    Memory is measured on a GPU only; on a CPU it takes a process of its own, which `bench` starts.
+    Memory is measured on a GPU only; on a CPU that takes a process per model, which `collab.checkpoints.bench` starts.
 
     Args:
-        models: the model, and perhaps one to measure it against. They stay as they are: where dtype or device are to be
-            others, a copy is measured.
+        models: the model, and optionally a second one to compare it with. They are not changed; a copy is measured if
+            dtype or device differ.
         options: what to measure.
-        names: of the models, for the report; their classes if None.
+        names: names of the models for the report; None for their classes.
         progress: called after every batch size and length.
 
     Raises:
-        ConfigurationError: if a length is beyond what a model takes, the models take inputs of different kinds, or
+        ConfigurationError: if a length is above a model's limit, the models take inputs of different kinds, or
             `torch.compile` fails.
-        DeviceError: if the device is not there.
-        OutOfMemoryError: naming the batch size and length that was too large.
+        DeviceError: if the device is not available.
+        OutOfMemoryError: if a batch is too large; names its size and length.
     """
     options = options or BenchOptions()
     if not 1 <= len(models) <= 2:
-        raise ConfigurationError(f"One model is measured, or two against each other, not {len(models)}.")
+        raise ConfigurationError(f"Give one model, or two to compare, not {len(models)}.")
     names = names or [type(model).__name__ for model in models]
     device = options.resolve_device()
     lengths, notes = lengths_of(models, names, options)
@@ -69,19 +69,8 @@ def bench(
                 if device.type == "cuda" and options.memory and done == len(grid):
                     memories = [_peak(model, run) for model, run in zip(placed, runs, strict=True)]
             progress("measuring", done, len(grid))
-    measured = [
-        Measured(
-            name,
-            type(model).__name__,
-            count_parameters(model),
-            None,
-            str(model.config._attn_implementation),
-            memory,
-        )
-        for name, model, memory in zip(names, models, memories, strict=True)
-    ]
     return BenchReport(
-        models=tuple(measured),
+        models=tuple(_measured(*entry) for entry in zip(names, models, memories, strict=True)),
         settings=tuple(settings),
         unit="tokens" if grid[0][1] is not None else "images",
         rounds=options.rounds,
@@ -94,13 +83,18 @@ def bench(
     )
 
 
+def _measured(name: str, model: PreTrainedModel, memory: Memory | None) -> Measured:
+    implementation = str(model.config._attn_implementation)
+    return Measured(name, type(model).__name__, count_parameters(model), None, implementation, memory)
+
+
 def lengths_of(
     models: Sequence[PreTrainedModel], names: Sequence[str], options: BenchOptions
 ) -> tuple[list[int | None], tuple[str, ...]]:
-    """Lengths to measure at, None standing for images, and what to say about them.
+    """Lengths to measure at (None for images), and notes on them for the user.
 
     Raises:
-        ConfigurationError: if a length was asked for that a model does not take, or the models do not go together.
+        ConfigurationError: if a length is above a model's limit, or the models take different inputs.
     """
     if len({model.main_input_name for model in models}) > 1:
         raise ConfigurationError(
@@ -108,7 +102,7 @@ def lengths_of(
         )
     if models[0].main_input_name == "pixel_values":
         if options.lengths is not None:
-            raise ConfigurationError(f"{names[0]} takes images of one size, so --length does not apply.")
+            raise ConfigurationError(f"{names[0]} takes images of one size, so lengths (--length) do not apply.")
         sizes = {str((model.config.image_size, model.config.num_channels)) for model in models}
         if len(sizes) > 1:
             raise ConfigurationError(f"{names[0]} and {names[1]} take images of different sizes.")
@@ -119,7 +113,9 @@ def lengths_of(
     longest = max(options.lengths or LENGTHS)
     if options.lengths is not None:
         if longest > limit:
-            raise ConfigurationError(f"{least} takes {limit} tokens at most, so --length {longest} cannot be measured.")
+            raise ConfigurationError(
+                f"{least} takes {limit} tokens at most, so length {longest} (--length) is too long."
+            )
         return [*sorted(set(options.lengths))], ()
     lengths = sorted({min(length, limit) for length in LENGTHS})
     note = f"{least} takes {limit} tokens at most, so that was measured instead of longer rows."
@@ -129,21 +125,21 @@ def lengths_of(
 def _measure(runs: list[Run], rows: int, length: int | None, options: BenchOptions) -> Setting:
     """Times every model at one batch size and length."""
     if options.compile:
-        torch.compiler.reset()  # a shape of its own for every setting, and never back to uncompiled code
+        torch.compiler.reset()  # compile every setting for its own shape, never falling back to uncompiled code
     for _ in range(_WARM):
         time_in_turn(runs)
     rounds = [time_in_turn(runs, backwards=number % 2 == 1) for number in range(options.rounds)]
-    seconds = tuple(Spread.of([one[number] for one in rounds]) for number in range(len(runs)))
+    seconds = tuple(Spread.of([times[number] for times in rounds]) for number in range(len(runs)))
     ratio = None
     if len(runs) == 2:
         by_round = Spread.of([second / first for first, second in rounds])
         ratio = Spread(seconds[1].median / seconds[0].median, by_round.low, by_round.high)
     count = rows * (length or 1)
-    return Setting(rows, length, seconds, tuple(count / one.median for one in seconds), ratio)
+    return Setting(rows, length, seconds, tuple(count / spread.median for spread in seconds), ratio)
 
 
 def _peak(model: PreTrainedModel, run: Run) -> Memory:
-    """What a model's weights and one call take on a GPU."""
+    """Peak memory of a model's weights and one call on a GPU."""
     device = model.device
     call, batches = run
     torch.cuda.reset_peak_memory_stats(device)
@@ -159,7 +155,7 @@ def _peak(model: PreTrainedModel, run: Run) -> Memory:
 def _placed(
     models: Sequence[PreTrainedModel], device: torch.device, options: BenchOptions
 ) -> Iterator[list[PreTrainedModel]]:
-    """The models in evaluation mode, as copies where dtype or device are others."""
+    """The models in evaluation mode, copied where dtype or device differ."""
     dtype = options.torch_dtype
     placed: list[Any] = []
     with evaluating(*models):
@@ -178,7 +174,7 @@ def _copied(model: Any, device: torch.device, dtype: torch.dtype) -> Any:
 
 @contextlib.contextmanager
 def _compiled(models: list[PreTrainedModel], options: BenchOptions) -> Iterator[list[Callable[..., Any]]]:
-    """The models as they are to be called."""
+    """The models as callables, compiled if the options say so."""
     if not options.compile:
         yield list(models)
         return
@@ -188,7 +184,7 @@ def _compiled(models: list[PreTrainedModel], options: BenchOptions) -> Iterator[
         yield [torch.compile(model, dynamic=False) for model in models]
     except TorchDynamoException as error:
         raise ConfigurationError(
-            f"torch.compile fails here; leave --compile away. It says: {first_line(error)}"
+            f"torch.compile failed; measure without it (compile=False, no --compile). {first_line(error)}"
         ) from error
     finally:
         torch.compiler.reset()
@@ -196,7 +192,7 @@ def _compiled(models: list[PreTrainedModel], options: BenchOptions) -> Iterator[
 
 @contextlib.contextmanager
 def _too_large(rows: int, length: int | None) -> Iterator[None]:
-    """Turns what torch says when memory runs out into an error that names the batch."""
+    """Turns torch's errors for lack of memory into one that names the batch."""
     try:
         yield
     except (torch.OutOfMemoryError, MemoryError) as error:
@@ -208,7 +204,10 @@ def _too_large(rows: int, length: int | None) -> Iterator[None]:
 
 
 def too_large(rows: int, length: int | None) -> str:
-    """What to say when memory runs out."""
-    of = "images" if length is None else f"rows of {length} tokens"
-    shorter = "" if length is None else " or --length"
-    return f"There is too little memory for {rows} {of}. Give a smaller --batch-size{shorter}, or --dtype bfloat16."
+    """The message for lack of memory."""
+    unit = "images" if length is None else f"rows of {length} tokens"
+    shorter = "" if length is None else " or length (--length)"
+    return (
+        f"There is too little memory for {rows} {unit}. Use a smaller batch (--batch-size){shorter}, or bfloat16 "
+        "(--dtype)."
+    )

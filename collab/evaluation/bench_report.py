@@ -1,4 +1,4 @@
-"""What was measured, for people and for programs."""
+"""Reports of speed and memory measurements."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ class Memory:
     """Peak memory at the largest batch.
 
     Attributes:
-        peak_bytes: on a GPU, what torch allocated for the weights and the run. On a CPU, the peak of resident memory of
-            a process that does nothing else, Python and its libraries included.
-        libraries_bytes: on a CPU, how much of that was there before the model was loaded; None on a GPU.
+        peak_bytes: on a GPU, memory that torch allocated for the weights and one call. On a CPU, peak resident memory
+            of a process that runs only the model, Python and its libraries included.
+        libraries_bytes: on a CPU, the part of it that was in use before the model was loaded; None on a GPU.
     """
 
     peak_bytes: int
@@ -25,15 +25,15 @@ class Memory:
 
 @dataclass(frozen=True)
 class Measured:
-    """One model.
+    """A model that was measured.
 
     Attributes:
-        name: what the user called it.
+        name: name from the user.
         class_name: its class.
-        parameters: of the model, tied ones once.
-        file_bytes: size of the files that hold its weights, in their dtype; None for a model in memory.
-        attention: the attention implementation that it ran with.
-        memory: None if it was not measured, which a note says.
+        parameters: number of its parameters, tied ones counted once.
+        file_bytes: size of its weights files; None for a model in memory.
+        attention: attention implementation in transformers.
+        memory: peak memory; None if it was not measured.
     """
 
     name: str
@@ -46,15 +46,15 @@ class Measured:
 
 @dataclass(frozen=True)
 class Setting:
-    """One batch size and length.
+    """Times at one batch size and length.
 
     Attributes:
         batch_size: B.
         length: T; None for images.
-        seconds: of one call, for each model.
-        per_second: tokens, or images, for each model, at the median.
-        ratio: how many times as fast the first model is as the second: of the medians, with the quartiles of the
-            ratios of single rounds; None for one model.
+        seconds: time of one call, for each model.
+        per_second: tokens or images per second at the median, for each model.
+        ratio: how many times faster the first model is than the second: ratio of the medians, with the quartiles of
+            the ratios of single rounds; None for one model.
     """
 
     batch_size: int
@@ -66,20 +66,20 @@ class Setting:
 
 @dataclass(frozen=True)
 class BenchReport:
-    """A measurement of one model, or of two in turn.
+    """A measurement of one model, or of two by turns.
 
     Attributes:
-        models: the model, and the one it was measured against.
-        settings: every batch size and length.
+        models: the model, and the one it was compared with.
+        settings: one entry per batch size and length.
         unit: ``tokens`` or ``images``.
         rounds: calls of each model at every setting.
-        dtype: of weights and arithmetic.
+        dtype: dtype of weights and arithmetic.
         device: name of the device.
-        threads: of torch, which matter on a CPU.
+        threads: number of torch threads, relevant on a CPU.
         compiled: whether `torch.compile` was used.
         memory_at: batch size and length at which the memory was measured.
-        notes: what a user should know besides.
-        versions: of Python and the packages.
+        notes: notes for the user.
+        versions: versions of Python and the packages.
     """
 
     models: tuple[Measured, ...]

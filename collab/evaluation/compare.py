@@ -1,4 +1,4 @@
-"""Two models on the same rows: whether they can be compared, how far their answers are apart, size and speed."""
+"""Compares two models on the same rows: agreement of their answers, size and speed."""
 
 from __future__ import annotations
 
@@ -32,10 +32,11 @@ def agreement(original: PreTrainedModel, converted: PreTrainedModel, batches: It
 
     Returns:
         None without batches; otherwise ``rows``, and for models with logits ``kl`` (mean Kullback-Leibler divergence
-        from the original's distribution, nats; that of all labels of a row together where several may apply) and
-        ``top1`` (how often both prefer the same class, or say the same of a label); for regressions
-        ``absolute_difference`` (mean over all outputs); for the others ``token_cosine`` (mean cosine of hidden states)
-        and ``embedding_cosine`` (of their means over a row's tokens). Padding does not count (`collab.models.answers`).
+        from the original's distribution, nats; with several labels, summed over the labels of a row) and ``top1``
+        (fraction of answers where both prefer the same class, or agree on a label); for regressions
+        ``absolute_difference`` (mean over all outputs); for other models ``token_cosine`` (mean cosine of hidden
+        states) and ``embedding_cosine`` (mean cosine of their means over a row's tokens). Padding is ignored
+        (`collab.models.answers`).
     """
     sums: dict[str, float] = {}
     counts: dict[str, int] = {}
@@ -50,15 +51,15 @@ def agreement(original: PreTrainedModel, converted: PreTrainedModel, batches: It
             moved = on_device(batch, original.device)
             rows += len(next(iter(moved.values())))
             mask = moved.get("attention_mask")
-            # Both as the original's kind of answer, whatever became of the converted model's config.
+            # Both as the original's kind of answer, because the converted model's config may have been changed.
             expected, actual = (answers_of(original, model(**moved), mask) for model in (original, converted))
-            _compare(expected, actual, add)
+            _add_answers(expected, actual, add)
     if not rows:
         return None
     return {"rows": rows, **{name: sums[name] / counts[name] for name in sums}}
 
 
-def _compare(expected: list[Answer], actual: list[Answer], add: Any) -> None:
+def _add_answers(expected: list[Answer], actual: list[Answer], add: Any) -> None:
     for first, second in zip(expected, actual, strict=True):
         if first.uncertain:
             add("kl", first.of_seen(first.divergence(second)))
@@ -66,14 +67,14 @@ def _compare(expected: list[Answer], actual: list[Answer], add: Any) -> None:
         elif first.kind == "numbers":
             add("absolute_difference", (first.values - second.values).abs())
         elif first.name == "last_hidden_state":
-            _compare_states(first, second, add)
+            _add_states(first, second, add)
 
 
-def _compare_states(first: Answer, second: Answer, add: Any) -> None:
-    ours, theirs = first.values, second.values  # (B, T, D)
-    add("token_cosine", functional.cosine_similarity(first.of_seen(ours), first.of_seen(theirs), dim=-1))
-    weight = ours.new_ones(ours.shape[:2]) if first.seen is None else first.seen.to(ours)
-    sums = [(states * weight.unsqueeze(-1)).sum(1) for states in (ours, theirs)]  # (B, D)
+def _add_states(first: Answer, second: Answer, add: Any) -> None:
+    states = first.values, second.values  # (B, T, D) each
+    add("token_cosine", functional.cosine_similarity(*map(first.of_seen, states), dim=-1))
+    weight = states[0].new_ones(states[0].shape[:2]) if first.seen is None else first.seen.to(states[0])
+    sums = [(hidden * weight.unsqueeze(-1)).sum(1) for hidden in states]  # (B, D)
     add("embedding_cosine", functional.cosine_similarity(sums[0], sums[1], dim=-1))
 
 
@@ -82,25 +83,25 @@ _COMPARED = 1024
 _TIMED = 256
 
 
-def compare(model: Checkpoint, other: Checkpoint, features: Sequence[Feature], *, repeats: int = 3) -> dict[str, Any]:
-    """Runs two models over the same rows.
+def compare(model: Checkpoint, against: Checkpoint, features: Sequence[Feature], *, repeats: int = 3) -> dict[str, Any]:
+    """Compares two models on the same rows.
 
     Args:
-        model: the one in question.
-        other: the one that it is held against, usually the original; `check_comparable` has passed them.
-        features: without labels; of more than a thousand, that many evenly from all, and a quarter of them for speed.
-        repeats: how often each runs over all rows for its speed, in turn with the other.
+        model: the model.
+        against: the model to compare it with, usually the original; `check_comparable` must have passed.
+        features: rows without labels; at most 1024 are compared and 256 timed, evenly spaced.
+        repeats: rounds of the measurement of speed, in which the models run by turns.
 
     Returns:
-        ``agreement`` (see there), ``hidden_cosine`` (mean over the tokens, for the state after every layer),
-        ``parameters`` and ``bytes`` of both, and ``tokens_per_second`` of both with the ratio of their medians and the
-        least and largest ratio of a round.
+        ``agreement`` (see there), ``hidden_cosine`` (mean over the tokens, for the hidden states after every layer),
+        ``parameters`` and ``bytes`` of both, and ``tokens_per_second`` of both with the median, lowest and highest
+        ratio over the rounds.
     """
-    first, second = model.model, other.model
-    batches = batches_of(model, _some(features, _COMPARED))
-    timed = batches_of(model, _some(features, _TIMED))
+    first, second = model.model, against.model
+    batches = batches_of(model, _evenly(features, _COMPARED))
+    timed = batches_of(model, _evenly(features, _TIMED))
     return {
-        "model": other.source.name,
+        "model": against.source.name,
         "agreement": agreement(second, first, batches),
         "hidden_cosine": _hidden_cosine(first, second, batches),
         "parameters": _both(first, second, count_parameters),
@@ -109,19 +110,19 @@ def compare(model: Checkpoint, other: Checkpoint, features: Sequence[Feature], *
     }
 
 
-def _some(features: Sequence[Feature], count: int) -> Sequence[Feature]:
-    """Rows evenly from all, at most so many."""
+def _evenly(features: Sequence[Feature], count: int) -> Sequence[Feature]:
+    """At most `count` rows, evenly spaced."""
     return features if len(features) <= count else [features[row * len(features) // count] for row in range(count)]
 
 
 def batches_of(loaded: Checkpoint, features: Sequence[Feature]) -> list[Batch]:
-    """Rows of like length together, in batches of 32, on the model's device."""
+    """Batches of 32 rows of similar length, on the model's device."""
     batches = row_batches(loaded.model, loaded.processor, features, _ROWS)
     return [on_device(batch, loaded.model.device) for batch in batches]
 
 
 def speeds(first: PreTrainedModel, second: PreTrainedModel, batches: Sequence[Batch], repeats: int) -> dict[str, float]:
-    """Tokens per second of two models, measured in turn so that what else the machine does hits both."""
+    """Tokens per second of two models, which run by turns so that other load on the machine affects both."""
     tokens = sum(int(batch["attention_mask"].sum()) if "attention_mask" in batch else len(batch) for batch in batches)
     runs = [(model, batches) for model in (first, second)]
     time_in_turn([(model, batches[:1]) for model in (first, second)])  # warm
@@ -129,7 +130,7 @@ def speeds(first: PreTrainedModel, second: PreTrainedModel, batches: Sequence[Ba
     for number in range(repeats):
         for rate, seconds in zip(rates, time_in_turn(runs, backwards=number % 2 == 1), strict=True):
             rate.append(tokens / seconds)
-    ratios = [one / other for one, other in zip(*rates, strict=True)]
+    ratios = [rate / reference for rate, reference in zip(*rates, strict=True)]
     return {
         "model": float(np.median(rates[0])),
         "against": float(np.median(rates[1])),
@@ -144,29 +145,29 @@ def _hidden_cosine(first: PreTrainedModel, second: PreTrainedModel, batches: Seq
     count = 0
     with torch.no_grad():
         for batch in batches:
-            states = [one(**batch, output_hidden_states=True).hidden_states[1:] for one in (first, second)]
+            states = [model(**batch, output_hidden_states=True).hidden_states[1:] for model in (first, second)]
             mask = batch.get("attention_mask")
             seen = (
                 torch.ones_like(states[0][0][..., 0], dtype=torch.bool) if mask is None else mask.flatten(0, -2).bool()
             )
             cosines = [
-                functional.cosine_similarity(one[seen].float(), other[seen].float(), dim=-1).sum().item()
-                for one, other in zip(*states, strict=True)
+                functional.cosine_similarity(*(state[seen].float() for state in pair), dim=-1).sum().item()
+                for pair in zip(*states, strict=True)
             ]
             sums = sums + np.array(cosines)
             count += int(seen.sum())
-    return [float(one) for one in np.atleast_1d(sums / max(count, 1))]
+    return [float(cosine) for cosine in np.atleast_1d(sums / max(count, 1))]
 
 
 def _both(first: PreTrainedModel, second: PreTrainedModel, measure: Any) -> dict[str, int]:
     return {"model": measure(first), "against": measure(second)}
 
 
-def check_comparable(model: PreTrainedModel, other: PreTrainedModel) -> None:
-    """Makes sure that two models have the same states after every layer, and the same kind of answers.
+def check_comparable(model: PreTrainedModel, original: PreTrainedModel) -> None:
+    """Checks that two models can be compared layer by layer.
 
     Raises:
-        ConfigurationError: saying what differs.
+        ConfigurationError: if they differ in width, layers, vocabulary, labels or class.
     """
     for name, what in (
         ("hidden_size", "hidden states of width"),
@@ -174,23 +175,24 @@ def check_comparable(model: PreTrainedModel, other: PreTrainedModel) -> None:
         ("vocab_size", "a vocabulary of"),
         ("num_labels", "labels:"),
     ):
-        mine, theirs = getattr(model.config, name, None), getattr(other.config, name, None)
-        if mine != theirs:
+        actual, expected = getattr(model.config, name, None), getattr(original.config, name, None)
+        if actual != expected:
             raise ConfigurationError(
-                f"The models do not go together: the original has {what} {theirs}, this one {mine}. Name the one that "
-                "this one was made from."
+                f"The models cannot be compared: the original has {what} {expected}, this one {actual}. Name the model "
+                "that this one was made from."
             )
-    mine, theirs = (_native_name(one) for one in (model, other))
-    if mine != theirs:
+    actual, expected = _native_name(model), _native_name(original)
+    if actual != expected:
         raise ConfigurationError(
-            f"The models do not go together: the original is a {theirs}, this one was a {mine}. Name the model that it "
-            "was made from."
+            f"The models cannot be compared: the original is a {expected}, this one was a {actual}. Name the model "
+            "that this one was made from."
         )
 
 
-def check_tokenizers(tokenizer: Any, other: Any) -> None:
-    """Makes sure that two models read text alike; ConfigurationError if not."""
-    if hasattr(tokenizer, "get_vocab") and hasattr(other, "get_vocab") and tokenizer.get_vocab() != other.get_vocab():
+def check_tokenizers(tokenizer: Any, original: Any) -> None:
+    """Raises a ConfigurationError if two models have different vocabularies."""
+    vocabularies = [part.get_vocab() for part in (tokenizer, original) if hasattr(part, "get_vocab")]
+    if len(vocabularies) == 2 and vocabularies[0] != vocabularies[1]:
         raise ConfigurationError("The models have different tokenizers, so they cannot be compared.")
 
 

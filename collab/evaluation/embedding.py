@@ -1,4 +1,4 @@
-"""Sentence embeddings, as the model's folder says they are made."""
+"""Sentence embeddings, pooled as the model's folder says."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ _ROWS = 64
 
 
 class Embedder:
-    """Embeddings of length one: by sentence-transformers where the folder is one of its models, else mean-pooled.
+    """Normalized embeddings: by sentence-transformers if the folder is one of its models, else mean-pooled.
 
     Args:
-        loaded: the model; it is this one that runs, whatever has been done to it since it was loaded.
-        max_length: tokens at most, of models that sentence-transformers does not know.
+        loaded: the model; changes to it since it was loaded apply.
+        max_length: tokens of a row at most, if sentence-transformers does not embed.
 
     Raises:
-        ExtraError: if it is a sentence-transformers model and that is not installed.
+        ExtraError: if it needs sentence-transformers, which is not installed.
     """
 
     def __init__(self, loaded: Checkpoint, max_length: int | None = None) -> None:
@@ -38,11 +38,13 @@ class Embedder:
             self._encoder = _encoder(loaded)
 
     def __call__(self, sentences: Sequence[str]) -> Tensor:
-        """(B, D), as a part of the graph where gradients are on."""
+        """Embeds a batch of sentences, (B, D), differentiably."""
         model = self._loaded.model
         if self._encoder is not None:
             batch = self._encoder.preprocess(list(sentences))
-            batch = {name: one.to(model.device) if isinstance(one, Tensor) else one for name, one in batch.items()}
+            batch = {
+                name: value.to(model.device) if isinstance(value, Tensor) else value for name, value in batch.items()
+            }
             return functional.normalize(self._encoder(batch)["sentence_embedding"].float(), dim=-1)
         features = text_features(model, self._loaded.tokenizer, sentences, self._max_length)
         batch = collate(model, self._loaded.tokenizer, features)
@@ -51,7 +53,7 @@ class Embedder:
         return mean_embedding(states, batch["attention_mask"])
 
     def embed(self, sentences: Sequence[str]) -> np.ndarray:
-        """(N, D), many at a time."""
+        """Embeds any number of sentences in batches, (N, D), without gradients."""
         order = sorted(range(len(sentences)), key=lambda row: len(sentences[row]))
         rows: list[np.ndarray] = []
         with torch.no_grad():
@@ -60,13 +62,13 @@ class Embedder:
         return np.stack(rows)[np.argsort(order)]
 
     def similarities(self, pairs: Sequence[Sequence[str]]) -> np.ndarray:
-        """The cosine of each pair's embeddings, (N,)."""
+        """Cosine of the embeddings of each pair, (N,)."""
         first, second = (self.embed([pair[side] for pair in pairs]) for side in (0, 1))
         return (first * second).sum(axis=1)
 
 
 def mean_embedding(states: Tensor, mask: Tensor | None) -> Tensor:
-    """The mean over the tokens that are seen, of length one: (B, T, D) → (B, D)."""
+    """Normalized mean over the tokens that are not padding: (B, T, D) → (B, D)."""
     weight = states.new_ones(states.shape[:2]) if mask is None else mask.to(states)
     mean = (states * weight.unsqueeze(-1)).sum(1) / weight.sum(1, keepdim=True).clamp(min=1)
     return functional.normalize(mean.float(), dim=-1)

@@ -1,4 +1,4 @@
-"""How good a model is at its task, and how it compares with another on the same rows."""
+"""Measures a model on labelled rows, optionally beside another model."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from .compare import check_comparable, check_tokenizers, compare
 from .embedding import Embedder
 from .metrics import Columns, intervals
 from .options import EvaluateOptions
-from .predict import predict
+from .predict import predictions
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What was measured.
+    """Results of an evaluation.
 
     Attributes:
-        record: everything, as JSON values: ``metrics``, each with its value and bootstrap interval, and with another
+        record: all results, as JSON values: ``metrics``, each with its value and bootstrap interval, and for a second
             model ``against`` (see `compare`), with its own ``metrics`` and the ``difference`` on the same draws.
     """
 
@@ -47,14 +47,14 @@ def evaluate(
     against: Checkpoint | None = None,
     options: EvaluateOptions | None = None,
 ) -> Evaluation:
-    """Measures a model on labelled rows, and beside another on the same rows.
+    """Measures a model on labelled rows, and a second model on the same rows.
 
     Args:
-        model: what `collab.load` returned, or `Checkpoint.of(model, tokenizer)` of a model in memory; with the task's
-            head, on the device to run on.
+        model: a checkpoint from `collab.load`, or `Checkpoint.of(model, tokenizer)` for a model in memory; with the
+            task's head, on the device to run on.
         examples: the rows (`collab.read_examples`).
-        task: what they are for (`collab.task_named`).
-        against: another model, likewise.
+        task: the task (`collab.task_named`).
+        against: the second model, given like the first.
         options: settings of the bootstrap and of the comparison.
 
     Raises:
@@ -66,7 +66,7 @@ def evaluate(
     if against is not None:
         check_comparable(model.model, against.model)
         check_tokenizers(model.processor, against.processor)
-    columns, features = _predictions(model, task, examples, options)
+    columns, features = _predict_examples(model, task, examples, options)
     record: dict[str, Any] = {
         "step": "evaluate",
         "model": model.source.name,
@@ -77,23 +77,23 @@ def evaluate(
         "versions": installed_versions(),
     }
     if against is not None:
-        theirs, _ = _predictions(against, task, examples, options)
+        reference, _ = _predict_examples(against, task, examples, options)
         record["against"] = compare(model, against, features, repeats=options.repeats) | {
-            "metrics": intervals(task.kind, theirs, draws=options.draws, seed=options.seed),
-            "difference": intervals(task.kind, columns, theirs, draws=options.draws, seed=options.seed),
+            "metrics": intervals(task.kind, reference, draws=options.draws, seed=options.seed),
+            "difference": intervals(task.kind, columns, reference, draws=options.draws, seed=options.seed),
         }
     record["seconds"] = time.perf_counter() - start
     return Evaluation(record)
 
 
-def _predictions(
+def _predict_examples(
     loaded: Checkpoint, task: Task, examples: Examples, options: EvaluateOptions
 ) -> tuple[Columns, list[Feature]]:
-    """Predictions of all rows, and the rows as features without labels."""
+    """Predictions for all rows, and the rows as features without labels."""
     model, tokenizer = loaded.model, loaded.tokenizer
     if task.kind == "similarity":
         if len(examples.texts[0]) != 2:
-            raise DataError("Similarity is of pairs: name two text columns.")
+            raise DataError("Similarity needs pairs: name two text columns (columns=, --text-column).")
         columns = {
             "predicted": Embedder(loaded, options.max_length).similarities(examples.texts),
             "label": np.array(numbers(examples)),
@@ -102,4 +102,4 @@ def _predictions(
         return columns, text_features(model, tokenizer, first, options.max_length)
     encoded = encode(task, examples, model, tokenizer, options.max_length)
     features, collate = to_judge(task, model, tokenizer, encoded, options.seed)
-    return predict(task.kind, model, features, collate), without_labels(features)
+    return predictions(task.kind, model, features, collate), without_labels(features)

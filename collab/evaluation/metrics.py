@@ -1,7 +1,7 @@
 """Metrics of predictions, with bootstrap intervals.
 
-Predictions are columns with a value for each row, from which every metric can be computed on any selection of rows. So
-rows are what the bootstrap draws again (Efron and Tibshirani 1993), and two models are compared on the same draws.
+Predictions are columns with one value per row, from which every metric can be computed on any selection of rows. The
+bootstrap resamples rows (Efron and Tibshirani 1993), and two models are compared on the same draws.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ except ImportError as error:
     raise ExtraError("Metrics need scipy and scikit-learn: pip install 'collab[train]'.") from error
 
 Columns = dict[str, np.ndarray]
-"""Predictions and labels, or counts, one for each row."""
+"""Predictions and labels, or counts, one per row."""
 
 _Metric = Callable[[Columns], float]
 
@@ -29,14 +29,14 @@ def _correlation(function: Any) -> _Metric:
     def metric(columns: Columns) -> float:
         first, second = columns["predicted"], columns["label"]
         if len(first) < 2 or np.ptp(first) == 0 or np.ptp(second) == 0:
-            return 0.0  # nothing to correlate
+            return 0.0  # a constant has no correlation
         return float(function(first, second).statistic)
 
     return metric
 
 
 def _f1(columns: Columns) -> float:
-    """Of class 1 where there are two, the mean over the classes where there are more."""
+    """F1 of class 1 for two classes, the mean over the classes for more."""
     labels, predicted = columns["label"], columns["predicted"]
     binary = int(columns["classes"][0]) <= 2
     return float(f1_score(labels, predicted, average="binary" if binary else "macro", zero_division=0))
@@ -70,22 +70,29 @@ _METRICS: dict[str, dict[str, _Metric]] = {
 
 
 def measure(kind: str, columns: Columns) -> dict[str, float]:
-    """Every metric of a kind of task."""
+    """All metrics for a kind of task, by name."""
     return {name: metric(columns) for name, metric in _METRICS[kind].items()}
 
 
 def intervals(
-    kind: str, columns: Columns, other: Columns | None = None, *, draws: int = 1000, level: float = 0.95, seed: int = 0
+    kind: str,
+    columns: Columns,
+    reference: Columns | None = None,
+    *,
+    draws: int = 1000,
+    level: float = 0.95,
+    seed: int = 0,
 ) -> dict[str, dict[str, Any]]:
-    """Every metric with its bootstrap interval, or the difference of two models' on the same rows.
+    """All metrics with bootstrap intervals, or the differences between two models on the same rows.
 
     Args:
-        kind: of the task.
+        kind: kind of the task.
         columns: predictions of a model.
-        other: of another on the same rows, to take from the first's; None for the first's metrics themselves.
-        draws: how often rows are drawn again.
-        level: the part of the draws that the interval holds.
-        seed: of the draws.
+        reference: predictions of a second model for the same rows, whose metrics are subtracted; None for the metrics
+            of the first.
+        draws: number of bootstrap samples; 0 for no intervals.
+        level: fraction of the draws inside the interval.
+        seed: seed of the draws.
 
     Returns:
         By name: ``value``, ``low`` and ``high``, which are None without draws.
@@ -94,15 +101,17 @@ def intervals(
     generator = np.random.default_rng(seed)
     chosen = [generator.integers(rows, size=rows) for _ in range(draws)]
     tails = [100 * (1 - level) / 2, 100 * (1 + level) / 2]
-    found = {}
+    results = {}
     for name, metric in _METRICS[kind].items():
 
         def value(selected: Any, metric: _Metric = metric) -> float:
             first = metric({key: column[selected] for key, column in columns.items()})
-            if other is None:
+            if reference is None:
                 return first
-            return first - metric({key: column[selected] for key, column in other.items()})
+            return first - metric({key: column[selected] for key, column in reference.items()})
 
-        low, high = map(float, np.percentile([value(one) for one in chosen], tails)) if draws else (None, None)
-        found[name] = {"value": value(slice(None)), "low": low, "high": high}
-    return found
+        low, high = (
+            map(float, np.percentile([value(selected) for selected in chosen], tails)) if draws else (None, None)
+        )
+        results[name] = {"value": value(slice(None)), "low": low, "high": high}
+    return results

@@ -1,4 +1,7 @@
-"""How to measure. Nothing here imports torch, so that the command line can show the defaults at once."""
+"""Settings of evaluation and benchmarks.
+
+Nothing here imports torch, so that the command line can show the defaults at once.
+"""
 
 from __future__ import annotations
 
@@ -13,20 +16,22 @@ if TYPE_CHECKING:
     import torch
 
 LENGTHS = (32, 128, 512)
-"""Tokens of a row that speed and arithmetic are told for."""
+"""Sequence lengths at which speed and arithmetic are reported, in tokens."""
 
 
 @dataclass(frozen=True)
 class EvaluateOptions:
-    """How to evaluate.
+    """Settings of an evaluation.
 
     Attributes:
         max_length: tokens of a row at most; None for as many as the model takes.
         samples: rows at most, the first ones; None for all.
-        draws: of the bootstrap; 0 for no intervals.
+        draws: number of bootstrap samples; 0 for no intervals.
         repeats: rounds of the comparison of speed.
         device: ``cpu``, or None for a GPU where there is one.
-        seed: of the bootstrap and of masked tokens.
+        seed: seed of the bootstrap and of masked tokens.
+        label_column: column of the labels; None to look for the usual names. Like `samples`, it is used where rows are
+            read.
 
     Raises:
         ConfigurationError: if a value cannot be used.
@@ -38,6 +43,7 @@ class EvaluateOptions:
     repeats: int = 3
     device: str | None = None
     seed: int = 0
+    label_column: str | None = None
 
     def __post_init__(self) -> None:
         if self.draws < 0 or self.repeats < 1 or (self.samples is not None and self.samples < 1):
@@ -47,17 +53,17 @@ class EvaluateOptions:
 
 @dataclass(frozen=True)
 class BenchOptions:
-    """What to measure, and how.
+    """Settings of a speed measurement.
 
     Attributes:
-        batch_sizes: rows of a batch.
-        lengths: tokens of a row; None for 32, 128 and 512, or what the model takes where that is less.
-        rounds: how often each model runs at every batch size and length, in turn with the other.
-        dtype: of weights and arithmetic: ``float32``, ``bfloat16`` or ``float16``.
+        batch_sizes: numbers of rows of a batch.
+        lengths: numbers of tokens of a row; None for 32, 128 and 512, up to the model's limit.
+        rounds: calls of each model at every batch size and length; two models run by turns.
+        dtype: dtype of weights and arithmetic: ``float32``, ``bfloat16`` or ``float16``.
         device: ``cpu`` or ``cuda``; None for a GPU where there is one.
         compile: run the models through `torch.compile`.
         memory: measure peak memory too; on a CPU by loading each model in a process of its own.
-        seed: of the random inputs.
+        seed: seed of the random inputs.
 
     Raises:
         ConfigurationError: if a value cannot be used.
@@ -82,19 +88,19 @@ class BenchOptions:
         if self.dtype not in DTYPES:
             raise ConfigurationError(f"Unknown dtype {self.dtype!r}; choose one of {', '.join(DTYPES)}.")
         if self.device not in (None, "cpu", "cuda"):
-            raise ConfigurationError(f"device is cpu or cuda, not {self.device!r}.")
+            raise ConfigurationError(f"device must be cpu or cuda, not {self.device!r}.")
 
     @property
     def torch_dtype(self) -> torch.dtype:
-        """The dtype as torch names it."""
+        """The dtype as a `torch.dtype`."""
         import torch  # not at the top: the command line shows these defaults without it
 
         return getattr(torch, self.dtype)
 
     def resolve_device(self) -> torch.device:
-        """The device to measure on; DeviceError if it is not there."""
+        """The device to measure on; DeviceError if it is not available."""
         import torch
 
         if self.device == "cuda" and not torch.cuda.is_available():
-            raise DeviceError("There is no CUDA device here. Leave --device away to measure on the CPU.")
+            raise DeviceError("No CUDA device found. Use device=None or 'cpu' (omit --device).")
         return torch.device(self.device or ("cuda" if torch.cuda.is_available() else "cpu"))

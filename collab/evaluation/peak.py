@@ -1,7 +1,7 @@
-"""The peak memory of one model on a CPU, in a process that does nothing else.
+"""Peak memory of one model on a CPU, measured in a separate process.
 
-In a process that has run other things, freed memory is used again and the peak is theirs. So this module is run as a
-program of its own, ``python -m collab.evaluation.peak REQUEST``, and prints what it found as JSON.
+In a process that has run other work, the model reuses freed memory and the peak belongs to that work. So this module
+runs as a program, ``python -m collab.evaluation.peak REQUEST``, and prints its result as JSON.
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ def peak_memory(
     """Peak resident memory of running a model at one batch size and length.
 
     Args:
-        folder: of the model.
-        rows: B.
-        length: T; None for images.
-        dtype: of weights and arithmetic.
-        threads: of torch.
+        folder: folder of the model.
+        rows: batch size B.
+        length: tokens T; None for images.
+        dtype: dtype of weights and arithmetic.
+        threads: number of torch threads.
 
     Returns:
-        The memory, or None and the reason.
+        The memory and None, or None and the reason why it was not measured.
 
     Raises:
-        OutOfMemoryError: if the process was stopped for want of memory.
+        OutOfMemoryError: if memory ran out.
     """
     if not _STATUS.is_file():
-        return None, "Peak memory was not measured: this system has no /proc, which says what a process took."
+        return None, "Peak memory was not measured: this system has no /proc to read it from."
     request = {
         "folder": str(folder),
         "rows": rows,
@@ -50,23 +50,23 @@ def peak_memory(
         "dtype": str(dtype).removeprefix("torch."),
         "threads": threads,
     }
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-m", __name__, json.dumps(request)],
         capture_output=True,
         text=True,
         stdin=subprocess.DEVNULL,
         check=False,
     )
-    if done.returncode == -9 or "can't allocate memory" in done.stderr:
+    if process.returncode == -9 or "can't allocate memory" in process.stderr:
         raise OutOfMemoryError(too_large(rows, length))
-    if done.returncode != 0:
-        last = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
+    if process.returncode != 0:
+        last = (process.stderr.strip().splitlines() or [f"exit code {process.returncode}"])[-1]
         return None, f"Peak memory was not measured: the process for it failed with {last}"
-    return Memory(**json.loads(done.stdout.splitlines()[-1])), None
+    return Memory(**json.loads(process.stdout.splitlines()[-1])), None
 
 
 def _status(field: str) -> int:
-    """A field of this process's status, in bytes: VmRSS, what it holds now, or VmHWM, the most that it held."""
+    """A field of this process's status, in bytes: VmRSS (current) or VmHWM (peak)."""
     line = next(line for line in _STATUS.read_text().splitlines() if line.startswith(f"{field}:"))
     return int(line.split()[1]) * 1024
 
@@ -75,8 +75,8 @@ def _main(request: dict) -> None:
     torch.set_num_threads(request["threads"])
     libraries = _status("VmRSS")
     model = load(request["folder"]).model.to(getattr(torch, request["dtype"]))
-    with contextlib.suppress(OSError):  # where it may not, the peak is that of loading if that is higher
-        Path("/proc/self/clear_refs").write_text("5")  # forgets the peak so far
+    with contextlib.suppress(OSError):  # if not allowed, the peak includes loading
+        Path("/proc/self/clear_refs").write_text("5")  # resets the peak
     with torch.no_grad():
         model(**random_inputs(model, request["rows"], request["length"] or 1))
     print(json.dumps({"peak_bytes": _status("VmHWM"), "libraries_bytes": libraries}))

@@ -1,4 +1,4 @@
-"""A model's predictions for the rows of a task, as columns that metrics take."""
+"""A model's predictions for the rows of a task, as columns for `metrics`."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ TOKENS = 4096
 """Tokens in a batch at most, unless one row alone has more."""
 
 
-def predict(kind: str, model: PreTrainedModel, features: Sequence[Feature], collate: Collate) -> Columns:
-    """Runs a model over labelled rows.
+def predictions(kind: str, model: PreTrainedModel, features: Sequence[Feature], collate: Collate) -> Columns:
+    """A model's predictions for labelled rows.
 
     Args:
-        kind: of the task.
-        model: with its head.
-        features: with ``labels``; of masked language models, masked already.
+        kind: kind of the task.
+        model: model with the task's head.
+        features: rows with ``labels``; for masked language models, already masked.
         collate: makes a batch of them.
 
     Returns:
-        Columns in the order of the rows.
+        Predictions and labels, or counts, in the order of the rows.
     """
     order = sorted(range(len(features)), key=lambda row: length_of(features[row]))
     columns: dict[str, list[Any]] = {}
@@ -43,8 +43,8 @@ def predict(kind: str, model: PreTrainedModel, features: Sequence[Feature], coll
             logits = model(**batch).logits.float()
             for name, values in _columns(kind, model, logits, labels).items():
                 columns.setdefault(name, []).extend(values)
-    back = np.argsort(order)
-    return {name: np.asarray(values)[back] for name, values in columns.items()}
+    original_order = np.argsort(order)
+    return {name: np.asarray(values)[original_order] for name, values in columns.items()}
 
 
 def _batches(order: list[int], features: Sequence[Feature]) -> list[list[int]]:
@@ -79,17 +79,18 @@ def _columns(kind: str, model: PreTrainedModel, logits: Tensor, labels: Tensor) 
 
 
 def _entities(names: list[str], predicted: Tensor, labels: Tensor, seen: Tensor) -> dict[str, Any]:
-    """Entities as seqeval counts them: found where their type and both ends are right."""
+    """Entities as seqeval counts them: found if type, start and end are correct."""
     try:
         from seqeval.metrics.sequence_labeling import get_entities
     except ImportError as error:
         raise ExtraError("The F1 of entities needs seqeval: pip install 'collab[train]'.") from error
     counts: dict[str, Any] = {"found": [], "entities": [], "entities_predicted": []}
     for row in range(len(labels)):
-        actual, ours = (
-            set(get_entities([names[number] for number in one[row][seen[row]].tolist()])) for one in (labels, predicted)
+        actual, answered = (
+            set(get_entities([names[number] for number in tags[row][seen[row]].tolist()]))
+            for tags in (labels, predicted)
         )
-        counts["found"].append(len(actual & ours))
+        counts["found"].append(len(actual & answered))
         counts["entities"].append(len(actual))
-        counts["entities_predicted"].append(len(ours))
+        counts["entities_predicted"].append(len(answered))
     return counts

@@ -1,4 +1,4 @@
-"""How long models take, measured in turn so that what else the machine does hits all of them."""
+"""Times of models that run by turns, so that other load on the machine affects all of them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Run = tuple[Callable[..., Any], Sequence[dict[str, Tensor]]]
 
 @dataclass(frozen=True)
 class Spread:
-    """Median and quartiles of what was measured."""
+    """Median and quartiles of measurements."""
 
     median: float
     low: float
@@ -25,16 +25,16 @@ class Spread:
 
     @classmethod
     def of(cls, values: Sequence[float]) -> Spread:
-        low, median, high = (float(one) for one in np.quantile(values, (0.25, 0.5, 0.75)))
+        low, median, high = map(float, np.quantile(values, (0.25, 0.5, 0.75)))
         return cls(median, low, high)
 
 
 def time_in_turn(runs: Sequence[Run], *, backwards: bool = False) -> list[float]:
-    """Seconds that each model takes for its batches, one round: call by call, each model before the next batch.
+    """Seconds that each model takes for its batches in one round; every model runs a batch before the next batch.
 
     Args:
-        runs: the models, each with as many batches as the others.
-        backwards: begin with the last model; turn it every round, so that none is always the first.
+        runs: the models with their batches, equally many for each.
+        backwards: start with the last model; alternate between rounds so that no model is always first.
     """
     seconds = [0.0] * len(runs)
     order = list(reversed(range(len(runs)))) if backwards else list(range(len(runs)))
@@ -51,6 +51,6 @@ def time_in_turn(runs: Sequence[Run], *, backwards: bool = False) -> list[float]
 
 
 def wait(device: torch.device) -> None:
-    """Waits until a GPU has done what it was told to."""
+    """Waits until a GPU has finished its work."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)

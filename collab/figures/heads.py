@@ -22,17 +22,17 @@ from .style import BLUE, VERMILION, pyplot, save
 logger = logging.getLogger(__name__)
 
 TOKENS = 32
-"""Tokens of a sentence that an attention map shows at most; more could not be read."""
+"""Tokens of a sentence that an attention map shows at most; more would be illegible."""
 
-_MAP = "cividis"  # even for those who see no red or green
+_MAP = "cividis"  # readable without telling red from green
 
 
 def draw_scores(scores: HeadScores, folder: Path) -> list[Path]:
-    """Draws everything that scores hold.
+    """Draws all figures of a model's scores.
 
     Args:
-        scores: of a model's heads.
-        folder: to write into; made if it is not there.
+        scores: scores of a model's heads.
+        folder: folder to write into; created if it does not exist.
 
     Returns:
         The files.
@@ -56,20 +56,22 @@ def draw_scores(scores: HeadScores, folder: Path) -> list[Path]:
 
 
 def draw_comparison(first: HeadScores, second: HeadScores, folder: Path, names: tuple[str, str]) -> Path:
-    """Draws every score on one data set against the same on another.
+    """Draws every score on one data set against the same score on another.
 
     Args:
-        first: scores on one.
-        second: on the other.
-        folder: to write into.
-        names: of the data sets.
+        first: scores on the first data set.
+        second: scores on the second.
+        folder: folder to write into.
+        names: names of the data sets.
+
+    Returns:
+        The file.
     """
     figure, axes = _grid(len(first.scores), (3.2, 3.0))
     for axis, name in zip(axes, first.scores, strict=False):
-        one, other = (scores.grid(name).ravel() for scores in (first, second))
-        axis.scatter(one, other, s=14, color=BLUE, alpha=0.7, linewidths=0)
-        found = rank_correlation(first.importance(name), second.importance(name))
-        axis.set(title=f"{name}, rank correlation {found:.2f}", xlabel=names[0], ylabel=names[1])
+        axis.scatter(first.grid(name).ravel(), second.grid(name).ravel(), s=14, color=BLUE, alpha=0.7, linewidths=0)
+        correlation = rank_correlation(first.importance(name), second.importance(name))
+        axis.set(title=f"{name}, rank correlation {correlation:.2f}", xlabel=names[0], ylabel=names[1])
         axis.title.set_fontsize(9)
         axis.tick_params(labelsize=7)
     folder.mkdir(parents=True, exist_ok=True)
@@ -80,13 +82,16 @@ def draw_comparison(first: HeadScores, second: HeadScores, folder: Path, names: 
 def draw_attention(
     loaded: Checkpoint, sentences: Sequence[str], folder: Path, layers: Sequence[int] | None = None
 ) -> list[Path]:
-    """Draws the attention maps of all heads of a layer, for every layer and sentence, with the tokens at their sides.
+    """Draws attention maps with their tokens: one file per sentence and layer, with all heads of the layer.
 
     Args:
         loaded: a model that takes text.
-        sentences: what it reads; what is longer than `TOKENS` tokens is cut, and logged.
-        folder: to write into.
+        sentences: sentences to draw; maps of more than `TOKENS` tokens are cropped, with a warning.
+        folder: folder to write into.
         layers: numbers of the layers to draw; None for all.
+
+    Returns:
+        The files.
 
     Raises:
         ConfigurationError: if there is no such layer.
@@ -95,23 +100,24 @@ def draw_attention(
     model = loaded.model
     if model.main_input_name != "input_ids":
         raise DataError("Attention maps are drawn for models that take text.")
-    found = head_layers(model)
-    numbers = range(len(found)) if layers is None else layers
-    check_numbers(found, numbers)
+    model_layers = head_layers(model)
+    numbers = range(len(model_layers)) if layers is None else layers
+    check_numbers(model_layers, numbers)
     folder.mkdir(parents=True, exist_ok=True)
     written = []
     for place, sentence in enumerate(sentences):
         feature = text_features(model, loaded.tokenizer, [sentence])
-        batch = {name: one.to(model.device) for name, one in collate(model, loaded.tokenizer, feature).items()}
+        batch = {name: value.to(model.device) for name, value in collate(model, loaded.tokenizer, feature).items()}
         tokens = loaded.tokenizer.convert_ids_to_tokens(batch["input_ids"].flatten().tolist())
         if len(tokens) > TOKENS:
             logger.warning("Sentence %d has %d tokens; its maps show the first %d.", place + 1, len(tokens), TOKENS)
-        caught = attention_of(model, found, batch)
+        attention = attention_of(model, model_layers, batch)
         for number in numbers:
-            if found[number].heads:
+            layer = model_layers[number]
+            if layer.heads:
                 file = folder / f"attention-{place + 1}-layer-{number}.png"
-                weights, _ = caught[found[number].name][0]  # the first pass, where several share a layer
-                _attention(weights[0].float().cpu().numpy(), found[number], tokens[:TOKENS], file)
+                weights, _ = attention[layer.name][0]  # the first pass, where several share a layer
+                _attention(weights[0].float().cpu().numpy(), layer, tokens[:TOKENS], file)
                 written.append(file)
     return written
 
@@ -147,14 +153,14 @@ def _heat_maps(scores: HeadScores, file: Path) -> Path:
 
 
 def _title(scores: HeadScores, name: str) -> str:
-    return f"{name} ({scores.harm_name})" if name in ("ablation", "alone") else name
+    return f"{name} ({scores.degradation_name})" if name in ("ablation", "alone") else name
 
 
 def _correlations(scores: HeadScores, file: Path) -> Path:
     plt = pyplot()
     names = list(scores.scores)
-    found = scores.correlations()
-    values = np.array([[found[one][other] for other in names] for one in names])
+    correlations = scores.correlations()
+    values = np.array([[correlations[row][column] for column in names] for row in names])
     figure, axis = plt.subplots(figsize=(0.55 * len(names) + 2.4, 0.5 * len(names) + 1.8), layout="constrained")
     axis.imshow(values, cmap="PuOr", vmin=-1, vmax=1)
     for row, column in np.ndindex(*values.shape):
@@ -163,7 +169,9 @@ def _correlations(scores: HeadScores, file: Path) -> Path:
         axis.text(column, row, text, ha="center", va="center", fontsize=6, color="white" if dark else "black")
     axis.set_xticks(range(len(names)), names, rotation=45, ha="right", fontsize=7)
     axis.set_yticks(range(len(names)), names, fontsize=7)
-    axis.set_title("Rank correlation of scores over the heads,\neach turned so that more matters more", fontsize=8)
+    axis.set_title(
+        "Rank correlation of scores over the heads,\nsigns chosen so that higher means more important", fontsize=8
+    )
     save(figure, file, 300)
     return file
 
@@ -176,7 +184,7 @@ def _histograms(scores: HeadScores, file: Path) -> Path:
         values = values[~np.isnan(values)]
         axis.hist(values, bins=24, color=BLUE)
         axis.axvline(0, color=VERMILION, linewidth=1)
-        axis.set(xlabel=scores.harm_name, ylabel="heads")
+        axis.set(xlabel=scores.degradation_name, ylabel="heads")
         axis.set_title(SCORES[name][1], fontsize=9)
     save(figure, file, 300)
     return file
@@ -199,7 +207,7 @@ def _matrices(
 
 
 def _sharing(scores: HeadScores, file: Path) -> Path:
-    """Dimensions in the order of the head that uses them most, so that what is shared shows beside it."""
+    """Sorts the shared dimensions by the head that uses them most, so that sharing shows beside the diagonal."""
     figure, axes = _grid(len(scores.sharing), (4.4, 1.9), columns=2)
     for axis, (name, rows) in zip(axes, scores.sharing.items(), strict=False):
         values = np.array(rows)
@@ -216,7 +224,7 @@ def _sharing(scores: HeadScores, file: Path) -> Path:
 
 
 def _grid(count: int, size: tuple[float, float], columns: int = 4) -> tuple[Any, Any]:
-    """A figure with so many axes, the others hidden."""
+    """A figure with `count` axes; the rest of the grid is hidden."""
     columns = min(columns, count)
     rows = math.ceil(count / columns)
     figure, axes = pyplot().subplots(

@@ -10,7 +10,7 @@ from ..evaluation.bench_report import BenchReport
 from ..planning.plan import Plan
 from .style import BLUE, GREEN, GREY, ORANGE, VERMILION, pyplot, save
 
-# With marks for those who see no colours.
+# Markers tell the forms apart without colours.
 _STYLES = {"concat": (GREY, "s"), "cp": (BLUE, "o"), "tucker": (GREEN, "^")}
 
 
@@ -18,7 +18,7 @@ def draw_plan(plan: Plan, file: Path) -> None:
     """Draws predicted error against parameters, and the energy in principal components (the paper's figure 1).
 
     Args:
-        plan: what to draw.
+        plan: the plan.
         file: a .png, .pdf or .svg file.
 
     Raises:
@@ -28,21 +28,21 @@ def draw_plan(plan: Plan, file: Path) -> None:
     plt = pyplot()
     figure, (left, right) = plt.subplots(1, 2, figsize=(10, 4), layout="constrained")
     for form, (color, mark) in _STYLES.items():
-        points = sorted((one.query_key, one.error, one.rank) for one in plan.options if one.form == form)
+        points = sorted((option.query_key, option.error, option.rank) for option in plan.options if option.form == form)
         left.plot([x for x, _, _ in points], [y for _, y, _ in points], mark + "-", color=color, label=form)
         for x, y, rank in points:
             left.annotate(f"R={rank}", (x, y), textcoords="offset points", xytext=(4, 4), fontsize=8)
-    left.set(xlabel="query/key parameters left", ylabel=f"predicted error of the {_what(plan)}")
+    left.set(xlabel="query/key parameters left", ylabel=f"predicted error of the {_error_of(plan)}")
     left.legend()
     for name, color, label in (
         ("query", BLUE, "$W_Q$"),
         ("key", ORANGE, "$W_K$"),
         ("product", VERMILION, "$W_Q W_K^\\top$"),
     ):
-        for number, one in enumerate(plan.spectra):
+        for number, spectrum in enumerate(plan.spectra):
             right.plot(
-                one.components,
-                getattr(one, name),
+                spectrum.components,
+                getattr(spectrum, name),
                 color=color,
                 alpha=0.35 + 0.65 * (number + 1) / len(plan.spectra),
                 linewidth=1,
@@ -57,7 +57,7 @@ def draw_bench(report: BenchReport, file: Path) -> None:
     """Draws latency and throughput by length, or by batch size for images, with quartiles.
 
     Args:
-        report: what to draw.
+        report: the measurement.
         file: a .png, .pdf or .svg file.
 
     Raises:
@@ -69,19 +69,20 @@ def draw_bench(report: BenchReport, file: Path) -> None:
 
     figure, (left, right) = plt.subplots(1, 2, figsize=(9, 4), layout="constrained")
     text = report.unit == "tokens"
-    names = [one.name.rstrip("/").rpartition("/")[2] for one in report.models]
+    names = [model.name.rstrip("/").rpartition("/")[2] for model in report.models]
     if len(set(names)) < len(names):
-        names = [one.name for one in report.models]
-    sizes = sorted({one.batch_size for one in report.settings})
+        names = [model.name for model in report.models]
+    sizes = sorted({setting.batch_size for setting in report.settings})
     for number, (name, (color, mark)) in enumerate(zip(names, ((BLUE, "o"), (VERMILION, "s")), strict=False)):
-        # One line for each batch size; for images the batch size is the axis.
+        # One line per batch size; for images the batch size is the axis.
         for line, size in enumerate(sizes if text else [None]):
-            mine = [one for one in report.settings if size is None or one.batch_size == size]
-            at = [one.length if text else one.batch_size for one in mine]
-            middle = np.array([one.seconds[number].median for one in mine])
-            low = np.array([one.seconds[number].low for one in mine])
-            high = np.array([one.seconds[number].high for one in mine])
-            count = np.array([one.batch_size * (one.length or 1) for one in mine])
+            settings = [setting for setting in report.settings if size is None or setting.batch_size == size]
+            spreads = [setting.seconds[number] for setting in settings]
+            positions = [setting.length if text else setting.batch_size for setting in settings]
+            median, low, high = (
+                np.array([getattr(spread, name) for spread in spreads]) for name in ("median", "low", "high")
+            )
+            count = np.array([setting.batch_size * (setting.length or 1) for setting in settings])
             style = {
                 "color": color,
                 "marker": mark,
@@ -90,10 +91,10 @@ def draw_bench(report: BenchReport, file: Path) -> None:
                 "capsize": 2,
                 "label": name if size is None else f"{name}, batch of {size}",
             }
-            left.errorbar(at, middle * 1e3, yerr=[(middle - low) * 1e3, (high - middle) * 1e3], **style)
-            rate = count / middle
-            right.errorbar(at, rate, yerr=[rate - count / high, count / low - rate], **style)
-    ticks = sorted({one.length or one.batch_size for one in report.settings})
+            left.errorbar(positions, median * 1e3, yerr=[(median - low) * 1e3, (high - median) * 1e3], **style)
+            rate = count / median
+            right.errorbar(positions, rate, yerr=[rate - count / high, count / low - rate], **style)
+    ticks = sorted({setting.length or setting.batch_size for setting in report.settings})
     for axes, label in ((left, "milliseconds for a call"), (right, f"{report.unit} per second")):
         axes.set(xlabel="tokens of a row" if text else "images in a batch", ylabel=label, xscale="log")
         axes.set_xticks(ticks, [str(tick) for tick in ticks])
@@ -110,5 +111,5 @@ def draw_bench(report: BenchReport, file: Path) -> None:
     save(figure, file, 300)
 
 
-def _what(plan: Plan) -> str:
+def _error_of(plan: Plan) -> str:
     return "weights" if plan.calibration is None else "scores"

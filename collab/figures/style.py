@@ -1,4 +1,4 @@
-"""What every figure needs of matplotlib."""
+"""Colours, opening and saving of all figures."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def pyplot() -> Any:
 
 
 def save(figure: Any, file: Path, dpi: int = 200) -> None:
-    """Writes a figure, whole or not at all, and closes it.
+    """Writes a figure atomically, and closes it.
 
     Raises:
         OutputError: if it cannot be written.
@@ -44,15 +44,15 @@ def save(figure: Any, file: Path, dpi: int = 200) -> None:
 
 
 def check_figure(file: Path) -> None:
-    """Makes sure, before any work is done, that a figure can be drawn to a file.
+    """Checks, before any work is done, that a figure can be written to a file.
 
     Raises:
-        ConfigurationError: if matplotlib draws no such files.
+        ConfigurationError: if the file type is not supported.
         ExtraError: if it is not installed.
-        OutputError: if there is no such folder.
+        OutputError: if the folder does not exist.
     """
     pyplot()
     if file.suffix.lower() not in (".png", ".pdf", ".svg"):
-        raise ConfigurationError(f"Figures are .png, .pdf or .svg files, which {file.name!r} is not.")
+        raise ConfigurationError(f"Unsupported figure type {file.name!r}; use .png, .pdf or .svg.")
     if not file.absolute().parent.is_dir():
         raise OutputError(f"The figure could not be written to {file}: there is no folder {file.parent}.")

@@ -1,1 +1,1 @@
-"""What the heads of a model do, which of them matter, and removing the others; of originals and conversions alike."""
+"""Inspecting, scoring and pruning the heads of a model, original or converted."""

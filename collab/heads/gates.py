@@ -1,7 +1,7 @@
-"""Gates on what the heads give to the output projection: to take a gradient by them, or to close some.
+"""Gates on the heads' outputs: to differentiate by them, or to close some heads.
 
-They stand on the input of W_O, which every attention kernel of every family ends in, so nothing of the attention itself
-has to be changed.
+They multiply the input of W_O, where the attention of every family and every kernel ends, so the attention itself stays
+as it is.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ..models.layers import HeadLayer
 
 
 class RowGates:
-    """Gates ξ = 1 of every head for every row of a batch, in `by_layer`, (B, H) each, once a model has run.
+    """Gates ξ = 1, one per head and row of a batch: (B, H) for each layer, in `by_layer` once a model has run.
 
     Passes that share a layer's weights share its gates.
     """
@@ -32,7 +32,7 @@ class RowGates:
 
 @contextlib.contextmanager
 def row_gates(layers: Sequence[HeadLayer]) -> Iterator[RowGates]:
-    """Has a gate that gradients reach on every head and row; see `RowGates`."""
+    """Multiplies each head's output by a differentiable gate of 1, one per row; see `RowGates`."""
     gates = RowGates()
 
     def gate(layer: HeadLayer) -> Callable[..., Any]:
@@ -55,12 +55,17 @@ def row_gates(layers: Sequence[HeadLayer]) -> Iterator[RowGates]:
 
 @contextlib.contextmanager
 def closed(layers: Sequence[HeadLayer], heads: Mapping[str, Sequence[int]]) -> Iterator[None]:
-    """Has some heads give nothing: for each layer's name, their numbers in the original."""
+    """Sets the outputs of some heads to zero.
+
+    Args:
+        layers: attention layers of the model.
+        heads: by layer name, the heads to close, as numbers in the original.
+    """
     handles = []
     for layer in layers:
-        chosen = set(heads.get(layer.name, ()))
-        if chosen:
-            mask = torch.tensor([[float(head not in chosen) for head in layer.heads]])  # (1, H)
+        hidden = set(heads.get(layer.name, ()))
+        if hidden:
+            mask = torch.tensor([[float(head not in hidden) for head in layer.heads]])  # (1, H)
             handles.append(layer.output.register_forward_pre_hook(_closing(mask)))
     try:
         yield
@@ -77,6 +82,6 @@ def _closing(mask: Tensor) -> Callable[..., Any]:
 
 
 def _gated(context: Tensor, gates: Tensor) -> Tensor:
-    """(B, T, H·d) times (B or 1, H)."""
+    """Multiplies context (B, T, H·d) by gates (B or 1, H)."""
     by_head = context.unflatten(-1, (gates.shape[1], -1))  # (B, T, H, d)
     return (by_head * gates[:, None, :, None]).flatten(-2)

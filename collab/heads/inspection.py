@@ -1,4 +1,4 @@
-"""What a model's attention is made of: shapes, parameters and arithmetic, without its weights."""
+"""Shapes, parameters and arithmetic of a model's attention, without reading its weights."""
 
 from __future__ import annotations
 
@@ -24,14 +24,15 @@ class LayerInspection:
     Attributes:
         name: module name.
         form: ``original``, ``concat``, ``cp`` or ``tucker``.
-        heads: H, those that it has.
+        heads: H, without pruned ones.
         head_dim: d.
-        rank: R, or K of an original layer.
-        shapes: of its parameters, by name.
+        rank: R; K for an original layer.
+        shapes: parameter shapes by name.
         query_key: parameters of queries and keys.
         value_output: parameters of values and output projection.
-        flops: multiply-adds ×2 of query/key projections, scores and content term for one sequence, by length.
-        flops_original: the same of the original layer.
+        flops: by sequence length, 2 × the multiply-adds of query/key projections, scores and content term for one
+            sequence.
+        flops_original: the same for the original layer.
     """
 
     name: str
@@ -51,13 +52,13 @@ class Inspection:
     """A model's attention.
 
     Attributes:
-        model_type: of the config.
+        model_type: model type in the config.
         hidden_size: D.
-        layers: one for each attention layer.
-        passes: of the model that a layer serves.
-        parameters: of queries and keys, of attention, of the model.
-        explanation: why the counts are what they are, in sentences.
-        report: of a converted model, as its folder has it.
+        layers: one entry per attention layer.
+        passes: how often one forward pass of the model runs each attention layer; above 1 where weights are shared.
+        parameters: counts for queries and keys, attention and the whole model.
+        explanation: sentences that explain the counts.
+        report: conversion report of a converted model, as in its folder.
     """
 
     model_type: str
@@ -76,24 +77,24 @@ class Inspection:
 def inspect(
     model: PreTrainedModel, *, lengths: Sequence[int] = LENGTHS, report: dict[str, Any] | None = None
 ) -> Inspection:
-    """Looks at a model in memory.
+    """Describes the attention of a model in memory.
 
     Args:
         model: original or converted.
-        lengths: tokens to count the arithmetic for.
-        report: of its conversion.
+        lengths: sequence lengths T to count the arithmetic for, in tokens.
+        report: its conversion report.
     """
     if not lengths or min(lengths) < 1:
         raise ConfigurationError("Lengths must be at least 1 token.")
-    found = head_layers(model)
-    layers = tuple(_layer(one, lengths) for one in found)
+    layers = head_layers(model)
+    inspections = tuple(_layer(layer, lengths) for layer in layers)
     return Inspection(
         model.config.model_type,
         model.config.hidden_size,
-        layers,
-        passes_per_layer(model, found),
+        inspections,
+        passes_per_layer(model, layers),
         parameters(model),
-        tuple(_explain(model, found, layers)),
+        tuple(_explain(model, layers, inspections)),
         report or {},
     )
 
@@ -102,10 +103,10 @@ def _layer(layer: HeadLayer, lengths: Sequence[int]) -> LayerInspection:
     module = layer.module
     parts: dict[str, nn.Module | None] = {"query": layer.query, "key": layer.key, "value": layer.value}
     shapes = {
-        f"{part}.{name}": tuple(one.shape)
+        f"{part}.{name}": tuple(parameter.shape)
         for part, owner in {**parts, "output": layer.output}.items()
         if owner is not None
-        for name, one in owner.named_parameters()
+        for name, parameter in owner.named_parameters()
     }
     form, rank, content = "original", layer.total * layer.head_dim, "exact"
     if isinstance(module, CollaborativeAttention):
@@ -143,50 +144,49 @@ def _layer(layer: HeadLayer, lengths: Sequence[int]) -> LayerInspection:
 
 
 def _width(layer: HeadLayer) -> int:
-    """D, of the input of queries."""
+    """D: width of the input of the queries."""
     if layer.query is not None:
         return layer.query.in_features
     return layer.total * layer.head_dim
 
 
-def _explain(model: PreTrainedModel, found: list[HeadLayer], layers: tuple[LayerInspection, ...]) -> list[str]:
-    one = found[0]
-    width, heads, head_dim = _width(one), one.total, one.head_dim
+def _explain(model: PreTrainedModel, layers: list[HeadLayer], inspections: tuple[LayerInspection, ...]) -> list[str]:
+    width, heads, head_dim = _width(layers[0]), layers[0].total, layers[0].head_dim
     full = heads * head_dim
-    said = [
+    sentences = [
         f"The original splits one {width}×{full} matrix of queries, and one of keys, into {heads} heads of d = {full}/"
         f"{heads} = {head_dim} columns each. Another number of heads splits the same matrices in other places: the "
-        "parameters stay the same, and only what is compared with what changes.",
-        f"So do the multiply-adds of the scores: T² scores for each of {heads} heads, of {head_dim} products each, are "
-        f"{full}·T² whatever the number of heads. The softmax alone grows with it.",
+        "parameters stay the same; only which dimensions each head compares changes.",
+        f"The multiply-adds of the scores stay the same, too: T² scores for each of {heads} heads, of {head_dim} "
+        f"products each, are {full}·T² whatever the number of heads. The softmax alone grows with it.",
     ]
-    converted = [layer for layer in layers if layer.form != "original"]
+    converted = [inspection for inspection in inspections if inspection.form != "original"]
     if converted:
         first = converted[0]
         how = {
-            "cp": "every head weighs all of them by its row of the mixing matrix",
+            "cp": "every head weights all of them by its row of the mixing matrix",
             "tucker": "every head combines all of them by its core",
-            "concat": "every one belongs to a single head",
+            "concat": "each belongs to a single head",
         }[first.form]
-        said.append(
+        sentences.append(
             f"Converted, the layers have R shared dimensions instead of {full} (here {first.rank} in {first.name}), "
-            f"and {how}. Values and the output projection are the original's."
+            f"and {how}. Values and the output projection stay as in the original."
         )
         if first.form != "concat":
-            said.append(
+            sentences.append(
                 f"A head's scores run over R dimensions instead of {head_dim}, so where R is above {head_dim} long "
-                "sequences cost more arithmetic than the original's, and short ones less: the projections shrink."
+                "sequences cost more arithmetic than in the original, and short ones less: the projections shrink."
             )
-    pruned = sum(layer.total - len(layer.heads) for layer in found)
+    pruned = sum(layer.total - len(layer.heads) for layer in layers)
     if pruned:
-        said.append(
-            f"{pruned} of {sum(layer.total for layer in found)} heads were pruned, each with {2 * head_dim * width:,} "
+        sentences.append(
+            f"{pruned} of {sum(layer.total for layer in layers)} heads were pruned, each with {2 * head_dim * width:,} "
             "weights of values and output projection."
         )
-    passes = passes_per_layer(model, found)
+    passes = passes_per_layer(model, layers)
     if passes > 1:
-        said.append(
-            f"Layers of weights: {len(found)}, for {round(passes * len(found))} passes: the model has their parameters "
-            "once and their arithmetic many times."
+        sentences.append(
+            f"{len(layers)} sets of weights serve {round(passes * len(layers))} passes: the model stores their "
+            "parameters once and runs their arithmetic in every pass."
         )
-    return said
+    return sentences

@@ -1,6 +1,6 @@
-"""What heads are judged by: the task's own loss and metric where there are labels, the model's own answers otherwise.
+"""What heads are judged by: the task's loss and metric where there are labels, the model's own answers otherwise.
 
-A goal runs a model on its rows. Whatever has been done to the model's heads meanwhile shows in what it returns.
+An objective runs a model on its rows, with the model's heads as they are at that moment.
 """
 
 from __future__ import annotations
@@ -20,59 +20,64 @@ from ..data.features import Batch, Feature
 from ..data.task import Task
 from ..evaluation.embedding import Embedder, mean_embedding
 from ..evaluation.metrics import measure
-from ..evaluation.predict import predict
+from ..evaluation.predict import predictions
 from ..models.answers import Answer, answers_of
 from ..models.inputs import on_device
 
 _ROWS = 32
 
 
-class Goal(ABC):
-    """Rows, and how good a model's answers for them are.
+class Objective(ABC):
+    """Rows, and a measure of a model's answers on them.
 
     Attributes:
-        model: that is run.
-        sides: rows of a model's batch that make one example: 2 where pairs of sentences are embedded.
-        harm_name: what `harm` returns.
+        model: the model to run.
+        sides: rows of a batch per example: 2 where pairs of sentences are embedded.
+        degradation_name: what `degradation` measures.
     """
 
     model: PreTrainedModel
     sides: int = 1
-    harm_name: str
+    degradation_name: str
 
     @abstractmethod
     def losses(self) -> Sequence[Callable[[], Tensor]]:
-        """One for each batch: runs the model and returns its loss for each example, (B,), with its graph."""
+        """One function per batch, which runs the model and returns its differentiable loss for each example, (B,)."""
 
     @abstractmethod
-    def harm(self, changes: Sequence[Callable[[], Any]], on_change: Callable[[], None] = lambda: None) -> list[float]:
+    def degradation(
+        self, changes: Sequence[Callable[[], Any]], on_change: Callable[[], None] = lambda: None
+    ) -> list[float]:
         """How much worse each change of the model makes it.
 
         Args:
-            changes: each makes a context in which the model is changed.
-            on_change: called after every one.
+            changes: each returns a context in which the model is changed.
+            on_change: called after every change.
+
+        Returns:
+            One number per change; larger is worse.
         """
 
 
-class OwnAnswers(Goal):
-    """The model's answers are to stay what they are; no labels are needed.
+class OwnAnswers(Objective):
+    """The model's own answers are the reference; no labels are needed.
 
-    The loss is one whose gradient by a gate is, on average, as large as the answers move: the log-likelihood of a class
-    that is drawn from the model's own distribution (then the mean square is the Fisher information), or, where the
-    answer is a vector, its component in a random direction. A vector is the output of a regression, or, of a model
-    without logits, the mean of its last hidden states over the tokens, of length one. Of several answers (where a span
-    starts, and where it ends) the losses are added.
+    The gradient of the loss by a gate is, on average, as large as the change of the answers. The loss is the
+    log-likelihood of a class drawn from the model's own distribution (the mean squared gradient is then the Fisher
+    information), or, where the answer is a vector, its component in a random direction. A vector is the output of a
+    regression or, for a model without logits, the normalized mean of its last hidden states over the tokens. The losses
+    of several answers (start and end of a span) are added.
 
-    The harm of a change is the mean over rows of the Kullback-Leibler divergence from the answers before (nats; summed
-    over the tokens where every token has an answer), or of the distance to them.
+    The degradation is the mean over rows of the Kullback-Leibler divergence from the answers before the change (nats;
+    summed over the tokens where every token has an answer), or of the distance to them.
 
     Args:
         model: in evaluation mode.
-        batches: of features without labels, on the model's device.
-        seed: of drawn classes and directions.
+        batches: features without labels, on the model's device.
+        seed: seed of drawn classes and directions.
     """
 
-    harm_name = "change of the answers"
+    degradation_name = "change of the answers"
 
     def __init__(self, model: PreTrainedModel, batches: Sequence[Batch], seed: int = 0) -> None:
         self.model = model
@@ -93,23 +98,25 @@ class OwnAnswers(Goal):
 
         return [lambda batch=batch: run(batch) for batch in self._batches]  # type: ignore[misc]
 
-    def harm(self, changes: Sequence[Callable[[], Any]], on_change: Callable[[], None] = lambda: None) -> list[float]:
+    def degradation(
+        self, changes: Sequence[Callable[[], Any]], on_change: Callable[[], None] = lambda: None
+    ) -> list[float]:
         sums = [0.0] * len(changes)
         rows = 0
         with torch.no_grad():
             for number, batch in enumerate(self._batches):
                 before = self._answers(batch)
                 rows += len(before[0].values)
-                for place, change in enumerate(changes):
+                for index, change in enumerate(changes):
                     with change():
                         after = self._answers(batch)
-                    sums[place] += sum(_moved(*pair) for pair in zip(before, after, strict=True))
+                    sums[index] += sum(_change(*pair) for pair in zip(before, after, strict=True))
                     if number == len(self._batches) - 1:
                         on_change()
         return [total / rows for total in sums]
 
     def _answers(self, batch: Batch) -> list[Answer]:
-        """Logits, or a vector for each row, (B, ...)."""
+        """Logits, or one vector per row, (B, ...)."""
         output = self.model(**batch)
         mask = batch.get("attention_mask")
         answers = answers_of(self.model, output, mask)
@@ -122,14 +129,14 @@ class OwnAnswers(Goal):
         return [Answer("vectors", "numbers", vectors, None)]
 
 
-class LabelledRows(Goal):
-    """The task's own loss, row by row, and the loss in its metric.
+class LabelledRows(Objective):
+    """The task's own loss, row by row, and its own metric.
 
     Args:
-        task: of the model's head.
+        task: task of the model's head.
         model: in evaluation mode.
-        features: with labels, as `to_judge` returns them.
-        collate: likewise.
+        features: features with labels, as returned by `to_judge`.
+        collate: makes a batch of them, as returned by `to_judge`.
     """
 
     def __init__(self, task: Task, model: PreTrainedModel, features: Sequence[Feature], collate: Collate) -> None:
@@ -137,7 +144,7 @@ class LabelledRows(Goal):
         self._task = task
         self._features = features
         self._collate = collate
-        self.harm_name = _harm_name(task)
+        self.degradation_name = _degradation_name(task)
 
     def losses(self) -> Sequence[Callable[[], Tensor]]:
         def run(rows: list[Feature]) -> Tensor:
@@ -155,25 +162,27 @@ class LabelledRows(Goal):
         batches = [list(self._features[start : start + _ROWS]) for start in starts]
         return [lambda rows=rows: run(rows) for rows in batches]  # type: ignore[misc]
 
-    def harm(self, changes: Sequence[Callable[[], Any]], on_change: Callable[[], None] = lambda: None) -> list[float]:
-        return _worse(self._task, self._metric, changes, on_change)
+    def degradation(
+        self, changes: Sequence[Callable[[], Any]], on_change: Callable[[], None] = lambda: None
+    ) -> list[float]:
+        return _degradations(self._task, self._metric, changes, on_change)
 
     def _metric(self) -> float:
-        columns = predict(self._task.kind, self.model, self._features, self._collate)
+        columns = predictions(self._task.kind, self.model, self._features, self._collate)
         return measure(self._task.kind, columns)[self._task.best_by]
 
 
-class SimilarPairs(Goal):
-    """Embeddings of pairs, whose cosines should go with their scores.
+class SimilarPairs(Objective):
+    """Embeddings of pairs, whose cosines should follow their scores.
 
-    The loss is the square of cosine less score, the scores brought to 0 to 1 by their least and largest.
+    The loss is (cosine - score)², with the scores scaled to the range from 0 to 1.
 
     Args:
-        task: similarity.
-        embedder: of the model.
-        model: that it runs.
-        pairs: of sentences.
-        scores: of the pairs.
+        task: the similarity task.
+        embedder: embeds with the model.
+        model: the model that it runs.
+        pairs: pairs of sentences.
+        scores: one per pair.
     """
 
     sides = 2
@@ -191,22 +200,24 @@ class SimilarPairs(Goal):
         self._embedder = embedder
         self._pairs = pairs
         self._scores = np.array(scores, dtype=float)
-        self.harm_name = _harm_name(task)
+        self.degradation_name = _degradation_name(task)
 
     def losses(self) -> Sequence[Callable[[], Tensor]]:
         least, span = self._scores.min(), max(float(np.ptp(self._scores)), 1e-12)
-        wanted = torch.tensor((self._scores - least) / span, dtype=torch.float32)
+        target = torch.tensor((self._scores - least) / span, dtype=torch.float32)
 
         def run(start: int) -> Tensor:
             pairs = self._pairs[start : start + _ROWS]
             embeddings = self._embedder([pair[side] for side in (0, 1) for pair in pairs])  # (2·B, D)
             first, second = embeddings.chunk(2)
-            return ((first * second).sum(1) - wanted[start : start + _ROWS].to(first)) ** 2
+            return ((first * second).sum(1) - target[start : start + _ROWS].to(first)) ** 2
 
         return [lambda start=start: run(start) for start in range(0, len(self._pairs), _ROWS)]  # type: ignore[misc]
 
-    def harm(self, changes: Sequence[Callable[[], Any]], on_change: Callable[[], None] = lambda: None) -> list[float]:
-        return _worse(self._task, self._metric, changes, on_change)
+    def degradation(
+        self, changes: Sequence[Callable[[], Any]], on_change: Callable[[], None] = lambda: None
+    ) -> list[float]:
+        return _degradations(self._task, self._metric, changes, on_change)
 
     def _metric(self) -> float:
         columns = {"predicted": self._embedder.similarities(self._pairs), "label": self._scores}
@@ -214,32 +225,32 @@ class SimilarPairs(Goal):
 
 
 def _per_row(values: Tensor, mask: Tensor | None) -> Tensor:
-    """Sums what counts of every row: (B,) or (B, T) → (B,)."""
+    """Sums the unmasked values of every row: (B,) or (B, T) → (B,)."""
     if mask is not None and mask.shape == values.shape:
         values = values * mask
     return values.flatten(1).sum(1) if values.ndim > 1 else values
 
 
-def _moved(before: Answer, after: Answer) -> float:
-    """How far answers have moved, summed over rows."""
+def _change(before: Answer, after: Answer) -> float:
+    """Divergence or distance between the answers before and after, summed over rows."""
     if before.uncertain:
         return float(_per_row(before.divergence(after), before.seen).sum())
     return float((after.values - before.values).flatten(1).norm(dim=1).sum())
 
 
-def _harm_name(task: Task) -> str:
+def _degradation_name(task: Task) -> str:
     return f"{'loss' if task.greater_is_better else 'rise'} of {task.best_by}"
 
 
-def _worse(
+def _degradations(
     task: Task, metric: Callable[[], float], changes: Sequence[Callable[[], Any]], on_change: Callable[[], None]
 ) -> list[float]:
-    """By how much the metric gets worse with each change."""
+    """How much worse each change makes the metric."""
     sign = 1 if task.greater_is_better else -1
     before = metric()
-    found = []
+    degradations = []
     for change in changes:
         with change():
-            found.append(sign * (before - metric()))
+            degradations.append(sign * (before - metric()))
         on_change()
-    return found
+    return degradations

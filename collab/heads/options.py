@@ -1,4 +1,4 @@
-"""Which heads to score and to prune, and on what.
+"""Settings of scoring and pruning heads.
 
 Nothing here imports torch, so that the command line can show the defaults at once.
 """
@@ -13,27 +13,27 @@ from ..errors import ConfigurationError
 SCORES: dict[str, tuple[int, str]] = {
     "gradient": (1, "mean |∂L/∂gate| over examples"),
     "attention_norm": (1, "norm of a token's attention weights"),
-    "entropy": (-1, "of a token's attention weights, nats"),
-    "attention_variance": (1, "of a token's attention weights over the keys, in units of uniform weights"),
+    "entropy": (-1, "entropy of a token's attention weights, nats"),
+    "attention_variance": (1, "variance of a token's attention weights over the keys, in units of uniform weights"),
     "confidence": (1, "a token's largest attention weight"),
-    "output_variance": (1, "of what the head adds to the layer's output, over tokens"),
-    "ablation": (1, "harm without the head"),
-    "alone": (-1, "harm with no other head in the layer"),
+    "output_variance": (1, "variance of what the head adds to the layer's output, over tokens"),
+    "ablation": (1, "degradation without the head"),
+    "alone": (-1, "degradation with no other head in the layer"),
     "like_weights": (-1, "largest cosine of A_h to another head's in the layer"),
     "like_maps": (-1, "largest mean cosine of attention weights to another head's in the layer"),
 }
-"""By name: whether more means that the head matters more (1) or less (-1), and what it is."""
+"""By name: whether a higher score means that the head matters more (1) or less (-1), and what the score is."""
 
 
 @dataclass(frozen=True)
 class RowOptions:
-    """Which rows to judge heads on.
+    """Which rows to score heads on.
 
     Attributes:
-        label_column: of the labels; found by its usual names if None.
+        label_column: column of the labels; None to look for the usual names.
         samples: rows at most.
         max_length: tokens of a row at most; None for as many as the model takes.
-        seed: of the sample, of drawn answers and of masked tokens.
+        seed: seed of the sample, of drawn answers and of masked tokens.
     """
 
     label_column: str | None = None
@@ -47,13 +47,12 @@ class ScoreOptions:
     """How to score heads.
 
     Attributes:
-        scores: which of `SCORES`; empty for all.
-        ablation_samples: rows that heads are closed on, the first ones; there are twice as many passes over them as
-            heads.
-        normalize: whether the gradient scores of each layer are divided by their norm (an option of Michel et al.).
+        scores: names in `SCORES`; empty for all.
+        ablation_samples: rows at most for ablation, the first ones; every head takes two passes over them.
+        normalize: divide the gradient scores of each layer by their norm (an option of Michel et al.).
 
     Raises:
-        ConfigurationError: if there is no such score.
+        ConfigurationError: if a value cannot be used.
     """
 
     scores: tuple[str, ...] = ()
@@ -68,23 +67,24 @@ class ScoreOptions:
             raise ConfigurationError("Ablation needs at least 2 rows.")
 
     def wants(self, *names: str) -> bool:
-        """Whether one of these is to be computed."""
+        """Whether one of these scores is to be computed."""
         return not self.scores or any(name in self.scores for name in names)
 
 
 @dataclass(frozen=True)
 class PruneOptions:
-    """Which heads to prune: one of `fraction`, `per_layer` and `keep` says.
+    """Which heads to prune, given by exactly one of `fraction`, `per_layer` and `keep`.
 
     Attributes:
-        fraction: the part of the model's heads to remove, those of least importance first, in (0, 1).
-        per_layer: how many heads every layer keeps at most, its most important ones.
-        keep: by number of a layer, the heads that it keeps; the other layers keep all.
-        score: what importance is; one of `SCORES`.
-        normalize: whether a layer's gradient scores are divided by their norm.
-        steps: in how many steps, scoring anew before each. 1 is one-shot.
+        fraction: fraction of the model's heads to remove, in (0, 1), the least important ones first.
+        per_layer: heads that every layer keeps at most, the most important ones.
+        keep: by layer number, the heads to keep; layers that are not named keep all.
+        score: score that ranks the heads; one of `SCORES`.
+        normalize: divide a layer's gradient scores by their norm.
+        steps: number of steps, with new scores before each; 1 is one-shot.
         samples: rows to score on.
-        seed: of what is drawn.
+        seed: seed of the sample, of drawn answers and of masked tokens.
+        label_column: column of the labels to score by; None to look for the usual names.
 
     Raises:
         ConfigurationError: if a value cannot be used.
@@ -98,21 +98,24 @@ class PruneOptions:
     steps: int = 1
     samples: int = 512
     seed: int = 0
+    label_column: str | None = None
 
     def __post_init__(self) -> None:
         given = [name for name in ("fraction", "per_layer", "keep") if getattr(self, name) is not None]
         if len(given) != 1:
             raise ConfigurationError(
-                "Say what to prune by one of: a fraction of the heads, heads per layer, heads to keep; "
-                f"not by {' and '.join(given) if given else 'none of them'}."
+                "Give exactly one of fraction (of the heads to remove), per_layer (heads to keep in each layer) and "
+                f"keep (the heads to keep), not {' and '.join(given) if given else 'none of them'}."
             )
         if self.fraction is not None and not 0 < self.fraction < 1:
             raise ConfigurationError(
-                f"The fraction of heads to remove must be between 0 and 1, not {self.fraction}. Without a single head "
-                "a model reads every token by itself."
+                f"The fraction of heads to remove must be between 0 and 1, not {self.fraction}. Without heads, no "
+                "token would depend on another."
             )
         if self.per_layer is not None and self.per_layer < 1:
-            raise ConfigurationError(f"A layer must keep at least 1 head, not {self.per_layer}; --keep can empty one.")
+            raise ConfigurationError(
+                f"A layer must keep at least 1 head, not {self.per_layer}; keep (--keep) can empty one."
+            )
         if self.score not in SCORES:
             raise ConfigurationError(f"Unknown score {self.score!r}; choose one of {', '.join(SCORES)}.")
         if self.steps < 1 or self.samples < 2:
@@ -120,7 +123,7 @@ class PruneOptions:
 
     @property
     def needs_scores(self) -> bool:
-        """Whether heads have to be scored at all."""
+        """Whether heads are chosen by score."""
         return self.keep is None
 
 
@@ -128,15 +131,15 @@ def parse_keep(text: str) -> dict[int, tuple[int, ...]]:
     """Reads ``0:1,2;3:`` as heads 1 and 2 of layer 0 and none of layer 3.
 
     Raises:
-        ConfigurationError: if it is not of that form.
+        ConfigurationError: if the text is not of that form.
     """
     try:
         pairs = [part.split(":") for part in text.split(";") if part.strip()]
-        found = {int(layer): tuple(int(head) for head in heads.split(",") if head.strip()) for layer, heads in pairs}
+        keep = {int(layer): tuple(int(head) for head in heads.split(",") if head.strip()) for layer, heads in pairs}
     except ValueError:
-        found = {}
-    if not found:
+        keep = {}
+    if not keep:
         raise ConfigurationError(
             f"{text!r} does not name heads: write 0:1,2;3: for heads 1 and 2 of layer 0, none of 3."
         )
-    return found
+    return keep

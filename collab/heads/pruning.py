@@ -23,7 +23,7 @@ class Pruning:
     """A pruned model.
 
     Attributes:
-        model: what is left.
+        model: the pruned model.
         record: what was done, as JSON values: heads before, after and by layer, parameters, data.
     """
 
@@ -34,31 +34,31 @@ class Pruning:
 def prune_by(
     loaded: Checkpoint, rows: HeadRows | None, options: PruneOptions, progress: Progress = no_progress
 ) -> Pruning:
-    """Prunes a model as options say; the model itself is left as it was.
+    """Prunes heads by score or by name; the model passed stays unchanged.
 
     Args:
         loaded: the model, original or converted.
-        rows: to score on; not needed where the heads are named.
+        rows: rows to score on; not needed where the heads are named.
         options: what to prune.
         progress: called as scoring goes on.
 
     Raises:
-        ConfigurationError: if a head is not there or none would be left.
-        DataError: if there is nothing to score on.
+        ConfigurationError: if a head does not exist or none would be left.
+        DataError: if there are no rows to score on.
     """
     layers = head_layers(loaded.model)
     before = living_heads(layers)
     if options.fraction is not None and round(before * options.fraction) in (0, before):
         raise ConfigurationError(
-            f"{options.fraction} of {before} heads is {round(before * options.fraction)} heads, when rounded; at least "
-            "one must go, and one stay."
+            f"{options.fraction} of {before} heads rounds to {round(before * options.fraction)} heads; at least one "
+            "must be removed and one kept."
         )
     model: PreTrainedModel = loaded.model
     if options.keep is not None:
         model = prune(model, by_number(layers, options.keep))
     else:
         if rows is None:
-            raise DataError("Heads are scored on data. Name some, or the heads to keep.")
+            raise DataError("Scoring heads needs data (--data). Give some, or name the heads to keep.")
         for step in range(1, options.steps + 1):
             current = replace(loaded, model=model)
             model = prune(model, _next(current, rows, options, before, step, progress))
@@ -79,13 +79,13 @@ def prune_by(
 def _next(
     current: Checkpoint, rows: HeadRows, options: PruneOptions, before: int, step: int, progress: Progress
 ) -> Keep:
-    """What stays after a step. Every step removes an equal part."""
+    """The heads to keep after a step; every step removes an equal part."""
     layers = head_layers(current.model)
     settings = ScoreOptions((options.score,), normalize=options.normalize)
     importance = score_rows(current, rows, settings, progress).importance(options.score)
     if options.fraction is not None:
-        goal = before - round(before * options.fraction * step / options.steps)
-        return least_important(importance, living_heads(layers) - goal)
+        target = before - round(before * options.fraction * step / options.steps)
+        return least_important(importance, living_heads(layers) - target)
     assert options.per_layer is not None
     most = max(len(layer.heads) for layer in layers)
     count = options.per_layer + round((most - options.per_layer) * (1 - 1 / (options.steps - step + 1)))

@@ -1,4 +1,4 @@
-"""Converting an original whose heads were pruned: as the native model it stands for, and pruned again."""
+"""Converting a pruned original: expanded to the equivalent native model, converted, and pruned again."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from .removal import prune
 
 @dataclass(frozen=True)
 class PrunedOriginal:
-    """A model without some of its heads that was not converted otherwise.
+    """A model that was pruned but not converted otherwise.
 
     Attributes:
-        checkpoint: the native model with the same outputs; what is gone is zero.
-        keep: by layer, the heads that are left.
-        parameters: of the pruned model; see `collab.models.layers.parameters`.
+        checkpoint: the native model with the same outputs; weights of pruned heads are zero.
+        keep: by layer name, the heads left.
+        parameters: counts for the pruned model; see `collab.models.layers.parameters`.
     """
 
     checkpoint: Checkpoint
@@ -29,7 +29,7 @@ class PrunedOriginal:
     parameters: Mapping[str, int]
 
     def prune_again(self, conversion: Conversion) -> Conversion:
-        """The conversion of the native model, without the heads that were gone."""
+        """Prunes the conversion of the native model to the same heads."""
         model = prune(conversion.model, self.keep)
         left = parameters(model)
         query_key, attention, whole = (
@@ -42,12 +42,12 @@ def read_pruned(source: Source) -> PrunedOriginal | None:
     """Reads a folder if it holds a pruned original; None if it holds anything else.
 
     Raises:
-        CheckpointError: if it does and cannot be read.
+        CheckpointError: if a pruned original cannot be read.
     """
     layers = read_config(source.folder).get("collab_layers")
-    if not isinstance(layers, list) or not all(isinstance(one, dict) for one in layers):
+    if not isinstance(layers, list) or not all(isinstance(layer, dict) for layer in layers):
         return None
-    if all("heads" not in one for one in layers) or any(one.get("form") != "concat" for one in layers):
+    if all("heads" not in layer for layer in layers) or any(layer.get("form") != "concat" for layer in layers):
         return None
     loaded = load(str(source.folder))
     whole = [layer for layer in collaborative_layers(loaded.model).values() if layer.heads]

@@ -1,4 +1,4 @@
-"""How alike heads are by their weights, and which shared dimensions each uses."""
+"""Similarity of heads by their weights, and the shared dimensions that each uses."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from ..reparametrization.layer import factors_of
 
 
 def product_likeness(layer: HeadLayer) -> Tensor:
-    """The cosine ⟨A_h, A_g⟩ / ‖A_h‖‖A_g‖ of every two heads' query-key products, (H, H), float64.
+    """Cosines ⟨A_h, A_g⟩ / ‖A_h‖‖A_g‖ of every two heads' query-key products, (H, H), float64.
 
-    By the factors, never by the D×D products themselves.
+    Computed from the factors, without forming the D×D products.
     """
     query, cores, key = _factors(layer)  # (D_q, P), (H, P, P), (D_k, P)
     gram_query, gram_key = query.T @ query, key.T @ key  # (P, P)
@@ -26,7 +26,7 @@ def product_likeness(layer: HeadLayer) -> Tensor:
 def sharing(layer: HeadLayer) -> Tensor | None:
     """How much each head uses each shared dimension, (H, R): |M|, or the norm of the core's rows.
 
-    The shared projections' columns are brought to norm 1 first, so that the entries can be compared.
+    The columns of the shared projections are scaled to norm 1 first, so that the entries can be compared.
 
     Returns:
         None for an original layer, where no dimension is shared.
@@ -38,7 +38,7 @@ def sharing(layer: HeadLayer) -> Tensor | None:
 
 
 def _factors(layer: HeadLayer) -> tuple[Tensor, Tensor, Tensor]:
-    """Query and key projections (D, P) and what stands between them for each head, (H, P, P), in float64."""
+    """Query and key projections (D, P) and each head's core between them, (H, P, P), in float64."""
     if isinstance(layer.module, CollaborativeAttention):
         factors = factors_of(layer.module)
         mixing = factors.mixing.double().cpu()
@@ -48,5 +48,5 @@ def _factors(layer: HeadLayer) -> tuple[Tensor, Tensor, Tensor]:
     assert layer.key is not None
     heads = len(layer.heads)
     owner = torch.eye(heads, dtype=torch.float64).repeat_interleave(layer.head_dim, dim=1)  # (H, K)
-    query, key = (one.weight.detach().T.double().cpu() for one in (layer.query, layer.key))  # (D, K)
+    query, key = (projection.weight.detach().T.double().cpu() for projection in (layer.query, layer.key))  # (D, K)
     return query, torch.diag_embed(owner), key

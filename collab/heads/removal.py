@@ -1,8 +1,7 @@
-"""Taking heads out of a model for good: their part of M or the cores, of the content term, of W_V and of W_O.
+"""Removing heads from a model for good: their part of M or the cores, of the content term, of W_V and of W_O.
 
-An original becomes a collaborative model first, in the concat form at R = K with a folded content term, which is the
-original attention as it is; so one kind of model, with its config, its code and its ways of loading, holds whatever
-heads are left.
+An original becomes a collaborative model first, in the concat form at R = K with a folded content term, which computes
+the original attention exactly. So one kind of model, with one config and one way of loading, holds any set of heads.
 """
 
 from __future__ import annotations
@@ -29,19 +28,19 @@ LOSSLESS = ConversionConfig(rank=1.0, form="concat", content="folded", compare=F
 
 
 def prune(model: PreTrainedModel, keep: Mapping[str, Sequence[int]]) -> PreTrainedModel:
-    """A model with only some of its heads; the other is left as it was.
+    """Removes heads from a model; the model passed stays unchanged.
 
     Args:
         model: original or converted, of any supported family. Where passes share a layer's weights (ALBERT), a head
-            goes from all of them.
-        keep: by layer name, the heads that stay, by their numbers in the original. Layers that are not named keep all.
-            A layer may lose all its heads; its output is then the bias of its output projection.
+            is removed from all of them.
+        keep: by layer name, the heads to keep, as numbers in the original. Layers that are not named keep all. A layer
+            may lose all its heads; its output is then the bias of its output projection.
 
     Returns:
-        A collaborative model; a copy if nothing is to go.
+        A collaborative model; a copy if no head is removed.
 
     Raises:
-        ConfigurationError: if a layer or a head is not there, or no head of the whole model would be left.
+        ConfigurationError: if a layer or a head does not exist, or no head of the whole model would be left.
         CollabError: as `collab.convert` for an original.
     """
     check_keep(model, keep)
@@ -59,7 +58,7 @@ def prune(model: PreTrainedModel, keep: Mapping[str, Sequence[int]]) -> PreTrain
 
 
 def check_keep(model: PreTrainedModel, keep: Mapping[str, Sequence[int]]) -> None:
-    """Makes sure that heads to keep are there, and that there are any; ConfigurationError if not."""
+    """Raises a ConfigurationError if a layer or a head to keep does not exist, or none would be left."""
     layers = {layer.name: layer for layer in head_layers(model)}
     for name, heads in keep.items():
         if name not in layers:
@@ -76,17 +75,16 @@ def check_keep(model: PreTrainedModel, keep: Mapping[str, Sequence[int]]) -> Non
 def _prune_layer(
     state: dict[str, Tensor], name: str, layer: CollaborativeAttention, kept: tuple[int, ...]
 ) -> AttentionSpec:
-    """Takes what belongs to the other heads out of a model's state; returns the layer's new shape."""
+    """Removes the weights of all other heads from a model's state; returns the layer's new shape."""
     if kept == layer.heads:
         return layer.spec
     spec, width = layer.spec, layer.attention_head_size
     content = "exact" if layer.content_bias is not None else "none" if layer.query_offset is None else "folded"
     output = layer.output_name(name)
     if not kept:
-        owned = [one for one in state if one.startswith(f"{name}.")]
-        for one in owned:
-            if one.removeprefix(f"{name}.").split(".")[0] in ("query", "key", "value", "mixing", *_CONTENT):
-                del state[one]
+        for parameter in [key for key in state if key.startswith(f"{name}.")]:
+            if parameter.removeprefix(f"{name}.").split(".")[0] in ("query", "key", "value", "mixing", *_CONTENT):
+                del state[parameter]
         del state[f"{output}.weight"]
         return AttentionSpec(spec.form, 0, () if spec.form == "concat" else None, content, ())
     places = torch.tensor([layer.heads.index(head) for head in kept])
@@ -113,7 +111,7 @@ def _prune_layer(
         cut(f"{name}.key.weight", dimensions)
         cut(f"{name}.query_offset", dimensions, 1)
         head_ranks = tuple(layer.head_ranks[place] for place in places.tolist())
-        if not sum(head_ranks):  # heads that attend to everything alike: one dimension of zeros for them
+        if not sum(head_ranks):  # heads of uniform attention share one dimension of zeros
             head_ranks = (1, *head_ranks[1:])
             for parameter in ("query.weight", "query_offset"):
                 if f"{name}.{parameter}" in state:

@@ -1,4 +1,4 @@
-"""Rows that heads are judged on: with labels for a task, or without any."""
+"""Rows to score heads on: labelled for a task, or unlabelled."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ..errors import DataError
 from ..evaluation.embedding import Embedder
 from ..io.load import Checkpoint
 from ..models.inputs import on_device
-from .objective import Goal, LabelledRows, OwnAnswers, SimilarPairs
+from .objective import LabelledRows, Objective, OwnAnswers, SimilarPairs
 from .options import RowOptions
 
 _ROWS = 32
@@ -23,15 +23,15 @@ _ROWS = 32
 
 @dataclass(frozen=True)
 class HeadRows:
-    """Rows as a model takes them, whatever is done to its heads.
+    """Rows to score heads on, encoded for a model.
 
     Attributes:
-        task: whose labels they have; None without labels.
-        features: of every row; of the first sentences where the task is similarity.
-        examples: as they were read, if they have labels.
+        task: task of the labels; None without labels.
+        features: one per row; for similarity, those of the first sentences.
+        examples: the labelled rows as read; None without labels.
         max_length: tokens of a row at most.
-        seed: of drawn answers and masked tokens.
-        summary: where they are from, for reports.
+        seed: seed of drawn answers and masked tokens.
+        summary: source of the rows, for reports.
     """
 
     task: Task | None
@@ -41,7 +41,7 @@ class HeadRows:
     seed: int = 0
     summary: dict[str, Any] = field(default_factory=dict)
 
-    def goal(self, loaded: Checkpoint, samples: int | None = None) -> Goal:
+    def objective(self, loaded: Checkpoint, samples: int | None = None) -> Objective:
         """What a model's heads are judged by on these rows.
 
         Args:
@@ -59,20 +59,20 @@ class HeadRows:
         return LabelledRows(self.task, model, features, collate)
 
     def batches(self, loaded: Checkpoint, samples: int | None = None) -> list[Batch]:
-        """The rows without labels, those of like length together, on the model's device."""
+        """Batches of the rows without labels, by length, on the model's device."""
         features = without_labels(self.features[:samples])
         batches = row_batches(loaded.model, loaded.processor, features, _ROWS)
         return [on_device(batch, loaded.model.device) for batch in batches]
 
 
 def head_rows(loaded: Checkpoint, source: Unlabelled, task: Task | None, options: RowOptions | None = None) -> HeadRows:
-    """Reads rows to judge heads on.
+    """Reads rows to score heads on.
 
     Args:
         loaded: the model.
         source: the rows.
-        task: whose labels to read; None to do without.
-        options: how many, and which column holds the labels.
+        task: task of the labels; None to read rows without labels.
+        options: number of rows and column of the labels.
 
     Raises:
         DataError: if the rows cannot be read, or there are no labels where the task needs them.
@@ -85,18 +85,17 @@ def head_rows(loaded: Checkpoint, source: Unlabelled, task: Task | None, options
         )
         return HeadRows(None, features, None, max_length, seed, summary)
     if not isinstance(source, DataSource):
-        raise DataError("Labels come from a file or a data set. Name one, or leave the task away.")
+        raise DataError("Labels come from a file or a data set. Name one, or omit the task.")
     try:
         examples = read_examples(source, task, options.label_column, samples)
     except DataError as error:
         raise DataError(
-            f"{error} Without labels (no --task), every score is of the model's own answers; only the task's loss and "
-            "metric need them."
+            f"{error} Without a task (no --task), heads are scored by the model's own answers, which need no labels."
         ) from error
     summary = {"source": examples.name, "rows": len(examples.texts), "task": task.kind}
     if task.kind == "similarity":
         if len(examples.texts[0]) != 2:
-            raise DataError("Similarity is of pairs: name two text columns.")
+            raise DataError("Similarity needs pairs: name two text columns (columns=, --text-column).")
         numbers(examples)
         firsts = text_features(loaded.model, loaded.tokenizer, [pair[0] for pair in examples.texts], max_length)
         return HeadRows(task, firsts, examples, max_length, seed, summary)

@@ -1,4 +1,4 @@
-"""Every score of every head, and what they say of each other."""
+"""All scores of all heads, and their correlations."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ class HeadScores:
     """Scores of a model's heads.
 
     Attributes:
-        layers: the attention layers' names.
-        heads: by layer, the numbers in the original of the heads that it has.
+        layers: names of the attention layers.
+        heads: by layer, the heads left, as numbers in the original.
         total: heads of a layer of the original.
-        scores: by name and layer, one number for each of its heads.
+        scores: by score and layer, one number per head left.
         likeness: ``weights`` and ``maps`` by layer, (H, H).
-        sharing: by layer, (H, R): how much each head uses each shared dimension; of converted models only.
-        harm_name: what ablation measured.
-        data: what was measured on.
+        sharing: by layer, (H, R): how much each head uses each shared dimension; converted models only.
+        degradation_name: what ablation measures.
+        data: the rows that heads were scored on.
     """
 
     layers: tuple[str, ...]
@@ -45,19 +45,19 @@ class HeadScores:
     scores: dict[str, dict[str, list[float]]]
     likeness: dict[str, dict[str, list[list[float]]]] = field(default_factory=dict)
     sharing: dict[str, list[list[float]]] = field(default_factory=dict)
-    harm_name: str = ""
+    degradation_name: str = ""
     data: dict[str, Any] = field(default_factory=dict)
 
     def grid(self, name: str) -> np.ndarray:
-        """A score as (layers, heads of the original), NaN where a head is gone."""
-        found = np.full((len(self.layers), self.total), np.nan)
+        """A score as an array (layers, heads of the original), NaN for pruned heads."""
+        grid = np.full((len(self.layers), self.total), np.nan)
         for row, layer in enumerate(self.layers):
             if self.heads[layer]:
-                found[row, list(self.heads[layer])] = self.scores[name][layer]
-        return found
+                grid[row, list(self.heads[layer])] = self.scores[name][layer]
+        return grid
 
     def importance(self, name: str) -> dict[str, dict[int, float]]:
-        """A score by layer and head, more being more important."""
+        """A score by layer and head, with the sign chosen so that higher means more important."""
         sign = SCORES[name][0]
         return {
             layer: {head: sign * value for head, value in zip(self.heads[layer], values, strict=True)}
@@ -65,10 +65,10 @@ class HeadScores:
         }
 
     def correlations(self) -> dict[str, dict[str, float]]:
-        """Spearman's rank correlation of every two scores over the heads, each so that more is more important."""
+        """Spearman's rank correlation between every two scores over the heads; see `importance`."""
         return {
-            one: {other: rank_correlation(self.importance(one), self.importance(other)) for other in self.scores}
-            for one in self.scores
+            row: {column: rank_correlation(self.importance(row), self.importance(column)) for column in self.scores}
+            for row in self.scores
         }
 
     def to_dict(self) -> dict[str, Any]:
@@ -79,7 +79,7 @@ class HeadScores:
             "heads_before_pruning": self.total,
             "scores": self.scores,
             "meaning": {name: SCORES[name][1] for name in self.scores},
-            "harm": self.harm_name,
+            "degradation": self.degradation_name,
             "correlations": self.correlations(),
             "likeness": self.likeness,
             "sharing": self.sharing,
@@ -87,14 +87,14 @@ class HeadScores:
         }
 
 
-def rank_correlation(one: Mapping[str, Mapping[int, float]], other: Mapping[str, Mapping[int, float]]) -> float:
+def rank_correlation(first: Mapping[str, Mapping[int, float]], second: Mapping[str, Mapping[int, float]]) -> float:
     """Spearman's correlation of two scores over the same heads; NaN if one of them is constant."""
     from scipy.stats import spearmanr  # slow to import
 
-    first, second = ([value for heads in score.values() for value in heads.values()] for score in (one, other))
-    if np.ptp(first) == 0 or np.ptp(second) == 0:
+    values = [[value for heads in scores.values() for value in heads.values()] for scores in (first, second)]
+    if any(np.ptp(ranked) == 0 for ranked in values):
         return float("nan")
-    return float(spearmanr(first, second).statistic)
+    return float(spearmanr(*values).statistic)
 
 
 def score_heads(
@@ -109,10 +109,10 @@ def score_heads(
     """Scores every head of a model, original or converted.
 
     Args:
-        model: what `collab.load` returned, or `Checkpoint.of(model, tokenizer)` of a model in memory.
-        data: the rows; see `collab.heal`. A `DataSource` where they have labels.
-        task: whose labels gradient and ablation go by; None for the model's own answers.
-        rows: how many rows, and which column holds their labels.
+        model: a checkpoint from `collab.load`, or `Checkpoint.of(model, tokenizer)` for a model in memory.
+        data: the rows, as for `collab.heal`; a `DataSource` if they have labels.
+        task: task of the labels for gradient and ablation; None for the model's own answers.
+        rows: number of rows and column of their labels.
         options: which scores.
         progress: called as work goes on.
 
@@ -129,8 +129,8 @@ def score_rows(
 
     Args:
         loaded: the model, original or converted.
-        rows: to judge on.
-        options: what to compute.
+        rows: rows to score on.
+        options: which scores.
         progress: called as work goes on.
 
     Raises:
@@ -140,55 +140,58 @@ def score_rows(
     model = loaded.model.eval()
     layers = head_layers(model)
     living = [layer for layer in layers if layer.heads]
-    found: dict[str, dict[str, Tensor]] = {}
+    scores: dict[str, dict[str, Tensor]] = {}
     likeness: dict[str, dict[str, Tensor]] = {}
-    harm_name = ""
+    degradation_name = ""
     if options.wants("gradient"):
-        goal = rows.goal(loaded)
-        scores = gradient_importance(goal, layers, _counter(progress, "gradients", len(goal.losses())))
-        found["gradient"] = _normalized(scores) if options.normalize else scores
+        objective = rows.objective(loaded)
+        count = _counter(progress, "gradients", len(objective.losses()))
+        gradient = gradient_importance(objective, layers, count)
+        scores["gradient"] = _normalized(gradient) if options.normalize else gradient
     if options.wants(*STATISTICS, "like_maps"):
         batches = rows.batches(loaded)
         statistics = attention_statistics(model, layers, batches, _counter(progress, "attention", len(batches)))
         by_layer = {layer.name: statistics[layer.name].scores() for layer in living}
         for name in STATISTICS:
             if options.wants(name):
-                found[name] = {layer: scores[name] for layer, scores in by_layer.items()}
+                scores[name] = {layer: values[name] for layer, values in by_layer.items()}
         if options.wants("like_maps"):
             likeness["maps"] = {layer.name: statistics[layer.name].likeness() for layer in living}
     if options.wants("ablation", "alone"):
-        goal = rows.goal(loaded, options.ablation_samples)
-        harm_name = goal.harm_name
+        objective = rows.objective(loaded, options.ablation_samples)
+        degradation_name = objective.degradation_name
         changes = 2 * living_heads(layers)
-        without, alone = ablation(goal, layers, _counter(progress, "ablation", changes))
-        found |= {name: one for name, one in (("ablation", without), ("alone", alone)) if options.wants(name)}
+        without, alone = ablation(objective, layers, _counter(progress, "ablation", changes))
+        scores |= {name: values for name, values in (("ablation", without), ("alone", alone)) if options.wants(name)}
     if options.wants("like_weights"):
         likeness["weights"] = {layer.name: product_likeness(layer) for layer in living}
     for kind, matrices in likeness.items():
-        found[f"like_{kind}"] = {name: _most_alike(matrix) for name, matrix in matrices.items()}
+        scores[f"like_{kind}"] = {name: _most_alike(matrix) for name, matrix in matrices.items()}
     shared = {layer.name: sharing(layer) for layer in living}
     return HeadScores(
         layers=tuple(layer.name for layer in layers),
         heads={layer.name: layer.heads for layer in layers},
         total=layers[0].total,
         scores={
-            name: {layer.name: found[name][layer.name].tolist() if layer.heads else [] for layer in layers}
+            name: {layer.name: scores[name][layer.name].tolist() if layer.heads else [] for layer in layers}
             for name in SCORES
-            if name in found
+            if name in scores
         },
-        likeness={kind: {name: one.tolist() for name, one in matrices.items()} for kind, matrices in likeness.items()},
-        sharing={name: one.tolist() for name, one in shared.items() if one is not None},
-        harm_name=harm_name,
+        likeness={
+            kind: {name: matrix.tolist() for name, matrix in matrices.items()} for kind, matrices in likeness.items()
+        },
+        sharing={name: usage.tolist() for name, usage in shared.items() if usage is not None},
+        degradation_name=degradation_name,
         data=rows.summary,
     )
 
 
 def _normalized(scores: dict[str, Tensor]) -> dict[str, Tensor]:
-    return {name: one / one.norm().clamp(min=1e-30) if len(one) else one for name, one in scores.items()}
+    return {name: values / values.norm().clamp(min=1e-30) if len(values) else values for name, values in scores.items()}
 
 
 def _most_alike(matrix: Tensor) -> Tensor:
-    """The largest entry of each row but the diagonal; zero for a single head."""
+    """The largest off-diagonal entry of each row; zero for a single head."""
     if len(matrix) < 2:
         return torch.zeros(len(matrix), dtype=matrix.dtype)
     return (matrix - 2 * torch.eye(len(matrix), dtype=matrix.dtype)).amax(1)
@@ -206,5 +209,5 @@ def _counter(progress: Progress, what: str, total: int) -> Callable[[], None]:
 
 
 def living_heads(layers: Sequence[HeadLayer]) -> int:
-    """How many heads a model has."""
+    """Number of heads that are not pruned."""
     return sum(len(layer.heads) for layer in layers)

@@ -1,4 +1,4 @@
-"""Which heads stay: by their scores, or by name."""
+"""Which heads to keep: by their scores, or by number."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ Keep = dict[str, tuple[int, ...]]
 
 
 def least_important(importance: Importance, count: int) -> Keep:
-    """What stays if the least important heads of the whole model go.
+    """Heads to keep when the `count` least important heads of the whole model are removed.
 
     Raises:
-        ConfigurationError: if none would stay.
+        ConfigurationError: if no head would be left.
     """
     ranked = sorted((value, layer, head) for layer, heads in importance.items() for head, value in heads.items())
     if count >= len(ranked):
-        raise ConfigurationError(f"Removing {count} heads of {len(ranked)} would leave the model without a single one.")
-    gone = {(layer, head) for _, layer, head in ranked[:count]}
-    return {layer: tuple(head for head in heads if (layer, head) not in gone) for layer, heads in importance.items()}
+        raise ConfigurationError(f"Removing {count} heads of {len(ranked)} would leave the model without any.")
+    removed = {(layer, head) for _, layer, head in ranked[:count]}
+    return {layer: tuple(head for head in heads if (layer, head) not in removed) for layer, heads in importance.items()}
 
 
 def most_important_per_layer(importance: Importance, count: int) -> Keep:
-    """What stays if every layer keeps so many heads at most."""
+    """Heads to keep when every layer keeps at most `count`, its most important ones."""
     return {
         layer: tuple(sorted(sorted(heads, key=lambda head: -heads[head])[:count]))
         for layer, heads in importance.items()
@@ -33,7 +33,7 @@ def most_important_per_layer(importance: Importance, count: int) -> Keep:
 
 
 def by_number(layers: Sequence[HeadLayer], keep: Mapping[int, Sequence[int]]) -> Keep:
-    """Heads to keep by the number of their layer.
+    """Heads to keep by layer name, from heads by layer number.
 
     Raises:
         ConfigurationError: if there is no such layer.

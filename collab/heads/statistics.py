@@ -1,4 +1,4 @@
-"""What the heads' attention looks like, from one pass over rows without labels."""
+"""Statistics of the heads' attention, from one pass over rows without labels."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ NAMES = ("attention_norm", "entropy", "attention_variance", "confidence", "outpu
 
 
 class AttentionStatistics:
-    """Sums over query tokens of what a layer's heads do."""
+    """Sums over query tokens, for the heads of one layer."""
 
     def __init__(self, layer: HeadLayer) -> None:
         heads, width = len(layer.heads), layer.head_dim
@@ -33,8 +33,8 @@ class AttentionStatistics:
 
         Args:
             weights: attention weights, (B, H, T, S).
-            context: what the output projection gets, (B, T, H·d).
-            mask: 1 where a token is no padding, (B, T), or None.
+            context: input of the output projection, (B, T, H·d).
+            mask: 1 for tokens, 0 for padding, (B, T), or None.
         """
         batch, heads, length, seen = weights.shape
         rows = weights.float().transpose(1, 2).reshape(batch * length, heads, seen)  # (B·T, H, S)
@@ -58,7 +58,7 @@ class AttentionStatistics:
 
     def scores(self) -> dict[str, Tensor]:
         """Means over the tokens of each of `NAMES`, (H,) float64."""
-        means = {name: one / self._tokens for name, one in self._sums.items()}
+        means = {name: total / self._tokens for name, total in self._sums.items()}
         mean = self._context_sum / self._tokens
         covariance = self._context_products / self._tokens - mean.unsqueeze(2) * mean.unsqueeze(1)  # (H, d, d)
         output = self._layer.output.weight.detach().double().cpu()  # type: ignore[operator]
@@ -77,33 +77,33 @@ def attention_statistics(
     batches: Sequence[Batch],
     on_batch: Callable[[], None] = lambda: None,
 ) -> dict[str, AttentionStatistics]:
-    """Runs a model over rows and looks at its attention.
+    """Runs a model over rows and sums statistics of its attention.
 
     Args:
         model: in evaluation mode.
-        layers: of the model.
-        batches: of features without labels, on its device.
+        layers: its attention layers.
+        batches: features without labels, on its device.
         on_batch: called after every batch.
 
     Returns:
-        By layer, of those that have heads. Passes that share a layer's weights count alike.
+        By layer name, for layers with heads; passes that share a layer's weights are summed.
     """
-    found = {layer.name: AttentionStatistics(layer) for layer in layers if layer.heads}
+    statistics = {layer.name: AttentionStatistics(layer) for layer in layers if layer.heads}
     for batch in batches:
         for name, passes in attention_of(model, layers, batch).items():
             for weights, context in passes:
-                found[name].add(weights, context, batch.get("attention_mask"))
+                statistics[name].add(weights, context, batch.get("attention_mask"))
         on_batch()
-    return found
+    return statistics
 
 
 def attention_of(
     model: PreTrainedModel, layers: Sequence[HeadLayer], batch: Batch
 ) -> dict[str, list[tuple[Tensor, Tensor]]]:
-    """Runs a model over a batch and catches its attention.
+    """Runs a model over a batch and records its attention.
 
     Returns:
-        By layer, of those that have heads, for each of its passes: weights (B, H, T, S), and the input of the output
+        By layer name, for layers with heads, one entry per pass: weights (B, H, T, S), and the input of the output
         projection, (B, T, H·d).
     """
     contexts: dict[str, list[Tensor]] = {layer.name: [] for layer in layers if layer.heads}

@@ -19,7 +19,7 @@ INHERITED = ("language", "license", "license_name", "license_link", "pipeline_ta
 
 
 def source_metadata(folder: Path) -> dict[str, Any]:
-    """The metadata at the top of a source model's README.md, as far as it can be read."""
+    """The YAML header of a source model's README.md; empty if there is none or it cannot be parsed."""
     readme = folder / "README.md"
     if not readme.is_file():
         return {}
@@ -33,9 +33,9 @@ def render_card(template: str, metadata: Mapping[str, Any], **values: Any) -> st
     """A model card from a template of this package.
 
     Args:
-        template: its name in `collab/io/templates`.
-        metadata: of the card's header; see `huggingface_hub.ModelCardData`.
-        values: what the template shows.
+        template: file name in `collab/io/templates`, without its suffix.
+        metadata: entries of the card's header; see `huggingface_hub.ModelCardData`.
+        values: variables of the template.
     """
     path = Path(__file__).parent / "templates" / f"{template}.md"
     return str(ModelCard.from_template(ModelCardData(**metadata), template_path=str(path), **values))
@@ -47,8 +47,8 @@ def write_card(
     """Writes README.md.
 
     Args:
-        folder: the exported model.
-        report: of its conversion.
+        folder: folder of the exported model.
+        report: report of its conversion.
         base_model: name of the original.
         source: folder of the original, whose license, pipeline tag and language are inherited.
         auto_class: the Auto class that loads the model with its head.
@@ -107,15 +107,15 @@ def _layers(report: ConversionReport) -> str:
     forms = FORMS if report.comparison else ()
     headings = ["layer", "form", "rank", "of", "scores", "held out", "weights", *forms, "parameters before", "after"]
     lines = [f"| {' | '.join(headings)} |", "|---|---|" + "---:|" * (len(headings) - 2)]
-    for number, one in enumerate(report.layers):
+    for number, layer in enumerate(report.layers):
         others = [report.comparison[number][form]["error"] for form in forms]
         cells = [
-            *(one.name, one.form, str(one.rank), str(one.full_rank)),
+            *(layer.name, layer.form, str(layer.rank), str(layer.full_rank)),
             *(
                 "" if error is None else f"{error:.4f}"
-                for error in (one.score_error, one.held_out_error, one.error, *others)
+                for error in (layer.score_error, layer.held_out_error, layer.error, *others)
             ),
-            *(f"{count:,}" for count in (one.query_key.before, one.query_key.after)),
+            *(f"{count:,}" for count in (layer.query_key.before, layer.query_key.after)),
         ]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)

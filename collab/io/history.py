@@ -1,4 +1,4 @@
-"""What was done to a model after its conversion, in its report and its card: each step appends to both."""
+"""The history of a model after its conversion: each step is appended to its report and its card."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ class Metric:
     """A metric for the card's model-index.
 
     Attributes:
-        task: as the Hub names it, such as ``text-classification``.
-        dataset: what it was measured on.
-        metric: its name.
-        value: what was measured.
+        task: task type on the Hub, such as ``text-classification``.
+        dataset: data set that it was measured on.
+        metric: name of the metric.
+        value: its value.
     """
 
     task: str
@@ -38,12 +38,12 @@ class Metric:
 
 @dataclass(frozen=True)
 class Step:
-    """Something that was done to a model.
+    """One step of a model's history, such as healing.
 
     Attributes:
         title: heading of its section in the card.
         text: the section, in Markdown.
-        record: everything, as JSON values; ``step`` names its kind.
+        record: settings and results as JSON values; ``step`` names its kind.
         measured: metrics for the model-index.
     """
 
@@ -54,7 +54,7 @@ class Step:
 
 
 def read_report(folder: Path) -> dict[str, Any]:
-    """The report in a model's folder; empty if it has none.
+    """The report in a model's folder; empty if there is none.
 
     Raises:
         CheckpointError: if it is not valid JSON.
@@ -64,12 +64,12 @@ def read_report(folder: Path) -> dict[str, Any]:
 
 
 def append(folder: Path, step: Step, *, name: str) -> None:
-    """Adds a step to a folder's report and card; each is created if it is not there.
+    """Adds a step to a folder's report and card, creating them if needed.
 
     Args:
-        folder: of the model.
-        step: what was done.
-        name: of the model, for the model-index and a new card.
+        folder: folder of the model.
+        step: the step to add.
+        name: name of the model, for the model-index and a new card.
     """
     report = read_report(folder)
     report["history"] = [*report.get("history", []), step.record]
@@ -78,7 +78,7 @@ def append(folder: Path, step: Step, *, name: str) -> None:
 
 
 def append_to_card(folder: Path, step: Step, *, name: str) -> None:
-    """Adds a step to a folder's card only; see `append`."""
+    """Adds a step to a folder's card only. Arguments as in `append`."""
     _write(folder / CARD_FILE, _card(folder, step, name))
 
 
@@ -89,7 +89,7 @@ def table(headings: list[str], rows: list[list[str]]) -> str:
 
 
 def forget_results(folder: Path) -> None:
-    """Takes the model-index out of a card: its metrics are those of weights that have changed since."""
+    """Removes the model-index from a card, because its metrics belong to weights that have changed since."""
     path = folder / CARD_FILE
     if not path.is_file():
         return
@@ -115,13 +115,13 @@ def _card(folder: Path, step: Step, name: str) -> str:
         results = list(data.eval_results or [])
         results += [
             EvalResult(
-                task_type=one.task,
-                dataset_type=one.dataset,
-                dataset_name=one.dataset,
-                metric_type=one.metric,
-                metric_value=round(one.value, 6),
+                task_type=metric.task,
+                dataset_type=metric.dataset,
+                dataset_name=metric.dataset,
+                metric_type=metric.metric,
+                metric_value=round(metric.value, 6),
             )
-            for one in step.measured
+            for metric in step.measured
         ]
         data.eval_results = _latest(results)
         data.model_name = data.model_name or name
@@ -130,8 +130,8 @@ def _card(folder: Path, step: Step, name: str) -> str:
 
 
 def _latest(results: list[EvalResult]) -> list[EvalResult]:
-    """One result for each task, data set and metric: the last."""
-    return list({(one.task_type, one.dataset_name, one.metric_type): one for one in results}.values())
+    """The last result for each task, data set and metric."""
+    return list({(result.task_type, result.dataset_name, result.metric_type): result for result in results}.values())
 
 
 def results_of(folder: Path) -> list[EvalResult]:

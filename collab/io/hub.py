@@ -1,4 +1,4 @@
-"""Sending an exported model to the Hugging Face Hub."""
+"""Uploading an exported model to the Hugging Face Hub."""
 
 from __future__ import annotations
 
@@ -12,29 +12,29 @@ from ..errors import ConfigurationError, OutputError, first_line
 
 
 def check_repo_id(repo_id: str) -> None:
-    """Makes sure that a name can be one on the Hub.
+    """Checks that a name is a valid Hub id.
 
     Raises:
-        ConfigurationError: if it cannot.
+        ConfigurationError: if it is not.
     """
     try:
         validate_repo_id(repo_id)
     except HFValidationError as error:
-        raise ConfigurationError(f"{repo_id!r} is not the form of a Hub id, such as user/model: {error}") from error
+        raise ConfigurationError(f"{repo_id!r} is not a valid Hub id such as user/model: {error}") from error
 
 
 def push(folder: Path, repo_id: str) -> str:
     """Uploads an exported folder as it is, code, card and report included.
 
     Args:
-        folder: what `collab.export` wrote.
-        repo_id: name on the Hub; created if it is not there.
+        folder: a folder that `collab.save` wrote.
+        repo_id: id of the repository; it is created if it does not exist.
 
     Returns:
-        The address of the repository.
+        The URL of the repository.
 
     Raises:
-        OutputError: if the Hub cannot be reached or refuses; the folder stays.
+        OutputError: if the Hub cannot be reached or refuses the upload; the folder is kept.
     """
     api = HfApi()
     try:

@@ -1,4 +1,4 @@
-"""A model with what lies beside it: an original to convert, or one of either kind to train or to measure."""
+"""Loading a model with its tokenizer and unused weights, native or converted."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A model with what lies beside it.
+    """A loaded model, with what its folder holds besides.
 
     Attributes:
-        source: where from.
-        model: in evaluation mode, in the dtype of the checkpoint.
-        missing: weights that the folder does not hold, initialized at random.
-        unused: weights of the checkpoint that the model's class has no place for (a pooler beside a language-modelling
-            head, say), to be kept where the model is written again.
-        notes: what a user should know.
-        trust_remote_code: whether transformers may run a tokenizer's code that comes with it.
+        source: where it was read from.
+        model: the model in evaluation mode, in the dtype of the checkpoint.
+        missing: names of weights that the checkpoint lacks, initialized at random.
+        unused: checkpoint weights that the model's class does not use (for example a pooler beside a language-modelling
+            head), saved with the model again.
+        notes: notes for the user.
+        trust_remote_code: whether transformers may run a tokenizer's code that comes with the checkpoint.
     """
 
     source: Source
@@ -44,7 +44,7 @@ class Checkpoint:
 
     @classmethod
     def of(cls, model: PreTrainedModel, processor: Any | None = None) -> Checkpoint:
-        """A model in memory, with its tokenizer or image processor, as if it had just been loaded."""
+        """Wraps a model in memory, with its tokenizer or image processor, as if it had just been loaded."""
         name = model.name_or_path or type(model).__name__
         checkpoint = cls(Source(name, Path(name)), model)
         checkpoint.__dict__["processor"] = processor  # a cached property is stored under its name
@@ -52,7 +52,7 @@ class Checkpoint:
 
     @cached_property
     def processor(self) -> Any | None:
-        """Its tokenizer or image processor; None where there is none, or it does not load."""
+        """The tokenizer or image processor; None if there is none or it does not load."""
         loader: Any = AutoTokenizer if self.model.main_input_name == "input_ids" else AutoImageProcessor
         try:
             return loader.from_pretrained(
@@ -66,11 +66,11 @@ class Checkpoint:
     def tokenizer(self) -> Any:
         """The tokenizer; DataError if there is none."""
         if self.processor is None:
-            raise DataError(f"{self.source.name} has no tokenizer that loads. Put its files into the folder.")
+            raise DataError(f"{self.source.name} has no tokenizer that loads. Add the tokenizer's files to the folder.")
         return self.processor
 
     def require_head(self, kind: str) -> None:
-        """Raises a DataError if the head for a kind of task would be random."""
+        """Raises a DataError if the head for a kind of task is missing from the checkpoint."""
         head = [name for name in self.missing if not name.startswith(f"{self.model.base_model_prefix}.")]
         if head:
             raise DataError(
@@ -91,14 +91,17 @@ def load(
 
     Args:
         name: a folder or a Hub id.
-        options: how to read it.
+        options: load options.
         auto_class: the Auto class to load with; None for the class that the config names.
         config_changes: values of the config to replace, such as the labels of a new head.
-        new_head: let everything outside the base model start anew at random.
-        seed: of the weights that the checkpoint lacks.
+        new_head: whether to initialize everything outside the base model at random.
+        seed: random seed for weights that the checkpoint lacks.
+
+    Returns:
+        The model in evaluation mode, in the dtype of the checkpoint.
 
     Raises:
-        CheckpointError: if it is not there, incomplete or damaged, or has no class with such a head.
+        CheckpointError: if it is missing, incomplete or damaged, or has no class with such a head.
     """
     options = options or LoadOptions()
     source = resolve_source(name, options.revision)
@@ -131,8 +134,8 @@ def load_native(source: Source, options: LoadOptions | None = None, *, seed: int
 
     Args:
         source: where it is.
-        options: how to read it.
-        seed: of the weights that the checkpoint lacks, such as a pooler that was never trained.
+        options: load options.
+        seed: random seed for weights that the checkpoint lacks, such as a pooler that was never trained.
 
     Raises:
         CheckpointError: if a file is missing or damaged, or the weights are a pickle of more than plain weights.
@@ -196,7 +199,7 @@ def config_of(source: Source) -> Any:
 
 
 def model_class_of(config: dict[str, Any], name: str) -> Any:
-    """The model class that a config names, or the base model's where it names none."""
+    """The model class that a config names; the base model's if it names none."""
     for family in families().values():
         own = {model.__name__: model for model in family.models}
         if family.config_class.model_type == config["model_type"]:
@@ -204,7 +207,7 @@ def model_class_of(config: dict[str, Any], name: str) -> Any:
     architectures = config.get("architectures") or []
     if not architectures:
         return transformers.AutoModel
-    found = getattr(transformers, architectures[0], None)
-    if found is None:
+    model_class = getattr(transformers, architectures[0], None)
+    if model_class is None:
         raise CheckpointError(f"{name} is a {architectures[0]}, which transformers does not have.")
-    return found
+    return model_class

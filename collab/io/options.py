@@ -1,4 +1,4 @@
-"""How to read a model, how to write it, and how work tells how far it is."""
+"""Options for loading and saving a model, and the progress callback."""
 
 from __future__ import annotations
 
@@ -13,22 +13,21 @@ Dtype = Literal["float32", "bfloat16", "float16"]
 DTYPES: tuple[Dtype, ...] = get_args(Dtype)
 
 Progress = Callable[[str, int, int | None], None]
-"""Called as work goes on with what is being done, how much of it is done, and how much there is in all (None where that
-is not known)."""
+"""Progress callback: called with the name of the phase, the units done, and the total (None if unknown)."""
 
 
 def no_progress(what: str, done: int, total: int | None) -> None:
-    """Tells nobody."""
+    """Reports nothing."""
 
 
 @dataclass(frozen=True)
 class LoadOptions:
-    """How to read a model.
+    """Options for loading a model.
 
     Attributes:
         revision: branch, tag or commit on the Hub.
-        trust_remote_code: let transformers run a tokenizer's code that comes with the checkpoint. A model's own code is
-            never run: it is read as the native model of its type, or as the converted one that collab has.
+        trust_remote_code: whether transformers may run a tokenizer's code that comes with the checkpoint. A model's own
+            code is never run: the model is loaded as transformers' class of its type, or as collab's converted class.
     """
 
     revision: str | None = None
@@ -37,17 +36,17 @@ class LoadOptions:
 
 @dataclass(frozen=True)
 class SaveOptions:
-    """How to write a model.
+    """Options for saving a model.
 
     Attributes:
-        overwrite: replace what collab wrote there earlier; anything else is never overwritten.
-        restart: forget unfinished training of the same output, instead of going on with it.
-        max_shard_size: largest weights file, for example ``"5GB"``; a larger model is written in several.
+        overwrite: whether to replace what collab wrote there earlier; other files are never overwritten.
+        restart: whether to discard unfinished training for the same output instead of resuming it.
+        max_shard_size: size of a weights file at most, for example ``"5GB"``; a larger model is split.
         base_model: name of the original for the model card; None for the name of the source.
         command: the command line, for report and card.
 
     Raises:
-        ConfigurationError: if the size is not one.
+        ConfigurationError: if `max_shard_size` is not a size.
     """
 
     overwrite: bool = False
@@ -58,4 +57,4 @@ class SaveOptions:
 
     def __post_init__(self) -> None:
         if not re.fullmatch(r"0*[1-9]\d*([KMGT]i?B)", self.max_shard_size, flags=re.IGNORECASE):
-            raise ConfigurationError(f"{self.max_shard_size!r} is not a size; write for example 500MB or 5GB.")
+            raise ConfigurationError(f"max_shard_size {self.max_shard_size!r} is not a size; use 500MB or 5GB, say.")

@@ -1,4 +1,4 @@
-"""Reading the model to convert: from a folder or the Hub, completely or not at all, never running its code unasked."""
+"""Reading a checkpoint from a folder or the Hub, completely or not at all, without running its code."""
 
 from __future__ import annotations
 
@@ -42,10 +42,10 @@ class Source:
     """Where a model is.
 
     Attributes:
-        name: what the user called it.
-        folder: a local folder that holds its files.
-        hub_id: its name on the Hub, if it came from there.
-        revision: the commit it was read at, if it came from the Hub.
+        name: the folder or Hub id as the user gave it.
+        folder: local folder with its files.
+        hub_id: id on the Hub; None for a local folder.
+        revision: commit on the Hub; None for a local folder.
     """
 
     name: str
@@ -55,20 +55,20 @@ class Source:
 
 
 def resolve_source(model: str, revision: str | None = None) -> Source:
-    """Finds a model: a folder, or a Hub id that is downloaded or in the local cache.
+    """Resolves a folder or a Hub id to a local folder, downloading it if needed.
 
     Args:
         model: the folder's path or the Hub id.
         revision: branch, tag or commit on the Hub.
 
     Raises:
-        CheckpointError: if it is neither.
+        CheckpointError: if there is no such folder, and the model was not found on the Hub or in the local cache.
     """
     folder = Path(model).expanduser()
     try:
         if model and folder.is_dir():
             if revision is not None:
-                raise CheckpointError(f"{model} is a folder, which has no revisions; they belong to models on the Hub.")
+                raise CheckpointError(f"{model} is a local folder; a revision applies only to a model on the Hub.")
             return Source(model, folder.resolve())
         if folder.is_file():
             raise CheckpointError(f"{model} is a file. Give the folder that holds config.json and the weights.")
@@ -76,19 +76,19 @@ def resolve_source(model: str, revision: str | None = None) -> Source:
     except CheckpointError:
         raise
     except (HFValidationError, OSError) as error:
-        raise CheckpointError(f"There is no folder {model}, and it is not the form of a Hub id either.") from error
+        raise CheckpointError(f"There is no folder {model}, and it is not a valid Hub id either.") from error
     try:
         return _download(model, revision)
     except (OSError, ValueError, HfHubHTTPError) as error:
         at = f" at revision {revision}" if revision else ""
         raise CheckpointError(
-            f"There is no folder {model!r} here, and no model of that name{at} could be had from the Hugging Face Hub "
-            f"or its local cache: {first_line(error)}"
+            f"{model!r} is not a local folder, and was not found{at} on the Hugging Face Hub or in the local cache: "
+            f"{first_line(error)}"
         ) from error
 
 
 def _download(model: str, revision: str | None) -> Source:
-    """Fetches a model's files, pickled weights only where there are no others."""
+    """Downloads a model's files; pickled weights only if there are no others."""
     pickles = f"{_PICKLE.removesuffix('.bin')}*"
     folder = Path(snapshot_download(model, revision=revision, ignore_patterns=[*_FOREIGN_WEIGHTS, pickles]))
     if not any((folder / name).is_file() for name in WEIGHT_FILES):
@@ -99,14 +99,17 @@ def _download(model: str, revision: str | None) -> Source:
 def read_model(
     model_class: Any, source: Source, seed: int, reshape: bool = False, **arguments: Any
 ) -> tuple[PreTrainedModel, dict[str, Any]]:
-    """A model by `from_pretrained`, and what that says of the weights it found.
+    """Loads a model by `from_pretrained`.
 
     Args:
         model_class: a model class or an Auto class.
         source: where it is.
-        seed: of the weights that the checkpoint lacks.
-        reshape: whether weights of another shape than the config gives them may start anew.
-        arguments: further ones of `from_pretrained`.
+        seed: random seed for weights that the checkpoint lacks.
+        reshape: whether to initialize weights anew whose shape differs from the config's, instead of raising.
+        arguments: further arguments of `from_pretrained`.
+
+    Returns:
+        The model and the loading info of `from_pretrained`.
 
     Raises:
         CheckpointError: if it cannot be loaded, or a weight does not have the shape that the config gives it.
@@ -138,10 +141,10 @@ def read_model(
         StrictDataclassError,
     ) as error:
         raise CheckpointError(f"{source.name} could not be loaded: {first_line(error)}") from error
-    for name, found, expected in [] if reshape else sorted(info["mismatched_keys"]):
+    for name, actual, expected in [] if reshape else sorted(info["mismatched_keys"]):
         raise CheckpointError(
-            f"{name} has shape {tuple(found)} in the weights, but {tuple(expected)} by config.json. They do not belong "
-            "together."
+            f"{name} has shape {tuple(actual)} in the weights, but {tuple(expected)} by config.json. They do not "
+            "belong together."
         )
     return model, info
 
@@ -150,13 +153,14 @@ def read_config(folder: Path) -> dict[str, Any]:
     """The config of a model's folder.
 
     Raises:
-        CheckpointError: if there is none, or it does not say what the model is.
+        CheckpointError: if there is none, or it does not name a `model_type`.
     """
     path = folder / "config.json"
     if not path.is_file():
         modules = read_json(folder / "modules.json") if (folder / "modules.json").is_file() else []
         inside = next(
-            (one["path"] for one in modules if (folder / one.get("path", "") / "config.json").is_file()), None
+            (module["path"] for module in modules if (folder / module.get("path", "") / "config.json").is_file()),
+            None,
         )
         hint = f" The transformer of this sentence-transformers model is in {folder / inside}." if inside else ""
         raise CheckpointError(f"{folder} has no config.json, so it is not a transformers model.{hint}")
@@ -179,44 +183,44 @@ def read_json(path: Path) -> Any:
 
 
 def check_weight_files(folder: Path) -> list[Path]:
-    """The files that hold a checkpoint's weights, each of them there and whole.
+    """The files that hold a checkpoint's weights, each checked to be present and complete.
 
     Raises:
-        CheckpointError: naming the file, if one is missing or cut short.
+        CheckpointError: if a file is missing or truncated; the message names it.
     """
-    found = next((folder / name for name in WEIGHT_FILES if (folder / name).is_file()), None)
-    if found is None:
+    weights = next((folder / name for name in WEIGHT_FILES if (folder / name).is_file()), None)
+    if weights is None:
         others = sorted(path.name for pattern in _FOREIGN_WEIGHTS for path in folder.glob(pattern))
         only = f" It has {', '.join(others)}, which transformers 5 does not read." if others else ""
         raise CheckpointError(f"{folder} has no weights: neither {_SAFETENSORS} nor {_PICKLE}.{only}")
-    files = [found]
-    if found.suffix == ".json":
-        index = read_json(found)
+    files = [weights]
+    if weights.suffix == ".json":
+        index = read_json(weights)
         if not isinstance(index, dict) or not isinstance(index.get("weight_map"), dict):
-            raise CheckpointError(f"{found} has no weight_map.")
+            raise CheckpointError(f"{weights} has no weight_map.")
         files = [folder / name for name in sorted(set(index["weight_map"].values()))]
     for file in files:
         if not file.is_file():
-            raise CheckpointError(f"{file} is missing; {found.name} says that it holds weights.")
+            raise CheckpointError(f"{file} is missing; {weights.name} lists it.")
         if file.suffix == ".safetensors":
             try:
                 with safe_open(file, framework="pt"):
                     pass
             except (SafetensorError, OSError) as error:
-                raise CheckpointError(f"{file} is damaged or cut short ({error}). Download it again.") from error
+                raise CheckpointError(f"{file} is damaged or truncated ({error}). Download it again.") from error
     return files
 
 
 def read_tensors(files: list[Path], names: set[str]) -> dict[str, Tensor]:
-    """The named floating-point tensors, as far as the files have them under these names."""
-    found: dict[str, Tensor] = {}
+    """The floating-point tensors of these names; names that the files lack are skipped."""
+    selected: dict[str, Tensor] = {}
     if not names:
-        return found
+        return selected
     for file in files:
         if file.suffix == ".safetensors":
             with safe_open(file, framework="pt") as tensors:
-                found |= {name: tensors.get_tensor(name) for name in names & set(tensors.keys())}
+                selected |= {name: tensors.get_tensor(name) for name in names & set(tensors.keys())}
         else:
             tensors = torch.load(file, map_location="cpu", weights_only=True)
-            found |= {name: tensors[name].clone() for name in names & set(tensors)}
-    return {name: tensor for name, tensor in found.items() if tensor.is_floating_point()}
+            selected |= {name: tensors[name].clone() for name in names & set(tensors)}
+    return {name: tensor for name, tensor in selected.items() if tensor.is_floating_point()}

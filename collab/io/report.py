@@ -1,4 +1,4 @@
-"""What a conversion did, layer by layer, and what it cost: numbers only, for people and for programs."""
+"""The report of a conversion: errors, parameters and times, layer by layer."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ from transformers import PreTrainedModel
 
 @dataclass(frozen=True)
 class Count:
-    """Parameters of some part of the model, before and after."""
+    """Parameters of a part of the model before and after a change."""
 
     before: int
     after: int
 
     @property
     def ratio(self) -> float:
-        """The part that is left: after / before."""
+        """after / before."""
         return self.after / self.before
 
     def to_dict(self) -> dict[str, Any]:
-        """before, after and ratio."""
+        """``before``, ``after`` and ``ratio``."""
         return {"before": self.before, "after": self.after, "ratio": round(self.ratio, 6)}
 
 
 @dataclass(frozen=True)
 class LayerReport:
-    """One attention layer.
+    """The report of one attention layer.
 
     Attributes:
         name: module name in the original model.
@@ -38,13 +38,13 @@ class LayerReport:
         rank: R, the number of shared query/key dimensions.
         full_rank: K, the number of query/key dimensions before.
         error: relative error ‖𝒯 - 𝒯̂‖/‖𝒯‖ of the heads' query-key products, the weights.
-        score_error: relative error of the scores on calibration inputs, each weighed by what it does to the model's
+        score_error: relative error of the scores on calibration inputs, each weighted by its effect on the model's
             output; None without calibration.
         held_out_error: the same on the calibration rows that were held out.
         sweeps: sweeps of the solver.
-        converged: whether the solver stopped because nothing was left to gain.
+        converged: whether the error had stopped falling before the sweeps ran out.
         degeneracy: Σ_r ‖a_r ∘ m_r ∘ b_r‖²/‖𝒯‖²; far above 1 means components that cancel.
-        seconds: time of the solve.
+        seconds: wall-clock time of the solve.
         query_key: parameters of query and key projections, with their biases before and M or cores and content bias
             after.
     """
@@ -69,7 +69,7 @@ class LayerReport:
 
 @dataclass(frozen=True)
 class ConversionReport:
-    """A conversion.
+    """The report of a conversion.
 
     Attributes:
         layers: one report for each attention layer, in the order of the model.
@@ -77,19 +77,19 @@ class ConversionReport:
         attention: the same with value and output projections.
         model: all parameters, tied ones once.
         settings: the `ConversionConfig`.
-        choice: how form and ranks were found, if a budget was given.
-        calibration: what the conversion was calibrated on; None if by the weights alone.
+        choice: how form and ranks were chosen, if a budget was given.
+        calibration: what the conversion was calibrated on; None without calibration.
         agreement: of the converted model with the original on held-out rows (`collab.evaluation.compare`).
         comparison: for each layer, the rank and predicted error of every form with as many parameters.
-        seconds: time of the whole conversion.
+        seconds: wall-clock time of the whole conversion.
         versions: of collab, torch, transformers, tensorly, Python.
-        source: where the model came from, if it was loaded from somewhere.
-        revision: the commit on the Hub, if it came from there.
-        command: the command line that did it, if one did.
-        verification: what reloading the export showed, once it was exported.
-        notes: what a user should know besides.
-        history: what was done to the model since, such as healing.
-        original_history: what collab did to the original before, such as fine-tuning.
+        source: where the model was loaded from; None for a model in memory.
+        revision: commit on the Hub; None for a model from elsewhere.
+        command: the command line; None if converted from Python.
+        verification: result of reloading the exported model; None before it is exported.
+        notes: notes for the user.
+        history: steps after the conversion, such as healing.
+        original_history: steps that collab had done on the original, such as fine-tuning.
     """
 
     layers: tuple[LayerReport, ...]
@@ -143,11 +143,11 @@ class ConversionReport:
 
 @dataclass(frozen=True)
 class Conversion:
-    """A converted model.
+    """A converted model and its report.
 
     Attributes:
-        model: a `transformers.PreTrainedModel` of a class of its own, on the device and in the dtype of the original.
-        report: what was done.
+        model: a model of a collaborative class, on the device and in the dtype of the original.
+        report: errors, parameters and settings.
     """
 
     model: PreTrainedModel

@@ -18,15 +18,15 @@ MANIFEST = "collab_files.txt"
 
 
 def check_output(output: Path, source: Path | None = None, overwrite: bool = False) -> None:
-    """Makes sure, before any work is done, that a model can be written to `output`.
+    """Checks, before any work is done, that a model can be written to `output`.
 
     Args:
-        output: the folder that the model is to be in.
-        source: the folder that it is read from; never overwritten, whatever `overwrite` says.
+        output: folder to write the model to.
+        source: folder that it is read from; never overwritten, even with `overwrite`.
         overwrite: whether what collab wrote there earlier may be replaced.
 
     Raises:
-        OutputError: saying what is in the way.
+        OutputError: if it cannot; the message says why.
     """
     try:
         target = output.resolve()
@@ -36,19 +36,19 @@ def check_output(output: Path, source: Path | None = None, overwrite: bool = Fal
     if source is not None:
         origin = source.resolve()
         if target == origin:
-            raise OutputError(f"The output folder is the input folder, {output}. Give another.")
+            raise OutputError(f"The output folder is the input folder, {output}. Choose another.")
         if target in origin.parents:
-            raise OutputError(f"The input is inside the output folder {output}. Give another.")
+            raise OutputError(f"The input is inside the output folder {output}. Choose another.")
     if taken:
         if not target.is_dir():
-            raise OutputError(f"{output} is not a folder. Give the name of one that is not there yet.")
+            raise OutputError(f"{output} is not a folder. Choose a name that does not exist yet.")
         if any(target.iterdir()) and not overwrite:
-            raise OutputError(f"{output} is there already. Add --overwrite (overwrite=True) to replace it.")
+            raise OutputError(f"{output} exists already. Pass overwrite=True (--overwrite) to replace it.")
         foreign = _foreign_files(target)
         if foreign:
             raise OutputError(
-                f"{output} holds what collab did not write and overwriting would lose: {', '.join(foreign[:5])}"
-                f"{' and more' if len(foreign) > 5 else ''}. Move it away or give another folder."
+                f"{output} holds files that collab did not write and that would be lost: {', '.join(foreign[:5])}"
+                f"{' and more' if len(foreign) > 5 else ''}. Move them or choose another folder."
             )
     try:
         # Trying is the only test that holds for every user and file system.
@@ -58,7 +58,7 @@ def check_output(output: Path, source: Path | None = None, overwrite: bool = Fal
 
 
 def record_files(folder: Path) -> None:
-    """Notes in a finished folder which files it was written with, so that nothing else is ever overwritten with it."""
+    """Lists a finished folder's files in a manifest, so that a later run overwrites no other files."""
     names = [path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()]
     (folder / MANIFEST).write_text("\n".join(sorted([*names, MANIFEST])) + "\n", encoding="utf-8")
 
@@ -72,7 +72,7 @@ def _foreign_files(folder: Path) -> list[str]:
 
 
 def check_space(output: Path, needed: int) -> None:
-    """Makes sure that `needed` bytes fit where `output` will be.
+    """Checks that `needed` bytes fit where `output` will be.
 
     Raises:
         OutputError: if they do not.
@@ -80,14 +80,14 @@ def check_space(output: Path, needed: int) -> None:
     free = shutil.disk_usage(_nearest_existing(output.resolve().parent)).free
     if free < needed:
         raise OutputError(
-            f"The model takes {needed / 1e6:.1f} MB, and {free / 1e6:.1f} MB are free where {output} would be. Nothing "
-            "was written."
+            f"The model takes {needed / 1e6:.1f} MB, but only {free / 1e6:.1f} MB are free at {output}. Nothing was "
+            "written."
         )
 
 
 @contextlib.contextmanager
 def whole_file(file: Path) -> Iterator[Path]:
-    """Gives a path to write to that becomes `file` if all goes well, and is gone otherwise.
+    """Yields a temporary path that is renamed to `file` on success and deleted on failure.
 
     It has the suffix of `file`, by which some writers choose the format.
     """
@@ -104,14 +104,13 @@ def whole_file(file: Path) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def staged(output: Path, overwrite: bool = False) -> Iterator[Path]:
-    """Gives a folder to write into that becomes `output` if all goes well, and is gone otherwise.
+    """Yields a temporary folder that is renamed to `output` on success and deleted on failure.
 
-    The folder is beside `output`, so that the last step is a rename. What `output` was before is replaced then and not
-    earlier.
+    It is created beside `output`, so that the last step is a rename. An earlier `output` is replaced only then.
 
     Args:
         output: the folder.
-        overwrite: replace what is there; otherwise a folder that has appeared in the meantime is left alone.
+        overwrite: whether to replace an existing folder; if not, one that has appeared meanwhile is left as it is.
 
     Raises:
         OutputError: if the file system fails.

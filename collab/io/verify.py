@@ -1,4 +1,4 @@
-"""Does a folder reload to the model that was written into it?"""
+"""Checks that a written folder reloads to the same model."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ _TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-10, torch.bfloat16: 2e-2, t
 
 
 def verify(folder: Path, model: PreTrainedModel) -> dict[str, Any]:
-    """Reloads a folder and compares it with the model that was written into it: every weight, and outputs.
+    """Reloads a folder and compares every weight, and outputs on random inputs, with the model in memory.
 
     Args:
-        folder: what was written.
-        model: what was written into it.
+        folder: the written folder.
+        model: the model that was written.
 
     Returns:
-        What was compared, for the report.
+        Whether the weights are equal, the largest output difference and its tolerance, for the report.
 
     Raises:
         VerificationError: if anything differs.

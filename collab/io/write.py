@@ -1,4 +1,4 @@
-"""A converted model as a folder that reloads everywhere."""
+"""Saving a model as a folder that transformers can load."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from .verify import verify
 
 logger = logging.getLogger(__name__)
 
-# Files that travel with a model as they are. Weights and config are written anew, everything else is left behind.
+# Files that are copied unchanged. Weights and config are written anew, everything else is not copied.
 _CARRIED = (
     # tokenizers
     "tokenizer.json",
@@ -65,22 +65,22 @@ def save(
     options: SaveOptions | None = None,
     steps: Sequence[Step] = (),
 ) -> ConversionReport:
-    """Writes a converted model with all it needs to be loaded, checks that it reloads, and only then puts it in place.
+    """Saves a converted model with all that is needed to load it; it is moved into place only if it reloads.
 
     Args:
-        conversion: what `collab.convert` returned.
-        output: the folder to write.
+        conversion: result of `collab.convert`.
+        output: folder to write.
         checkpoint: the original, whose tokenizer, image processor, sentence-transformers files, license and unused
-            weights are carried over. Without it the folder holds the model, its code, the card and the report.
-        options: how to write.
-        steps: what was done to the model since, for report and card.
+            weights are copied. Without it the folder holds the model, its code, the card and the report.
+        options: save options.
+        steps: steps since the conversion, such as healing, for report and card.
 
     Returns:
-        The report that was written, with what the check found.
+        The report as written, with the result of the check.
 
     Raises:
         OutputError: if the folder cannot be written; nothing is left behind.
-        VerificationError: if what was written does not reload to the model in memory; nothing is left behind.
+        VerificationError: if the folder does not reload to the model in memory; nothing is left behind.
     """
     options = options or SaveOptions()
     output = Path(output).expanduser()
@@ -117,14 +117,14 @@ def save_changed(
     options: SaveOptions | None = None,
     card: str | None = None,
 ) -> None:
-    """Writes a model that was trained further, pruned or expanded, with what its folder holds besides, as `save` does.
+    """Saves a model that was trained, pruned or expanded, with the other files of its folder, as `save` does.
 
     Args:
-        model: native or converted.
-        output: the folder to write.
-        checkpoint: what it was loaded from; its report and card go along and grow by the steps.
+        model: the model, native or converted.
+        output: folder to write.
+        checkpoint: what it was loaded from; the steps are appended to copies of its report and card.
         steps: what was done.
-        options: how to write.
+        options: save options.
         card: a card to start from instead of the checkpoint's.
 
     Raises:
@@ -149,7 +149,7 @@ def save_changed(
 def _verified(
     model: PreTrainedModel, output: Path, checkpoint: Checkpoint | None, options: SaveOptions
 ) -> Iterator[tuple[Path, dict[str, Any]]]:
-    """A staged folder with the model and what is carried over, reloaded and compared, and what that showed."""
+    """Yields a staged folder with the model and the copied files, and the result of `verify`."""
     check_output(output, checkpoint.source.folder if checkpoint else None, options.overwrite)
     state = {**model.state_dict(), **(checkpoint.unused if checkpoint else {})}
     check_space(output, count_bytes(state.values()))
@@ -161,12 +161,12 @@ def _verified(
 
 
 def carry_over(source: Path, folder: Path, trust_remote_code: bool = False) -> None:
-    """Copies what belongs to a model besides its weights, and makes sure that it still loads as it did.
+    """Copies tokenizer, image processor and other files of a model, and checks that they still load.
 
     Args:
         source: folder of the original.
         folder: folder of the converted model, with its config.
-        trust_remote_code: let transformers run a tokenizer's code that comes with the original, and copy it.
+        trust_remote_code: whether transformers may run a tokenizer's code that comes with the original; it is copied.
 
     Raises:
         VerificationError: if the tokenizer loads differently.
@@ -183,7 +183,7 @@ def carry_over(source: Path, folder: Path, trust_remote_code: bool = False) -> N
 
 
 def _copy_sentence_transformers_modules(source: Path, folder: Path) -> None:
-    """The folders that modules.json names: pooling, normalization, dense layers."""
+    """Copies the folders that modules.json names: pooling, normalization, dense layers."""
     modules = source / "modules.json"
     if not modules.is_file():
         return
@@ -194,7 +194,7 @@ def _copy_sentence_transformers_modules(source: Path, folder: Path) -> None:
 
 
 def _pin_tokenizer(source: Path, folder: Path, trust_remote_code: bool) -> None:
-    """Names the tokenizer's class where the files leave it to the model type, which is another one now."""
+    """Writes the tokenizer's class into its config if that left it to the model type, which has changed."""
     names = ("tokenizer.json", "tokenizer_config.json", "vocab.txt", "vocab.json", "*.model")
     if not any(True for name in names for _ in folder.glob(name)):
         return
@@ -211,11 +211,11 @@ def _pin_tokenizer(source: Path, folder: Path, trust_remote_code: bool) -> None:
     copied = AutoTokenizer.from_pretrained(folder, trust_remote_code=trust_remote_code)
     text = ["Heads collaborate: naïve façade, 東京 42%!", "CC(=O)Oc1ccccc1C(=O)O"]
     if original.get_vocab() != copied.get_vocab() or original(text)["input_ids"] != copied(text)["input_ids"]:
-        raise VerificationError("The tokenizer does not work in the exported folder as it does in the original one.")
+        raise VerificationError("The tokenizer of the exported folder encodes differently from the original's.")
 
 
 def _pin_image_processor(source: Path, folder: Path) -> None:
-    """Names the image processor's class where the file leaves it to the model type."""
+    """Writes the image processor's class into its config if that left it to the model type."""
     path = folder / "preprocessor_config.json"
     if not path.is_file():
         return
@@ -238,7 +238,7 @@ def _base_model(source: Source | None, model: PreTrainedModel) -> str:
 
 
 def auto_class_of(module: ModuleType, model_class: type) -> str:
-    """The Auto class that loads a collaborative class of a family's file, the most telling one where several do."""
+    """The Auto class that loads a collaborative class of a family's file; the most specific if there are several."""
     names = [name for name, models in auto_classes(module).items() if model_class in models]
     vague = ("AutoModelForTextEncoding", "AutoModelForPreTraining")
     return next((name for name in names if name not in vague), names[-1] if names else "AutoModel")

@@ -1,4 +1,4 @@
-"""What a model's outputs answer: which of them are logits, what kind of answer those are, and which entries count.
+"""The answers of a model: which of its outputs are logits, of what kind, and which entries are not padding.
 
 Notation: B batch, T tokens, C classes, labels or numbers.
 """
@@ -16,14 +16,14 @@ from transformers import AutoModelForPreTraining, PreTrainedModel
 from .inputs import has_choices
 
 Kind = Literal["class", "span", "labels", "token label", "numbers", "states"]
-"""What an output is:
+"""The kind of an output:
 
-- ``class``: one of C, of every row or token, by a softmax over the last axis;
-- ``span``: where in a row an answer starts or ends, by a softmax over its tokens;
-- ``labels``: of every row, whether each of C labels applies, by a sigmoid of each;
-- ``token label``: of every token, whether the one label applies, by a sigmoid;
-- ``numbers``: of a regression with any number of outputs;
-- ``states``: no answer, but hidden states or an image, of models without logits.
+- ``class``: logits of C classes for every row or token, a softmax over the last axis;
+- ``span``: logits of where in a row an answer starts or ends, a softmax over its tokens;
+- ``labels``: logits of C independent labels for every row, a sigmoid of each;
+- ``token label``: the logit of a single label for every token, a sigmoid;
+- ``numbers``: the outputs of a regression;
+- ``states``: hidden states or an image, of models without logits.
 """
 
 _SPANS = ("start_logits", "end_logits")
@@ -36,11 +36,11 @@ class Answer:
     """One output of a model.
 
     Attributes:
-        name: what the model calls it.
+        name: name of the output.
         kind: see `Kind`.
-        values: logits, numbers or states in float32, part of the graph: (B, C), (B, T, C), or (B, T) where there is one
-            logit for each token.
-        seen: (B, T), true for tokens that are not padding, where the values are of tokens; None where all count.
+        values: logits, numbers or states in float32, with their graph: (B, C), (B, T, C), or (B, T) with a single logit
+            for each token.
+        seen: (B, T), True for tokens that are not padding; None if the values are not by token or nothing is padding.
     """
 
     name: str
@@ -54,10 +54,10 @@ class Answer:
         return self.kind not in ("numbers", "states")
 
     def direction(self, generator: torch.Generator) -> Tensor:
-        """A random direction in which a change of the values is to be looked at, of their shape, zero at padding.
+        """A random direction of the shape of the values, zero at padding, to measure a change of the values along.
 
-        Of a distribution, the gradient by its logits of the log-likelihood of what was drawn from it, so that the
-        squared change is on average the KL divergence (the Fisher metric). Of numbers and states, Gaussian.
+        For logits it is the gradient of the log-likelihood of a sample from their distribution, so that the squared
+        change is on average the KL divergence (the Fisher metric). For numbers and states it is Gaussian.
         """
         values = self.values.detach()
         if not self.uncertain:
@@ -74,7 +74,7 @@ class Answer:
         return direction * self.seen.view(*self.seen.shape, *[1] * (values.ndim - self.seen.ndim)).to(direction)
 
     def draw(self, generator: torch.Generator) -> Tensor:
-        """An answer drawn from the distribution: numbers of classes, (B,) or (B, T), or labels, 0 or 1, (B, C or T)."""
+        """A sample from the distribution: class indices, (B,) or (B, T), or labels, 0 or 1, (B, C or T)."""
         probabilities = self._probabilities
         if self.kind in ("class", "span"):
             flat = probabilities.flatten(0, -2).cpu()
@@ -83,16 +83,16 @@ class Answer:
         return torch.bernoulli(probabilities.cpu(), generator=generator).to(probabilities.device)
 
     def log_likelihood(self, drawn: Tensor) -> Tensor:
-        """Of something drawn, for each answer: (B,), or (B, T) where every token has one; with its graph."""
+        """Log-likelihood of a sample, with its graph: (B,), or (B, T) if every token has an answer."""
         if self.kind in ("class", "span"):
             return self._logits.log_softmax(-1).gather(-1, drawn.unsqueeze(-1)).squeeze(-1)
         likelihood = -functional.binary_cross_entropy_with_logits(self.values, drawn, reduction="none")
         return likelihood if self.kind == "token label" else likelihood.sum(-1)
 
     def divergence(self, other: Answer) -> Tensor:
-        """The Kullback-Leibler divergence of another model's answers from these, nats: (B,), or (B, T) by token.
+        """The Kullback-Leibler divergence of another model's answers from these, in nats: (B,), or (B, T) by token.
 
-        Labels of one row are taken together: their divergences are summed.
+        The divergences of a row's independent labels are summed.
         """
         if self.kind in ("class", "span"):
             target, given = self._logits.log_softmax(-1), other._logits.log_softmax(-1)
@@ -104,29 +104,29 @@ class Answer:
         return divergence if self.kind == "token label" else divergence.sum(-1)
 
     def same(self, other: Answer) -> Tensor:
-        """Whether both prefer the same class, (B,) or (B, T); by label where there are labels, (B, C or T)."""
+        """Whether both predict the same class, (B,) or (B, T), or the same value of each label, (B, C or T)."""
         if self.kind in ("class", "span"):
             return self._logits.argmax(-1) == other._logits.argmax(-1)
         return (self.values > 0) == (other.values > 0)
 
     def of_seen(self, values: Tensor) -> Tensor:
-        """What does not belong to padding, of the values or anything else by row, token or label.
+        """Drops padding from a tensor by token.
 
         Returns:
-            (N, ...) where it is by token; as it was otherwise.
+            (N, ...) if the tensor is by token; the tensor itself otherwise.
         """
         by_token = self.seen is not None and values.shape[: self.seen.ndim] == self.seen.shape
         return values[self.seen] if by_token else values
 
     @property
     def rows(self) -> Tensor:
-        """The values that count, as rows of what belongs together: (N, C), and (N, 1) with one logit for a token."""
+        """The values without padding, a row for each distribution: (N, C), or (N, 1) with a single logit per token."""
         values = self.values.unsqueeze(-1) if self.kind in ("span", "token label") else self.values
         return self.of_seen(values).flatten(0, -2)
 
     @property
     def _logits(self) -> Tensor:
-        """The values, without the tokens that a span cannot be at."""
+        """The values, masked at the padding of a span."""
         if self.kind != "span" or self.seen is None:
             return self.values
         # Not -∞, whose product with a probability of zero is not a number.
@@ -139,15 +139,15 @@ class Answer:
 
 
 def answers_of(model: PreTrainedModel, output: Any, mask: Tensor | None) -> list[Answer]:
-    """The logits that a model has given, or its states if it has none.
+    """The logits in a model's output, or its hidden states if it has none.
 
     Args:
-        model: of any kind that collab converts, native or converted; what its logits are is in its class and config.
-        output: what it returned.
-        mask: its attention mask, or None.
+        model: the model, native or converted; its class and config tell what its logits are.
+        output: its output.
+        mask: its attention mask, (B, T), or None.
 
     Returns:
-        In the order of the output; nothing if there are neither.
+        The answers in the order of the output; empty if it has neither logits nor hidden states.
     """
     entries = dict(output.items()) if hasattr(output, "items") else {_STATES[0]: output[0]}
     tensors = {name: value for name, value in entries.items() if isinstance(value, Tensor)}
@@ -165,7 +165,7 @@ def _answer(name: str, kind: Kind, values: Tensor, mask: Tensor | None) -> Answe
 
 
 def _kind(model: PreTrainedModel, name: str, values: Tensor) -> Kind:
-    """What logits are."""
+    """The kind of logits."""
     if name in _SPANS:
         return "span"
     if values.ndim == 2 and name not in _OF_PAIRS:
@@ -174,5 +174,5 @@ def _kind(model: PreTrainedModel, name: str, values: Tensor) -> Kind:
         problem = getattr(model.config, "problem_type", None)
         if not has_choices(model) and problem in ("multi_label_classification", "regression"):
             return "labels" if problem == "multi_label_classification" else "numbers"
-    # One class alone is certain, but its logit may be compared with others, or be a number.
+    # A softmax over a single class is constant, but its logit may be compared with others, or be a number.
     return "numbers" if values.shape[-1] == 1 else "class"

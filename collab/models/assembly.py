@@ -21,15 +21,18 @@ def assemble(
     *,
     share: bool = False,
 ) -> PreTrainedModel:
-    """Builds a model as its config says and fills it.
+    """Builds a model from its config and assigns its weights.
 
     Args:
         model_class: a collaborative class.
         config: its config.
-        state: all its weights; they are used as they are, not copied.
-        like: the model that it was made from, whose device, mode, optional parts and generation config it takes.
-        trainable: whether a parameter of this name takes gradients; those that are not named do.
-        share: whether the generation config may be the same object.
+        state: its complete state dict; the tensors are used without a copy.
+        like: the model that it was made from; device, mode, optional parts and generation config are taken from it.
+        trainable: whether the parameter of a name requires gradients; default True.
+        share: whether the generation config may be the same object instead of a copy.
+
+    Returns:
+        The model.
     """
     with init.no_init_weights():
         model = model_class(config, **optional_parts(like))
@@ -45,17 +48,17 @@ def fill(
     *,
     share: bool = False,
 ) -> None:
-    """Gives a model that was built without weights its weights, and what else it has in common with another one.
+    """Assigns weights to a model that was built without them, and device, mode and settings of another model.
 
     Args:
-        model: just built.
-        state: see `assemble`, as the others.
-        like: likewise.
-        trainable: likewise.
-        share: likewise.
+        model: the model, just built.
+        state: as in `assemble`.
+        like: as in `assemble`.
+        trainable: as in `assemble`.
+        share: as in `assemble`.
     """
     model.load_state_dict(dict(state), strict=True, assign=True)
-    # Ties what the config ties where it is equal, as from_pretrained does.
+    # Ties the weights that the config ties if they are equal, as from_pretrained does.
     model.tie_weights(missing_keys=set(), recompute_mapping=False)
     model.to(like.device)  # type: ignore[arg-type]  # buffers that are not saved
     for name, parameter in model.named_parameters():

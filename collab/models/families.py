@@ -1,4 +1,4 @@
-"""Which models collab converts: one family for each ``collab_*`` file in `collab.modeling` that defines models.
+"""The model families that collab converts: one for each ``collab_*`` file in `collab.modeling` that defines models.
 
 Importing this module registers the converted models with transformers.
 """
@@ -21,14 +21,13 @@ from ..modeling.collab_attention import CollaborativeAttention, CollaborativeCro
 from ..modeling.collab_model import CollaborativeBase, CollaborativeMixin, auto_classes, family_models
 
 _ROPE = (
-    "its rotary position embeddings turn queries and keys differently at every position, so a head has no single A_h"
+    "its rotary position embeddings rotate queries and keys by position, so no single matrix A_h gives the scores "
+    "of a head"
 )
-_DISENTANGLED = "its disentangled attention adds position terms that use the query and key projections a second time"
-_RELATIVE = "its relative position terms use the queries and keys of each head"
-_SPARSE = "its sparse attention patterns are built into the layer"
-_DECODER = (
-    "it is a decoder or an encoder-decoder with layers of its own, and only encoders of the BERT kind are covered"
-)
+_DISENTANGLED = "its disentangled attention also applies the query and key projections to relative positions"
+_RELATIVE = "its relative position terms depend on the queries and keys of each head"
+_SPARSE = "its attention layer has a built-in sparse pattern"
+_DECODER = "it is a decoder or an encoder-decoder, and only encoders such as BERT are supported"
 
 UNSUPPORTED: dict[str, str] = {
     "bart": _DECODER,
@@ -51,16 +50,16 @@ UNSUPPORTED: dict[str, str] = {
     "t5": _DECODER,
     "xlnet": _RELATIVE,
 }
-"""Model types that are refused with the reason; any other that is not a family is refused as unknown to collab."""
+"""Unsupported model types with the reason; other model types without a family are reported as unknown."""
 
 
 @dataclass(frozen=True)
 class Family:
-    """A kind of model that collab converts.
+    """A model family that collab converts.
 
     Attributes:
-        module: the file in `collab.modeling`.
-        base: its collaborative base model class, which knows the attention layers.
+        module: its file in `collab.modeling`.
+        base: its collaborative base model class, which names the attention layers.
         heads: its collaborative model classes with a head.
     """
 
@@ -70,7 +69,7 @@ class Family:
 
     @property
     def models(self) -> tuple[type[CollaborativeMixin], ...]:
-        """All its collaborative model classes, the base model first."""
+        """All collaborative model classes, the base model first."""
         return (self.base, *self.heads)
 
     @property
@@ -80,7 +79,7 @@ class Family:
 
     @property
     def native_model_type(self) -> str:
-        """`model_type` of the models that it converts."""
+        """`model_type` of the native models."""
         return self.base.native_class().config_class.model_type  # type: ignore[union-attr]
 
     def collaborative_class(self, native: type[PreTrainedModel]) -> type[CollaborativeMixin] | None:
@@ -88,15 +87,15 @@ class Family:
         return next((model for model in self.models if model.native_class() is native), None)
 
     def attention_layers(self, model: PreTrainedModel) -> dict[str, nn.Module]:
-        """A native model's attention layers by module name, in the order that ranks are given in.
+        """A native model's attention layers by module name, in the order of ranks.
 
-        A layer whose weights serve several passes (ALBERT) is there once.
+        A layer that the model applies several times (ALBERT) is listed once.
         """
         classes = self.base.attention_classes
         return {name: layer for name, layer in model.named_modules() if type(layer) in classes}
 
     def names(self, layer: nn.Module) -> dict[str, str]:
-        """What a native attention layer calls ``query``, ``key``, ``value`` and the rest."""
+        """A native attention layer's names of ``query``, ``key``, ``value`` and the other modules that are kept."""
         return self.base.attention_classes[type(layer)].native_names
 
     def is_cross_attention(self, layer: nn.Module) -> bool:
@@ -104,7 +103,7 @@ class Family:
         return issubclass(self.base.attention_classes[type(layer)], CollaborativeCrossAttention)
 
     def output_projection(self, model: PreTrainedModel, name: str) -> nn.Module:
-        """The linear layer behind the heads of a native attention layer, W_O, wherever the family keeps it."""
+        """The output projection W_O of a native attention layer, inside the layer or in the block around it."""
         return model.get_submodule(self.output_name(model, name))
 
     def output_name(self, model: PreTrainedModel, name: str) -> str:
@@ -123,23 +122,23 @@ def collaborative_layers(model: PreTrainedModel) -> dict[str, CollaborativeAtten
 
 @cache
 def families() -> dict[str, Family]:
-    """Every family by the `model_type` of the native models."""
-    found = {}
+    """All families, by the `model_type` of their native models."""
+    by_type = {}
     for info in pkgutil.iter_modules(modeling.__path__):
         module = importlib.import_module(f"{modeling.__name__}.{info.name}")
         models = family_models(module)
         if models and issubclass(models[0], CollaborativeBase):
             family = Family(module, models[0], models[1:])
-            found[family.native_model_type] = family
-    return dict(sorted(found.items()))
+            by_type[family.native_model_type] = family
+    return dict(sorted(by_type.items()))
 
 
 def register() -> None:
-    """Makes transformers' Auto classes load converted models; safe to call again."""
+    """Registers the converted models with transformers' Auto classes; may be called repeatedly."""
     for family in families().values():
         AutoConfig.register(family.config_class.model_type, family.config_class, exist_ok=True)
         for name, classes in auto_classes(family.module).items():
-            # Several classes go in as transformers' own tables hold them; the config's architectures chooses.
+            # A tuple where there are several, as in transformers' own tables; the config's architectures chooses.
             mapping = getattr(modeling_auto, name)._model_mapping
             mapping.register(family.config_class, classes if len(classes) > 1 else classes[0], exist_ok=True)
 
@@ -149,7 +148,7 @@ def require_family(config: PretrainedConfig) -> Family:
 
     Raises:
         AlreadyConvertedError: if it is the config of a collaborative model.
-        UnsupportedArchitectureError: if its attention is not one that collab converts.
+        UnsupportedArchitectureError: if collab does not convert its attention.
     """
     refuse_unsupported(config.model_type)
     position = getattr(config, "position_embedding_type", None) or "absolute"
@@ -161,11 +160,11 @@ def require_family(config: PretrainedConfig) -> Family:
 
 
 def refuse_unsupported(model_type: str) -> None:
-    """Raises for a `model_type` that is not one of the native families'.
+    """Raises an error for a `model_type` without a family.
 
     Raises:
         AlreadyConvertedError: if it is that of a collaborative model.
-        UnsupportedArchitectureError: otherwise, with the reason where it is known.
+        UnsupportedArchitectureError: otherwise, with the reason if it is known.
     """
     supported = families()
     if model_type in supported:

@@ -1,4 +1,4 @@
-"""What a model takes as input."""
+"""A model's inputs: how long they may be, and random batches."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from transformers import AutoModelForMultipleChoice, PreTrainedModel
 
 
 def longest_input(model: PreTrainedModel) -> int:
-    """Tokens that a model takes at most."""
+    """The largest number of tokens that a model accepts."""
     positions = getattr(model.config, "max_position_embeddings", None) or 512
     embeddings = getattr(model.base_model, "embeddings", None)
     padding = getattr(getattr(embeddings, "position_embeddings", None), "padding_idx", None)
-    # RoBERTa and its kin number positions from the padding id on.
+    # RoBERTa and its derivatives number positions from the padding id on.
     return max(1, positions if padding is None else positions - padding - 1)
 
 
 def longest_text(model: PreTrainedModel, max_length: int | None) -> int:
-    """Tokens that a text is cut to: as many as are wanted, None for all, and never more than the model takes."""
+    """Tokens that texts are truncated to: `max_length`, or what the model accepts if that is less or None is given."""
     limit = longest_input(model)
     return min(max_length or limit, limit)
 
 
 def has_choices(model: PreTrainedModel) -> bool:
-    """Whether a model takes several choices for each example, (B, choices, T)."""
+    """Whether a model's inputs are several choices for each example, (B, choices, T)."""
     return type(model) is AutoModelForMultipleChoice._model_mapping.get(type(model.config), None)
 
 
@@ -33,8 +33,8 @@ def probe_inputs(model: PreTrainedModel, seed: int = 0) -> dict[str, Tensor]:
     """A small random batch that a model accepts: two sequences, the second one padded, or two images.
 
     Args:
-        model: of any supported family, with any head.
-        seed: of the random numbers.
+        model: a model of a supported family, with any head.
+        seed: random seed.
     """
     inputs = random_inputs(model, 2, min(8, longest_input(model)), states=5, seed=seed)
     if "attention_mask" in inputs:
@@ -52,15 +52,15 @@ def random_inputs(
     states: int | None = None,
     seed: int = 0,
 ) -> dict[str, Tensor]:
-    """A random batch that a model accepts: sequences of one length, nothing masked, or images.
+    """A random batch that a model accepts: sequences of equal length without padding, or images.
 
     Args:
-        model: of any supported family, with any head.
+        model: a model of a supported family, with any head.
         rows: B.
-        length: T; images have the size that the model is for.
-        vocabulary: token ids are below this; None for all that the model has.
-        states: of the other model's, for cross-attention; None for T of them.
-        seed: of the random numbers.
+        length: T; images have the size of the model's config.
+        vocabulary: token ids are below this number; None for the model's whole vocabulary.
+        states: S, the number of encoder states for cross-attention; None for T.
+        seed: random seed.
     """
     generator = torch.Generator().manual_seed(seed)
     config = model.config
@@ -71,7 +71,7 @@ def random_inputs(
         "attention_mask": torch.ones(rows, length, dtype=torch.long),
     }
     if has_choices(model):
-        inputs = {name: value.unsqueeze(1) for name, value in inputs.items()}  # one choice for each example
+        inputs = {name: value.unsqueeze(1) for name, value in inputs.items()}  # a single choice for each example
     if getattr(config, "add_cross_attention", False):
         other = torch.randn(rows, states or length, config.hidden_size, generator=generator)
         inputs["encoder_hidden_states"] = other.to(model.dtype)
@@ -79,12 +79,12 @@ def random_inputs(
 
 
 def on_device(batch: Mapping[str, Tensor], device: torch.device) -> dict[str, Tensor]:
-    """A batch on a device."""
+    """Moves a batch to a device."""
     return {name: value.to(device) for name, value in batch.items()}
 
 
 def random_images(model: PreTrainedModel, rows: int, generator: torch.Generator) -> Tensor:
-    """Random images of the size that a model is for, (B, C, height, width)."""
+    """Random images of the size of a model's config, (B, C, height, width)."""
     size = model.config.image_size
     height, width = size if isinstance(size, list | tuple) else (size, size)
     return torch.randn(rows, model.config.num_channels, height, width, generator=generator)

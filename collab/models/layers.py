@@ -15,16 +15,18 @@ from .families import Family, collaborative_layers, families, refuse_unsupported
 
 @dataclass(frozen=True)
 class HeadLayer:
-    """One attention layer; where several passes of a model share its weights (ALBERT), it is there once.
+    """One attention layer; a layer that the model applies several times (ALBERT) is listed once.
 
     Attributes:
         name: module name.
         module: the layer, native or collaborative.
-        heads: which of the original's heads it has.
-        total: how many the original had.
+        heads: indices of the original heads that it has.
+        total: number of heads of the original layer.
         head_dim: d.
-        query: its query projection, as `key` and `value`; None where it has no heads.
-        output: the output projection W_O, wherever the family keeps it.
+        query: query projection; None without heads, as `key` and `value`.
+        key: key projection.
+        value: value projection.
+        output: output projection W_O, inside the layer or in the block around it.
     """
 
     name: str
@@ -39,7 +41,7 @@ class HeadLayer:
 
     @property
     def query_key_parameters(self) -> int:
-        """Parameters of query and key projections with their biases; with mixing and content term where converted."""
+        """Parameters of query and key projections with biases, and of mixing and content term if converted."""
         parts: list[nn.Module | nn.Parameter | None] = [self.query, self.key]
         if isinstance(self.module, CollaborativeAttention):
             parts += [getattr(self.module, name, None) for name in ("mixing", "content_bias", "query_offset")]
@@ -52,14 +54,14 @@ class HeadLayer:
 
 
 def count_parameters(part: nn.Module | Tensor | None) -> int:
-    """Parameters of a model or of a part of one, tied ones once; 0 for what is not there."""
+    """Parameters of a model, a module or a tensor, tied ones counted once; 0 for None."""
     if part is None:
         return 0
     return part.numel() if isinstance(part, Tensor) else sum(parameter.numel() for parameter in part.parameters())
 
 
 def count_bytes(tensors: Iterable[Tensor]) -> int:
-    """Bytes that tensors take."""
+    """Bytes of the tensors' elements."""
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
 
@@ -78,7 +80,7 @@ def family_of(model: PreTrainedModel) -> Family:
     """The family of a native or a converted model.
 
     Raises:
-        UnsupportedArchitectureError: if it is of none.
+        UnsupportedArchitectureError: if it belongs to none.
     """
     for family in families().values():
         if model.config.model_type in (family.native_model_type, family.config_class.model_type):
@@ -88,33 +90,33 @@ def family_of(model: PreTrainedModel) -> Family:
 
 
 def head_layers(model: PreTrainedModel) -> list[HeadLayer]:
-    """Every attention layer, in the order of the model.
+    """All attention layers, in the order of the model.
 
     Raises:
-        UnsupportedArchitectureError: if the model is of no family, or has no attention layers.
+        UnsupportedArchitectureError: if the model belongs to no family or has no attention layers.
     """
     family = family_of(model)
     total = model.config.num_attention_heads
-    found = [_converted(model, name, one, total) for name, one in collaborative_layers(model).items()]
+    layers = [_converted(model, name, layer, total) for name, layer in collaborative_layers(model).items()]
     for name, layer in family.attention_layers(model).items():
-        query, key, value = (getattr(layer, family.names(layer)[one]) for one in ("query", "key", "value"))
+        query, key, value = (getattr(layer, family.names(layer)[role]) for role in ("query", "key", "value"))
         output = family.output_projection(model, name)
         width = query.out_features // total
-        found.append(HeadLayer(name, layer, tuple(range(total)), total, width, query, key, value, output))
-    if not found:
+        layers.append(HeadLayer(name, layer, tuple(range(total)), total, width, query, key, value, output))
+    if not layers:
         raise UnsupportedArchitectureError("The model has no attention layers.")
-    return found
+    return layers
 
 
 def check_numbers(layers: Sequence[HeadLayer], numbers: Iterable[int]) -> None:
-    """Raises a ConfigurationError for the number of a layer that is not there."""
+    """Raises a ConfigurationError for the index of a layer that does not exist."""
     for number in numbers:
         if not 0 <= number < len(layers):
             raise ConfigurationError(f"There is no attention layer {number}: the model has 0 to {len(layers) - 1}.")
 
 
 def passes_per_layer(model: PreTrainedModel, layers: list[HeadLayer]) -> float:
-    """How many passes of the model a layer serves: 1, but more where passes share weights (ALBERT)."""
+    """How many times the model applies each layer: 1, or more if passes share weights (ALBERT)."""
     config = model.config
     passes = (getattr(config, "num_hidden_layers", None) or len(layers)) * getattr(config, "inner_group_num", 1)
     return passes / len(layers)
@@ -122,5 +124,5 @@ def passes_per_layer(model: PreTrainedModel, layers: list[HeadLayer]) -> float:
 
 def _converted(model: PreTrainedModel, name: str, layer: CollaborativeAttention, total: int) -> HeadLayer:
     output = model.get_submodule(layer.output_name(name))
-    query, key, value = (getattr(layer, one) if layer.heads else None for one in ("query", "key", "value"))
+    query, key, value = (getattr(layer, role) if layer.heads else None for role in ("query", "key", "value"))
     return HeadLayer(name, layer, layer.heads, total, layer.attention_head_size, query, key, value, output)

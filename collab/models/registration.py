@@ -1,7 +1,7 @@
-"""Makes transformers' Auto classes load converted models, without importing transformers before somebody uses it.
+"""Registers converted models with transformers' Auto classes without importing transformers itself.
 
-Importing `collab.models.families` registers the converted models. That takes seconds, which the help of the command
-line should not; so it waits until transformers is imported, by whomever.
+Importing `collab.models.families` registers the converted models but takes seconds, which ``--help`` should not take.
+So registration waits until transformers is imported for another reason.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _AWAITED = "transformers"
 
 
 def register_with_transformers() -> None:
-    """Registers converted models now if transformers was imported before, and otherwise right after its import."""
+    """Registers converted models now if transformers is imported already, otherwise right after its import."""
     if _AWAITED in sys.modules:
         _register()
     elif not any(isinstance(finder, _Finder) for finder in sys.meta_path):
@@ -26,12 +26,12 @@ def register_with_transformers() -> None:
 
 
 def _register() -> None:
-    # Where it is this very module that imports transformers, it registers when it is complete.
+    # If families itself triggered the import of transformers, it registers when its own import completes.
     importlib.import_module("collab.models.families")
 
 
 class _Finder(MetaPathFinder):
-    """Finds transformers as others do, once, and has its loader register converted models afterwards."""
+    """Wraps the loader of transformers, once, so that converted models are registered after the import."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -46,7 +46,7 @@ class _Finder(MetaPathFinder):
 
 
 class _Loader(Loader):
-    """Another loader, and registration after it."""
+    """Runs another loader, then the registration."""
 
     def __init__(self, loader: Loader) -> None:
         self._loader = loader

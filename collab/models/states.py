@@ -1,4 +1,4 @@
-"""States that a model is put into for a while."""
+"""Context managers that put a model into a state and restore it afterwards."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ..modeling.collab_attention import CollaborativeAttention
 
 @contextlib.contextmanager
 def evaluating(*models: nn.Module) -> Iterator[None]:
-    """Puts models into evaluation mode for a while; every module is as it was afterwards."""
+    """Puts models into evaluation mode inside the context; restores the mode of every module."""
     modes = [(module, module.training) for model in models for module in model.modules()]
     try:
         for model in models:
@@ -26,7 +26,7 @@ def evaluating(*models: nn.Module) -> Iterator[None]:
 
 @contextlib.contextmanager
 def eager_attention(model: PreTrainedModel) -> Iterator[None]:
-    """Has a model attend by matrix products and a softmax: the only kernel that gives attention weights."""
+    """Uses the eager attention kernel inside the context, the only one that returns attention weights."""
     implementation = model.config._attn_implementation
     model.set_attn_implementation("eager")
     try:
@@ -37,7 +37,7 @@ def eager_attention(model: PreTrainedModel) -> Iterator[None]:
 
 @contextlib.contextmanager
 def frozen(model: PreTrainedModel) -> Iterator[None]:
-    """Has no parameter of a model take gradients; what flows through the model still does."""
+    """Lets no parameter of a model require gradients inside the context; activations still may."""
     trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
     for parameter in trainable:
         parameter.requires_grad_(False)
@@ -50,25 +50,25 @@ def frozen(model: PreTrainedModel) -> Iterator[None]:
 
 @contextlib.contextmanager
 def set_dropout(model: nn.Module, probability: float | None) -> Iterator[None]:
-    """Gives every dropout of a model another probability inside the context.
+    """Sets every dropout probability of a model inside the context.
 
     Args:
         model: native or converted.
-        probability: None to leave them.
+        probability: the new probability; None to leave them unchanged.
     """
-    found = [(module, name, getattr(module, name)) for module in model.modules() for name in _names(module)]
+    dropouts = [(module, name, getattr(module, name)) for module in model.modules() for name in _names(module)]
     try:
         if probability is not None:
-            for module, name, _ in found:
+            for module, name, _ in dropouts:
                 setattr(module, name, probability)
         yield
     finally:
-        for module, name, value in found:
+        for module, name, value in dropouts:
             setattr(module, name, value)
 
 
 def _names(module: nn.Module) -> list[str]:
-    """Attributes of a module that are probabilities of dropping something."""
+    """Names of a module's attributes that are dropout probabilities."""
     if isinstance(module, nn.Dropout):
         return ["p"]
     return ["attention_dropout"] if isinstance(module, CollaborativeAttention) else []
@@ -76,7 +76,7 @@ def _names(module: nn.Module) -> list[str]:
 
 @contextlib.contextmanager
 def in_float32(model: PreTrainedModel) -> Iterator[None]:
-    """Has a model in float32 for a while, because the steps of training are too small for half precision."""
+    """Casts a model to float32 inside the context, because training steps are too small for half precision."""
     dtype = model.dtype
     model.float()
     try:

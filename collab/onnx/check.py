@@ -1,4 +1,4 @@
-"""Does a graph compute what the model computes?"""
+"""Checks that a graph computes what its model computes."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from .graph import Graph
 from .samples import samples
 
 TOLERANCE = 1e-4
-"""Largest difference from PyTorch, relative to the largest entry of the output where that is above one."""
+"""Largest difference allowed from PyTorch, relative to the largest entry of the output if that is above one."""
 
 Outputs = dict[str, NDArray[Any]]
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """A graph's outputs beside PyTorch's.
+    """Differences between a graph's outputs and PyTorch's.
 
     Attributes:
-        shapes: of the inputs that were tried.
+        shapes: shapes of the inputs.
         largest: largest absolute difference.
         mean: mean absolute difference.
-        relative: largest difference divided by the largest entry of its output, where that is above one.
-        where: the output and shape with it.
-        cosine: lowest mean cosine, over the last axis, of an output.
+        relative: largest difference relative to the largest entry of its output, if that is above one.
+        where: output and shape with the largest relative difference.
+        cosine: lowest mean cosine over the last axis, among the outputs.
     """
 
     shapes: list[list[int]]
@@ -41,7 +41,7 @@ class Comparison:
     cosine: float
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON values."""
+        """The comparison as JSON values."""
         return {
             "shapes": self.shapes,
             "largest_difference": self.largest,
@@ -56,7 +56,9 @@ def session(file: Path) -> Any:
 
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = torch.get_num_threads()
-    options.add_session_config_entry("session.intra_op.allow_spinning", "0")  # idle threads are in others' way
+    options.add_session_config_entry(
+        "session.intra_op.allow_spinning", "0"
+    )  # spinning threads would slow down other work
     options.log_severity_level = 3
     return onnxruntime.InferenceSession(str(file), options, providers=["CPUExecutionProvider"])
 
@@ -65,24 +67,28 @@ def check_graph(graph: Graph, file: Path) -> Comparison:
     """Compares a graph with its model on several batch sizes and lengths, with padding.
 
     Args:
-        graph: of the model.
-        file: that it was written to.
+        graph: graph of the model.
+        file: file that it was written to.
+
+    Returns:
+        The differences.
 
     Raises:
         VerificationError: if an output differs by more than rounding.
     """
-    found = compare(graph, file)
-    if not found.relative <= TOLERANCE:
+    comparison = compare_graph(graph, file)
+    if not comparison.relative <= TOLERANCE:
         raise VerificationError(
-            f"The ONNX graph differs from PyTorch by {found.largest:.2e} in {found.where}; {TOLERANCE:.0e} is allowed."
+            f"The ONNX graph differs from PyTorch by {comparison.largest:.2e} in {comparison.where}; {TOLERANCE:.0e} is "
+            "allowed."
         )
-    return found
+    return comparison
 
 
-def compare(graph: Graph, file: Path) -> Comparison:
-    """Runs a graph and its model on the same inputs. Tokens that are padding are not compared."""
+def compare_graph(graph: Graph, file: Path) -> Comparison:
+    """Runs a graph and its model on the same inputs; padding is not compared."""
     runner = session(file)
-    taken = {one.name for one in runner.get_inputs()}
+    names = {value.name for value in runner.get_inputs()}
     shapes: list[list[int]] = []
     differences: list[tuple[float, float, str]] = []
     total, count = 0.0, 0
@@ -92,31 +98,33 @@ def compare(graph: Graph, file: Path) -> Comparison:
         shapes.append(shape)
         with torch.no_grad():
             expected = [value.numpy() for value in graph(inputs)]
-        actual = runner.run(list(graph.outputs), {name: one.numpy() for name, one in inputs.items() if name in taken})
+        feed = {name: value.numpy() for name, value in inputs.items() if name in names}
+        actual = runner.run(list(graph.outputs), feed)
         mask = inputs["attention_mask"].numpy().astype(bool) if "attention_mask" in inputs else None
-        for name, one, other in zip(graph.outputs, actual, expected, strict=True):
-            if one.shape != other.shape:
-                raise VerificationError(f"{name} of the ONNX graph has shape {one.shape}, not {other.shape}.")
-            if mask is not None and one.shape[: mask.ndim] == mask.shape:
-                one, other = one[mask], other[mask]
-            difference = np.abs(one - other)
+        for name, output, reference in zip(graph.outputs, actual, expected, strict=True):
+            if output.shape != reference.shape:
+                raise VerificationError(f"{name} of the ONNX graph has shape {output.shape}, not {reference.shape}.")
+            if mask is not None and output.shape[: mask.ndim] == mask.shape:
+                output, reference = output[mask], reference[mask]
+            difference = np.abs(output - reference)
             largest = float(difference.max())
-            differences.append((largest / max(1.0, float(np.abs(other).max())), largest, f"{name} for inputs {shape}"))
+            relative = largest / max(1.0, float(np.abs(reference).max()))
+            differences.append((relative, largest, f"{name} for inputs {shape}"))
             total, count = total + float(difference.sum()), count + difference.size
-            cosines.setdefault(name, []).append(_cosine(one, other))
-    relative, _, where = max(differences, key=lambda one: (np.isnan(one[0]), one[0]))
+            cosines.setdefault(name, []).append(_cosine(output, reference))
+    relative, _, where = max(differences, key=lambda entry: (np.isnan(entry[0]), entry[0]))
     return Comparison(
         shapes=shapes,
-        largest=float(np.max([one[1] for one in differences])),
+        largest=float(np.max([largest for _, largest, _ in differences])),
         mean=total / count,
         relative=relative,
         where=where,
-        cosine=min(float(np.mean(found)) for found in cosines.values()),
+        cosine=min(float(np.mean(values)) for values in cosines.values()),
     )
 
 
 def _cosine(first: NDArray[Any], second: NDArray[Any]) -> float:
-    """Mean cosine of two arrays' rows, the last axis; 1 where both are zero."""
+    """Mean cosine over the last axis; 1 where a vector is zero."""
     norms = np.linalg.norm(first, axis=-1) * np.linalg.norm(second, axis=-1)
     products = (first * second).sum(axis=-1)
     return float(np.where(norms > 0, products / np.where(norms > 0, norms, 1), 1.0).mean())

@@ -20,17 +20,17 @@ from .samples import check_exportable, input_axes, sample
 
 
 class Graph(nn.Module):
-    """A model whose output is a tuple of its tensors, whatever else its config asks for.
+    """Wraps a model so that its output is a tuple of tensors.
 
     Args:
         model: in evaluation mode, in float32.
 
     Attributes:
-        outputs: the tensors' names in their order.
-        inputs: what it takes, each with the names of its axes that may have any size.
+        outputs: names of the tensors, in order.
+        inputs: by input, the names of its dynamic axes.
 
     Raises:
-        UnsupportedArchitectureError: if it is not one forward pass over text or images.
+        UnsupportedArchitectureError: if the model is not one forward pass over text or images.
     """
 
     def __init__(self, model: PreTrainedModel) -> None:
@@ -40,8 +40,8 @@ class Graph(nn.Module):
         self.eval()
         self.inputs = input_axes(model)
         with torch.no_grad():
-            found = model(**self.example(), return_dict=True)
-        self.outputs = tuple(name for name, value in found.items() if isinstance(value, Tensor))
+            output = model(**self.example(), return_dict=True)
+        self.outputs = tuple(name for name, value in output.items() if isinstance(value, Tensor))
 
     def example(self) -> dict[str, Tensor]:
         """Inputs to trace with: two rows, one of them padded."""
@@ -49,24 +49,24 @@ class Graph(nn.Module):
 
     def forward(self, inputs: dict[str, Tensor]) -> tuple[Tensor, ...]:
         """The model's tensors for its inputs by name."""
-        found = self.model(**inputs, return_dict=True)
-        return tuple(found[name] for name in self.outputs)
+        output = self.model(**inputs, return_dict=True)
+        return tuple(output[name] for name in self.outputs)
 
 
 def write_graph(graph: Graph, file: Path) -> int:
-    """Writes a model as an ONNX graph, with the weights in a file beside it if it is over 2 GB.
+    """Writes a model as an ONNX graph, with the weights in a separate file if they are over 2 GB.
 
-    Attention is traced in its plain form, where one key for all heads is one matrix product.
+    Attention is traced in its eager form, where a key shared by all heads is a single matrix product.
 
     Args:
-        graph: of the model.
-        file: where to.
+        graph: graph of the model.
+        file: file to write.
 
     Returns:
-        The version of the ONNX operators that it uses.
+        The opset version of the graph.
 
     Raises:
-        UnsupportedArchitectureError: if torch cannot trace it.
+        UnsupportedArchitectureError: if torch cannot trace the model.
     """
     any_size = {name: dict(enumerate(axes)) for name, axes in graph.inputs.items()}
     with eager_attention(graph.model), padding_in_one_row(), _quiet_exporter():
@@ -90,14 +90,14 @@ def write_graph(graph: Graph, file: Path) -> int:
 
 @contextlib.contextmanager
 def _quiet_exporter() -> Iterator[None]:
-    """Keeps what torch says about operators of packages that no model here uses, and about itself, to itself."""
+    """Silences torch's messages about itself and about operators of packages that no model here uses."""
     logger = logging.getLogger("torch.onnx")
     level = logger.level
     logger.setLevel(logging.ERROR)
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message=r".*isinstance\(treespec, LeafSpec\)", category=FutureWarning)
-            # Inputs share their axes, as they should.
+            # Inputs share their axes on purpose.
             warnings.filterwarnings(
                 "ignore", message=r"# The axis name: .* shares the same shape", category=UserWarning
             )
@@ -108,9 +108,9 @@ def _quiet_exporter() -> Iterator[None]:
 
 @contextlib.contextmanager
 def padding_in_one_row() -> Iterator[None]:
-    """Has transformers make eager masks (B, 1, 1, S) where only padding is hidden, which all queries see alike.
+    """Makes transformers' eager masks (B, 1, 1, S) where they hide only padding, which is the same for all queries.
 
-    It writes them out for every query otherwise, (B, 1, T, S), and a graph carries that out.
+    Otherwise transformers expands them to every query, (B, 1, T, S), and the graph computes that expansion.
     """
     ALL_MASK_ATTENTION_FUNCTIONS["eager"] = _mask
     try:
@@ -119,6 +119,8 @@ def padding_in_one_row() -> Iterator[None]:
         del ALL_MASK_ATTENTION_FUNCTIONS["eager"]
 
 
-def _mask(batch_size: int, q_length: int, kv_length: int, *, mask_function: Callable[..., Any], **given: Any) -> Tensor:
+def _mask(
+    batch_size: int, q_length: int, kv_length: int, *, mask_function: Callable[..., Any], **options: Any
+) -> Tensor:
     rows = 1 if mask_function is bidirectional_mask_function else q_length
-    return eager_mask(batch_size, rows, kv_length, mask_function=mask_function, **given)
+    return eager_mask(batch_size, rows, kv_length, mask_function=mask_function, **options)

@@ -7,30 +7,30 @@ from pathlib import Path
 
 
 def quantize(file: Path, output: Path) -> None:
-    """Writes a graph with int8 weights, whose activations are quantized as they come.
+    """Writes a graph with int8 weights and dynamically quantized activations.
 
-    Each column of a weight has a scale of its own: with one for the whole matrix the demo checkpoint's tokens came out
-    at a cosine of .94 to the original instead of .987. Weights take seven of the eight bits, because sums of full ones
-    overflow on processors without VNNI; that cost .002.
+    Weights have one scale per column: with one scale per matrix, the cosine of the demo checkpoint's token states to
+    the original was .94 instead of .987. Weights use seven of the eight bits, because sums of full bytes overflow on
+    processors without VNNI; that cost .002.
 
     Args:
         file: the graph.
-        output: where to write the other.
+        output: file to write.
     """
     import onnx
     from onnxruntime.quantization import QuantType, quantize_dynamic
 
     model = onnx.load(str(file), load_external_data=False)
     graph = model.graph
-    del graph.value_info[:]  # the quantizer transposes weights, but not the shapes that are noted for them
-    plain = file.with_name("plain.onnx")  # in the same folder, where weights of over 2 GB are looked for
+    del graph.value_info[:]  # the quantizer transposes weights, but not their recorded shapes
+    plain = file.with_name("plain.onnx")  # in the same folder, where a separate weights file is looked for
     onnx.save(model, str(plain))
-    dimensions = {one.name: len(one.dims) for one in graph.initializer}
-    # onnxruntime has no kernel for a scale per column of a stack of matrices, such as the cores of the tucker form.
+    dimensions = {tensor.name: len(tensor.dims) for tensor in graph.initializer}
+    # onnxruntime has no kernel for per-column scales of a stack of matrices, such as the cores of the tucker form.
     stacks = [node.name for node in graph.node if any(dimensions.get(name, 0) > 2 for name in node.input)]
     logger = logging.getLogger()
     before = logger.level
-    logger.setLevel(logging.ERROR)  # it advises, through the root logger, to optimize graphs of other exporters first
+    logger.setLevel(logging.ERROR)  # it logs advice for graphs of other exporters to the root logger
     try:
         quantize_dynamic(
             str(plain),

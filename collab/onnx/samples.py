@@ -18,10 +18,10 @@ _CHOICES = ("batch", "choices", "length")
 
 
 def check_exportable(model: PreTrainedModel) -> None:
-    """Makes sure that a model is one forward pass over text or images.
+    """Checks that a model is one forward pass over text or images.
 
     Raises:
-        UnsupportedArchitectureError: with the reason, if it is not.
+        UnsupportedArchitectureError: if it is not.
     """
     name = type(model).__name__
     if model.config.is_encoder_decoder or getattr(model.config, "is_decoder", False) or model.can_generate():
@@ -36,9 +36,9 @@ def check_exportable(model: PreTrainedModel) -> None:
 
 
 def input_axes(model: PreTrainedModel) -> dict[str, tuple[str, ...]]:
-    """What a model's graph takes, each input with the names of its axes that may have any size.
+    """Inputs of a model's graph, each with the names of its dynamic axes.
 
-    Token types are an input where the model knows more than one.
+    Token types are an input if the model has more than one.
     """
     if model.main_input_name == "pixel_values":
         return {"pixel_values": _IMAGE}
@@ -55,16 +55,16 @@ def _takes_token_types(model: PreTrainedModel) -> bool:
 
 
 def sample(model: PreTrainedModel, batch: int, length: int, generator: torch.Generator) -> dict[str, Tensor]:
-    """Random inputs: images, or sequences of which each is half as long as the one before it, padded to the first.
+    """Random inputs: images, or padded sequences, each half as long as the previous one.
 
     Args:
-        model: `check_exportable` has passed it.
-        batch: B, rows.
-        length: T, tokens; cut to what the model takes.
-        generator: of the random numbers.
+        model: a model that passed `check_exportable`.
+        batch: rows B.
+        length: tokens T, limited to what the model takes.
+        generator: random number generator.
 
     Returns:
-        What `input_axes` names, (B, T), (B, choices, T) or (B, C, height, width).
+        The inputs named by `input_axes`, (B, T), (B, choices, T) or (B, C, height, width).
     """
     config = model.config
     axes = input_axes(model)
@@ -87,7 +87,7 @@ def sample(model: PreTrainedModel, batch: int, length: int, generator: torch.Gen
 
 
 def samples(model: PreTrainedModel, seed: int = 0) -> list[dict[str, Tensor]]:
-    """Inputs of several batch sizes and lengths, one row and one token included, padded and not."""
+    """Inputs of several batch sizes and lengths, including a single row and a single token, with and without padding."""
     generator = torch.Generator().manual_seed(seed)
     sizes = ((1, 1), (1, 7), (3, 16), (4, 33), (2, _LONGEST))
     return [sample(model, batch, length, generator) for batch, length in sizes]

@@ -1,1 +1,1 @@
-"""Which form and ranks: settings, costs, predicted errors, budgets and plans."""
+"""Choosing form and ranks: settings, costs, predicted errors, budgets and plans."""

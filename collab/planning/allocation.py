@@ -1,4 +1,4 @@
-"""Ranks that differ by layer under one budget of parameters."""
+"""Allocation of a parameter budget to the layers."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ _STEPS = 64
 
 
 def balanced(problems: Mapping[str, LayerProblem], form: Form, part: float, content: str) -> list[int]:
-    """Ranks that keep a part of all query/key parameters together, with the least relative error, squared and summed.
+    """Ranks that minimize the sum of the layers' squared relative errors within a budget for all layers together.
 
-    Every layer's error counts relative to its own scores. Weighing layers by what their scores do to the model's output
-    measured far worse (docs/benchmarks.md). The errors are closed forms (`collab.decomposition.decay`), so no solve is
-    needed, and a dimension goes to the layer where it gains most for its parameters, a few at a time.
+    Every layer's error is relative to its own scores. Weighting layers by the effect of their scores on the model's
+    output measured far worse (docs/benchmarks.md). The errors are in closed form (`collab.decomposition.decay`), so no
+    solve is needed: greedily, a few dimensions at a time go to the layer that gains most per parameter.
 
     Args:
-        problems: of the model's attention layers.
-        form: of all layers.
-        part: of the query/key parameters to keep at most, in (0, 1].
-        content: of the conversion.
+        problems: the model's attention layers.
+        form: decomposition form of all layers.
+        part: fraction of the query/key parameters to keep at most, in (0, 1].
+        content: ``exact`` or ``folded``.
 
     Returns:
-        A rank for each layer; 0 for all if the budget does not allow rank 1 everywhere.
+        A rank for each layer; all 0 if the budget does not allow rank 1 everywhere.
     """
     shapes, curves = [], []
     for problem in problems.values():
@@ -49,7 +49,7 @@ def balanced(problems: Mapping[str, LayerProblem], form: Form, part: float, cont
             if cost <= left and (best is None or (curve[rank] - curve[rank + step]) / cost > gain):
                 best, gain, price = number, (curve[rank] - curve[rank + step]) / cost, cost
         if best is None:
-            step //= 2  # what is left goes in smaller pieces
+            step //= 2  # spend the rest in smaller steps
         else:
             ranks[best] += step
             left -= price

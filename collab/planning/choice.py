@@ -1,4 +1,4 @@
-"""From what a user asks for to a form and a rank for each layer."""
+"""Resolves a rank or a budget to a form and a rank for each layer."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from ..decomposition import FORMS, Form
 from ..decomposition.options import Content
 from ..decomposition.rank import resolve_ranks
 from ..errors import BudgetError
+from ..io.report import LayerReport
 from ..reparametrization.layer import LayerProblem
 from ..reparametrization.model import LayerProblems
 from .allocation import balanced
@@ -24,10 +25,10 @@ from .predict import predict, solve_error, together
 logger = logging.getLogger(__name__)
 
 LENGTHS = (16, 32, 64, 128, 256, 512)
-"""Tokens of the sequences that speed is judged at."""
+"""Sequence lengths, in tokens, at which speed is compared."""
 
 _AS_FAST = 1.1
-"""Times within this ratio are about the same: attention is a third of a model, and machines differ."""
+"""Times within this ratio count as equal: attention is a third of a model, and machines differ."""
 
 
 @dataclass(frozen=True)
@@ -35,9 +36,9 @@ class Choice:
     """A form and a rank for every attention layer, in the order of the model.
 
     Attributes:
-        forms: one for each layer.
-        ranks: one for each layer.
-        explanation: how they came to be, for the report.
+        forms: decomposition form of each layer.
+        ranks: R of each layer.
+        explanation: how they were chosen, for the report.
     """
 
     forms: list[Form]
@@ -46,12 +47,12 @@ class Choice:
 
 
 def choose(config: ConversionConfig, problems: LayerProblems, calibration: Calibration | None = None) -> Choice:
-    """Resolves a rank or a budget.
+    """Chooses the form and rank of each layer for a rank or a budget.
 
     Args:
-        config: with one of `rank`, `params` and `max_error`.
-        problems: of the model's attention layers.
-        calibration: what their moments are from.
+        config: settings, with one of `rank`, `params` and `max_error`.
+        problems: the model's attention layers.
+        calibration: calibration that the layers' moments are from.
 
     Raises:
         RankError: if a rank is out of range or there is not one for each layer.
@@ -64,29 +65,29 @@ def choose(config: ConversionConfig, problems: LayerProblems, calibration: Calib
         synthetic = calibration is not None and calibration.summary.get("source") == "synthetic"
         config = replace(config, allocation="uniform" if synthetic else "balanced")
     candidates: tuple[Form, ...] = FORMS if config.form == "auto" else (config.fixed_form,)
-    found = {form: _ranks(form, config, problems) for form in candidates}
-    found = {form: ranks for form, ranks in found.items() if ranks}
+    fitting = {form: _ranks(form, config, problems) for form in candidates}
+    fitting = {form: ranks for form, ranks in fitting.items() if ranks}
     if config.form == "auto":
-        found = {form: _fast_ranks(form, ranks, config, problems) for form, ranks in found.items()}
-    if not found:
+        fitting = {form: _fast_ranks(form, ranks, config, problems) for form, ranks in fitting.items()}
+    if not fitting:
         assert config.params is not None  # R = K has no error
         shapes = [LayerShape.of(problem) for problem in problems.values()]
         raise BudgetError(nothing_fits(config.params, candidates, config.content, shapes))
-    if len(found) == 1 and config.form != "auto":
-        form, ranks = next(iter(found.items()))
+    if len(fitting) == 1 and config.form != "auto":
+        form, ranks = next(iter(fitting.items()))
         return Choice([form] * len(ranks), ranks, {"budget": config.budget, "allocation": config.allocation})
-    scores = {form: _judge(form, ranks, config, problems) for form, ranks in found.items()}
-    form = min(scores, key=lambda one: scores[one]["cost"])
+    scores = {form: _judge(form, ranks, config, problems) for form, ranks in fitting.items()}
+    form = min(scores, key=lambda candidate: scores[candidate]["cost"])
     if config.optimize == "speed":  # of those that are about as fast as each other, the closest to the original
-        near = [one for one in scores if scores[one]["cost"] < _AS_FAST * scores[form]["cost"]]
-        form = min(near, key=lambda one: scores[one]["error"])
-    logger.info("Of %s, %s is the best choice.", ", ".join(found), form)
+        near = [other for other in scores if scores[other]["cost"] < _AS_FAST * scores[form]["cost"]]
+        form = min(near, key=lambda candidate: scores[candidate]["error"])
+    logger.info("Of %s, %s is the best choice.", ", ".join(fitting), form)
     slower = [str(length) for length, ratio in scores[form]["faster"].items() if ratio < 1]
     if config.optimize == "speed" and slower:
-        logger.warning("No form within the budget is as fast as the original with %s tokens.", ", ".join(slower))
+        logger.warning("No form within the budget is as fast as the original at %s tokens.", ", ".join(slower))
     return Choice(
         [form] * len(problems),
-        found[form],
+        fitting[form],
         {
             "budget": config.budget,
             "allocation": config.allocation,
@@ -98,7 +99,7 @@ def choose(config: ConversionConfig, problems: LayerProblems, calibration: Calib
 
 
 def _ranks(form: Form, config: ConversionConfig, problems: Mapping[str, LayerProblem]) -> list[int]:
-    """The ranks of one form within the budget; none if it cannot be met."""
+    """The ranks of a form within the budget; empty if it cannot be met."""
     if config.params is not None and config.allocation == "balanced":
         ranks = balanced(problems, form, config.params, config.content)
         return ranks if all(ranks) else []
@@ -119,7 +120,7 @@ def _ranks(form: Form, config: ConversionConfig, problems: Mapping[str, LayerPro
 def _fast_ranks(
     form: Form, ranks: list[int], config: ConversionConfig, problems: Mapping[str, LayerProblem]
 ) -> list[int]:
-    """The same within a budget of parameters, but where speed is the aim in widths that cost no speed.
+    """Ranks lowered to widths that cost no speed, if speed is to be optimized within a budget of parameters.
 
     The fused kernel takes heads of d dimensions (`collab.modeling.collab_kernel`), and heads of equal widths need no
     padding.
@@ -129,15 +130,15 @@ def _fast_ranks(
     tensors = (problem.tensor for problem in problems.values())
     if form == "concat":
         pairs = zip(ranks, tensors, strict=True)
-        return [max(rank - rank % one.num_heads, min(rank, one.num_heads)) for rank, one in pairs]
-    return [min(rank, one.head_dim) for rank, one in zip(ranks, tensors, strict=True)]
+        return [max(rank - rank % tensor.num_heads, min(rank, tensor.num_heads)) for rank, tensor in pairs]
+    return [min(rank, tensor.head_dim) for rank, tensor in zip(ranks, tensors, strict=True)]
 
 
 def _smallest_rank(form: Form, error: float, config: ConversionConfig, problem: LayerProblem) -> int:
-    """The smallest rank whose error is at most `error`; R = K always has none.
+    """The smallest rank whose error is at most `error`; at R = K the error is 0.
 
-    Solving in full takes long, so predictions say where to look: first as they are, then scaled by how far off the
-    first one was.
+    Full solves are slow, so predictions narrow the search: first as they are, then scaled by the ratio of the first
+    solve to its prediction.
     """
     full_rank, solver = problem.tensor.full_rank, config.solver_options
 
@@ -150,7 +151,7 @@ def _smallest_rank(form: Form, error: float, config: ConversionConfig, problem: 
         return 0.0 if rank == full_rank else solve_error(problem, form, rank, config.content, solver, config.seed)
 
     rank = _first(0, full_rank, lambda middle: predicted(middle) <= error)
-    if form == "concat":  # in closed form, so that is what it comes to
+    if form == "concat":  # in closed form, so the prediction is exact
         return rank
     if rank < full_rank and predicted(rank) > 0:
         ratio = solved(rank) / predicted(rank)
@@ -169,7 +170,7 @@ def _smallest_rank(form: Form, error: float, config: ConversionConfig, problem: 
 
 
 def _first(fails: int, fits: int, within: Callable[[int], bool]) -> int:
-    """The smallest rank above `fails` that is within a budget, by bisection; `fits` is within it."""
+    """The smallest rank above `fails` that is `within` a budget, by bisection; `fits` is known to be."""
     while fits - fails > 1:
         middle = (fails + fits) // 2
         fails, fits = (fails, middle) if within(middle) else (middle, fits)
@@ -179,7 +180,7 @@ def _first(fails: int, fits: int, within: Callable[[int], bool]) -> int:
 def _judge(
     form: Form, ranks: Sequence[int], config: ConversionConfig, problems: Mapping[str, LayerProblem]
 ) -> dict[str, Any]:
-    """What a form costs at its ranks; `cost` is what is to be low."""
+    """Parameters, speed and error of a form at its ranks; `cost` is the objective to minimize."""
     parameters = 0
     errors = []
     before, after = dict.fromkeys(LENGTHS, 0.0), dict.fromkeys(LENGTHS, 0.0)
@@ -200,25 +201,28 @@ def _judge(
 
 
 def nothing_fits(params: float, forms: Sequence[Form], content: Content, shapes: Sequence[LayerShape]) -> str:
-    """Says that no rank fits a part of the query/key parameters, and what the nearest part is that one fits."""
+    """The message for a budget below rank 1, with the smallest possible budget."""
     least = min(max(shape.parameters(form, 1, content) / shape.parameters_before for shape in shapes) for form in forms)
     return (
-        f"No rank fits {params:g} of the query/key parameters: at rank 1 a layer takes {least:.4f} of them "
-        f"already. Give --params {math.ceil(least * 1e4) / 1e4:g} or more."
+        f"No rank fits {params:g} of the query/key parameters: at rank 1 a layer keeps {least:.4f} of them already. "
+        f"Keep at least {math.ceil(least * 1e4) / 1e4:g} (params, --params)."
     )
 
 
-def compare_forms(problem: LayerProblem, parameters: int, config: ConversionConfig) -> dict[str, Any]:
-    """What each form would have given a layer with as many parameters: its rank and predicted error.
+def compare_forms(problem: LayerProblem, layer: LayerReport, config: ConversionConfig) -> dict[str, Any]:
+    """Rank and predicted error of each form for one layer at the same number of parameters.
 
     Args:
-        problem: of the attention layer.
-        parameters: query/key parameters of the converted layer.
-        config: of the conversion.
+        problem: the attention layer.
+        layer: what it was converted to, whose own form needs no prediction.
+        config: settings of the conversion.
     """
     row: dict[str, Any] = {}
     for form in FORMS:
-        rank = LayerShape.of(problem).rank_within(form, parameters, config.content)
+        rank = LayerShape.of(problem).rank_within(form, layer.query_key.after, config.content)
+        if form == layer.form and rank == layer.rank:
+            row[form] = {"rank": rank, "error": layer.error if layer.score_error is None else layer.score_error}
+            continue
         error = predict(problem, form, rank, config.content, config.solver_options) if rank else None
         row[form] = {"rank": rank, "error": error}
     return row

@@ -1,4 +1,4 @@
-"""What a user asks of a conversion."""
+"""Settings of a conversion."""
 
 from __future__ import annotations
 
@@ -23,23 +23,23 @@ class ConversionConfig:
         rank: the number of shared query/key dimensions R of every layer: an integer from 1 to K, a fraction of K in
             (0, 1], or one of these for each attention layer. K, the number of query/key dimensions of the original
             layer, is its hidden size in most models.
-        form: ``cp`` (shared dimensions that every head weighs its own way, the paper's form), ``tucker`` (shared
-            dimensions and a core for each head), ``concat`` (narrower heads, in closed form), or, with a budget,
-            ``auto`` for the best of them.
-        params: the part of the query/key parameters to keep at most, in (0, 1].
-        max_error: relative error of every layer at most: of the scores with calibration, of the weights without.
-        optimize: what ``auto`` looks at: ``size`` (the lowest error within `params`, or the fewest parameters within
+        form: ``cp`` (shared dimensions with a weight for each head, the paper's form), ``tucker`` (shared dimensions
+            and a core for each head), ``concat`` (narrower heads, in closed form), or, with a budget, ``auto`` for the
+            best of them.
+        params: fraction of the query/key parameters to keep at most, in (0, 1].
+        max_error: largest relative error of a layer: of the scores with calibration, of the weights without.
+        optimize: objective of ``auto``: ``size`` (the lowest error within `params`, or the fewest parameters within
             `max_error`) or ``speed`` (the least time estimated for a CPU at 16 to 512 tokens; within `params`, ``cp``
             and ``tucker`` then have d dimensions at most, since wider heads are slower than the original's; of forms
             that are about as fast, the one with the lowest error).
-        allocation: how `params` is divided among the layers: ``balanced``, by what their scores lose, or ``uniform``,
-            the same part for each. ``auto`` is balanced, but uniform if the calibration was on random words, which say
-            too little about what differs between layers.
+        allocation: how `params` is divided among the layers: ``balanced``, by the error of their scores, or
+            ``uniform``, the same fraction for each. ``auto`` is balanced, but uniform if the calibration was on random
+            words, which tell too little about the differences between layers.
         content: ``exact`` keeps the content bias as it is, an additive term of the scores; ``folded`` approximates it
             by an offset of the queries, so that any attention kernel applies and fewer parameters are stored.
-        compare: whether to predict, for the report, what every form would have given with as many parameters.
+        compare: whether to predict the error of every form at the same number of parameters, for the report.
         solver: a `SolverOptions`, or the name of a method: ``structured`` or ``tensorly``.
-        seed: of the random start of the ``tensorly`` method; the structured solvers are deterministic.
+        seed: random seed of the ``tensorly`` method; the structured solvers are deterministic.
 
     Raises:
         ConfigurationError: if a value cannot be used. Ranks are checked against the model when it is converted.
@@ -60,14 +60,14 @@ class ConversionConfig:
         given = [name for name in ("rank", "params", "max_error") if getattr(self, name) is not None]
         if len(given) != 1:
             raise ConfigurationError(
-                "Say how much to keep by one of rank, params and max_error, "
+                "Say how much to keep by exactly one of rank, params and max_error, "
                 f"not by {' and '.join(given) if given else 'none of them'}."
             )
         if self.form not in (*FORMS, "auto"):
             raise ConfigurationError(f"Unknown form {self.form!r}; choose one of {', '.join(FORMS)}, auto.")
         if self.form == "auto" and self.rank is not None:
             raise ConfigurationError(
-                "A rank means another size in every form, so form auto needs a budget instead: params or max_error."
+                "A rank means another size in every form, so form='auto' needs a budget instead: params or max_error."
             )
         if self.rank is not None:
             object.__setattr__(self, "rank", plain_rank(self.rank))
@@ -76,7 +76,7 @@ class ConversionConfig:
             if value is not None and not (isinstance(value, int | float) and 0 < value <= 1):
                 raise ConfigurationError(f"{name} must be above 0 and at most 1, not {value!r}.")
         if self.optimize not in get_args(Optimize):
-            raise ConfigurationError(f"Unknown aim {self.optimize!r}; optimize size or speed.")
+            raise ConfigurationError(f"Unknown objective {self.optimize!r}; optimize size or speed.")
         if self.allocation not in get_args(Allocation):
             raise ConfigurationError(f"Unknown allocation {self.allocation!r}; choose auto, balanced or uniform.")
         if self.content not in CONTENTS:
@@ -90,19 +90,19 @@ class ConversionConfig:
 
     @property
     def solver_options(self) -> SolverOptions:
-        """`solver` as options."""
+        """`solver` as `SolverOptions`."""
         assert isinstance(self.solver, SolverOptions)
         return self.solver
 
     @property
     def fixed_form(self) -> Form:
-        """`form` where it is not ``auto``."""
+        """`form`, which must not be ``auto``."""
         assert self.form != "auto"
         return self.form
 
     @property
     def budget(self) -> dict[str, float]:
-        """The budget that was given."""
+        """The given budget by name; empty with a rank."""
         return {name: getattr(self, name) for name in ("params", "max_error") if getattr(self, name) is not None}
 
     def to_dict(self) -> dict[str, Any]:

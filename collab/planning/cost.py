@@ -1,4 +1,4 @@
-"""What a layer costs in each form: parameters, arithmetic, time and cache."""
+"""Costs of an attention layer in each form: parameters, arithmetic, time and cache."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class LayerShape:
 
     @classmethod
     def of(cls, problem: LayerProblem) -> LayerShape:
-        """The shape of a layer to solve."""
+        """The shape of a layer's problem."""
         query, heads, key = problem.tensor.shape
         biased = problem.query_bias is not None
         return cls(query, key, heads, problem.tensor.head_dim, biased, biased or problem.moments is not None)
@@ -47,11 +47,11 @@ class LayerShape:
 
     @property
     def parameters_before(self) -> int:
-        """Of the original's query and key projections, biases included."""
+        """Parameters of the original's query and key projections, biases included."""
         return (self.query_width + self.key_width + 2 * self.biased) * self.full_rank
 
     def parameters(self, form: Form, rank: int, content: str) -> int:
-        """Of the shared projections, M or cores, and the content term."""
+        """Parameters of the shared projections, M or cores, and the content term."""
         mixing = {"concat": 0, "cp": self.num_heads * rank, "tucker": self.num_heads * rank**2}[form]
         stored = 0
         if self.content and content == "exact":
@@ -61,7 +61,7 @@ class LayerShape:
         return (self.query_width + self.key_width) * rank + mixing + stored
 
     def rank_within(self, form: Form, parameters: float, content: str) -> int:
-        """The largest rank with at most so many parameters; 0 if there is none."""
+        """The largest rank with at most this many parameters; 0 if there is none."""
         low, high = 0, self.full_rank
         while low < high:
             middle = (low + high + 1) // 2
@@ -69,17 +69,17 @@ class LayerShape:
         return low
 
     def flops_before(self, length: int) -> int:
-        """Multiply-adds ×2 of the original's query and key projections and scores, for one sequence."""
+        """FLOPs (twice the multiply-adds) of the original's query and key projections and scores, for one sequence."""
         projections = (self.query_width + self.key_width) * self.full_rank * length
         return 2 * (projections + self.num_heads * length**2 * self.head_dim)
 
     def flops(self, form: Form, rank: int, content: str, length: int) -> int:
-        """The same for a converted layer, mixing and content term included."""
+        """FLOPs of a converted layer, mixing and content term included."""
         scores = self.num_heads * length**2 * self._head_width(form, rank)
         return 2 * (self._projections(form, rank, content, length) + scores)
 
     def _head_width(self, form: Form, rank: int) -> int:
-        """What a head's scores run over."""
+        """Dimensions that a head's scores are sums over."""
         return -(-rank // self.num_heads) if form == "concat" else rank
 
     def _projections(self, form: Form, rank: int, content: str, length: int) -> int:
@@ -99,7 +99,7 @@ class LayerShape:
         return projections + self.num_heads * length**2 * self._score_time(self.head_dim)
 
     def time(self, form: Form, rank: int, content: str, length: int) -> float:
-        """The same for a converted layer."""
+        """Estimated time of a converted layer, in the unit of `time_before`."""
         projections = self._projections(form, rank, content, length) + self.key_width * self.full_rank * length
         return projections + self.num_heads * length**2 * self._score_time(self._head_width(form, rank))
 
@@ -109,5 +109,5 @@ class LayerShape:
         return _PLAIN[0] + _PLAIN[1] * (width + self.head_dim)
 
     def cached_numbers(self, form: Form, rank: int, content: str) -> int:
-        """Numbers that a key cache holds for each token: one shared key, or narrower keys; and the content bias."""
+        """Numbers per token in a key cache: one shared key, or narrower keys; and the content bias."""
         return rank + (self.num_heads if self.content and content == "exact" else 0)

@@ -1,4 +1,4 @@
-"""What every form and rank would cost and how far off it would be, before anything is converted."""
+"""Predicted errors and costs of every form at several sizes, before converting."""
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ class Option:
     """One way to convert a whole model, every layer with the same form and rank.
 
     Attributes:
-        form: which.
+        form: decomposition form.
         rank: R.
         error: predicted relative error of the scores (of the weights without calibration), root mean square of the
             layers.
         layer_errors: the same, layer by layer.
-        query_key: query/key parameters that are left, of the original's.
-        model: the whole model's parameters that are left, of the original's.
-        flops: arithmetic of query/key projections and scores, of the original's, for a sequence of each length.
-        cache_bytes: bytes of a key cache for each token, all layers together, in the model's dtype.
-        frontier: whether no other option has both fewer parameters and a lower error.
+        query_key: query/key parameters relative to the original's.
+        model: parameters of the whole model relative to the original's.
+        flops: FLOPs of query/key projections and scores relative to the original's, by sequence length.
+        cache_bytes: bytes per token of a key cache, all layers together, in the model's dtype.
+        frontier: whether no other option has at most as many parameters and a lower error.
     """
 
     form: Form
@@ -61,9 +61,9 @@ class Spectrum:
     Attributes:
         name: module name of the layer.
         components: numbers of components.
-        query: energy captured of W_Q, heads side by side.
-        key: of W_K.
-        product: of W_Q W_Kᵀ.
+        query: fraction of the energy of W_Q, heads side by side, in each number of components.
+        key: the same of W_K.
+        product: the same of W_Q W_Kᵀ.
     """
 
     name: str
@@ -75,16 +75,16 @@ class Spectrum:
 
 @dataclass(frozen=True)
 class Plan:
-    """What `plan` found.
+    """Result of `plan`.
 
     Attributes:
-        options: by form and falling size.
-        spectra: for each layer, the paper's first figure.
-        recommendation: in words.
-        calibration: what the errors are predicted from; None for the weights alone.
-        query_key_parameters: of the original.
-        model_parameters: of the original.
-        cache_bytes: of the original's key cache for each token.
+        options: options by form and falling size.
+        spectra: spectra of each layer, as in the paper's first figure.
+        recommendation: the recommended option in words.
+        calibration: summary of the calibration; None if errors are of the weights.
+        query_key_parameters: query/key parameters of the original.
+        model_parameters: parameters of the original.
+        cache_bytes: bytes per token of the original's key cache.
     """
 
     options: list[Option]
@@ -110,19 +110,22 @@ def plan(
     solver: SolverOptions | None = None,
     progress: Progress = no_progress,
 ) -> Plan:
-    """Predicts errors and costs of every form at several sizes. Converts nothing.
+    """Predicts errors and costs of every form at several sizes, without converting the model.
 
     Args:
         model: a native model.
-        calibration: what `collab.calibrate` returned for it; None to predict errors of the weights.
-        fractions: of the query/key parameters to keep, each form at the rank that comes nearest from below.
-        content: of the conversion.
-        lengths: tokens of the sequences that arithmetic is counted for.
-        solver: of the conversion.
-        progress: called after every layer.
+        calibration: result of `collab.calibrate` for it; None to predict errors of the weights.
+        fractions: fractions of the query/key parameters to keep; each form gets the largest rank within each.
+        content: ``exact`` or ``folded``, as in `ConversionConfig`.
+        lengths: sequence lengths, in tokens, to count FLOPs for.
+        solver: solver settings.
+        progress: progress callback, called after every layer.
+
+    Returns:
+        The options, the layers' spectra and a recommendation.
 
     Raises:
-        UnsupportedArchitectureError, AlreadyConvertedError: if the model is not one that collab converts.
+        UnsupportedArchitectureError, AlreadyConvertedError: if collab does not convert the model.
         CalibrationError: if the calibration is of another model.
         BudgetError: if no form fits into any of the fractions.
     """
@@ -143,42 +146,69 @@ def plan(
             errors[form, part].append(predict(problem, form, rank, content, solver) if rank else 1.0)
         progress("predicting", len(spectra), len(problems))
 
-    before = sum(shape.parameters_before for shape in shapes)
-    whole = count_parameters(model)
-    width = torch.finfo(model.dtype).bits // 8
-    options = []
-    for (form, part), of_layers in errors.items():
-        of_form = ranks[form, part]
-        if 0 in of_form:
-            continue
-        pairs = list(zip(shapes, of_form, strict=True))
-        after = sum(shape.parameters(form, rank, content) for shape, rank in pairs)
-        options.append(
-            Option(
-                form=form,
-                rank=max(of_form),
-                error=together(of_layers),
-                layer_errors=of_layers,
-                query_key=after / before,
-                model=(whole - before + after) / whole,
-                flops={
-                    length: sum(shape.flops(form, rank, content, length) for shape, rank in pairs)
-                    / sum(shape.flops_before(length) for shape in shapes)
-                    for length in lengths
-                },
-                cache_bytes=width * sum(shape.cached_numbers(form, rank, content) for shape, rank in pairs),
-            )
-        )
-    options = _mark_frontier(options)
+    original = _Original(shapes, count_parameters(model), torch.finfo(model.dtype).bits // 8)
+    options = _mark_frontier(
+        [
+            original.option(form, ranks[form, part], layer_errors, content, lengths)
+            for (form, part), layer_errors in errors.items()
+            if all(ranks[form, part])
+        ]
+    )
     return Plan(
         options=options,
         spectra=spectra,
         recommendation=_recommend(options, calibration is not None, max(lengths)),
         calibration=None if calibration is None else calibration.summary,
-        query_key_parameters=before,
-        model_parameters=whole,
-        cache_bytes=width * sum(shape.full_rank for shape in shapes),
+        query_key_parameters=original.query_key,
+        model_parameters=original.parameters,
+        cache_bytes=original.cache_bytes,
     )
+
+
+@dataclass(frozen=True)
+class _Original:
+    """What an option is compared with: the model before conversion.
+
+    Attributes:
+        shapes: shapes of its attention layers.
+        parameters: parameters of the whole model.
+        number_bytes: bytes of a number in its dtype.
+    """
+
+    shapes: list[LayerShape]
+    parameters: int
+    number_bytes: int
+
+    @property
+    def query_key(self) -> int:
+        """Query/key parameters."""
+        return sum(shape.parameters_before for shape in self.shapes)
+
+    @property
+    def cache_bytes(self) -> int:
+        """Bytes per token of a key cache."""
+        return self.number_bytes * sum(shape.full_rank for shape in self.shapes)
+
+    def option(
+        self, form: Form, ranks: list[int], errors: list[float], content: Content, lengths: Sequence[int]
+    ) -> Option:
+        """The costs of converting each layer at its rank, beside its predicted errors."""
+        pairs = list(zip(self.shapes, ranks, strict=True))
+        after = sum(shape.parameters(form, rank, content) for shape, rank in pairs)
+        return Option(
+            form=form,
+            rank=max(ranks),
+            error=together(errors),
+            layer_errors=errors,
+            query_key=after / self.query_key,
+            model=(self.parameters - self.query_key + after) / self.parameters,
+            flops={
+                length: sum(shape.flops(form, rank, content, length) for shape, rank in pairs)
+                / sum(shape.flops_before(length) for shape in self.shapes)
+                for length in lengths
+            },
+            cache_bytes=self.number_bytes * sum(shape.cached_numbers(form, rank, content) for shape, rank in pairs),
+        )
 
 
 def _check_fractions(fractions: Sequence[float], content: Content, shapes: Sequence[LayerShape]) -> None:
@@ -191,43 +221,41 @@ def _check_fractions(fractions: Sequence[float], content: Content, shapes: Seque
 
 
 def spectrum(name: str, problem: LayerProblem) -> Spectrum:
-    """Energy captured by principal components of a layer's concatenated query, key and product matrices.
+    """Energy in the leading principal components of a layer's concatenated query, key and product matrices.
 
     The components of W_Q W_Kᵀ are those of the scores summed over heads; the fewer it takes, the more the heads share.
     """
     query, key = problem.tensor.query, problem.tensor.key  # (D, K)
-    left, right = (torch.linalg.qr(one, mode="r").R for one in (query, key))
+    left, right = (torch.linalg.qr(weight, mode="r").R for weight in (query, key))
     values = [
         torch.linalg.svdvals(left),
         torch.linalg.svdvals(right),
         torch.linalg.svdvals(left @ right.mT),
     ]
-    count = min(len(one) for one in values)
+    count = min(map(len, values))
     components = sorted({max(1, round(count * step / 32)) for step in range(1, 33)})
     captured = []
-    for one in values:
-        energy = one.square().cumsum(0)
+    for singular_values in values:
+        energy = singular_values.square().cumsum(0)
         share = energy / energy[-1] if energy[-1] > 0 else torch.ones_like(energy)
         captured.append([float(share[number - 1]) for number in components])
     return Spectrum(name, components, *captured)
 
 
 def _mark_frontier(options: list[Option]) -> list[Option]:
-    def beaten(one: Option) -> bool:
-        return any(
-            other.query_key <= one.query_key and other.error < one.error and other is not one for other in options
-        )
+    def dominated(option: Option) -> bool:
+        return any(other.query_key <= option.query_key and other.error < option.error for other in options)
 
-    return [replace(one, frontier=not beaten(one)) for one in options]
+    return [replace(option, frontier=not dominated(option)) for option in options]
 
 
 def _recommend(options: list[Option], calibrated: bool, length: int) -> str:
-    """What to choose, in words."""
-    middle = sorted({round(one.query_key, 2) for one in options})
-    target = min(middle, key=lambda part: abs(part - 1 / 3))
-    near = [one for one in options if abs(one.query_key - target) < 0.05]
-    best = min(near, key=lambda one: one.error)
-    fastest = min(near, key=lambda one: one.flops[length])
+    """The recommended option in words."""
+    sizes = sorted({round(option.query_key, 2) for option in options})
+    target = min(sizes, key=lambda part: abs(part - 1 / 3))
+    near = [option for option in options if abs(option.query_key - target) < 0.05]
+    best = min(near, key=lambda option: option.error)
+    fastest = min(near, key=lambda option: option.flops[length])
     text = (
         f"With about {best.query_key:.0%} of the query/key parameters ({best.model:.1%} of the model), the {best.form} "
         f"form at rank {best.rank} is closest to the original: predicted error {best.error:.3f} of the "

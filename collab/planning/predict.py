@@ -1,4 +1,4 @@
-"""Errors before conversion, by quick solves."""
+"""Predicted errors of a conversion."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ SWEEPS: dict[Form, int] = {"concat": 1, "cp": 24, "tucker": 1}
 
 
 def predict(problem: LayerProblem, form: Form, rank: int, content: Content, solver: SolverOptions) -> float:
-    """The relative error (of the scores, or of the weights without moments) that a conversion will come to.
+    """Predicts the relative error of a layer's conversion: of the scores, or of the weights without moments.
 
-    A few sweeps of the solver from its closed-form start; the full solve ends at most a few percent lower.
+    Runs a few sweeps of the solver from its closed-form start; the full solve ends at most a few percent lower.
     """
     quick = replace(solver, method="structured", max_sweeps=min(SWEEPS[form], solver.max_sweeps))
     return solve_error(problem, form, rank, content, quick)
@@ -27,12 +27,12 @@ def predict(problem: LayerProblem, form: Form, rank: int, content: Content, solv
 def solve_error(
     problem: LayerProblem, form: Form, rank: int, content: Content, solver: SolverOptions, seed: int = 0
 ) -> float:
-    """The relative error that a conversion comes to: what `predict` predicts, by solving in full."""
+    """The relative error of a layer's conversion by a full solve. Arguments as in `predict`."""
     with torch.no_grad():
         solved = problem.solve(form, rank, content, solver, seed)
     return solved.error if solved.score_error is None else solved.score_error
 
 
 def together(errors: Sequence[float]) -> float:
-    """The layers' relative errors as one: their root mean square, what balanced ranks lower."""
+    """The root mean square of the layers' relative errors, which balanced ranks minimize."""
     return math.sqrt(sum(error**2 for error in errors) / len(errors))

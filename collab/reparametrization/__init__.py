@@ -1,1 +1,1 @@
-"""One attention layer as a problem: its weights and the moments of its inputs, rewritten as shared projections."""
+"""Attention layers rewritten with shared projections, from their weights and the moments of their inputs."""

@@ -4,9 +4,9 @@ Head h scores (x W_Q^h + b_Q^h)(y W_K^h + b_K^h)ᵀ / √d. Over the keys the so
 context x A_h yᵀ and the content y·c_h with c_h = W_K^h b_Q^h. So b_Q becomes the content bias and b_K has no effect
 (Cordonnier et al. 2020, section 3.2). The scale stays √d of the original head, whatever R is.
 
-With the moments of real inputs, not the weights are approximated but the scores: the head tensor is solved in the
-metric of the moments, and the error at the mean query is taken out by the content bias, c_h += (A_h - Â_h)ᵀ μ_h, which
-the covariance about that mean does not see any more. ``exact`` content stores c_h. ``folded`` content approximates the
+With the moments of real inputs, the scores are approximated instead of the weights: the head tensor is solved in the
+metric of the moments, and the content bias corrects the error at the mean query, c_h += (A_h - Â_h)ᵀ μ_h, so that only
+the covariance about the mean is left. ``exact`` content stores c_h. ``folded`` content approximates the
 query at the mean as one more row of the tensor, so that W̃_K serves it too, and stores an offset u_h with W̃_K u_h ≈ c_h.
 """
 
@@ -48,23 +48,26 @@ def reparametrize(
         query_weight: W_Qᵀ as `torch.nn.Linear` stores it, shape (K, D_q).
         query_bias: b_Q, shape (K,), or None.
         key_weight: W_Kᵀ, shape (K, D_k).
-        key_bias: b_K, shape (K,), or None. It is constant over the keys, so the softmax never sees it and it is
+        key_bias: b_K, shape (K,), or None. It adds a constant over the keys, which the softmax ignores, so it is
             dropped.
         num_heads: H.
         rank: R from 1 to K, or a fraction of K in (0, 1].
         form: ``concat``, ``cp`` or ``tucker``.
         moments: of the layer's inputs (`collab.calibrate`), to approximate the scores; None to approximate the weights.
         content: ``exact`` or ``folded``.
-        solver: how to solve.
-        seed: of the random start of the ``tensorly`` method.
+        solver: solver settings.
+        seed: random seed of the ``tensorly`` method.
+
+    Returns:
+        Factors in the dtype and on the device of `query_weight`, with their errors.
 
     Raises:
-        ShapeError: if the shapes are not those of one attention layer, or the moments not those of its inputs.
+        ShapeError: if the shapes of the weights, or of the moments, do not fit one attention layer.
         WeightsError: if a weight is NaN or infinite.
         RankError, ConfigurationError, DeviceError: as `collab.decomposition.decompose`.
     """
-    named = {"query_weight": query_weight, "query_bias": query_bias, "key_weight": key_weight, "key_bias": key_bias}
-    for name, value in named.items():
+    tensors = {"query_weight": query_weight, "query_bias": query_bias, "key_weight": key_weight, "key_bias": key_bias}
+    for name, value in tensors.items():
         if value is not None and not value.isfinite().all():
             raise WeightsError(f"{name} has NaN or infinite entries.")
     if content not in CONTENTS:
@@ -82,12 +85,12 @@ def reparametrize(
 
 @dataclass(frozen=True)
 class LayerProblem:
-    """What is to be approximated: a layer's scores, in float64, and the moments of the inputs that they are wanted for.
+    """The approximation problem of one layer, in float64: its head tensor and the moments of its inputs.
 
     Attributes:
         tensor: 𝒯.
         query_bias: b_Q, (K,), or None.
-        moments: of the layer's inputs, or None to approximate the weights.
+        moments: moments of the layer's inputs, or None to approximate the weights.
     """
 
     tensor: HeadTensor
@@ -104,7 +107,7 @@ class LayerProblem:
         device: torch.device,
         moments: LayerMoments | None = None,
     ) -> LayerProblem:
-        """From weights as `torch.nn.Linear` stores them.
+        """The problem of weights as `torch.nn.Linear` stores them.
 
         Raises:
             ShapeError: if the shapes do not fit together.
@@ -124,12 +127,12 @@ class LayerProblem:
         return problem
 
     def check_bias(self, name: str, bias: Tensor) -> None:
-        """Raises a ShapeError for a bias that is not one of this layer."""
+        """Raises a ShapeError for a bias that does not fit this layer."""
         if bias.shape != (self.tensor.full_rank,):
             raise ShapeError(f"{name} must have shape ({self.tensor.full_rank},), not {tuple(bias.shape)}.")
 
     def solve(self, form: Form, rank: int, content: Content, solver: SolverOptions, seed: int = 0) -> Solution:
-        """Approximates the layer; see `reparametrize`."""
+        """Approximates the layer. Arguments as in `reparametrize`."""
         tensor = self.tensor
         lossless, folded = rank == tensor.full_rank, content == "folded"
         if lossless or (self.moments is None and not folded):
@@ -203,14 +206,14 @@ class LayerProblem:
         return mixing * bias  # (H, K)
 
     def _fold(self, factors: Factors, content: Tensor) -> Tensor:
-        """The offsets whose content comes nearest."""
+        """The offsets whose content terms W̃_K u_h come nearest to `content`, (H, D_k)."""
         if factors.form != "concat":
             return self._whitening.fit_keys(factors.key, content.T).T.contiguous()  # (H, R)
         offset = factors.query.new_zeros(1, factors.rank)
-        for h, one in enumerate(content):
+        for h, bias in enumerate(content):
             mine = factors.mixing[h] != 0  # (R,)
             if mine.any():
-                offset[0, mine] = self._whitening.fit_keys(factors.key[:, mine], one.unsqueeze(1)).squeeze(1)
+                offset[0, mine] = self._whitening.fit_keys(factors.key[:, mine], bias.unsqueeze(1)).squeeze(1)
         return offset
 
 
@@ -225,7 +228,7 @@ def _at(query: Tensor, factors: Factors) -> Tensor:
 
 
 def factors_of(layer: CollaborativeAttention) -> Factors:
-    """What a layer of a converted model computes."""
+    """The factors that a layer of a converted model computes."""
     if layer.head_ranks is None:
         mixing = layer.mixing.detach()
     else:
@@ -243,13 +246,13 @@ def factors_of(layer: CollaborativeAttention) -> Factors:
 
 
 def spec_of(factors: Factors) -> AttentionSpec:
-    """The shape of the layer that computes them."""
+    """The spec of the collaborative layer that computes the factors."""
     content = "exact" if factors.content_bias is not None else "none" if factors.query_offset is None else "folded"
     return AttentionSpec(factors.form, factors.rank, factors.head_ranks, content)
 
 
 def state_of(factors: Factors) -> dict[str, Tensor]:
-    """The parameters of that layer that stand for queries and keys, by their names in it."""
+    """The query and key parameters of a collaborative layer that computes the factors, by name."""
     state = {
         "query.weight": factors.query.T.contiguous(),  # (R, D_q)
         "key.weight": factors.key.T.contiguous(),  # (R, D_k)

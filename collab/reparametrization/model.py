@@ -1,4 +1,4 @@
-"""A model's attention layers as problems to solve, one at a time."""
+"""The approximation problems of a model's attention layers, one at a time."""
 
 from __future__ import annotations
 
@@ -16,9 +16,15 @@ from .moments import LayerMoments
 
 
 class LayerProblems(Mapping[str, LayerProblem]):
-    """The problem of every attention layer, by module name, in the order of the model.
+    """The problem of each attention layer, by module name, in the order of the model.
 
-    Each is made anew when it is asked for, so that only one layer's float64 copies are in memory.
+    Each is created on access, so that only one layer's float64 copies are in memory.
+
+    Args:
+        model: a native model.
+        family: its family.
+        moments: moments of each layer's inputs; None to approximate the weights.
+        device: device to solve on.
 
     Raises:
         CalibrationError: if the moments are of another model.
@@ -71,15 +77,15 @@ def projections(layer: nn.Module, family: Family) -> tuple[nn.Linear, nn.Linear]
 def score_errors(
     original: PreTrainedModel, converted: PreTrainedModel, moments: Mapping[str, LayerMoments]
 ) -> dict[str, float]:
-    """Relative errors of a converted model's scores, layer by layer, on inputs that its conversion need not have seen.
+    """Relative errors of a converted model's scores, layer by layer, for example on held-out inputs.
 
     Args:
         original: the native model.
-        converted: its conversion, as loaded from anywhere.
-        moments: of the original's inputs (`collab.calibrate(...).moments`).
+        converted: its conversion.
+        moments: moments of the original's inputs, as in `collab.calibrate(...).moments`.
 
     Returns:
-        By module name; see `LayerReport.score_error`.
+        The errors by module name; see `LayerReport.score_error`.
     """
     errors = {}
     for name, problem in LayerProblems(original, require_family(original.config), None, original.device).items():

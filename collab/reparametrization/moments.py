@@ -24,11 +24,11 @@ class LayerMoments:
         query_mean: μ_h = E[‖u_h‖² x] / E[‖u_h‖²], shape (H, D_q); the content bias takes it out of the error.
         query_covariance: Σ_q, the covariance of the queries about their heads' means with the same weights, (D_q, D_q).
         key_covariance: Σ_k = E[Σ_h u_h u_hᵀ], shape (D_k, D_k).
-        head_weight: w_h = E‖u_h‖², shape (H,): how much the model's output hangs on the scores of head h. It is
-            absolute, so layers compare.
-        tokens: query tokens that were seen.
-        unknown: whether nothing was learnt, in any of the passes of a layer that serves several, because the output
-            never hung on the scores; the covariances are then the identity.
+        head_weight: w_h = E‖u_h‖², shape (H,): how much the model's output depends on the scores of head h. It is
+            absolute, so it can be compared between layers.
+        tokens: number of query tokens.
+        unknown: whether the output did not depend on the scores at all, in a pass of the layer; the covariances are
+            then the identity.
     """
 
     query_mean: Tensor
@@ -60,7 +60,7 @@ class LayerMoments:
         return self.tokens <= max(self.query_covariance.shape[0], self.key_covariance.shape[0])
 
     def tensors(self) -> dict[str, Tensor]:
-        """Everything as tensors, to save."""
+        """All attributes as tensors, to save."""
         return {
             "query_mean": self.query_mean,
             "query_covariance": self.query_covariance,
@@ -72,22 +72,22 @@ class LayerMoments:
 
     @classmethod
     def from_tensors(cls, tensors: dict[str, Tensor]) -> LayerMoments:
-        """What `tensors` returned."""
+        """The moments from the result of `tensors`."""
         return cls(
             tensors["query_mean"],
             tensors["query_covariance"],
             tensors["key_covariance"],
             tensors["head_weight"],
             int(tensors["tokens"]),
-            bool(tensors.get("unknown", False)),  # caches of before do not say
+            bool(tensors.get("unknown", False)),  # older caches lack it
         )
 
 
 class Accumulator:
-    """Sums a layer's moments over any number of batches and passes, in float64, in memory that does not grow.
+    """Accumulates a layer's moments over batches and passes, in float64 and constant memory.
 
     Attributes:
-        tokens: query tokens seen so far.
+        tokens: number of query tokens so far.
     """
 
     def __init__(self, query_width: int, key_width: int, num_heads: int, device: torch.device) -> None:
@@ -107,13 +107,13 @@ class Accumulator:
             queries: x, (B, T, D_q).
             keys: y, (B, S, D_k).
             gradients: e, (B, H, T, S), zero where a token is padding.
-            tokens: query tokens that are not padding.
-            generator: of the signs that stand in for a sum over heads.
+            tokens: number of query tokens that are not padding.
+            generator: random generator of the signs that replace a sum over heads.
         """
         batch, heads, _, _ = gradients.shape
         gram = keys @ keys.mT  # (B, S, S)
         weight = ((gradients @ gram.unsqueeze(1)) * gradients).sum(dim=-1).clamp(min=0)  # (B, H, T), ‖u_{h,t}‖²
-        # With random signs σ, E[(Σ_h σ_h u_h)(Σ_h σ_h u_h)ᵀ] = Σ_h u_h u_hᵀ, at the price of one head.
+        # With random signs σ, E[(Σ_h σ_h u_h)(Σ_h σ_h u_h)ᵀ] = Σ_h u_h u_hᵀ, at the cost of one head.
         signs = torch.randint(0, 2, (batch, heads, 1, 1), generator=generator).to(gradients) * 2 - 1
         mixed = ((gradients * signs).sum(dim=1) @ keys).flatten(0, 1)  # (B·T, D_k)
         self._key += mixed.mT @ mixed
@@ -125,13 +125,13 @@ class Accumulator:
         self.tokens += tokens
 
     def another(self) -> Accumulator:
-        """An empty one of the same shape."""
+        """An empty accumulator of the same shape."""
         return Accumulator(len(self._query), len(self._key), len(self._weight), self._query.device)
 
     def finish(self) -> LayerMoments:
-        """The moments of all that was added, made of the sums themselves, so nothing can be added any more.
+        """The moments of everything added. They reuse the memory of the sums, so nothing can be added afterwards.
 
-        A layer whose scores never mattered gets the identity.
+        They are the identity if the model's output does not depend on the layer's scores.
         """
         total = self._weight.sum()
         if self.tokens == 0 or not total > 0:
@@ -154,21 +154,20 @@ class Accumulator:
 
 
 def pooled(passes: Sequence[LayerMoments]) -> LayerMoments:
-    """The moments of a layer whose weights serve several passes, each pass counting alike.
+    """The moments of a layer that the model applies several times, with equal weight for each pass.
 
-    How much the output hangs on the scores differs a lot between passes, and pooled as they are a few would be all that
-    counts.
+    How much the output depends on the scores differs a lot between passes; without normalization a few would dominate.
     """
     if len(passes) == 1:
         return passes[0]
-    parts = [one.head_weight / one.head_weight.sum() / len(passes) for one in passes]  # (H,) each
+    parts = [moments.head_weight / moments.head_weight.sum() / len(passes) for moments in passes]  # (H,) each
     weight = torch.stack(parts).sum(dim=0)  # (H,)
-    mean = sum(part.unsqueeze(1) * one.query_mean for part, one in zip(parts, passes, strict=True))
+    mean = sum(part.unsqueeze(1) * moments.query_mean for part, moments in zip(parts, passes, strict=True))
     mean = mean / weight.clamp(min=torch.finfo(torch.float64).tiny).unsqueeze(1)  # (H, D_q)
     query, key = torch.zeros_like(passes[0].query_covariance), torch.zeros_like(passes[0].key_covariance)
-    for part, one in zip(parts, passes, strict=True):
-        offset = one.query_mean - mean  # (H, D_q)
-        query += one.query_covariance / len(passes) + (offset.mT * part) @ offset
-        key += one.key_covariance / one.head_weight.sum() / len(passes)
-    tokens, unknown = sum(one.tokens for one in passes), any(one.unknown for one in passes)
+    for part, moments in zip(parts, passes, strict=True):
+        offset = moments.query_mean - mean  # (H, D_q)
+        query += moments.query_covariance / len(passes) + (offset.mT * part) @ offset
+        key += moments.key_covariance / moments.head_weight.sum() / len(passes)
+    tokens, unknown = sum(moments.tokens for moments in passes), any(moments.unknown for moments in passes)
     return LayerMoments(mean, query, key, weight, tokens, unknown)

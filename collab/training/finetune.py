@@ -17,7 +17,7 @@ from ..data.examples import Examples
 from ..data.task import Task
 from ..errors import ConfigurationError
 from ..evaluation.metrics import intervals, measure
-from ..evaluation.predict import predict
+from ..evaluation.predict import predictions
 from ..io.options import Progress, no_progress
 from ..io.report import installed_versions
 from ..models.states import set_dropout
@@ -59,7 +59,7 @@ class TaskTrainer(GuardedTrainer):
         """The metrics of all rows to evaluate on. Every process computes them, so that all agree."""
         rows: Any = self.eval_dataset
         unwrapped: Any = self.accelerator.unwrap_model(self.model)
-        columns = predict(self._task.kind, unwrapped, rows, self._judge)
+        columns = predictions(self._task.kind, unwrapped, rows, self._judge)
         metrics = {f"{metric_key_prefix}_{name}": value for name, value in measure(self._task.kind, columns).items()}
         self.log(metrics)
         self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
@@ -169,7 +169,7 @@ def finetune(
         "labels": names_of(model) if task.kind in ("classification", "token-classification") else [],
         "best_by": task.best_by,
         "before": result.before,
-        "metrics": intervals(task.kind, predict(task.kind, model, judged, judge)),
+        "metrics": intervals(task.kind, predictions(task.kind, model, judged, judge)),
         "best_step": result.best_step,
         "steps": result.steps,
         "evaluations": result.history,

@@ -1,4 +1,4 @@
-"""Convert a classifier within a budget: say what part of the query/key parameters may stay, and let collab choose.
+"""Convert a classifier within a budget: collab chooses the form and the ranks.
 
 Usage: python docs/examples/classifier_budget.py
 """
@@ -28,49 +28,69 @@ DISLIKED = [
     "The ending is absurd and the music is awful.",
     "Every scene is a chore to watch.",
 ]
-NEW = ["A wonderful story, beautifully told.", "Boring, badly acted and far too long."]
+NEW = [
+    "A wonderful story, beautifully told.",
+    "Boring, badly acted and far too long.",
+]
 
 folder = str(get_model_path())
 tokenizer = AutoTokenizer.from_pretrained(folder)
 
-# 1. A classifier. The demo checkpoint has no classification head, so fine-tune a new one on a few sentences.
-#    With a classifier of your own, skip this step.
+# 1. A classifier. The demo checkpoint has no classification head, so fine-tune a new
+#    one on a few sentences. With a classifier of your own, skip this step.
 classifier = AutoModelForSequenceClassification.from_pretrained(
-    folder, id2label={0: "disliked", 1: "liked"}, label2id={"disliked": 0, "liked": 1}
+    folder,
+    id2label={0: "disliked", 1: "liked"},
+    label2id={"disliked": 0, "liked": 1},
 )
-texts = [(sentence,) for sentence in LIKED + DISLIKED]  # one text each; pairs have two
-examples = collab.Examples("example", "example", texts, ["liked"] * len(LIKED) + ["disliked"] * len(DISLIKED))
+examples = collab.Examples(
+    source="this script",
+    name="opinions",
+    texts=[(sentence,) for sentence in LIKED + DISLIKED],  # pairs have two texts
+    labels=["liked"] * len(LIKED) + ["disliked"] * len(DISLIKED),
+)
 collab.finetune(
     classifier,
     collab.task_named("classification"),
     train=examples,
-    held_out=examples,  # 16 sentences are too few to hold some out; with real data, give other rows here
+    held_out=examples,  # 16 sentences are too few to divide; use other rows here
     tokenizer=tokenizer,
     options=collab.FinetuneOptions(
-        run=collab.RunOptions(learning_rate=3e-4, steps=20, batch_size=8, evaluations=2, device="cpu")
+        run=collab.RunOptions(
+            learning_rate=3e-4, steps=20, batch_size=8, evaluations=1, device="cpu"
+        )
     ),
 )
 
-# 2. Calibrate on text like the text that the classifier is for. No labels are needed, but more rows are: collab warns
-#    that these are too few. A few hundred are enough.
+# 2. Calibrate on text like the text that the classifier is for, without labels.
+#    collab warns that this is little text. A few hundred rows are enough.
 calibration = collab.calibrate(classifier, LIKED + DISLIKED, tokenizer=tokenizer)
 
-# 3. Look at what each form would cost and how far off it would be. Nothing is converted yet.
+# 3. See what each form would cost, and its error. Nothing is converted yet.
 plan = collab.plan(classifier, calibration, fractions=(0.35,))
 for option in plan.options:
-    print(f"{option.form:>6}, rank {option.rank}: {option.query_key:.0%} left, predicted error {option.error:.3f}")
+    print(
+        f"{option.form}, rank {option.rank}: {option.query_key:.0%} left, "
+        f"predicted error {option.error:.3f}"
+    )
 
-# 4. Convert: at most 35 % of the query/key parameters, in the form with the lowest predicted error, with the ranks
-#    divided among the layers. `max_error=0.2` would set the error instead of the size.
+# 4. Convert: at most 35 % of the query/key parameters, in the form with the lowest
+#    predicted error, with the ranks divided among the layers. `max_error=0.2`
+#    instead of `params=0.35` would set the error and not the size.
 conversion = collab.convert(
-    classifier, collab.ConversionConfig(params=0.35, form="auto", compare=False), calibration=calibration
+    classifier,
+    collab.ConversionConfig(params=0.35, form="auto", compare=False),
+    calibration=calibration,
 )
-report = conversion.report
-print(f"chosen: {report.layers[0].form}, ranks {[layer.rank for layer in report.layers]}")
-print(f"query/key parameters left: {report.query_key.ratio:.0%}")
+layers = conversion.report.layers
+print(f"chosen: {layers[0].form}, ranks {[layer.rank for layer in layers]}")
+print(f"query/key parameters left: {conversion.report.query_key.ratio:.0%}")
 
 # 5. Compare the answers.
 for sentence in NEW:
     inputs = tokenizer(sentence, return_tensors="pt")
-    before, after = (model(**inputs).logits.softmax(-1)[0, 1].item() for model in (classifier, conversion.model))
-    print(f"P(liked) of {sentence!r}: {before:.2f} before, {after:.2f} after")
+    before, after = (
+        model(**inputs).logits.softmax(dim=-1)[0, 1].item()
+        for model in (classifier, conversion.model)
+    )
+    print(f"P(liked): {before:.2f} before, {after:.2f} after: {sentence}")

@@ -1,4 +1,4 @@
-"""Convert a sentence embedder, check what it costs, and serve it over HTTP.
+"""Convert a sentence embedder, compare it with its original, and serve it over HTTP.
 
 Usage: python docs/examples/convert_embedder.py [OUTPUT]
 """
@@ -25,26 +25,37 @@ DOCUMENTS = [
     "The museum is closed on Mondays.",
     "Interest rates rose for the third time this year.",
 ]
+QUERIES = [
+    "When can I visit the exhibition?",
+    "How do language models read a sentence?",
+    "What makes dough grow?",
+]
 
 original = str(get_model_path())
-output = Path(sys.argv[1] if len(sys.argv) > 1 else tempfile.mkdtemp()) / "embedder"
+output = Path(sys.argv[1] if sys.argv[1:] else tempfile.mkdtemp()) / "embedder"
 
-# 1. Convert. All 12 heads share 128 query/key dimensions; the original layers have 384. Without data of our own, the
-#    model is calibrated on random words. 256 rows keep the example short; the default is 1,024.
+# 1. Convert. All 12 heads of a layer will share 128 query/key dimensions; the
+#    original's have 384 in all. There is no data here, so the model is calibrated on
+#    random words: 256 rows, to keep the example short. The default is 1,024.
 report = collab.checkpoints.convert(
     original,
     output,
     collab.ConversionConfig(rank=128, compare=False),
-    calibration=collab.CalibrationRequest(options=collab.CalibrationOptions(samples=256)),
+    calibration=collab.CalibrationRequest(
+        options=collab.CalibrationOptions(samples=256)
+    ),
 )
-print(f"query/key parameters left: {report.query_key.ratio:.0%}, of the whole model: {report.model.ratio:.0%}")
+print(f"query/key parameters left: {report.query_key.ratio:.0%}")
+print(f"parameters of the model left: {report.model.ratio:.0%}")
 
-# 2. Load the result as any sentence-transformers model. `trust_remote_code=True` runs the code in the folder, so a
-#    machine that serves the model needs no collab. Compare the embeddings with the original's.
+# 2. Load the result like any sentence-transformers model, and compare embeddings.
+#    `trust_remote_code=True` runs the code in the folder, so a machine that serves
+#    the model does not need collab.
 converted = SentenceTransformer(str(output), trust_remote_code=True)
 embeddings = converted.encode(DOCUMENTS, normalize_embeddings=True)
 expected = SentenceTransformer(original).encode(DOCUMENTS, normalize_embeddings=True)
-print(f"mean cosine to the original's embeddings: {(embeddings * expected).sum(axis=1).mean():.3f}")
+cosine = (embeddings * expected).sum(axis=1).mean()
+print(f"mean cosine to the original's embeddings: {cosine:.3f}")
 
 
 # 3. Serve it: GET /?query=... answers with the nearest document.
@@ -53,9 +64,11 @@ class Search(BaseHTTPRequestHandler):
         query = parse_qs(urlsplit(self.path).query)["query"][0]
         scores = embeddings @ converted.encode(query, normalize_embeddings=True)
         best = int(scores.argmax())
+        answer = {"document": DOCUMENTS[best], "score": float(scores[best])}
         self.send_response(200)
+        self.send_header("Content-Type", "application/json")
         self.end_headers()
-        self.wfile.write(json.dumps({"document": DOCUMENTS[best], "score": float(scores[best])}).encode())
+        self.wfile.write(json.dumps(answer).encode())
 
     def log_message(self, *arguments: object) -> None:
         """No log line for each request."""
@@ -63,8 +76,9 @@ class Search(BaseHTTPRequestHandler):
 
 server = HTTPServer(("localhost", 0), Search)
 threading.Thread(target=server.serve_forever, daemon=True).start()
-for query in ("When can I visit the exhibition?", "How do language models read a sentence?", "What makes dough grow?"):
-    with urlopen(f"http://localhost:{server.server_port}/?query={quote(query)}") as response:
+for query in QUERIES:
+    address = f"http://localhost:{server.server_port}/?query={quote(query)}"
+    with urlopen(address) as response:
         answer = json.load(response)
     print(f"{query} -> {answer['document']} ({answer['score']:.2f})")
 server.shutdown()

@@ -1,4 +1,4 @@
-"""Score the heads of a model, remove those that matter least, and see what is left.
+"""Score the heads of a model, remove those that matter least, see what is left.
 
 Usage: python docs/examples/heads_and_prune.py [OUTPUT]
 """
@@ -27,24 +27,33 @@ SENTENCES = [
 ]
 
 original = str(get_model_path())
-output = Path(sys.argv[1] if len(sys.argv) > 1 else tempfile.mkdtemp()) / "pruned"
+output = Path(sys.argv[1] if sys.argv[1:] else tempfile.mkdtemp()) / "pruned"
 
-# 1. Score. `gradient` says how much the loss depends on each head; without labels, the loss is the distance to the
-#    model's own answers. `entropy` says how spread a head's attention is.
-checkpoint = collab.load(original)
-scores = collab.score_heads(checkpoint, SENTENCES, options=collab.ScoreOptions(("gradient", "entropy")))
-print("importance of each head by gradient, one row per layer, relative to the most important head:")
-importance = scores.grid("gradient")
-for layer, row in zip(scores.layers, importance / importance.max(), strict=True):
-    print(f"  {layer}: " + " ".join(f"{value:.2f}" for value in row))
-agreement = scores.correlations()["gradient"]["entropy"]
-print(f"rank correlation of gradient and entropy: {agreement:.2f}")
+# 1. Score. `gradient` is how much the loss depends on each head; without labels, the
+#    loss is the distance to the model's own answers. `entropy` is how evenly a head
+#    divides its attention.
+scores = collab.score_heads(
+    collab.load(original),
+    SENTENCES,
+    options=collab.ScoreOptions(("gradient", "entropy")),
+)
+gradient = scores.grid("gradient")  # (layers, heads)
+print("gradient score of each head, relative to the largest, one row per layer:")
+for name, row in zip(scores.layers, gradient / gradient.max(), strict=True):
+    print(f"  {name}: " + " ".join(f"{value:.2f}" for value in row))
+correlation = scores.correlations()["gradient"]["entropy"]
+print(f"rank correlation of gradient and entropy: {correlation:.2f}")
 
-# 2. Prune a quarter of all heads, those with the lowest gradient score. The weights are removed, not masked.
-pruning = collab.checkpoints.prune(original, output, collab.PruneOptions(fraction=0.25), data=SENTENCES)
-print(f"heads: {pruning.record['heads_before']} before, {pruning.record['heads_after']} after")
+# 2. Prune a quarter of all heads, those with the lowest gradient score. Their weights
+#    are removed, not masked.
+pruning = collab.checkpoints.prune(
+    original, output, collab.PruneOptions(fraction=0.25), data=SENTENCES
+)
+record = pruning.record
+print(f"heads: {record['heads_before']} before, {record['heads_after']} after")
 
-# 3. Look at what is left: heads and parameters of every layer.
+# 3. See what is left of every layer.
 for layer in collab.checkpoints.inspect(str(output)).layers:
-    print(f"  {layer.name}: {layer.heads} heads, {layer.query_key + layer.value_output:,} attention parameters")
+    parameters = layer.query_key + layer.value_output
+    print(f"  {layer.name}: {layer.heads} heads, {parameters:,} parameters")
 print(f"The model is in {output}")

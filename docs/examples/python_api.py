@@ -1,4 +1,4 @@
-"""The Python API on a model in memory: calibrate, plan, convert, check, save and load.
+"""The Python API on a model in memory: load, calibrate, convert, compare, save.
 
 Usage: python docs/examples/python_api.py [OUTPUT]
 """
@@ -13,41 +13,54 @@ from transformers import AutoModel
 
 import collab
 
-output = Path(sys.argv[1] if len(sys.argv) > 1 else tempfile.mkdtemp()) / "converted"
+output = Path(sys.argv[1] if sys.argv[1:] else tempfile.mkdtemp()) / "converted"
 
 
 def show(what: str, done: int, total: int | None) -> None:
-    """Progress, as every verb of collab reports it: what is being done, how much is done, and how much there is."""
+    """Called by every verb: what is being done, how much is done, how much there is."""
     if total and done == total:
         print(f"{what}: {done} of {total}")
 
 
-# A checkpoint is a model with what lies beside it: tokenizer, sentence-transformers files, license.
+# A checkpoint is a model with what lies beside it: tokenizer, license and more.
 checkpoint = collab.load(str(get_model_path()))
 model, tokenizer = checkpoint.model, checkpoint.tokenizer
 
-# Calibrate on random words. Strings, pairs, a `DataSource` or batches work too, and real text is better.
-options = collab.CalibrationOptions(samples=128)
-calibration = collab.calibrate(model, "synthetic", tokenizer=tokenizer, options=options, progress=show)
+# Calibrate on random words. Strings, pairs of strings, a `DataSource` or batches work
+# too, and real text is better.
+calibration = collab.calibrate(
+    model,
+    "synthetic",
+    tokenizer=tokenizer,
+    options=collab.CalibrationOptions(samples=128),
+    progress=show,
+)
 
-# Convert every layer to 128 shared query/key dimensions. `model` is left as it is.
+# Convert every layer to 128 shared query/key dimensions. `model` does not change.
 config = collab.ConversionConfig(rank=128, form="cp", compare=False)
 conversion = collab.convert(model, config, calibration=calibration, progress=show)
 for layer in conversion.report.layers:
-    print(f"{layer.name}: error of the scores {layer.score_error:.3f}, on held-out rows {layer.held_out_error:.3f}")
+    print(
+        f"{layer.name}: error of the scores {layer.score_error:.3f}, "
+        f"on held-out rows {layer.held_out_error:.3f}"
+    )
 
 # The result is an ordinary PreTrainedModel.
 inputs = tokenizer("All heads share their keys.", return_tensors="pt")
 with torch.no_grad():
-    before, after = (one(**inputs).last_hidden_state.mean(dim=1) for one in (model, conversion.model))
-print(f"cosine of the mean hidden states: {torch.cosine_similarity(before, after).item():.3f}")
+    before = model(**inputs).last_hidden_state.mean(dim=1)
+    after = conversion.model(**inputs).last_hidden_state.mean(dim=1)
+cosine = torch.cosine_similarity(before, after).item()
+print(f"cosine of the mean hidden states: {cosine:.3f}")
 
-# Save it with its tokenizer, model card and report. The folder appears only after it was reloaded and compared.
+# Save it with its tokenizer, model card and report. The folder appears only after it
+# was reloaded and compared.
 collab.save(conversion, output, checkpoint)
 print(f"reloaded as {type(AutoModel.from_pretrained(output)).__name__}")
 
-# Errors that collab expects are subclasses of `CollabError`, with a message that says what to do.
+# Errors are subclasses of `collab.CollabError`; the message says what to do.
 try:
     collab.convert(model, collab.ConversionConfig(rank=500))
 except collab.errors.RankError as error:
     print(f"refused: {error}")
+print(f"The model is in {output}")

@@ -1,0 +1,396 @@
+"""Collaborative attention: the layer, in its three forms, for every family.
+
+Notation: B batch, T query tokens, S key tokens, D hidden size (D_q on the query side, D_k on the key side), H heads,
+d head dimension of the original layer, K = H·d, R rank, x (B, T, D_q) query input, y (B, S, D_k) key input.
+
+Head h scores  s_h(x, y) = (x W̃_Q G_h W̃_Kᵀ yᵀ + c_h·y) / √d  with G_h
+
+- ``concat``: 0/1 diagonal; head h owns some of the R dimensions,
+- ``cp``: diag(m_h), M ∈ R^{H×R} the mixing matrix (Cordonnier et al. 2020, equation 9),
+- ``tucker``: a core in R^{R×R},
+
+and c_h ∈ R^{D_k} the content bias, into which the original query bias went. Folded, c_h is W̃_K u_h with an offset u_h
+of each head's query, and no additive bias is left. Values and output are the original ones. A layer may have only some
+of the original's heads, or none; H is then the number that it has, and d stays.
+
+This file travels with every exported model; it imports only torch and transformers.
+"""
+
+from collections.abc import Callable
+from itertools import groupby
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.nn.attention.flex_attention import BlockMask, create_mask
+from transformers.cache_utils import EncoderDecoderCache
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from .collab_config import AttentionSpec
+from .collab_kernel import (
+    Mix,
+    additive_bias,
+    additive_mask,
+    attention_by_cost,
+    content_as_columns,
+    eager_attention_forward,
+    one_row,
+    pack,
+)
+
+
+class CollaborativeAttention(nn.Module):
+    """Multi-head attention with query and key projections shared by the heads; base of self- and cross-attention.
+
+    It is built from the native layer that it replaces: the value projection and everything behind the attention stay
+    the same modules, under one set of names in every family (``query``, ``key``, ``value``, ``dense``).
+
+    Args:
+        native: the family's own attention layer.
+        spec: form and rank.
+        config: the model's config; its ``_attn_implementation`` chooses the kernel at every call.
+
+    Class attributes:
+        native_names: what this family calls ``query``, ``key`` and ``value``, and whatever else of the native layer
+            is kept (``dense``, ``LayerNorm``), by the name that it has here.
+        sibling_output: where the block around the layer keeps the output projection, if the layer does not own it.
+        path: how the ``sdpa`` implementation computes: ``auto``, by cost, or ``fused`` or ``matmul``; a layer may set
+            its own, to measure or to check.
+    """
+
+    native_names: ClassVar[dict[str, str]] = {"query": "query", "key": "key", "value": "value"}
+    sibling_output: ClassVar[str] = "output.dense"
+    path: str = "auto"
+
+    query: nn.Linear
+    key: nn.Linear
+    value: nn.Module
+    dense: nn.Module
+    mixing: nn.Parameter
+    content_bias: nn.Linear | None
+    query_offset: nn.Parameter | None
+
+    def __init__(self, native: Any, spec: AttentionSpec, config: Any) -> None:
+        super().__init__()
+        native_query = getattr(native, self.native_names["query"])
+        native_key = getattr(native, self.native_names["key"])
+        self.config = config
+        self.spec = spec
+        total = config.num_attention_heads
+        self.heads = tuple(range(total)) if spec.heads is None else spec.heads
+        if self.heads and self.heads[-1] >= total:
+            raise ValueError(f"heads {list(self.heads)} must be numbers below {total}.")
+        self.num_attention_heads = len(self.heads)
+        self.attention_head_size = native_query.out_features // total  # d
+        self.scaling = self.attention_head_size**-0.5
+        self.is_causal = getattr(native, "is_causal", False)
+        self.layer_idx = getattr(native, "layer_idx", None)
+        self.attention_dropout = self.native_dropout(native)
+        self.content_bias = self.query_offset = None
+        self.head_ranks: tuple[int, ...] | None = None
+        if spec.form == "concat":
+            self.head_ranks = spec.head_ranks or _evenly(spec.rank, self.num_attention_heads)
+            if len(self.head_ranks) != self.num_attention_heads:
+                raise ValueError(f"head_ranks must name {self.num_attention_heads} heads, not {len(self.head_ranks)}.")
+            # Neighbours of equal width are split as one.
+            self._owned = [(owned, len(list(heads))) for owned, heads in groupby(self.head_ranks)]
+            self._widths = [owned * count for owned, count in self._owned]
+
+        for name, native_name in self.native_names.items():
+            if name not in ("query", "key", "value"):
+                setattr(self, name, getattr(native, native_name))
+        if not self.heads:
+            return
+        self.query = nn.Linear(native_query.in_features, spec.rank, bias=False)
+        self.key = nn.Linear(native_key.in_features, spec.rank, bias=False)
+        native_value = getattr(native, self.native_names["value"])
+        self.value = native_value
+        if self.num_attention_heads < total:
+            width = self.num_attention_heads * self.attention_head_size
+            self.value = nn.Linear(native_value.in_features, width, bias=native_value.bias is not None)
+        if spec.form == "cp":
+            self.mixing = nn.Parameter(torch.empty(self.num_attention_heads, spec.rank))
+        elif spec.form == "tucker":
+            self.mixing = nn.Parameter(torch.empty(self.num_attention_heads, spec.rank, spec.rank))
+        content = spec.content or ("none" if native_query.bias is None else "exact")
+        if content == "exact":
+            self.content_bias = nn.Linear(native_key.in_features, self.num_attention_heads, bias=False)
+        elif content == "folded":
+            rows = 1 if spec.form == "concat" else self.num_attention_heads
+            self.query_offset = nn.Parameter(torch.empty(rows, spec.rank))
+
+    @classmethod
+    def output_name(cls, name: str) -> str:
+        """Where a collaborative model has the output projection W_O of the layer of this class called `name`."""
+        return f"{name}.dense" if "dense" in cls.native_names else f"{name.rpartition('.')[0]}.{cls.sibling_output}"
+
+    def output_of_heads(self, native: nn.Linear) -> nn.Module:
+        """The output projection W_O for the heads that there are, in place of the native one."""
+        if self.num_attention_heads * self.attention_head_size == native.in_features:
+            return native
+        if not self.heads:
+            return OutputBias(native.out_features, native.bias is not None)
+        width = self.num_attention_heads * self.attention_head_size
+        return nn.Linear(width, native.out_features, bias=native.bias is not None)
+
+    @staticmethod
+    def native_dropout(native: Any) -> float:
+        """The native layer's dropout on attention weights."""
+        return native.dropout.p
+
+    @property
+    def initial_mixing_std(self) -> float:
+        """Spread of M or the cores that gives fresh scores the variance that d independent dimensions would."""
+        per_score = self.spec.rank**2 if self.spec.form == "tucker" else self.spec.rank
+        return (self.attention_head_size / per_score) ** 0.5
+
+    def queries(self, hidden_states: Tensor) -> Tensor:
+        """X W̃_Q G_h + u_h for every head, shape (B, H, T, R), or (B, H, T, max_h r_h) in the concat form."""
+        return self._mixed(self.query(hidden_states))
+
+    def mixer(self, dtype: torch.dtype) -> Mix:
+        """What makes queries by head of shared ones, X W̃_Q, whose data type under autocast is not that of M."""
+        offset = None if self.query_offset is None else self.query_offset.to(dtype)  # (H, R), or (1, R)
+        if self.head_ranks is not None:
+            return lambda shared, room: self._split(_plus(shared, offset).squeeze(1))
+        offset = None if offset is None else offset.unsqueeze(1)  # (H, 1, R)
+        mixing = self.mixing.to(dtype)
+        if self.spec.form == "tucker":
+            return lambda shared, room: _plus(shared @ mixing, offset)  # (B, 1, T, R) @ (H, R, R)
+        mixing = mixing.unsqueeze(1)  # (H, 1, R)
+        if offset is None:
+            return lambda shared, room: torch.mul(shared, mixing, out=room)
+        return lambda shared, room: torch.addcmul(offset, shared, mixing, out=room)
+
+    def _mixed(self, projected: Tensor) -> Tensor:
+        """Queries by head, (B, H, T, r), from shared ones, (B, T, R)."""
+        return self.mixer(projected.dtype)(projected.unsqueeze(1), None)
+
+    def keys(self, hidden_states: Tensor) -> Tensor:
+        """Y W̃_K, shape (B, 1, S, R): one key for all heads; (B, H, S, max_h r_h) in the concat form."""
+        projected = self.key(hidden_states)  # (B, S, R)
+        return projected.unsqueeze(1) if self.head_ranks is None else self._split(projected)
+
+    def values(self, hidden_states: Tensor) -> Tensor:
+        """Y W_V + b_V by head, shape (B, H, S, d)."""
+        projected = self.value(hidden_states)  # (B, S, H·d)
+        return projected.view(*projected.shape[:-1], self.num_attention_heads, -1).transpose(1, 2)
+
+    def bias(self, hidden_states: Tensor) -> Tensor | None:
+        """The content term y·c_h before scaling, shape (B, H, S)."""
+        return None if self.content_bias is None else self.content_bias(hidden_states).transpose(1, 2)
+
+    def attend(
+        self,
+        projected: Tensor,
+        key: Tensor,
+        value: Tensor,
+        content: Tensor | None,
+        attention_mask: Any,
+        position_bias: Tensor | None = None,
+        **kwargs: Any,
+    ) -> tuple[Tensor, Tensor | None]:
+        """Attention through the kernel that the config names.
+
+        Args:
+            projected: X W̃_Q, (B, T, R).
+            key: (B, 1 or H, S, r).
+            value: (B, H, S, d).
+            content: (B, H, S) or None.
+            attention_mask: None; boolean, True where a key is seen; additive; or a flex attention block mask.
+            position_bias: additive and already scaled, (1 or B, H, T, S), or None.
+            **kwargs: for the kernel; ``output_attentions`` asks for weights and therefore for the eager one.
+
+        Returns:
+            The heads' outputs side by side, (B, T, H·d), and attention weights (B, H, T, S) if the kernel gives any.
+        """
+        implementation = self.config._attn_implementation
+        if kwargs.get("output_attentions"):
+            implementation = "eager"
+        if position_bias is not None and self.spec.heads is not None:
+            position_bias = position_bias[:, list(self.heads)]
+        dropout = self.attention_dropout if self.training else 0.0
+        eager = implementation == "eager"
+        is_causal = self.is_causal if kwargs.get("is_causal") is None else kwargs["is_causal"]
+        if eager or implementation == "sdpa":
+            if isinstance(attention_mask, BlockMask):  # weights were asked for, which flex attention does not give
+                batch, _, length, seen = *attention_mask.shape[:2], projected.shape[1], key.shape[2]
+                attention_mask = create_mask(attention_mask.mask_mod, batch, None, length, seen, device=key.device)
+            if implementation == "sdpa":
+                output = attention_by_cost(
+                    self.mixer(projected.dtype),
+                    projected,
+                    key,
+                    value,
+                    content,
+                    attention_mask,
+                    position_bias,
+                    self.scaling,
+                    dropout,
+                    is_causal,
+                    self.path,
+                )  # (B, T, H, d)
+                return output.flatten(-2), None
+        query = self._mixed(projected)
+        if eager:
+            attention_mask = one_row(attention_mask)
+        # Most kernels take no additive bias, and to add one is another pass over all scores, unless it goes into a mask
+        # of one row first. So the content becomes columns of the keys that each head's query reads.
+        if content is not None and not (eager and attention_mask is not None and attention_mask.shape[-2] == 1):
+            query, key = content_as_columns(query, key, content)
+            content = None
+        if eager:
+            bias = additive_bias(content, position_bias, self.scaling)
+            attention_mask = additive_mask(bias, attention_mask, is_causal, query, key)
+        else:
+            if position_bias is not None:
+                kwargs["position_bias"] = position_bias.expand(query.shape[0], -1, -1, -1)
+            key = key.expand(-1, self.num_attention_heads, -1, -1)
+        interface: Callable[..., tuple[Tensor, Tensor | None]] = ALL_ATTENTION_FUNCTIONS.get_interface(
+            implementation, eager_attention_forward
+        )
+        output, weights = interface(
+            self, query, key, value, attention_mask, dropout=dropout, scaling=self.scaling, **kwargs
+        )  # (B, T, H, d)
+        return output.flatten(-2), weights
+
+    def without_heads(self, hidden_states: Tensor, keys: int) -> tuple[Tensor, Tensor]:
+        """What `forward` returns without heads: the output projection's bias, and no weights, (B, 0, T, S)."""
+        batch, length, _ = hidden_states.shape
+        context = hidden_states.new_zeros(batch, length, 0)
+        return self.output(context, hidden_states), hidden_states.new_zeros(batch, 0, length, keys)
+
+    def output(self, context: Tensor, hidden_states: Tensor) -> Tensor:
+        """What the family's attention layer does behind the heads: its output projection, where it owns one."""
+        return self.dense(context) if "dense" in self.native_names else context
+
+    def _merge(self, value: Tensor) -> Tensor:
+        """Values as they are cached: (B, 1, S, H·d) beside a shared key, because caches want one shape for both."""
+        return value if self.head_ranks is not None else value.transpose(1, 2).flatten(-2).unsqueeze(1)
+
+    def _unpack(self, packed: Tensor, value: Tensor) -> tuple[Tensor, Tensor | None, Tensor]:
+        """Keys, content bias (B, H, S) and values (B, H, S, d) from what `pack` and `_merge` made."""
+        if self.head_ranks is None:
+            value = value.squeeze(1).unflatten(-1, (self.num_attention_heads, -1)).transpose(1, 2)
+        if self.content_bias is None:
+            return packed, None, value
+        if self.head_ranks is None:
+            heads = self.num_attention_heads
+            return packed[..., :-heads], packed[:, 0, :, -heads:].transpose(1, 2), value
+        return packed[..., :-1], packed[..., -1], value
+
+    def _split(self, projected: Tensor) -> Tensor:
+        """Shared dimensions (B, T, R) dealt to the heads that own them, padded with zeros, (B, H, T, max_h r_h)."""
+        widest = max(owned for owned, _ in self._owned)
+        pieces = []
+        for part, (owned, count) in zip(projected.split(self._widths, dim=-1), self._owned, strict=True):
+            piece = part.unflatten(-1, (count, owned))  # (B, T, count, owned)
+            pieces.append(piece if owned == widest else functional.pad(piece, (0, widest - owned)))
+        return (torch.cat(pieces, dim=-2) if len(pieces) > 1 else pieces[0]).transpose(1, 2)
+
+
+class CollaborativeSelfAttention(CollaborativeAttention):
+    """Attention of a sequence to itself, with an optional cache for decoders."""
+
+    def forward(
+        self,
+        hidden_states: Tensor,
+        attention_mask: Any = None,
+        past_key_values: Any = None,
+        encoder_hidden_states: Tensor | None = None,
+        **kwargs: Any,
+    ) -> tuple[Tensor, Tensor | None]:
+        """Attends and returns the layer's output (B, T, D) and the attention weights (B, H, T, S) if there are any.
+
+        Args:
+            hidden_states: x = y, (B, T, D).
+            attention_mask: as in `attend`.
+            past_key_values: a transformers cache. It holds one shared key of R dimensions for each token, and the
+                content biases beside it.
+            encoder_hidden_states: not used; blocks that can hold either kind of attention pass it to both.
+            **kwargs: for `attend`.
+        """
+        cache = past_key_values
+        if isinstance(cache, EncoderDecoderCache):
+            cache = cache.self_attention_cache
+        if not self.heads:
+            seen = hidden_states.shape[1]
+            if cache is not None:  # whose first layer counts the tokens for the whole model
+                nothing = hidden_states.new_zeros(len(hidden_states), 1, seen, 1)
+                seen = cache.update(nothing, nothing, self.layer_idx)[0].shape[2]
+            return self.without_heads(hidden_states, seen)
+        key, value, content = self.keys(hidden_states), self.values(hidden_states), self.bias(hidden_states)
+        if cache is not None:
+            packed = cache.update(pack(key, content), self._merge(value), self.layer_idx)
+            key, content, value = self._unpack(*packed)
+        context, weights = self.attend(self.query(hidden_states), key, value, content, attention_mask, **kwargs)
+        return self.output(context, hidden_states), weights
+
+
+class CollaborativeCrossAttention(CollaborativeAttention):
+    """Attention of one sequence to another, whose keys and values are cached after the first step."""
+
+    def forward(
+        self,
+        hidden_states: Tensor,
+        encoder_hidden_states: Any = None,
+        attention_mask: Any = None,
+        past_key_values: Any = None,
+        **kwargs: Any,
+    ) -> tuple[Tensor, Tensor | None]:
+        """Attends and returns the layer's output (B, T, D_q) and the attention weights (B, H, T, S) if there are any.
+
+        Args:
+            hidden_states: x, (B, T, D_q).
+            encoder_hidden_states: y, (B, S, D_k); not needed once the cache holds its keys.
+            attention_mask: over y, as in `attend`.
+            past_key_values: a transformers encoder-decoder cache.
+            **kwargs: for `attend`.
+        """
+        if not self.heads:
+            return self.without_heads(
+                hidden_states, 0 if encoder_hidden_states is None else encoder_hidden_states.shape[1]
+            )
+        if past_key_values is not None and past_key_values.is_updated.get(self.layer_idx):
+            layer = past_key_values.cross_attention_cache.layers[self.layer_idx]
+            packed = layer.keys, layer.values
+        else:
+            packed = (
+                pack(self.keys(encoder_hidden_states), self.bias(encoder_hidden_states)),
+                self._merge(self.values(encoder_hidden_states)),
+            )
+            if past_key_values is not None:
+                packed = past_key_values.cross_attention_cache.update(*packed, self.layer_idx)
+                past_key_values.is_updated[self.layer_idx] = True
+        key, content, value = self._unpack(*packed)
+        context, weights = self.attend(self.query(hidden_states), key, value, content, attention_mask, **kwargs)
+        return self.output(context, hidden_states), weights
+
+
+class OutputBias(nn.Module):
+    """What an output projection is with no heads before it: its bias, for every token.
+
+    Args:
+        width: D.
+        bias: whether there is one; zeros otherwise.
+    """
+
+    def __init__(self, width: int, bias: bool) -> None:
+        super().__init__()
+        self.width = width
+        self.bias = nn.Parameter(torch.empty(width)) if bias else None
+
+    def forward(self, context: Tensor) -> Tensor:
+        """(B, T, 0) → (B, T, D)."""
+        output = context.new_zeros(*context.shape[:-1], self.width)
+        return output if self.bias is None else output + self.bias
+
+
+def _plus(tensor: Tensor, offset: Tensor | None) -> Tensor:
+    return tensor if offset is None else tensor + offset
+
+
+def _evenly(rank: int, num_heads: int) -> tuple[int, ...]:
+    """`rank` dimensions divided among the heads, the first ones taking what is left over."""
+    return tuple(rank // num_heads + (h < rank % num_heads) for h in range(num_heads))

@@ -1,0 +1,123 @@
+"""What a collaborative model is: the form and rank of every attention layer, as a part of its config.
+
+This file travels with every exported model; it imports only the standard library.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+FORMS = ("concat", "cp", "tucker")
+CONTENTS = ("exact", "folded", "none")
+
+
+@dataclass(frozen=True)
+class AttentionSpec:
+    """The shape of one collaborative attention layer.
+
+    Attributes:
+        form: ``concat``, ``cp`` or ``tucker``; see `collab_attention.CollaborativeAttention`.
+        rank: R, the number of shared query/key dimensions.
+        head_ranks: in the ``concat`` form, how many of the R dimensions each head owns; None means as evenly as
+            possible. None in the other forms.
+        content: where the content term y·c_h is: ``exact``, an additive bias from a D×H projection of the keys' input;
+            ``folded`` into an offset of each head's query, so that any attention kernel applies; or ``none``. None
+            means exact if the native layer has a query bias, and none otherwise.
+        heads: which of the native layer's heads there are, in ascending order; None means all. Without a single one the
+            layer's output is the bias of its output projection, and it has rank 0.
+
+    Raises:
+        ValueError: if the entries do not fit together.
+    """
+
+    form: str
+    rank: int
+    head_ranks: tuple[int, ...] | None = None
+    content: str | None = None
+    heads: tuple[int, ...] | None = None
+
+    def __post_init__(self) -> None:
+        if self.content not in (None, *CONTENTS):
+            known = ", ".join(CONTENTS)
+            raise ValueError(f"Unknown content {self.content!r} of collaborative attention; known are {known}.")
+        if self.form not in FORMS:
+            raise ValueError(f"Unknown form {self.form!r} of collaborative attention; known are {', '.join(FORMS)}.")
+        if self.heads is not None and (list(self.heads) != sorted(set(self.heads)) or min(self.heads, default=0) < 0):
+            raise ValueError(f"heads {list(self.heads)} must be different numbers from 0, in ascending order.")
+        if self.heads == ():
+            if self.rank != 0:
+                raise ValueError(f"An attention layer without heads has rank 0, not {self.rank!r}.")
+        elif not isinstance(self.rank, int) or self.rank < 1:
+            raise ValueError(
+                f"The rank of a collaborative attention layer must be a positive integer, not {self.rank!r}."
+            )
+        if self.head_ranks is not None:
+            if self.form != "concat":
+                raise ValueError(f"head_ranks belong to the concat form, not to {self.form}.")
+            if any(owned < 0 for owned in self.head_ranks) or sum(self.head_ranks) != self.rank:
+                raise ValueError(
+                    f"head_ranks {list(self.head_ranks)} must not be negative and must add up to {self.rank}."
+                )
+
+    @classmethod
+    def from_dict(cls, entry: dict[str, Any]) -> "AttentionSpec":
+        """Reads an entry of `collab_layers`."""
+        unknown = set(entry) - {"form", "rank", "head_ranks", "content", "heads"}
+        if unknown or not {"form", "rank"} <= set(entry):
+            raise ValueError(
+                "An entry of collab_layers has form, rank and perhaps head_ranks, content and heads, not "
+                f"{sorted(entry)}. Was the model written by a newer collab?"
+            )
+        owned, heads = (None if entry.get(name) is None else tuple(entry[name]) for name in ("head_ranks", "heads"))
+        return cls(entry["form"], entry["rank"], owned, entry.get("content"), heads)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Writes an entry of `collab_layers`."""
+        entry: dict[str, Any] = {"form": self.form, "rank": self.rank}
+        if self.head_ranks is not None:
+            entry["head_ranks"] = list(self.head_ranks)
+        if self.content is not None:
+            entry["content"] = self.content
+        if self.heads is not None:
+            entry["heads"] = list(self.heads)
+        return entry
+
+
+@dataclass(repr=False)
+class CollaborativeConfig:
+    """Mixin that adds the attention layers' form and rank to a native config.
+
+    Attributes:
+        collab_layers: one entry for each attention layer, in the order of the model's modules: ``{"form": "cp", "rank":
+            128}``, with ``"head_ranks"`` besides in the concat form, and ``"heads"`` where some were pruned. A single
+            entry stands for every layer. None means the ``cp`` form with R = K throughout, which is where the paper's
+            models trained from scratch start.
+    """
+
+    collab_layers: list[dict[str, Any]] | None = None
+
+    def validate_collab_layers(self) -> None:
+        """Called by the config's own validation."""
+        for entry in self.collab_layers or []:
+            AttentionSpec.from_dict(entry)
+
+    def attention_specs(self, full_ranks: list[int]) -> list[AttentionSpec]:
+        """The shape of each attention layer.
+
+        Args:
+            full_ranks: K of each layer.
+
+        Raises:
+            ValueError: if there is not one entry for each layer, or a rank is above K.
+        """
+        if self.collab_layers is None:
+            return [AttentionSpec("cp", full) for full in full_ranks]
+        entries = self.collab_layers * len(full_ranks) if len(self.collab_layers) == 1 else self.collab_layers
+        if len(entries) != len(full_ranks):
+            raise ValueError(
+                f"The config has {len(entries)} collab_layers, but the model has {len(full_ranks)} attention layers."
+            )
+        specs = [AttentionSpec.from_dict(entry) for entry in entries]
+        for spec, full in zip(specs, full_ranks, strict=True):
+            if spec.rank > full:
+                raise ValueError(f"Rank {spec.rank} is above {full}, the query/key dimensions of the attention layer.")
+        return specs

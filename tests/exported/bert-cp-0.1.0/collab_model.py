@@ -1,0 +1,209 @@
+"""Mixins that turn a family's native model classes into collaborative ones.
+
+A collaborative model is the native model with its attention layers replaced, as its config says. It is a class of its
+own with a `model_type` of its own: under the native one, loading without ``trust_remote_code`` would silently build the
+native class with random queries and keys.
+
+This file travels with every exported model; it imports only torch, transformers and its own folder.
+"""
+
+import inspect
+import os
+import shutil
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+from torch import nn
+from transformers import PreTrainedConfig, PreTrainedModel
+from transformers import initialization as init
+from transformers.dynamic_module_utils import get_relative_import_files
+from transformers.models.auto import modeling_auto
+
+from .collab_attention import CollaborativeAttention, OutputBias
+
+if TYPE_CHECKING:
+    _Model = PreTrainedModel  # to a type checker, a mixin is the model that it becomes a part of
+else:
+    _Model = object
+
+
+class CollaborativeMixin(_Model):
+    """What base models and models with a head share: initialization of the new parameters, and saving.
+
+    Comes before the native class in the bases: ``class CollabBertModel(CollaborativeBase, BertModel)``.
+
+    """
+
+    _supports_sdpa = True
+    # The content bias is additive or wide, and queries are wider than values: flash attention takes neither.
+    _supports_flash_attn = False
+
+    @classmethod
+    def native_class(cls) -> type[PreTrainedModel]:
+        """The native model class that this one is a collaborative version of."""
+        return next(base for base in cls.__mro__ if not issubclass(base, CollaborativeMixin))  # type: ignore[return-value]
+
+    @torch.no_grad()
+    def _init_weights(self, module: nn.Module) -> None:
+        super()._init_weights(module)
+        if isinstance(module, OutputBias) and module.bias is not None:
+            init.zeros_(module.bias)
+        if isinstance(module, CollaborativeAttention) and module.heads:
+            if module.spec.form != "concat":
+                init.normal_(module.mixing, mean=0.0, std=module.initial_mixing_std)
+            if module.content_bias is not None:
+                init.zeros_(module.content_bias.weight)
+            if module.query_offset is not None:
+                init.zeros_(module.query_offset)
+
+    def save_pretrained(self, save_directory: str | os.PathLike, *args: Any, **kwargs: Any) -> None:
+        """Saves the model with the code that it runs on, so that it loads where collab is not installed.
+
+        Takes the arguments of `transformers.PreTrainedModel.save_pretrained`.
+        """
+        self.config.auto_map = auto_map(type(self))
+        if kwargs.get("is_main_process", True):
+            copy_code(type(self), save_directory)
+        # transformers would upload the files that it wrote itself, and not the code.
+        push = kwargs.pop("push_to_hub", False)
+        hub = {
+            name: kwargs.pop(name) for name in ("repo_id", "commit_message", "private", "create_pr") if name in kwargs
+        }
+        super().save_pretrained(save_directory, *args, **kwargs)
+        if push:
+            hub.setdefault("repo_id", Path(save_directory).name)
+            self.push_to_hub(token=kwargs.get("token"), **hub)
+
+
+class CollaborativeBase(CollaborativeMixin):
+    """Mixin for a family's base model, the one that holds the attention layers.
+
+    Class attributes:
+        config_class: the collaborative config.
+        attention_classes: for each native attention class, the collaborative one that replaces it.
+    """
+
+    config_class: type[PreTrainedConfig]
+    attention_classes: ClassVar[dict[type[nn.Module], type[CollaborativeAttention]]]
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        # transformers records attentions from layers of the classes named here, and silently none from any other.
+        recorded = getattr(cls.native_class(), "_can_record_outputs", None)
+        if recorded is not None:
+            cls._can_record_outputs = {key: cls.attention_classes.get(one, one) for key, one in recorded.items()}
+
+    def __init__(self, config: Any, *args: Any, **kwargs: Any) -> None:
+        super().__init__(config, *args, **kwargs)
+        layers = [(name, layer) for name, layer in self.named_modules() if type(layer) in self.attention_classes]
+        specs = config.attention_specs([attention_width(layer, self.attention_classes) for _, layer in layers])
+        for (name, layer), spec in zip(layers, specs, strict=True):
+            replacement = self.attention_classes[type(layer)](layer, spec, config)
+            self.set_submodule(name, replacement)
+            output = replacement.output_name(name)
+            self.set_submodule(output, replacement.output_of_heads(self.get_submodule(output)))  # type: ignore[arg-type]
+        self.post_init()
+
+
+class CollaborativeHead(CollaborativeMixin):
+    """Mixin for a model with a head on a base model.
+
+    Class attributes:
+        base_class: the family's collaborative base model.
+    """
+
+    base_class: ClassVar[type[CollaborativeBase]]
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        cls.config_class = cls.base_class.config_class
+        super().__init_subclass__(**kwargs)
+
+    def __init__(self, config: Any, *args: Any, **kwargs: Any) -> None:
+        # The native constructor builds a native base model, which may know fewer kernels than the one that replaces it.
+        requested, config._attn_implementation = config._attn_implementation, "eager"
+        super().__init__(config, *args, **kwargs)
+        config._attn_implementation = requested
+        native = getattr(self, self.base_model_prefix)
+        setattr(self, self.base_model_prefix, self.base_class(config, **optional_parts(native)))
+        self.post_init()
+
+
+def family_models(module: ModuleType) -> tuple[type[CollaborativeMixin], ...]:
+    """The collaborative model classes that a family's file defines, the base model first."""
+    models = [
+        one
+        for one in vars(module).values()
+        if isinstance(one, type) and issubclass(one, CollaborativeMixin) and issubclass(one, PreTrainedModel)
+    ]
+    return tuple(sorted(models, key=lambda one: not issubclass(one, CollaborativeBase)))
+
+
+def attention_width(layer: nn.Module, attention_classes: dict[type[nn.Module], type[CollaborativeAttention]]) -> int:
+    """K of a native attention layer."""
+    return getattr(layer, attention_classes[type(layer)].native_names["query"]).out_features
+
+
+def optional_parts(base: PreTrainedModel) -> dict[str, bool]:
+    """Constructor arguments that rebuild a base model with the optional parts that it has."""
+    accepted = inspect.signature(type(base).__init__).parameters
+    parts = {
+        "add_pooling_layer": getattr(base, "pooler", None) is not None,
+        "use_mask_token": getattr(getattr(base, "embeddings", None), "mask_token", None) is not None,
+    }
+    return {name: present for name, present in parts.items() if name in accepted}
+
+
+def auto_classes(module: ModuleType) -> dict[str, tuple[type[CollaborativeMixin], ...]]:
+    """Which of a family's collaborative classes each Auto class of transformers loads.
+
+    Follows transformers' own tables: ``AutoModelForMaskedLM`` loads the collaborative version of whatever it loads for
+    the native config.
+
+    Args:
+        module: the family's file.
+
+    Returns:
+        Auto class names, each with the classes it may build; the config's `architectures` chooses among several.
+    """
+    models = family_models(module)
+    collaborative = {model.native_class(): model for model in models}
+    native_config = models[0].native_class().config_class
+    found = {}
+    for name, auto_class in vars(modeling_auto).items():
+        mapping = getattr(auto_class, "_model_mapping", None)
+        if not name.startswith("AutoModel") or mapping is None or native_config not in mapping:
+            continue
+        native = mapping[native_config]
+        natives = native if isinstance(native, tuple | list) else (native,)
+        known = tuple(collaborative[one] for one in natives if one in collaborative)
+        if known:
+            found[name] = known
+    return found
+
+
+def auto_map(model_class: type[CollaborativeMixin]) -> dict[str, str]:
+    """The complete `auto_map` of an exported model: every Auto class that can load it, not only the one of its head.
+
+    Args:
+        model_class: the class of the model being saved.
+    """
+    module = sys.modules[model_class.__module__]
+    file = module.__name__.rpartition(".")[2]
+    entries = {"AutoConfig": f"{file}.{model_class.config_class.__name__}"}  # type: ignore[union-attr]
+    for name, classes in auto_classes(module).items():
+        chosen = model_class if model_class in classes else classes[0]
+        entries[name] = f"{file}.{chosen.__name__}"
+    return entries
+
+
+def copy_code(model_class: type, folder: str | os.PathLike) -> None:
+    """Copies the file that defines a model, and what it imports from its own folder, into `folder`."""
+    source = Path(sys.modules[model_class.__module__].__file__ or "")
+    Path(folder).mkdir(parents=True, exist_ok=True)
+    for file in [source, *map(Path, get_relative_import_files(source))]:
+        target = Path(folder) / file.name
+        if not target.exists() or not target.samefile(file):
+            shutil.copyfile(file, target)

@@ -1,0 +1,179 @@
+"""The first second of the command line: what answers without torch, and what every command's options have in common."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import defaultdict
+from pathlib import Path
+
+import click
+import pytest
+from tiny import BY_TYPE, tiny_model
+
+from collab.cli import main
+from collab.cli.running import Command
+
+COMMANDS: dict[str, Command] = {name: main.commands[name] for name in sorted(main.commands)}  # type: ignore[misc]
+
+# What an option of the same name may differ in: the kind of arithmetic, what is scored or ranked, and so on.
+DIFFERENT = {
+    "--data": "labelled rows to evaluate",
+    "--score": "several to show, one to rank by",
+    "--steps": "of training and of pruning",
+    "--batch-size": "several to measure",
+    "--params": "several to plan",
+    "--precision": "a solver has float64",
+}
+SLOW = ("torch", "transformers", "datasets", "rich", "numpy")
+
+
+def modules_after(arguments: list[list[str]]) -> dict[str, tuple[int, list[str]]]:
+    """Exit code, and slow modules imported by then, of several command lines, one after the other in a new process."""
+    code = (
+        "import json, sys; from collab.cli import main\n"
+        "results = {}\n"
+        "for arguments in json.loads(sys.argv[1]):\n"
+        "    try: main(arguments)\n"
+        "    except SystemExit as stop: code = stop.code\n"
+        f"    results[' '.join(arguments)] = code, [name for name in {SLOW!r} if name in sys.modules]\n"
+        "print('\\n' + json.dumps(results))"
+    )
+    command = [sys.executable, "-c", code, json.dumps(arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "Traceback" not in done.stderr
+    return {line: tuple(result) for line, result in json.loads(done.stdout.splitlines()[-1]).items()}
+
+
+class TestWithoutTorch:
+    def test_help(self) -> None:
+        results = modules_after([["--help"], ["--version"], *([name, "--help"] for name in COMMANDS)])
+        assert all(result == (0, []) for result in results.values()), results
+
+    def test_usage_errors(self) -> None:
+        results = modules_after(
+            [
+                ["transmogrify"],
+                ["convert"],
+                ["convert", "model"],
+                ["convert", "model", "out", "--colour", "red"],
+                ["convert", "model", "out", "--rank", "many"],
+                ["convert", "model", "out"],
+                ["convert", "model", "out", "--rank", "8", "--params", "0.5"],
+                ["convert", "model", "out", "--rank", "8", "--form", "svd"],
+                ["convert", "model", "out", "--rank", "8", "--calibration-samples", "1"],
+                ["convert", "model", "out", "--rank", "8", "--max-shard-size", "huge"],
+                ["plan", "model", "--params", "2"],
+                ["heal", "model", "out", "--batch-size", "8", "--gradient-accumulation-steps", "3"],
+                ["finetune", "model", "out", "--task", "poetry"],
+                ["evaluate", "model", "--repeats", "0"],
+                ["bench", "model", "--batch-size", "0"],
+                ["heads", "model", "--data", "synthetic", "--score", "beauty"],
+                ["heads", "model", "--data", "synthetic", "--sentence", "a"],
+                ["prune", "model", "out", "--keep", "all"],
+                ["prune", "model", "out"],
+                ["export", "model", "out", "--format", "pickle"],
+            ]
+        )
+        assert all(result == (2, []) for result in results.values()), results
+
+    def test_no_such_folder(self) -> None:
+        results = modules_after([[name, "./no/such/folder", *_required(name)] for name in COMMANDS])
+        assert all(result == (1, []) for result in results.values()), results
+
+
+def _required(name: str) -> list[str]:
+    more = {
+        "convert": ["out", "--rank", "8"],
+        "heal": ["out"],
+        "finetune": ["out", "--task", "classification"],
+        "heads": ["--data", "synthetic"],
+        "prune": ["out", "--keep", "0:1"],
+        "expand": ["out"],
+        "export": ["out", "--format", "onnx"],
+    }
+    return more.get(name, [])
+
+
+class TestOptions:
+    def test_the_same_name_means_the_same(self) -> None:
+        """In every command the same type, the same text, and, where the default differs, text up to that."""
+        seen: dict[str, set[tuple[str, str]]] = defaultdict(set)
+        for command in COMMANDS.values():
+            for option in command.params:
+                if isinstance(option, click.Option):
+                    values = getattr(option.type, "choices", option.type.name)
+                    seen[option.opts[-1]].add((str(values), (option.help or "").partition("  [default")[0]))
+        assert {name for name, ways in seen.items() if len(ways) > 1} <= set(DIFFERENT)
+
+    def test_no_option_is_dropped(self) -> None:
+        """Every value reaches the command's function or something that is gathered for it, by its name."""
+        for name, command in COMMANDS.items():
+            assert command.callback is not None
+            gathered = vars(command.callback).get("gathered", {})
+            taken = {"as_json", "verbose", "quiet", "session"}
+            for function in (command.callback, *gathered.values()):
+                taken |= set(inspect.signature(function).parameters)
+            values = {option.name for option in command.params if option.expose_value}
+            assert values <= taken, (name, values - taken)
+            wanted = set(inspect.signature(command.callback).parameters)
+            assert wanted <= values | set(gathered) | {"session"}, name
+
+    def test_types_of_what_is_gathered(self) -> None:
+        """What a decorator gathers is of the type that the command's function says."""
+        for name, command in COMMANDS.items():
+            assert command.callback is not None
+            parameters = inspect.signature(command.callback).parameters
+            for argument, build in vars(command.callback).get("gathered", {}).items():
+                if argument in parameters:
+                    built = build.__name__ if inspect.isclass(build) else inspect.signature(build).return_annotation
+                    declared = str(parameters[argument].annotation)
+                    required = declared.removesuffix(" | None")  # the option is required, or has a default
+                    assert built in (declared, f"{required} | None"), (name, argument)
+
+
+class TestInterruption:
+    @pytest.mark.parametrize("seconds", [0.4, 1.0, 2.0])
+    def test_while_libraries_are_imported(self, demo_folder: Path, tmp_path: Path, seconds: float) -> None:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "collab", "convert", str(demo_folder), str(tmp_path / "out"), "--rank", "8"],
+            stderr=subprocess.PIPE,
+            text=True,
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+        )
+        assert process.stderr is not None
+        try:
+            assert process.stderr.readline().startswith("Loading ")
+            time.sleep(seconds)
+            process.send_signal(signal.SIGINT)
+            _, stderr = process.communicate(timeout=60)
+        finally:
+            process.kill()
+            process.wait()
+        assert process.returncode == 1
+        assert stderr.endswith("Error: Interrupted. Nothing was written.\n")
+        assert "Traceback" not in stderr
+        assert list(tmp_path.iterdir()) == []
+
+
+class TestOutput:
+    def test_says_what_it_does_and_how_long_it_took(self, tmp_path: Path) -> None:
+        tiny_model(BY_TYPE["bert"]).save_pretrained(tmp_path / "model")
+        environment = {name: value for name, value in os.environ.items() if not name.endswith("_VERBOSITY")}
+        command = ["convert", str(tmp_path / "model"), str(tmp_path / "out"), "--rank", "8"]
+        done = subprocess.run(
+            [sys.executable, "-m", "collab", *command], capture_output=True, text=True, check=True, env=environment
+        )
+        lines = done.stderr.splitlines()
+        assert lines[:4] == [f"Loading {tmp_path / 'model'}", "Calibrating", "Solving", "Writing and checking"]
+        assert len(lines) == 5, "nobody else says anything"
+        assert lines[4].startswith("Took ")
+        for phase in ("starting", "loading the model", "calibrating", "solving", "writing and checking"):
+            assert f"{phase} " in lines[4]
+        assert done.stdout.splitlines()[-1] == f"Reloaded, compared and written to {tmp_path / 'out'}"
