@@ -12,6 +12,7 @@ if "PYTEST_XDIST_WORKER" in os.environ:  # the workers are the parallelism
 import pytest
 import torch
 import transformers
+from tiny import BERT, save_with_tokenizer, tiny_model
 
 transformers.logging.set_verbosity_error()
 transformers.logging.disable_progress_bar()
@@ -20,6 +21,13 @@ transformers.logging.disable_progress_bar()
 @pytest.fixture(autouse=True)
 def _seeded() -> None:
     torch.manual_seed(0)
+
+
+@pytest.fixture
+def original(tmp_path: Path) -> Path:
+    """A folder with a tiny classifier and its tokenizer."""
+    model = tiny_model(BERT, transformers.BertForSequenceClassification, id2label={0: "no", 1: "yes"})
+    return save_with_tokenizer(model, tmp_path / "original")
 
 
 @pytest.fixture(scope="session")

@@ -51,6 +51,17 @@ def run_without_collab(code: str, *arguments: str, cache: Path) -> subprocess.Co
     )
 
 
+def error_without_trust(folder: Path, cache: Path) -> str:
+    """What transformers says last where neither collab nor the code of an export may be used."""
+    code = (
+        "import sys; sys.modules['collab'] = None; from transformers import AutoModel; "
+        "AutoModel.from_pretrained(sys.argv[1])"
+    )
+    done = run_without_collab(code, str(folder), cache=cache)
+    assert done.returncode != 0
+    return done.stderr.splitlines()[-1]
+
+
 def outputs_without_collab(jobs: list[dict], folder: Path) -> list[dict[str, torch.Tensor]]:
     """What exports compute where collab is not there.
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from reload import outputs_without_collab, run_without_collab
+from reload import error_without_trust, outputs_without_collab
 from torch import Tensor
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, BertForSequenceClassification
 
@@ -52,13 +52,7 @@ class TestLoads:
         check(outputs_without_collab([job], tmp_path)[0]["logits"], recorded)
 
     def test_with_neither_it_names_the_cure(self, tmp_path: Path) -> None:
-        code = (
-            "import sys; sys.modules['collab'] = None; from transformers import AutoModelForSequenceClassification; "
-            "AutoModelForSequenceClassification.from_pretrained(sys.argv[1])"
-        )
-        done = run_without_collab(code, str(FOLDER), cache=tmp_path / "modules")
-        assert done.returncode != 0
-        assert "trust_remote_code=True" in done.stderr.splitlines()[-1]
+        assert "trust_remote_code=True" in error_without_trust(FOLDER, cache=tmp_path / "modules")
 
 
 class TestReport:

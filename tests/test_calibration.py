@@ -15,6 +15,7 @@ from transformers import BertTokenizer, PreTrainedModel
 
 import collab
 from collab.data.rows import read_rows
+from collab.decomposition import FORMS
 from collab.models.families import require_family
 from collab.models.inputs import probe_inputs
 
@@ -327,7 +328,7 @@ class TestInOrder:
         before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
         arguments = {"tokenizer": tokenizer, "options": FEW}
         plain = collab.calibrate(model, SENTENCES, **arguments)
-        for form in ("concat", "cp", "tucker"):
+        for form in FORMS:
             for content in ("exact", "folded"):
                 config = collab.ConversionConfig(rank=8, form=form, content=content)
                 ordered = collab.calibrate_in_order(model, config, SENTENCES, **arguments)

@@ -15,6 +15,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 import collab
+from collab.decomposition import FORMS
 from collab.modeling.collab_attention import CollaborativeAttention
 from collab.models.inputs import probe_inputs
 
@@ -188,7 +189,7 @@ def test_static_cache() -> None:
     native.generation_config.update(eos_token_id=None, max_new_tokens=6, do_sample=False)
     prompt = torch.tensor([[5, 6, 7]])
     expected = native.generate(prompt)
-    for form in ("concat", "cp", "tucker"):
+    for form in FORMS:
         converted = collab.convert(native, collab.ConversionConfig(rank=32, form=form)).model
         assert torch.equal(converted.generate(prompt, cache_implementation="static"), expected)
 

@@ -12,11 +12,17 @@ from tensorly.cp_tensor import cp_to_tensor
 from tensorly.metrics import RMSE
 from tensorly.tucker_tensor import tucker_to_tensor
 
-from collab.decomposition import HeadTensor, SolverOptions, decompose, decompose_concat, decompose_cp, decompose_tucker
+from collab.decomposition import (
+    FORMS,
+    HeadTensor,
+    SolverOptions,
+    decompose,
+    decompose_concat,
+    decompose_cp,
+    decompose_tucker,
+)
 from collab.decomposition.reference import reference_cp, reference_tucker
 from collab.errors import ConfigurationError, DeviceError, RankError
-
-FORMS = ["concat", "cp", "tucker"]
 
 
 def shared_tensor(
@@ -287,7 +293,7 @@ class TestOptions:
                 decompose(shared_tensor(), "cp", 4, SolverOptions(device="cuda"))
 
 
-@pytest.mark.parametrize("form", ["concat", "cp", "tucker"])
+@pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize(("query", "key"), [(1e-25, 1.0), (1e9, 1e9), (1e-12, 1e-12)])
 def test_scale_does_not_matter(form: str, query: float, key: float) -> None:
     tensor = shared_tensor()

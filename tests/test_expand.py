@@ -27,7 +27,6 @@ from tiny import (
     largest_difference,
     outputs,
     random_model,
-    save_with_tokenizer,
     tensors,
     tiny_model,
 )
@@ -219,17 +218,15 @@ class TestBadModels:
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
+def folder(original: Path, tmp_path: Path) -> Path:
     """A converted classifier with what lies around one."""
-    classifier = tiny_model(BERT, transformers.BertForSequenceClassification, num_labels=3)
-    source = save_with_tokenizer(classifier, tmp_path / "original")
-    weights = load_file(source / "model.safetensors") | {"cls.extra.weight": torch.ones(3)}
-    save_file(weights, source / "model.safetensors", {"format": "pt"})
-    (source / "LICENSE").write_text("terms")
-    (source / "README.md").write_text("---\nlicense: mit\nlanguage: en\ntags:\n- mine\n---\n# Model\n")
+    weights = load_file(original / "model.safetensors") | {"cls.extra.weight": torch.ones(3)}
+    save_file(weights, original / "model.safetensors", {"format": "pt"})
+    (original / "LICENSE").write_text("terms")
+    (original / "README.md").write_text("---\nlicense: mit\nlanguage: en\ntags:\n- mine\n---\n# Model\n")
     config = collab.ConversionConfig(rank=16, form="concat")
     collab.checkpoints.convert(
-        str(source), tmp_path / "converted", config, save_options=collab.SaveOptions(base_model="someone/original")
+        str(original), tmp_path / "converted", config, save_options=collab.SaveOptions(base_model="someone/original")
     )
     return tmp_path / "converted"
 

@@ -15,7 +15,7 @@ import safetensors.torch
 import torch
 import transformers
 from huggingface_hub import ModelCard
-from reload import outputs_without_collab, run_without_collab
+from reload import error_without_trust, outputs_without_collab, run_without_collab
 from tiny import (
     BERT,
     BY_TYPE,
@@ -31,6 +31,7 @@ from tiny import (
 from transformers import AutoConfig, AutoModel, PreTrainedModel
 
 import collab
+from collab.decomposition import FORMS
 from collab.io.read import read_json
 from collab.io.verify import verify
 from collab.modeling.collab_model import auto_classes
@@ -48,12 +49,11 @@ def folders(path: Path) -> set[str]:
 def test_every_head_of_every_family_reloads_without_collab(tmp_path: Path) -> None:
     """Full rank, through save and reload in another process: equal to the original. All forms take their turn."""
     jobs, expected = [], []
-    forms = ["concat", "cp", "tucker"]
     for row in ROWS:
         loaders = {model: name for name, models in auto_classes(row.family.module).items() for model in models}
         for model in row.family.models:
             native = random_model(model.native_class(), row.config())
-            form = forms[len(jobs) % 3]
+            form = FORMS[len(jobs) % 3]
             folder = tmp_path / model.__name__
             converted(native, 32, form).save_pretrained(folder)
             jobs.append({"folder": folder, "auto_class": loaders[model], "inputs": probe_inputs(native)})
@@ -76,13 +76,7 @@ def test_reload_with_collab(form: str, tmp_path: Path) -> None:
 
 def test_without_collab_and_without_trust_it_names_the_cure(tmp_path: Path) -> None:
     converted(tiny_model(BERT)).save_pretrained(tmp_path / "out")
-    code = (
-        "import sys; sys.modules['collab'] = None; from transformers import AutoModel; "
-        "AutoModel.from_pretrained(sys.argv[1])"
-    )
-    done = run_without_collab(code, str(tmp_path / "out"), cache=tmp_path / "modules")
-    assert done.returncode != 0
-    assert "trust_remote_code=True" in done.stderr.splitlines()[-1]
+    assert "trust_remote_code=True" in error_without_trust(tmp_path / "out", cache=tmp_path / "modules")
 
 
 def test_a_model_saved_from_remote_code_reloads_too(tmp_path: Path) -> None:

@@ -458,11 +458,11 @@ class TestBadInput:
         for name in ("train", "dev"):
             table = [row | {"label": number % 3} for number, row in enumerate(rows(32, 1))]
             write(tmp_path / f"{name}.csv", table, ["sentence", "label"])
-        arguments = (tmp_path / "tuned", tmp_path / "again", data(folder, ".csv"))
+        places = tmp_path / "tuned", tmp_path / "again"
         with pytest.raises(collab.errors.DataError, match=r"3 labels .* head 2: .* --new-head"):
-            finetune(*arguments, options=short)
-        assert len(finetune(*arguments, options=short, new_head=True)["labels"]) == 3
-        with pytest.raises(collab.errors.DataError, match="the label 2, but the model's head knows"):
+            finetune(*places, data(folder, ".csv"), options=short)
+        assert len(finetune(*places, data(folder, ".csv", new_head=True), options=short)["labels"]) == 3
+        with pytest.raises(collab.errors.DataError, match="the label 2, but the model's head has"):
             collab.checkpoints.evaluate(str(tmp_path / "tuned"), collab.DataSource(str(tmp_path / "dev.csv")))
 
     @pytest.mark.parametrize(

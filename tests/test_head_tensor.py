@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from collab.decomposition import Factors, HeadTensor, full_rank_factors
+from collab.decomposition import FORMS, Factors, HeadTensor, full_rank_factors
 from collab.errors import ShapeError
 
 
@@ -85,7 +85,7 @@ def test_compressing_keeps_the_tensor(tensor: HeadTensor) -> None:
     close(small.norm_squared(), tensor.norm_squared(), tensor.query.dtype)
 
 
-@given(head_tensors(), st.sampled_from(["concat", "cp", "tucker"]))
+@given(head_tensors(), st.sampled_from(FORMS))
 @settings(max_examples=30, deadline=None)
 def test_full_rank_factors_are_the_tensor_itself(tensor: HeadTensor, form: str) -> None:
     factors = full_rank_factors(tensor, form, tensor.full_rank)

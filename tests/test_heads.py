@@ -19,6 +19,7 @@ from tiny import (
     Row,
     converted,
     every_family,
+    every_form,
     largest_difference,
     outputs,
     save_with_tokenizer,
@@ -413,7 +414,7 @@ class TestPruneCommand:
         entries = json.loads((folder / "smaller" / "config.json").read_text())["collab_layers"]
         assert [(entry["form"], entry["heads"]) for entry in entries] == [("cp", [1, 3]), ("cp", [0, 1, 2])]
 
-    @pytest.mark.parametrize("form", ["concat", "cp", "tucker"])
+    @every_form
     @pytest.mark.parametrize("keep", ["0:0,2", "0:;1:1,2"])
     def test_converts_at_full_rank(self, folder: Path, form: str, keep: str) -> None:
         assert run("prune", folder / "model", folder / "pruned", "--keep", keep).exit_code == 0

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from processes import command, kill_midway, run_apart
+from processes import command, kill_midway, run
 from tiny import (
     BERT,
     LETTERS,
@@ -36,10 +36,10 @@ TEXT = [" ".join(LETTERS[(i * 7 + j * j) % 26] for j in range(2 + i % 9)) for i 
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    """A tiny classifier with its tokenizer."""
+def folder(original: Path, tmp_path: Path) -> Path:
+    """A tiny classifier with its tokenizer, and text beside it."""
     (tmp_path / "text.txt").write_text("\n".join(TEXT))
-    return save_with_tokenizer(tiny_model(BERT, BertForSequenceClassification), tmp_path / "original")
+    return original
 
 
 class TestHeal:
@@ -132,11 +132,11 @@ class TestHeal:
         for rank in (4, 31):
             teacher = tiny_model(BERT)
             model, again = (converted(teacher, rank) for _ in range(2))
-            run = replace(RUN, learning_rate=None)
-            healing = collab.heal(model, teacher, options=replace(FEW, run=run))
+            settings = replace(RUN, learning_rate=None)
+            healing = collab.heal(model, teacher, options=replace(FEW, run=settings))
             assert healing.improved
             rates[rank] = healing.record["settings"]["run"]["learning_rate"]
-            options = replace(FEW, run=replace(run, learning_rate=rates[rank]))
+            options = replace(FEW, run=replace(settings, learning_rate=rates[rank]))
             assert collab.heal(again, teacher, options=options).record["after"] == healing.record["after"]
         assert rates[31] < rates[4] <= 1e-3
 
@@ -168,8 +168,8 @@ class TestHeal:
         losses = []
         for pieces in (1, 4):
             model = converted(teacher)
-            run = replace(RUN, gradient_accumulation_steps=pieces, gradient_checkpointing=pieces == 4)
-            options = replace(FEW, run=run)
+            settings = replace(RUN, gradient_accumulation_steps=pieces, gradient_checkpointing=pieces == 4)
+            options = replace(FEW, run=settings)
             losses.append(collab.heal(model, teacher, options=options).record["after"]["loss"])
         assert losses[0] == pytest.approx(losses[1], rel=0.05)  # a piece's errors are relative to its own rows
 
@@ -179,8 +179,8 @@ class TestHealCommand:
         collab.checkpoints.convert(str(folder), tmp_path / "converted", collab.ConversionConfig(rank=8))
         arguments = ("--steps", 60, "--batch-size", 8, "--evaluations", 2, "--learning-rate", 3e-3)
         text = ("--data", tmp_path / "text.txt", "--json")
-        done = run_apart("heal", tmp_path / "converted", tmp_path / "healed", *text, *arguments)
-        assert done.returncode == 0, done.stderr
+        done = run("heal", tmp_path / "converted", tmp_path / "healed", *text, *arguments)
+        assert done.exit_code == 0, done.stderr
         printed = json.loads(done.stdout)
         assert printed["after"]["loss"] < printed["before"]["loss"]
         assert {path.name for path in tmp_path.iterdir()} == {"original", "converted", "healed", "text.txt"}
@@ -242,17 +242,17 @@ class TestBadInput:
     def test_another_tokenizer(self, folder: Path, tmp_path: Path) -> None:
         collab.checkpoints.convert(str(folder), tmp_path / "converted", collab.ConversionConfig(rank=8))
         other = save_with_tokenizer(AutoModel.from_pretrained(folder), tmp_path / "other", reversed(WORDS))
-        done = run_apart("heal", tmp_path / "converted", tmp_path / "out", "--teacher", other)
-        assert done.returncode == 2
+        done = run("heal", tmp_path / "converted", tmp_path / "out", "--teacher", other)
+        assert done.exit_code == 2
         assert "different tokenizers" in done.stderr
         assert "Traceback" not in done.stderr
 
     def test_a_loss_that_is_no_number(self, tmp_path: Path) -> None:
         teacher = tiny_model(BERT)
         model = converted(teacher)
-        run = replace(RUN, learning_rate=1e30, warmup=0.0)
+        settings = replace(RUN, learning_rate=1e30, warmup=0.0)
         with pytest.raises(collab.errors.TrainingError, match=r"The loss is not a number .* at step \d+\..* --restart"):
-            collab.heal(model, teacher, options=replace(FEW, run=run), work=tmp_path / "work")
+            collab.heal(model, teacher, options=replace(FEW, run=settings), work=tmp_path / "work")
 
     def test_too_little_memory(self, monkeypatch: pytest.MonkeyPatch) -> None:
         from collab.training.distillation import DistillationTrainer
@@ -295,6 +295,6 @@ class TestBadInput:
 
     def test_without_a_report(self, folder: Path, tmp_path: Path) -> None:
         converted(AutoModel.from_pretrained(folder)).save_pretrained(tmp_path / "bare")
-        done = run_apart("heal", tmp_path / "bare", tmp_path / "out")
-        assert done.returncode == 2
+        done = run("heal", tmp_path / "bare", tmp_path / "out")
+        assert done.exit_code == 2
         assert "--teacher" in done.stderr

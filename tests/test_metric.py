@@ -6,16 +6,16 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tiny import every_form
 from torch import Tensor
 
 import collab
-from collab.decomposition import HeadTensor, Metric, SolverOptions, Whitening, decay, decompose
+from collab.decomposition import FORMS, HeadTensor, Metric, SolverOptions, Whitening, decay, decompose
 from collab.reparametrization.layer import LayerProblem
 from collab.reparametrization.moments import LayerMoments
 
 HEADS, HEAD_DIM = 3, 4
 FULL = HEADS * HEAD_DIM
-FORMS = ["concat", "cp", "tucker"]
 
 
 def covariance(width: int, rank: int | None = None) -> Tensor:
@@ -70,7 +70,7 @@ def test_whitening_is_undone(widths: tuple[int, int], fraction: float, form: str
     assert metric.norm_squared(tensor) == pytest.approx(float(sum(dense)), rel=1e-9)
 
 
-@pytest.mark.parametrize("form", FORMS)
+@every_form
 def test_scores_are_closer_on_what_was_seen(form: str) -> None:
     task = problem()
     seen = task.solve(form, 6, "exact", SolverOptions())
@@ -79,7 +79,7 @@ def test_scores_are_closer_on_what_was_seen(form: str) -> None:
     assert seen.error > blind.error * 0.99
 
 
-@pytest.mark.parametrize("form", FORMS)
+@every_form
 @pytest.mark.parametrize("content", ["exact", "folded"])
 def test_score_error_is_that_of_sampled_scores(form: str, content: str) -> None:
     """Drawing queries and keys with these moments, and comparing the scores themselves."""
@@ -101,7 +101,7 @@ def test_score_error_is_that_of_sampled_scores(form: str, content: str) -> None:
     assert (error / whole) ** 0.5 == pytest.approx(solved.score_error, rel=0.06)
 
 
-@pytest.mark.parametrize("form", FORMS)
+@every_form
 def test_exact_content_is_exact_at_the_mean_query(form: str) -> None:
     task = problem()
     solved = task.solve(form, 5, "exact", SolverOptions())
@@ -113,7 +113,7 @@ def test_exact_content_is_exact_at_the_mean_query(form: str) -> None:
         )
 
 
-@pytest.mark.parametrize("form", FORMS)
+@every_form
 @pytest.mark.parametrize("calibrated", [True, False])
 def test_folded_content(form: str, calibrated: bool) -> None:
     """At full rank it is exact; below, it stores less and costs something."""
@@ -129,7 +129,7 @@ def test_folded_content(form: str, calibrated: bool) -> None:
         assert exact.score_error < folded.score_error < 3 * exact.score_error
 
 
-@pytest.mark.parametrize("form", FORMS)
+@every_form
 def test_deficient_moments(form: str) -> None:
     """Covariances of rank 2: what was not seen is kept as far as the rank allows, and nothing blows up."""
     task = problem(rank=2)
@@ -161,7 +161,7 @@ def test_by_reparametrize_and_its_shapes() -> None:
         collab.reparametrize(query, bias, key, num_heads=HEADS, rank=5, content="absorbed")
 
 
-@pytest.mark.parametrize("form", FORMS)
+@every_form
 def test_decay_bounds_the_error_at_every_rank(form: str) -> None:
     tensor = problem(9, 14).tensor
     curve = decay(tensor, form)

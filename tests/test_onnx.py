@@ -157,7 +157,7 @@ class TestCommand:
         model, out, _ = exported
         card = ModelCard.load(out / "README.md").text
         code = card.partition("```python\n")[2].partition("```")[0].replace("FOLDER", str(out))
-        code = f"import sys; sys.modules['collab'] = None\n{code}\nprint(found[0].tolist())\n"
+        code = f"import sys; sys.modules['collab'] = None\n{code}\nprint(outputs[0].tolist())\n"
         done = run_without_collab(code, cache=tmp_path / "modules")
         assert done.returncode == 0, done.stderr
         loaded = collab.load(str(model))

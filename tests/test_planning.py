@@ -10,6 +10,7 @@ import transformers
 from tiny import BERT, BY_TYPE, Row, every_family, every_form, tiny_model
 
 import collab
+from collab.decomposition import FORMS
 from collab.models.families import require_family
 from collab.planning.cost import LayerShape
 from collab.planning.predict import predict
@@ -115,7 +116,7 @@ class TestBudgets:
         calibration = collab.calibrate(model, options=FEW)
         report = collab.convert(model, collab.ConversionConfig(params=0.5, form="auto"), calibration=calibration).report
         candidates = report.choice["candidates"]
-        assert set(candidates) == {"concat", "cp", "tucker"}
+        assert set(candidates) == set(FORMS)
         assert candidates[report.choice["chosen"]]["error"] == min(
             candidate["error"] for candidate in candidates.values()
         )
@@ -190,7 +191,7 @@ class TestPlan:
     @every_family
     def test_every_family(self, row: Row) -> None:
         plan = collab.plan(tiny_model(row))
-        assert {option.form for option in plan.options} == {"concat", "cp", "tucker"}
+        assert {option.form for option in plan.options} == set(FORMS)
         json.dumps(plan.to_dict())
         assert "form at rank" in plan.recommendation
 
@@ -225,7 +226,7 @@ def test_score_errors_of_a_loaded_model(tmp_path) -> None:
     """Measured from the weights of the export, they are those of the report."""
     model = tiny_model(BERT)
     calibration = collab.calibrate(model, options=FEW)
-    for form in ("concat", "cp", "tucker"):
+    for form in FORMS:
         for content in ("exact", "folded"):
             conversion = collab.convert(
                 model, collab.ConversionConfig(rank=9, form=form, content=content), calibration=calibration

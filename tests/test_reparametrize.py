@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from tiny import every_form
 from torch import Tensor
 
 import collab
@@ -28,7 +29,7 @@ def attention(
     return (query @ key.mT / HEAD_DIM**0.5).softmax(dim=-1)
 
 
-@pytest.mark.parametrize("form", ["concat", "cp", "tucker"])
+@every_form
 @pytest.mark.parametrize("biases", [True, False])
 @pytest.mark.parametrize("widths", [(10, 10), (16, 16), (10, 7)])
 def test_exact_at_full_rank(form: str, biases: bool, widths: tuple[int, int]) -> None:
@@ -47,7 +48,7 @@ def test_content_bias_is_exact_at_any_rank() -> None:
     torch.testing.assert_close(result.scores(x, y).softmax(dim=-1), attention(x, y, *weights))
 
 
-@pytest.mark.parametrize("form", ["concat", "cp", "tucker"])
+@every_form
 def test_folded_content_of_a_head_without_query_weights(form: str) -> None:
     """Such a head sees no query, but its bias attends to keys; one dimension is enough for it."""
     query_weight, query_bias, key_weight, key_bias = layer()

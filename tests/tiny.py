@@ -27,6 +27,7 @@ from transformers import (
 )
 
 import collab
+from collab.decomposition import FORMS
 from collab.models.families import Family, families
 from collab.models.inputs import probe_inputs
 
@@ -114,7 +115,7 @@ every_head = pytest.mark.parametrize(
         for model in row.family.models
     ],
 )
-every_form = pytest.mark.parametrize("form", ["concat", "cp", "tucker"])
+every_form = pytest.mark.parametrize("form", FORMS)
 
 
 def random_model(native_class: type[PreTrainedModel], config: PretrainedConfig, seed: int = 0) -> PreTrainedModel:

@@ -1,4 +1,4 @@
-"""From folder to folder: the verbs of `collab` on checkpoints, each in a file of the name that its command has."""
+"""The verbs of `collab` from folder to folder, each in a file named after its command."""
 
 import lazy_loader
 

@@ -1,4 +1,4 @@
-"""Measuring models in folders: what `collab bench` does."""
+"""Measures the speed of models in folders (`collab bench`)."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ def bench(
     load_options: LoadOptions | None = None,
     progress: Progress = no_progress,
 ) -> BenchReport:
-    """Measures speed, memory and size of a model, and of another in turn with it.
+    """Measures speed, memory and size of a model, or of two alternately.
 
     Args:
-        model: a folder or a Hub id, of an original or a converted model.
-        against: a folder or Hub id of another model.
+        model: folder or Hub id of an original or a converted model.
+        against: folder or Hub id of a second model.
         options: what to measure.
-        load_options: how to read the model.
+        load_options: how to read `model`.
         progress: called after every batch size and length.
 
     Raises:
@@ -40,27 +40,29 @@ def bench(
     options = options or BenchOptions()
     device, dtype = options.resolve_device(), options.torch_dtype
     loaded = [load(model, load_options), *([] if against is None else [load(against)])]
-    for one in loaded:
-        placed: Any = one.model
-        placed.to(device=device, dtype=dtype)
+    for checkpoint in loaded:
+        network: Any = checkpoint.model
+        network.to(device=device, dtype=dtype)
     names = [model, *([] if against is None else [against])]
-    report = bench_models([one.model for one in loaded], options, names=names, progress=progress)
+    report = bench_models([checkpoint.model for checkpoint in loaded], options, names=names, progress=progress)
     notes = list(report.notes)
-    measured = [_measured(one, found, report, options, notes) for one, found in zip(loaded, report.models, strict=True)]
+    measured = [_measured(*pair, report, options, notes) for pair in zip(loaded, report.models, strict=True)]
     return replace(report, models=tuple(measured), notes=tuple(dict.fromkeys(notes)))
 
 
 def _measured(
-    loaded: Checkpoint, found: Measured, report: BenchReport, options: BenchOptions, notes: list[str]
+    loaded: Checkpoint, measured: Measured, report: BenchReport, options: BenchOptions, notes: list[str]
 ) -> Measured:
-    """A model with what its folder and a process of its own say about it."""
+    """Adds the size of the files, and on a CPU the peak memory of a separate process."""
     folder = loaded.source.folder
-    found = replace(found, file_bytes=sum(file.stat().st_size for file in check_weight_files(folder)))
+    measured = replace(measured, file_bytes=sum(file.stat().st_size for file in check_weight_files(folder)))
     if loaded.missing:
-        notes.append(f"{found.name} lacks weights, which were random: {', '.join(loaded.missing[:3])}.")
+        notes.append(
+            f"{measured.name} lacks weights, which were initialized at random: {', '.join(loaded.missing[:3])}."
+        )
     if not options.memory or loaded.model.device.type != "cpu":
-        return found
+        return measured
     memory, reason = peak_memory(folder, *report.memory_at, options.torch_dtype, torch.get_num_threads())
     if reason is not None:
         notes.append(reason)
-    return replace(found, memory=memory)
+    return replace(measured, memory=memory)

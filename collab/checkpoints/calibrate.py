@@ -1,4 +1,4 @@
-"""Calibrating the model of a checkpoint, with the tokenizer or image processor beside it."""
+"""Calibrates the model of a checkpoint with its tokenizer or image processor."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ def calibrate(
     *,
     progress: Progress = no_progress,
 ) -> tuple[Calibration | None, tuple[str, ...]]:
-    """Calibrates a checkpoint's model with the tokenizer or image processor beside it.
+    """Calibrates the model of a checkpoint with its tokenizer or image processor.
 
     Args:
-        checkpoint: what was read.
-        request: what to calibrate on.
-        config: of the conversion, for calibration in order.
+        checkpoint: the model with its tokenizer or image processor.
+        request: data and settings of the calibration.
+        config: settings of the conversion, for calibration in order.
         progress: called after every batch.
 
     Returns:
-        The calibration, or None where there is none, and notes for the user.
+        The calibration (None for none), and notes for the user.
 
     Raises:
         CalibrationError: as `collab.calibrate`.
@@ -38,8 +38,8 @@ def calibrate(
     if source == "default":
         if model.main_input_name != "input_ids" or getattr(model.config, "add_cross_attention", False):
             return None, (
-                "Converted by the weights alone: for this model there is no calibration without data. Give some with "
-                "--calibration for a more faithful result.",
+                "Converted by the weights alone, because this model cannot be calibrated without data. Give some with "
+                "--calibration (calibration=) for a more faithful result.",
             )
         source = "synthetic"
     if request.in_order and config is not None:

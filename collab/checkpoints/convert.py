@@ -1,4 +1,4 @@
-"""Converting a model in a folder into another folder: what `collab convert` does."""
+"""Converts a model in a folder into another folder (`collab convert`)."""
 
 from __future__ import annotations
 
@@ -44,26 +44,25 @@ def convert(
     """Converts a checkpoint into a folder that appears whole or not at all.
 
     Args:
-        model: a folder or a Hub id.
-        output: the folder to write.
-        config: what to do.
-        calibration: what to calibrate on; by default random vocabulary. At full rank there is nothing to calibrate.
-        heal: what to heal the result on; None for no training. Unfinished healing is kept beside the output, in
-            `OUTPUT.training`, and the same call goes on from there.
+        model: folder or Hub id.
+        output: folder to write.
+        config: settings of the conversion.
+        calibration: data to calibrate on; by default that of `heal`, or else random vocabulary, and none at full rank.
+        heal: data to heal the result on; None for no training. Unfinished healing is kept in `OUTPUT.training`, and
+            the same call resumes it.
         load_options: how to read the original.
         save_options: how to write the result.
-        dtype: of the exported weights; None keeps the checkpoint's. The solve has its own (`SolverOptions.precision`).
+        dtype: dtype of the exported weights; None keeps the checkpoint's. The solver's is `SolverOptions.precision`.
         progress: called after every batch of the calibration, every layer and every step of healing.
 
     Returns:
         The report, as written to `collab_report.json`.
 
     Raises:
-        CollabError: of the kind that `load_native`, `collab.calibrate`, `collab.convert` and `collab.save` raise. No
-            output is left behind then.
+        CollabError: as raised by `collab.load`, `collab.calibrate`, `collab.convert` and `collab.save`. No output is
+            left behind.
     """
     load_options, save_options = load_options or LoadOptions(), save_options or SaveOptions()
-    request = calibration or CalibrationRequest()
     output = Path(output).expanduser()
     progress("loading the model", 0, None)
     source = resolve_source(model, load_options.revision)
@@ -72,28 +71,20 @@ def convert(
     checkpoint = load_native(source, load_options, seed=config.seed) if pruned is None else pruned.checkpoint
     _widen(checkpoint.model, dtype)
     require_convertible(checkpoint.model)
-    if is_lossless(checkpoint.model, config) and request.source == "default":
-        request = replace(request, source="none")
-    elif heal is not None and request.source == "default" and heal.source != "synthetic":
-        request = replace(request, source=heal.source)
+    request = _calibration_request(checkpoint.model, config, calibration, heal)
     moments, notes = calibrate(checkpoint, request, config, progress=progress)
     conversion = convert_model(checkpoint.model, config, calibration=moments, inplace=heal is None, progress=progress)
     if pruned is not None:
         conversion = pruned.prune_again(conversion)
     steps = []
     if heal is not None:
-        steps.append(
-            heal_conversion(conversion.model, checkpoint, heal, output, restart=save_options.restart, progress=progress)
-        )
+        restart = save_options.restart
+        steps = [heal_conversion(conversion.model, checkpoint, heal, output, restart=restart, progress=progress)]
     if dtype is not None:
         _cast_model(conversion.model, dtype)
         checkpoint = replace(checkpoint, unused=_cast(checkpoint.unused, dtype))
-    report = replace(
-        conversion.report,
-        source=model,
-        revision=source.revision,
-        notes=(*checkpoint.notes, *notes, *conversion.report.notes),
-    )
+    notes = (*checkpoint.notes, *notes, *conversion.report.notes)
+    report = replace(conversion.report, source=model, revision=source.revision, notes=notes)
     progress("writing and checking", 0, None)
     report = save(Conversion(conversion.model, report), output, checkpoint, save_options, steps)
     if heal is not None:
@@ -101,27 +92,44 @@ def convert(
     return report
 
 
+def _calibration_request(
+    model: PreTrainedModel,
+    config: ConversionConfig,
+    calibration: CalibrationRequest | None,
+    heal: HealRequest | None,
+) -> CalibrationRequest:
+    """What to calibrate on; by default nothing at full rank, and otherwise the data of healing, if there is any."""
+    request = calibration or CalibrationRequest()
+    if request.source != "default":
+        return request
+    if is_lossless(model, config):
+        return replace(request, source="none")
+    if heal is not None and heal.source != "synthetic":
+        return replace(request, source=heal.source)
+    return request
+
+
 def _widen(model: PreTrainedModel, dtype: torch.dtype | None) -> None:
-    """A model in the dtype of the export if that is the wider one, so that the factors are not rounded to its own."""
+    """Casts a model to the dtype of the export if that is more precise, so that the factors are not rounded twice."""
     if dtype is not None and torch.finfo(dtype).eps < torch.finfo(model.dtype).eps:
         _cast_model(model, dtype)
 
 
 def _cast_model(model: PreTrainedModel, dtype: torch.dtype) -> None:
-    """A model in another dtype, in place.
+    """Casts a model in place.
 
     Raises:
-        WeightsError: naming the weight, if one does not fit; the model is as it was then.
+        WeightsError: if a weight does not fit the dtype; the model is unchanged.
     """
     _cast(model.state_dict(), dtype)
     model.to(dtype)  # type: ignore[arg-type]
 
 
 def _cast(state: Mapping[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
-    """Weights in another dtype.
+    """Casts weights.
 
     Raises:
-        WeightsError: naming the tensor, if one does not fit.
+        WeightsError: if a tensor does not fit the dtype.
     """
     cast = {name: tensor.to(dtype) if tensor.is_floating_point() else tensor for name, tensor in state.items()}
     for name, tensor in cast.items():

@@ -1,4 +1,4 @@
-"""Evaluating a model in a folder: what `collab evaluate` does."""
+"""Evaluates a model in a folder (`collab evaluate`)."""
 
 from __future__ import annotations
 
@@ -25,30 +25,26 @@ def evaluate(
     source: DataSource | None = None,
     task: Task | None = None,
     *,
-    label_column: str | None = None,
     against: str | None = None,
     options: EvaluateOptions | None = None,
     load_options: LoadOptions | None = None,
-    command: str | None = None,
     progress: Progress = no_progress,
 ) -> Evaluation:
-    """Measures a model in a folder, or on the Hub, on labelled rows, and beside another on the same rows.
+    """Measures a model in a folder or on the Hub on labelled rows, and a second model on the same rows.
 
     Args:
-        model: a folder or a Hub id, of an original or a converted model.
-        source: the rows; None for those of the task, if it has its own.
-        task: what they are for; None for what the model's head is for.
-        label_column: of the labels; found by its usual names if None.
-        against: a folder or Hub id of another model.
-        options: settings of the bootstrap and of the comparison.
-        load_options: how to read the model; of `against`, its revision does not count.
-        command: the command line, for the record.
+        model: folder or Hub id of an original or a converted model.
+        source: the rows; None for the task's own, if it has any.
+        task: the task; None for that of the model's head.
+        against: folder or Hub id of a second model.
+        options: rows, and settings of the bootstrap and of the comparison.
+        load_options: how to read the models; the revision applies to `model` only.
         progress: called before every phase.
 
     Raises:
-        ConfigurationError: if the task is not clear, or the models cannot be compared.
-        DataError: if the data does not fit task or head.
-        CheckpointError: if a model cannot be read, or has no head for the task.
+        ConfigurationError: if the task is not known, or the models cannot be compared.
+        DataError: if the data does not fit the task, or the model has no head for it.
+        CheckpointError: if a model cannot be read.
     """
     options = options or EvaluateOptions()
     load_options = load_options or LoadOptions()
@@ -56,29 +52,32 @@ def evaluate(
     task = task or task_of(read_config(folder), (folder / "modules.json").is_file())
     source = source or task.held_out
     if source is None:
-        raise ConfigurationError(f"Say with --data where the rows are; {task.kind} has none of its own.")
+        raise ConfigurationError(f"{task.kind} has no data of its own; give the rows with --data (source=).")
     progress("reading the rows", 0, None)
-    examples = read_examples(source, task, label_column, options.samples)
+    examples = read_examples(source, task, options.label_column, options.samples)
     progress("loading the model", 0, None)
     loaded = _load(model, load_options, task, options)
-    other = None if against is None else _load(against, replace(load_options, revision=None), task, options)
+    second = None if against is None else _load(against, replace(load_options, revision=None), task, options)
     progress("measuring", 0, None)
-    evaluation = evaluate_model(loaded, examples, task, against=other, options=options)
-    evaluation.record["command"] = command
-    return evaluation
+    return evaluate_model(loaded, examples, task, against=second, options=options)
 
 
-def evaluation_step(evaluation: Evaluation) -> Step:
-    """An evaluation as a section of the card, with its metrics in the model-index."""
-    record = evaluation.record
+def evaluation_step(evaluation: Evaluation, command: str | None = None) -> Step:
+    """An evaluation as a section of the card, with its metrics in the model-index.
+
+    Args:
+        evaluation: its results.
+        command: command line, for the record.
+    """
+    record = evaluation.record | {"command": command}
     data = record["data"]
     name = data["source"]
-    rows = [[f"{metric}", _interval(one)] for metric, one in record["metrics"].items()]
+    rows = [[metric, _interval(result)] for metric, result in record["metrics"].items()]
     headings = ["", "value (95 % interval)"]
     against = record.get("against")
     if against:
-        other = Path(against["model"]).name
-        headings += [other, "difference"]
+        reference = Path(against["model"]).name
+        headings += [reference, "difference"]
         for row, metric in zip(rows, record["metrics"], strict=True):
             row += [_interval(against["metrics"][metric]), _interval(against["difference"][metric], sign=True)]
     text = f"{record['task']} on `{name}` ({data['rows']} rows):\n\n" + table(headings, rows)
@@ -87,7 +86,7 @@ def evaluation_step(evaluation: Evaluation) -> Step:
         speed = against["tokens_per_second"]
         pairs = [
             *([key.replace("_", " "), f"{value:.4f}"] for key, value in agreed.items()),
-            ["cosine of hidden states, layer by layer", " ".join(f"{one:.4f}" for one in against["hidden_cosine"])],
+            ["cosine of hidden states by layer", " ".join(f"{cosine:.4f}" for cosine in against["hidden_cosine"])],
             ["parameters", "{model:,} of {against:,}".format(**against["parameters"])],
             ["bytes", "{model:,} of {against:,}".format(**against["bytes"])],
             [
@@ -96,17 +95,17 @@ def evaluation_step(evaluation: Evaluation) -> Step:
                 f"({speed['ratio_low']:.2f} to {speed['ratio_high']:.2f})",
             ],
         ]
-        text += "\n\n" + table([f"against {other}", ""], pairs)
+        text += "\n\n" + table([f"against {reference}", ""], pairs)
     measured = tuple(
-        Metric(record["hub_name"], name, metric, one["value"]) for metric, one in record["metrics"].items()
+        Metric(record["hub_name"], name, metric, result["value"]) for metric, result in record["metrics"].items()
     )
     return Step("Evaluation", text, record, measured)
 
 
 def check_recordable(folder: Path) -> None:
-    """Makes sure that a folder has a report of collab's to add an evaluation to; ConfigurationError if not."""
+    """Raises a ConfigurationError if a folder has no report to add an evaluation to."""
     if not read_report(folder):
-        raise ConfigurationError(f"{folder} has no report of collab's to add to. Leave --record away.")
+        raise ConfigurationError(f"{folder} has no report to add the evaluation to. Omit --record.")
 
 
 def _load(name: str, load_options: LoadOptions, task: Task, options: EvaluateOptions) -> Checkpoint:
@@ -118,8 +117,8 @@ def _load(name: str, load_options: LoadOptions, task: Task, options: EvaluateOpt
     return loaded
 
 
-def _interval(one: dict[str, float], sign: bool = False) -> str:
+def _interval(result: dict[str, float], sign: bool = False) -> str:
     form = "+.4f" if sign else ".4f"
-    if one["low"] is None:
-        return f"{one['value']:{form}}"
-    return f"{one['value']:{form}} ({one['low']:{form}} to {one['high']:{form}})"
+    if result["low"] is None:
+        return f"{result['value']:{form}}"
+    return f"{result['value']:{form}} ({result['low']:{form}} to {result['high']:{form}})"

@@ -1,4 +1,4 @@
-"""Expanding a model in a folder into another folder: what `collab expand` does."""
+"""Expands a converted model in a folder into another folder (`collab expand`)."""
 
 from __future__ import annotations
 
@@ -29,20 +29,20 @@ def expand(
     load_options: LoadOptions | None = None,
     save_options: SaveOptions | None = None,
 ) -> Expansion:
-    """Expands a converted model in a folder, or on the Hub, into a folder that appears whole or not at all.
+    """Expands a converted model in a folder or on the Hub into a folder that appears whole or not at all.
 
-    What is written is an ordinary checkpoint of the native class, with tokenizer, sentence-transformers files, license
-    and unused weights of the converted one, its report with one step more, and a card of its own.
+    The output is an ordinary checkpoint of the native class, with the tokenizer, sentence-transformers files, license
+    and unused weights of the converted one, its report with this step appended, and a new card.
 
     Args:
-        model: a folder or a Hub id.
-        output: the folder to write.
-        allow_error: see `collab.expand`.
-        load_options: how to read the model; a tokenizer's code that may run is copied, too.
+        model: folder or Hub id.
+        output: folder to write.
+        allow_error: largest relative error of a layer; see `collab.expand`.
+        load_options: how to read the model; with trust_remote_code, a tokenizer's code is copied.
         save_options: how to write the result.
 
     Raises:
-        CollabError: of the kind that `collab.load`, `collab.expand` and `collab.save` raise; nothing is left behind.
+        CollabError: as raised by `collab.load`, `collab.expand` and `collab.save`. No output is left behind.
     """
     save_options = save_options or SaveOptions()
     output = Path(output).expanduser()
@@ -75,14 +75,14 @@ def expand(
 
 
 def expanded_card(source: Path, report: dict[str, Any], name: str, native_class: str, auto_class: str) -> str:
-    """The card without its section on the expansion, which is `expansion_step`.
+    """The model card, without the section from `expansion_step`.
 
     Args:
         source: folder of the converted model.
-        report: that was in it.
-        name: of the expanded model.
+        report: its report.
+        name: name of the expanded model.
         native_class: its class.
-        auto_class: the Auto class that loads it with its head.
+        auto_class: Auto class that loads it with its head.
     """
     before = source_metadata(source)
     sentence_transformers = (source / "modules.json").is_file()
@@ -107,20 +107,20 @@ def expanded_card(source: Path, report: dict[str, Any], name: str, native_class:
 
 
 def expansion_step(expansion: Expansion, source: str, command: str | None = None) -> Step:
-    """An expansion as a section of the card, and its record in the report."""
-    found = expansion.to_dict()
+    """An expansion as a section of the card and a record in the report."""
+    result = expansion.to_dict()
     rows = [
-        [one.name, one.form, str(one.rank), f"{one.head_rank} of {one.head_dim}", f"{one.error:.2e}"]
-        for one in expansion.layers
+        [layer.name, layer.form, str(layer.rank), f"{layer.head_rank} of {layer.head_dim}", f"{layer.error:.2e}"]
+        for layer in expansion.layers
     ]
     text = (
-        f"Collaborative attention was written as the query and key projections of a native `{found['native_class']}`. "
+        f"Collaborative attention was written as the query and key projections of a native `{result['native_class']}`. "
         f"On random inputs the outputs differ from the converted model's by {expansion.output_difference:.1e} at most "
         f"(their largest entry is {expansion.output_scale:.3g}).\n\n"
         + table(["layer", "form", "rank", "dimensions of a head", "relative error"], rows)
-        + "\n\nDimensions: the most that a head compares, of those that a native head has. Error: of the heads' "
-        "query-key products with their content, ‖S - Ŝ‖/‖S‖, S_h = [Â_h; c_hᵀ]; below 1e-6 it is rounding.\n\n"
+        + "\n\nDimensions: the most that a head of the layer compares, out of those of a native head. Error: of the "
+        "heads' query-key products with their content, ‖S - Ŝ‖/‖S‖, S_h = [Â_h; c_hᵀ]; below 1e-6 it is rounding.\n\n"
         f"{expansion.parameters.before:,} parameters became {expansion.parameters.after:,}."
     )
-    record = {"step": "expand", "model": source, "command": command, **found}
+    record = {"step": "expand", "model": source, "command": command, **result}
     return Step("Expansion", text, record)

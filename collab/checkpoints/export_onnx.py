@@ -1,4 +1,4 @@
-"""A model in a folder as an ONNX graph in another: what `collab export` does."""
+"""Exports a model in a folder as an ONNX graph into another folder (`collab export`)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from ..io.report import installed_versions
 from ..io.staging import check_output, check_space, staged
 from ..io.write import carry_over
 from ..models.layers import count_parameters
-from ..onnx.check import check_graph, compare
+from ..onnx.check import check_graph, compare_graph
 from ..onnx.graph import Graph, write_graph
 from ..onnx.quantize import quantize
 from ..onnx.samples import check_exportable
@@ -43,24 +43,24 @@ def export_onnx(
 ) -> Step:
     """Writes a model as an ONNX graph into a folder that appears whole or not at all.
 
-    The graph is in float32, takes any batch size and length, and is run beside PyTorch before it is put in place.
+    The graph is in float32, takes any batch size and length, and is checked against PyTorch before it is put in place.
 
     Args:
-        model: a folder or a Hub id, of an original or a converted model.
-        output: the folder to write.
-        int8: write a second graph with int8 weights beside the first.
+        model: folder or Hub id of an original or a converted model.
+        output: folder to write.
+        int8: also write a graph with int8 weights.
         load_options: how to read the model.
         save_options: how to write the result.
         progress: called before every phase.
 
     Returns:
-        The step as it was added to report and card; its `record` has ``verification`` (largest and mean difference from
-        PyTorch, shapes tried), ``int8`` (the same of the other graph) and ``bytes`` of both.
+        The step added to report and card; its `record` has ``verification`` (largest and mean difference from PyTorch,
+        shapes of the inputs), ``int8`` (the same for the int8 graph) and ``bytes`` of both graphs.
 
     Raises:
         ExtraError: if onnx, onnxruntime or onnxscript is not installed.
         CheckpointError: if the model cannot be read.
-        UnsupportedArchitectureError: if it is not one forward pass over text or images, or torch cannot trace it.
+        UnsupportedArchitectureError: if the model is not one forward pass over text or images, or cannot be traced.
         OutputError: if the folder cannot be written; nothing is left behind.
         VerificationError: if the graph does not compute what the model computes; nothing is left behind.
     """
@@ -101,7 +101,7 @@ def _require_extra() -> None:
 
 
 def _write_config(network: PreTrainedModel, folder: Path) -> None:
-    """The model's config. It names no code, which a graph does not need and tokenizers would ask leave to run."""
+    """Writes the model's config without auto_map, so that tokenizers do not ask to trust remote code."""
     if hasattr(network.config, "auto_map"):
         del network.config.auto_map
     network.config.architectures = [type(network).__name__]
@@ -109,7 +109,7 @@ def _write_config(network: PreTrainedModel, folder: Path) -> None:
 
 
 def _write_graphs(network: PreTrainedModel, folder: Path, int8: bool) -> dict[str, Any]:
-    """Writes the graph, and the one with int8 weights, and compares both with the model."""
+    """Writes the graph, and optionally the one with int8 weights, and compares both with the model."""
     graph = Graph(network)
     file, small = folder / GRAPH_FILE, folder / INT8_FILE
     opset = write_graph(graph, file)
@@ -125,13 +125,13 @@ def _write_graphs(network: PreTrainedModel, folder: Path, int8: bool) -> dict[st
     }
     if int8:
         quantize(file, small)
-        record["int8"] = compare(graph, small).to_dict()
+        record["int8"] = compare_graph(graph, small).to_dict()
         record["bytes"][INT8_FILE] = _bytes(small)
     return record
 
 
 def _bytes(file: Path) -> int:
-    """Of a graph and the weights beside it."""
+    """Size of a graph and its separate weights file."""
     return sum(path.stat().st_size for path in file.parent.glob(f"{file.name}*"))
 
 
@@ -140,14 +140,14 @@ def _versions() -> dict[str, str]:
 
 
 def onnx_card(folder: Path, name: str, source: Path, inputs: tuple[str, ...], outputs: tuple[str, ...]) -> None:
-    """Writes README.md, to which the step of the export is appended.
+    """Writes README.md, to which the step from `export_step` is appended.
 
     Args:
-        folder: the export.
-        name: its title.
-        source: folder of the model, whose license, language and original are inherited.
-        inputs: of the graph.
-        outputs: of the graph.
+        folder: folder of the export.
+        name: title of the card.
+        source: folder of the model, whose license, language and base model are inherited.
+        inputs: inputs of the graph.
+        outputs: outputs of the graph.
     """
     original = source_metadata(source)
     report = read_report(folder)
@@ -191,8 +191,8 @@ def export_step(record: dict[str, Any]) -> Step:
             ]
         )
     text = (
-        f"ONNX operators {record['opset']}. Run by onnxruntime {record['versions']['onnxruntime']} beside PyTorch on "
-        f"random inputs of shapes {shapes}, padded and not; the differences are of all outputs, padding left out:\n\n"
+        f"ONNX operators {record['opset']}. Compared with PyTorch in onnxruntime {record['versions']['onnxruntime']} on "
+        f"random inputs of shapes {shapes}, padded and not; the differences are over all outputs without padding:\n\n"
     )
     headings = ["", "size", "largest difference", "mean difference", "cosine"]
     return Step("ONNX", text + table(headings, rows), record)

@@ -1,11 +1,12 @@
-"""Fine-tuning a model in a folder into another folder: what `collab finetune` does.
+"""Fine-tunes a model in a folder into another folder (`collab finetune`).
 
-What trains is imported where it is called: transformers' `Trainer` is slow to import, and nothing else here needs it.
+Training code is imported where it is called, because transformers' `Trainer` is slow to import.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,14 +34,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class LabelledData:
-    """Labelled rows to learn from and to evaluate on.
+    """Labelled rows to train on and to evaluate on.
 
     Attributes:
-        train: None for the task's own.
-        held_out: likewise.
-        label_column: of the labels; found by its usual names if None.
-        labels: names of the classes, in the order of their numbers; found in the data if empty.
+        train: training rows; None for the task's own.
+        held_out: held-out rows; None for the task's own.
+        label_column: column of the labels; None to look for the usual names.
+        labels: class names in the order of their numbers; taken from the data if empty.
         samples: rows of `train` at most, the first ones; None for all.
+        new_head: replace the model's head by a new one for these labels.
     """
 
     train: DataSource | None = None
@@ -48,23 +50,24 @@ class LabelledData:
     label_column: str | None = None
     labels: tuple[str, ...] = ()
     samples: int | None = None
+    new_head: bool = False
 
     def read(self, task: Task) -> tuple[Examples, Examples]:
-        """Both as examples.
+        """Reads the training and the held-out rows.
 
         Raises:
-            ConfigurationError: if one is not named, and the task has no data of its own.
+            ConfigurationError: if a source is not given, and the task has no data of its own.
             DataError: if they cannot be read.
         """
-        found = []
+        examples = []
         for source, own, option, samples in (
-            (self.train, task.train, "--train", self.samples),
-            (self.held_out, task.held_out, "--eval", None),
+            (self.train, task.train, "--train (train=)", self.samples),
+            (self.held_out, task.held_out, "--eval (held_out=)", None),
         ):
             if source is None and own is None:
-                raise ConfigurationError(f"Say with {option} where the rows are; {task.kind} has none of its own.")
-            found.append(read_examples(source or own, task, self.label_column, samples))  # type: ignore[arg-type]
-        return found[0], found[1]
+                raise ConfigurationError(f"{task.kind} has no data of its own; give the rows with {option}.")
+            examples.append(read_examples(source or own, task, self.label_column, samples))  # type: ignore[arg-type]
+        return examples[0], examples[1]
 
 
 def finetune(
@@ -75,75 +78,81 @@ def finetune(
     *,
     options: FinetuneOptions | None = None,
     teacher: str | None = None,
-    new_head: bool = False,
     load_options: LoadOptions | None = None,
     save_options: SaveOptions | None = None,
     progress: Progress = no_progress,
 ) -> Finetuning:
-    """Fine-tunes a model in a folder, or on the Hub, into a folder that appears whole or not at all.
+    """Fine-tunes a model in a folder or on the Hub into a folder that appears whole or not at all.
 
-    Unfinished work is in a folder beside it, called `OUTPUT.training`; the same call goes on from there.
+    Unfinished work is kept in `OUTPUT.training`, and the same call resumes it.
 
     Args:
-        model: a folder or a Hub id, of an original or a converted model.
-        output: the folder to write.
-        task: what to learn.
-        data: the rows.
-        options: how.
-        teacher: a model for the same task, to learn from besides the labels.
-        new_head: replace a head for other labels by a new one.
+        model: folder or Hub id of an original or a converted model.
+        output: folder to write.
+        task: task to train for.
+        data: labelled rows.
+        options: training settings.
+        teacher: folder or Hub id of a model for the same task, whose answers are learned in addition to the labels.
         load_options: how to read the model.
-        save_options: how to write the result, and whether to go on with unfinished work.
+        save_options: how to write the result, and whether to resume unfinished work.
         progress: called after every step.
 
     Returns:
-        What was done; see `collab.finetune`.
+        The metrics and record; see `collab.finetune`.
 
     Raises:
-        CollabError: of the kind that `load`, `read_examples`, `finetune` and `republish` raise.
+        CollabError: as raised by `collab.load`, `collab.read_examples`, `collab.finetune` and `collab.save`.
     """
-    if task.head is None:
-        raise ConfigurationError(f"A model is not fine-tuned for {task.kind}, which is only measured.")
+    _require_head(task)
     from ..training.finetune import finetune as finetune_model
 
     options, load_options = options or FinetuneOptions(), load_options or LoadOptions()
-    save_options = save_options or SaveOptions()
-    output = Path(output).expanduser()
+    save_options, output = save_options or SaveOptions(), Path(output).expanduser()
     progress("loading the model", 0, None)
     source = resolve_source(model, load_options.revision)
     check_output(output, source.folder, save_options.overwrite)
-    train, held_out = data.read(task)
+    examples = data.read(task)
+    head, seed = _head(task, read_config(source.folder), examples, data), options.run.seed
     loaded = load(
-        model,
-        load_options,
-        auto_class=task.auto_class,
-        config_changes=_head(task, read_config(source.folder), train, held_out, data.labels, new_head),
-        new_head=new_head,
-        seed=options.run.seed,
+        model, load_options, auto_class=task.auto_class, config_changes=head, new_head=data.new_head, seed=seed
     )
     loaded.model.float()
     finetuning = finetune_model(
         loaded.model,
         task,
-        train,
-        held_out,
+        *examples,
         tokenizer=loaded.tokenizer,
         options=options,
-        teacher=None if teacher is None else _teacher(teacher, task, loaded),
+        teacher=_teacher(teacher, task, loaded),
         work=work_folder(output),
         restart=save_options.restart,
         progress=progress,
     )
     finetuning.record.update(command=save_options.command, teacher=teacher)
+    _write(finetuning, loaded, output, save_options, progress)
+    return finetuning
+
+
+def _write(
+    finetuning: Finetuning, loaded: Checkpoint, output: Path, save_options: SaveOptions, progress: Progress
+) -> None:
+    """Writes the result, from the main process, and removes the unfinished work."""
     if is_main_process():
         progress("writing and checking", 0, None)
         save_changed(loaded.model, output, loaded, [finetuning_step(finetuning)], save_options)
     finish(work_folder(output))
-    return finetuning
 
 
-def _teacher(name: str, task: Task, loaded: Checkpoint) -> PreTrainedModel:
-    """The model to learn from besides the labels."""
+def _require_head(task: Task) -> None:
+    """Raises a ConfigurationError for a task that models have no head for."""
+    if task.head is None:
+        raise ConfigurationError(f"Models cannot be fine-tuned for {task.kind}, only measured.")
+
+
+def _teacher(name: str | None, task: Task, loaded: Checkpoint) -> PreTrainedModel | None:
+    """The model whose answers are learned in addition to the labels; None for none."""
+    if name is None:
+        return None
     teacher = load(name, auto_class=task.auto_class)
     teacher.require_head(task.kind)
     check_tokenizers(loaded.processor, teacher.processor)
@@ -151,21 +160,21 @@ def _teacher(name: str, task: Task, loaded: Checkpoint) -> PreTrainedModel:
 
 
 def _head(
-    task: Task, config: dict[str, Any], train: Examples, held_out: Examples, given: tuple[str, ...], new_head: bool
+    task: Task, config: dict[str, Any], examples: tuple[Examples, Examples], data: LabelledData
 ) -> dict[str, Any]:
-    """What the config must say of a head that fits the labels; nothing if the model's own does."""
+    """Changes of the config for a head that fits the labels."""
     if task.kind == "masked-lm":
         return {}
-    names = ["score"] if task.kind == "regression" else label_names([train, held_out], given)
+    names = ["score"] if task.kind == "regression" else label_names(examples, data.labels)
     existing = config.get("id2label") or {"0": "LABEL_0", "1": "LABEL_1"}
     own = (config.get("architectures") or [""])[0].endswith((task.head or "").removeprefix("AutoModel"))
-    if own and not new_head and len(existing) != len(names):
+    if own and not data.new_head and len(existing) != len(names):
         raise DataError(
             f"The data has {len(names)} labels ({', '.join(names[:5])}), and the model's head {len(existing)}: "
-            f"{', '.join(map(str, existing.values()))}. Train a new head with --new-head."
+            f"{', '.join(map(str, existing.values()))}. Train a new head with --new-head (new_head=)."
         )
     kind = {"regression": "regression", "classification": "single_label_classification"}.get(task.kind)
-    if own and not new_head and not given:
+    if own and not data.new_head and not data.labels:
         return {"problem_type": kind}
     _check_tags(task, names)
     return {
@@ -176,12 +185,12 @@ def _head(
 
 
 def _check_tags(task: Task, names: list[str]) -> None:
-    """Entities can be found only where tags say how they begin."""
+    """Checks that tags mark the beginnings of entities, which entity metrics need."""
     tagged = all(name == "O" or name[:2] in ("B-", "I-", "E-", "S-", "L-", "U-") for name in names)
     if task.kind == "token-classification" and task.best_by != "accuracy" and not tagged:
         raise DataError(
-            f"The tags {', '.join(names[:5])} do not say where an entity begins (B-, I-, O), so it cannot be judged by "
-            f"{task.best_by}. Name them with --labels, or choose --metric accuracy."
+            f"The tags {', '.join(names[:5])} do not say where an entity begins (B-, I-, O), so {task.best_by} "
+            "cannot be computed. Name them with --labels (labels=), or choose the metric accuracy (--metric)."
         )
 
 
@@ -189,23 +198,23 @@ def finetuning_step(finetuning: Finetuning) -> Step:
     """Fine-tuning as a section of the card, with its metrics in the model-index."""
     record, task = finetuning.record, finetuning.task
     data, metrics = record["data"], record["metrics"].items()
-    train, judged = data["train"], data["eval"]
+    train, held_out = data["train"], data["eval"]
     rows = [[name, f"{value['value']:.4f}", f"{value['low']:.4f} to {value['high']:.4f}"] for name, value in metrics]
     text = (
         f"Fine-tuned for {task.kind} on `{train}` ({data['rows']} rows) for {record['steps']} steps; the checkpoint of "
-        f"step {record['best_step']} had the best {task.best_by} on `{judged}` ({data['eval_rows']} rows):\n\n"
+        f"step {record['best_step']} had the best {task.best_by} on `{held_out}` ({data['eval_rows']} rows):\n\n"
     )
-    measured = tuple(Metric(task.hub_name, judged, name, value["value"]) for name, value in metrics)
+    measured = tuple(Metric(task.hub_name, held_out, name, value["value"]) for name, value in metrics)
     return Step("Fine-tuning", text + table(["", "value", "95 % interval"], rows), record, measured)
 
 
 @dataclass(frozen=True)
 class MidwayPruning:
-    """What is pruned, and when.
+    """Pruning in the middle of fine-tuning.
 
     Attributes:
-        options: which heads, by scores on the labelled training rows.
-        at: after which part of the training, in (0, 1).
+        options: which heads to prune, by scores on the labelled training rows.
+        at: fraction of the training before pruning, in (0, 1).
 
     Raises:
         ConfigurationError: if `at` is not between 0 and 1.
@@ -217,12 +226,12 @@ class MidwayPruning:
     def __post_init__(self) -> None:
         if not 0 < self.at < 1:
             raise ConfigurationError(
-                f"Heads go after a part of the training between 0 and 1, not {self.at}. To prune before or after it, "
-                "use collab prune."
+                f"Pruning must come after a fraction of the training between 0 and 1, not {self.at}. To prune before "
+                "or after training, use collab prune."
             )
 
     def halves(self, run: RunOptions) -> tuple[RunOptions, RunOptions]:
-        """The training before and after, each with a warm-up and an end of its own."""
+        """Settings of the training before and after pruning, each with its own learning-rate schedule."""
         before = after = None
         if run.steps is not None:
             before = round(run.steps * self.at)
@@ -245,34 +254,32 @@ def finetune_and_prune(
     *,
     options: FinetuneOptions | None = None,
     teacher: str | None = None,
-    new_head: bool = False,
     load_options: LoadOptions | None = None,
     save_options: SaveOptions | None = None,
     progress: Progress = no_progress,
 ) -> Finetuning:
-    """Fine-tunes a model, prunes it, and goes on; the output appears whole or not at all.
+    """Fine-tunes a model, prunes its best checkpoint and fine-tunes on; the output appears whole or not at all.
 
-    The best checkpoint so far is what is pruned. Unfinished work, the models before and after pruning included, is in a
-    folder beside the output, called `OUTPUT.pruning`; the same call goes on from there.
+    Unfinished work, including the models before and after pruning, is kept in `OUTPUT.pruning`, and the same call
+    resumes it.
 
     Args:
-        model: a folder or a Hub id, of an original or a converted model.
-        output: the folder to write.
-        task: what to learn.
-        data: the rows; heads are scored on those to learn from.
-        pruning: what is pruned, and when.
-        options: as in `finetune`, like all that follow.
-        teacher: a model for the same task.
-        new_head: replace the head.
+        model: folder or Hub id of an original or a converted model.
+        output: folder to write.
+        task: task to train for.
+        data: labelled rows; heads are scored on those to train on.
+        pruning: which heads to prune, and when.
+        options: training settings of both parts together.
+        teacher: folder or Hub id of a model for the same task, whose answers are learned in addition to the labels.
         load_options: how to read the model.
-        save_options: how to write the result, and whether to go on with unfinished work.
+        save_options: how to write the result, and whether to resume unfinished work.
         progress: called after every step.
 
     Returns:
-        What the second part of the training did.
+        The metrics and record of the second part.
 
     Raises:
-        CollabError: of the kind that `finetune` and `prune` raise.
+        CollabError: as raised by `finetune` and `prune`.
     """
     options, load_options = options or FinetuneOptions(), load_options or LoadOptions()
     save_options = save_options or SaveOptions()
@@ -280,48 +287,22 @@ def finetune_and_prune(
     check_output(output, resolve_source(model, load_options.revision).folder, save_options.overwrite)
     first, second = (replace(options, run=run) for run in pruning.halves(options.run))
     work = work_folder(output, "pruning")
-    fingerprint = repr((model, load_options.revision, task, data, pruning, options, teacher, new_head))
+    fingerprint = repr((model, load_options.revision, task, data, pruning, options, teacher))
     if open_work(work, fingerprint, save_options.restart) is None and is_main_process():
         record_start(work, fingerprint, {})
     here = replace(load_options, revision=None)
     inside = SaveOptions(command=save_options.command)
     whole, pruned = work / "whole", work / "pruned"
+    train = partial(finetune, task=task, teacher=teacher, progress=progress)
     if not (whole.exists() or pruned.exists()):
-        finetune(
-            model,
-            whole,
-            task,
-            data,
-            options=first,
-            teacher=teacher,
-            new_head=new_head,
-            load_options=load_options,
-            save_options=inside,
-            progress=progress,
-        )
+        train(model, whole, data=data, options=first, load_options=load_options, save_options=inside)
     if not pruned.exists() and is_main_process():
+        heads, rows = replace(pruning.options, label_column=data.label_column), data.train or task.train
         prune(
-            str(whole),
-            pruned,
-            pruning.options,
-            data=data.train or task.train,
-            task=task,
-            label_column=data.label_column,
-            load_options=here,
-            save_options=inside,
-            progress=progress,
+            str(whole), pruned, heads, data=rows, task=task, load_options=here, save_options=inside, progress=progress
         )
     wait_for_everyone()  # for the process that prunes
-    finetuning = finetune(
-        str(pruned),
-        output,
-        task,
-        data,
-        options=second,
-        teacher=teacher,
-        load_options=here,
-        save_options=replace(save_options, restart=False),
-        progress=progress,
-    )
+    data, last = replace(data, new_head=False), replace(save_options, restart=False)
+    finetuning = train(str(pruned), output, data=data, options=second, load_options=here, save_options=last)
     finish(work)
     return finetuning

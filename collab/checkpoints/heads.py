@@ -1,9 +1,8 @@
-"""Scoring the heads of a model in a folder: what `collab heads` does."""
+"""Scores the heads of a model in a folder (`collab heads`)."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from ..data.prepare import Unlabelled
 from ..data.task import Task
@@ -21,9 +20,9 @@ class ScoredHeads:
     """Scores of a checkpoint's heads.
 
     Attributes:
-        scores: what was found.
-        checkpoint: of the model, for figures and more scores.
-        rows: that they are of.
+        scores: the scores.
+        checkpoint: the model, for figures and further scores.
+        rows: the rows that heads were scored on.
     """
 
     scores: HeadScores
@@ -44,40 +43,40 @@ def score_heads(
     """Scores every head of a model in a folder or on the Hub, original or converted.
 
     Args:
-        model: a folder or a Hub id, or what an earlier call loaded from one.
+        model: folder or Hub id, or the `checkpoint` of an earlier call.
         data: the rows.
-        task: whose labels gradient and ablation go by; None for the model's own answers.
-        rows: how many rows, and which column holds their labels.
+        task: task of the labels for gradient and ablation; None for the model's own answers.
+        rows: number of rows and column of their labels.
         options: which scores.
         load_options: how to read the model.
-        progress: called as work goes on.
+        progress: called to report progress.
 
     Returns:
-        The scores, and the model and rows that they are of.
+        The scores, with the model and the rows.
 
     Raises:
-        CollabError: of the kind that `collab.load` and `collab.score_heads` raise.
+        CollabError: as raised by `collab.load` and `collab.score_heads`.
     """
     if isinstance(model, Checkpoint):
         loaded = model
     else:
         progress("loading the model", 0, None)
         loaded = load_to_score(model, task, load_options or LoadOptions())
-    chosen = head_rows(loaded, data, task, rows)
-    return ScoredHeads(score_rows(loaded, chosen, options, progress), loaded, chosen)
+    scored = head_rows(loaded, data, task, rows)
+    return ScoredHeads(score_rows(loaded, scored, options, progress), loaded, scored)
 
 
 def notes(loaded: Checkpoint) -> list[str]:
-    """What a user should know of a model's heads."""
+    """Notes on a model's heads for the user."""
     layers = head_layers(loaded.model)
     passes = passes_per_layer(loaded.model, layers)
-    found: list[Any] = []
+    sentences: list[str] = []
     if passes > 1:
-        found.append(
-            f"Attention layers with weights of their own: {len(layers)}, for {round(passes * len(layers))} passes. A "
-            "head is the same in all of its passes: its gradient sums over them, and pruning takes it from all."
+        sentences.append(
+            f"Attention layers with their own weights: {len(layers)}, for {round(passes * len(layers))} passes. A "
+            "head is the same in all of its passes: its gradient sums over them, and pruning removes it from all."
         )
     empty = [layer.name for layer in layers if not layer.heads]
     if empty:
-        found.append(f"Without heads: {', '.join(empty)}.")
-    return found
+        sentences.append(f"Without heads: {', '.join(empty)}.")
+    return sentences

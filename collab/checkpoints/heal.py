@@ -1,6 +1,6 @@
-"""Healing a model in a folder into another folder: what `collab heal` does.
+"""Heals a converted model in a folder into another folder (`collab heal`).
 
-What trains is imported where it is called: transformers' `Trainer` is slow to import, and nothing else here needs it.
+Training code is imported where it is called, because transformers' `Trainer` is slow to import.
 """
 
 from __future__ import annotations
@@ -37,22 +37,22 @@ def heal(
     save_options: SaveOptions | None = None,
     progress: Progress = no_progress,
 ) -> Healing:
-    """Heals a converted model in a folder, or on the Hub, into a folder that appears whole or not at all.
+    """Heals a converted model in a folder or on the Hub into a folder that appears whole or not at all.
 
-    Unfinished work is in a folder beside it, called `OUTPUT.training`; the same call goes on from there.
+    Unfinished work is kept in `OUTPUT.training`, and the same call resumes it.
 
     Args:
-        model: a folder or a Hub id.
-        output: the folder to write.
-        data: see `collab.heal`.
+        model: folder or Hub id.
+        output: folder to write.
+        data: rows to train on; see `collab.heal`.
         options: training settings.
-        teacher: the original; None for the one that the model's report names.
+        teacher: folder or Hub id of the original; None for the one that the model's report names.
         load_options: how to read the model.
-        save_options: how to write the result, and whether to go on with unfinished work.
+        save_options: how to write the result, and whether to resume unfinished work.
         progress: called after every step.
 
     Raises:
-        CollabError: of the kind that `collab.load`, `collab.heal` and `collab.save` raise.
+        CollabError: as raised by `collab.load`, `collab.heal` and `collab.save`.
     """
     from ..training.heal import heal as heal_model
 
@@ -94,14 +94,14 @@ def heal_conversion(
     teacher: PreTrainedModel | None = None,
     progress: Progress = no_progress,
 ) -> Step:
-    """Heals what was just converted or pruned, before it is written to `output`.
+    """Heals a model that was just converted or pruned, before it is written to `output`.
 
     Args:
-        model: what to train.
-        original: what it was made from.
-        request: what to train on, and how.
-        output: the folder that the model will be in.
-        restart: forget unfinished healing of the same output.
+        model: the model to train.
+        original: the checkpoint that it was made from.
+        request: data and training settings.
+        output: folder that the model will be written to.
+        restart: discard unfinished healing of the same output.
         teacher: the model to match; None for that of `original`.
         progress: called after every step.
 
@@ -111,7 +111,9 @@ def heal_conversion(
     from ..training.heal import heal as heal_model
 
     if processes() > 1:
-        raise ConfigurationError("Convert in one process, and heal what comes out in several: collab heal.")
+        raise ConfigurationError(
+            "Conversion and pruning run in one process. Heal the result in several with collab heal."
+        )
     with in_float32(model):
         healing = heal_model(
             model,
@@ -137,30 +139,33 @@ def healing_step(healing: Healing) -> Step:
         f"without labels, on `{record['data']['source']}` ({record['data']['rows']} rows). "
     )
     if not healing.improved:
-        text += "It did not get better on the held-out rows, so it was left as it was. "
+        text += "The held-out rows showed no improvement, so the model was left unchanged. "
     text += f"On {record['data']['held_out']} held-out rows, against the original:\n\n"
     return Step("Healing", text + table(["", "before", "after"], rows), record)
 
 
 def _teacher(loaded: Checkpoint, name: str | None) -> Checkpoint:
-    """The model to learn from."""
+    """The original of a converted model."""
     if name is not None:
         return load(name)
     report = read_report(loaded.source.folder)
     if any(step.get("step") == "finetune" for step in report.get("history", [])):
         raise ConfigurationError(
-            f"{loaded.source.name} was fine-tuned after its conversion, so its original knows another task. Name a "
-            "model to learn from with --teacher."
+            f"{loaded.source.name} was fine-tuned after its conversion, so its original was trained for another task. "
+            "Name a teacher with --teacher (teacher=)."
         )
     if not report.get("source"):
-        raise ConfigurationError(f"{loaded.source.name} has no report that names its original. Name it with --teacher.")
+        raise ConfigurationError(
+            f"{loaded.source.name} has no report that names its original. Name it with --teacher (teacher=)."
+        )
     if report.get("revision") is None and not Path(report["source"]).expanduser().is_dir():
         raise CheckpointError(
-            f"The original, which the report calls {report['source']}, is not a folder here. Name it with --teacher."
+            f"The original, which the report calls {report['source']}, is not a folder here. Name it with --teacher "
+            "(teacher=)."
         )
     try:
         return load(report["source"], LoadOptions(report.get("revision")))
     except CheckpointError as error:
         raise CheckpointError(
-            f"The original, which the report names, could not be loaded; name it with --teacher. {error}"
+            f"The original, which the report names, could not be loaded; name it with --teacher (teacher=). {error}"
         ) from error

@@ -1,4 +1,4 @@
-"""Looking at a checkpoint without reading its weights: what `collab inspect` does."""
+"""Describes the attention of a model in a folder without reading its weights (`collab inspect`)."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from ..io.read import read_config, resolve_source
 def inspect(
     model: str, *, revision: str | None = None, num_heads: int | None = None, lengths: Sequence[int] = LENGTHS
 ) -> Inspection:
-    """Looks at a model in a folder or on the Hub, original or converted. Its weights are not read.
+    """Describes the attention of a model in a folder or on the Hub, original or converted, without reading its weights.
 
     Args:
-        model: the folder or Hub id.
+        model: folder or Hub id.
         revision: branch, tag or commit on the Hub.
-        num_heads: look at it as if its config said so many heads.
-        lengths: tokens to count the arithmetic for.
+        num_heads: number of heads to use instead of the config's.
+        lengths: sequence lengths T to count the arithmetic for, in tokens.
 
     Raises:
         CheckpointError: if there is no such model.
-        UnsupportedArchitectureError: if its attention is not one that collab knows.
-        ConfigurationError: if the hidden size cannot be divided among so many heads.
+        UnsupportedArchitectureError: if its attention is not supported.
+        ConfigurationError: if the hidden size cannot be divided among `num_heads`.
     """
     source = resolve_source(model, revision)
     raw = read_config(source.folder)
@@ -41,7 +41,7 @@ def inspect(
         if num_heads < 1 or width % num_heads:
             raise ConfigurationError(f"A hidden size of {width} cannot be divided among {num_heads} heads.")
         if getattr(config, "collab_layers", None) is not None:
-            raise ConfigurationError("The heads of a converted model are in its weights; look at its original instead.")
+            raise ConfigurationError("num_heads (--num-heads) applies to originals only; this model is converted.")
         config.num_attention_heads = num_heads
     with torch.device("meta"), init.no_init_weights():
         built = (

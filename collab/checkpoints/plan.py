@@ -1,4 +1,4 @@
-"""Predicting what converting a checkpoint would cost: what `collab plan` does."""
+"""Predicts errors and costs of converting a model in a folder (`collab plan`)."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ def plan(
     """Predicts errors and costs of converting a checkpoint; see `collab.plan`.
 
     Args:
-        model: a folder or a Hub id.
-        calibration: what to calibrate on; by default random vocabulary.
+        model: folder or Hub id.
+        calibration: data to calibrate on; by default random vocabulary.
         load_options: how to read the model.
-        fractions: of the query/key parameters to keep.
-        content: of the conversion.
-        solver: of the conversion.
+        fractions: fractions of the query/key parameters to keep.
+        content: treatment of the content term.
+        solver: settings of the solver.
         progress: called after every batch of the calibration and after every layer.
 
     Raises:
-        CollabError: of the kind that `load_native`, `collab.calibrate` and `collab.plan` raise.
+        CollabError: as raised by `collab.load`, `collab.calibrate` and `collab.plan`.
     """
     load_options = load_options or LoadOptions()
     progress("loading the model", 0, None)

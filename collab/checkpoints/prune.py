@@ -1,4 +1,4 @@
-"""Pruning a model in a folder into another folder: what `collab prune` does."""
+"""Prunes heads of a model in a folder into another folder (`collab prune`)."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from ..errors import ConfigurationError
 from ..heads.options import PruneOptions, RowOptions
 from ..heads.pruning import Pruning, prune_by
 from ..heads.removal import LOSSLESS
-from ..heads.rows import head_rows
+from ..heads.rows import HeadRows, head_rows
 from ..io.history import Step, table
 from ..io.load import Checkpoint, load
 from ..io.options import LoadOptions, Progress, SaveOptions, no_progress
-from ..io.report import Count
+from ..io.report import ConversionReport, Count
 from ..io.staging import check_output
 from ..io.write import save, save_changed
 from ..modeling.collab_model import CollaborativeMixin
@@ -35,32 +35,30 @@ def prune(
     *,
     data: Unlabelled | None = None,
     task: Task | None = None,
-    label_column: str | None = None,
     heal: HealRequest | None = None,
     load_options: LoadOptions | None = None,
     save_options: SaveOptions | None = None,
     progress: Progress = no_progress,
 ) -> Pruning:
-    """Prunes heads of a model in a folder, or on the Hub, into a folder that appears whole or not at all.
+    """Prunes heads of a model in a folder or on the Hub into a folder that appears whole or not at all.
 
     Args:
-        model: a folder or a Hub id, of an original or a converted model.
-        output: the folder to write; a collaborative model in any case.
-        options: what to prune.
-        data: rows to score heads on; not needed where they are named.
-        task: whose labels to score by; None to score by the model's own answers.
-        label_column: of the labels; found by its usual names if None.
-        heal: what to heal the pruned model on, with the unpruned one as its teacher; None for no training. Unfinished
-            healing is kept in `OUTPUT.training`, and the same call goes on from there.
+        model: folder or Hub id of an original or a converted model.
+        output: folder to write; it always holds a collaborative model.
+        options: which heads to prune.
+        data: rows to score heads on; not needed with `PruneOptions.keep`.
+        task: task of the labels to score by; None for the model's own answers.
+        heal: data to heal the pruned model on, with the unpruned model as teacher; None for no training. Unfinished
+            healing is kept in `OUTPUT.training`, and the same call resumes it.
         load_options: how to read the model.
-        save_options: how to write the result, and whether to go on with unfinished healing.
-        progress: called as scoring goes on, and after every step of healing.
+        save_options: how to write the result, and whether to resume unfinished healing.
+        progress: called during scoring, and after every step of healing.
 
     Returns:
-        What was done; its `model` is what was written.
+        The pruned model as written, and the record.
 
     Raises:
-        CollabError: of the kind that `collab.load`, `collab.score_heads`, `collab.heal` and `collab.save` raise.
+        CollabError: as raised by `collab.load`, `collab.score_heads`, `collab.heal` and `collab.save`.
     """
     load_options, save_options = load_options or LoadOptions(), save_options or SaveOptions()
     output = Path(output).expanduser()
@@ -71,12 +69,7 @@ def prune(
     if not isinstance(original.model, CollaborativeMixin):
         conversion = convert(original.model, LOSSLESS)
         current = replace(original, model=conversion.model)
-    rows = None
-    if options.needs_scores:
-        if data is None:
-            raise ConfigurationError("Say with --data what to score heads on, or name the heads with --keep.")
-        rows = head_rows(current, data, task, RowOptions(label_column, options.samples, seed=options.seed))
-    pruning = prune_by(current, rows, options, progress)
+    pruning = prune_by(current, _rows(current, data, task, options), options, progress)
     record = {"step": "prune", **pruning.record, "command": save_options.command}
     record["parameters"]["before"] = parameters(original.model)
     steps = [pruning_step(record)]
@@ -88,17 +81,33 @@ def prune(
     if conversion is None:
         save_changed(pruning.model, output, original, steps, save_options)
     else:
-        counts = record["parameters"]
-        counts = {name: Count(counts["before"][name], counts["after"][name]) for name in counts["before"]}
-        report = replace(conversion.report, **counts, source=model, revision=original.source.revision)
+        report = replace(_counted(conversion.report, record), source=model, revision=original.source.revision)
         save(replace(conversion, model=pruning.model, report=report), output, original, save_options, steps)
     if heal is not None:
         shutil.rmtree(work_folder(output), ignore_errors=True)
     return Pruning(pruning.model, record)
 
 
+def _rows(loaded: Checkpoint, data: Unlabelled | None, task: Task | None, options: PruneOptions) -> HeadRows | None:
+    """Rows to score heads on; None if the heads to keep are given."""
+    if not options.needs_scores:
+        return None
+    if data is None:
+        raise ConfigurationError(
+            "Scoring heads needs data: give --data (data=), or name the heads to keep with --keep (keep=)."
+        )
+    return head_rows(loaded, data, task, RowOptions(options.label_column, options.samples, seed=options.seed))
+
+
+def _counted(report: ConversionReport, record: dict[str, Any]) -> ConversionReport:
+    """A report with the parameters before and after pruning."""
+    before, after = record["parameters"]["before"], record["parameters"]["after"]
+    query_key, attention, whole = (Count(before[name], after[name]) for name in ("query_key", "attention", "model"))
+    return replace(report, query_key=query_key, attention=attention, model=whole)
+
+
 def load_to_score(model: str, task: Task | None, options: LoadOptions) -> Checkpoint:
-    """A model whose heads are to be scored, with the head of the task, if there is one."""
+    """Loads a model to score its heads, with the task's head if there is a task."""
     auto_class = task.auto_class if task is not None and task.head is not None else None
     loaded = load(model, options, auto_class=auto_class)
     if task is not None and task.head is not None:
@@ -108,10 +117,10 @@ def load_to_score(model: str, task: Task | None, options: LoadOptions) -> Checkp
 
 def pruning_step(record: dict[str, Any]) -> Step:
     """Pruning as a section of the card."""
-    how = "The heads to keep were named."
+    how = "The heads to keep were given."
     if record["score"]:
         how = (
-            f"The heads of least {record['score'].replace('_', ' ')} went, in {record['steps']} "
+            f"The heads of least {record['score'].replace('_', ' ')} were removed in {record['steps']} "
             f"step{'s' if record['steps'] > 1 else ''}, scored on `{record['data']['source']}` "
             f"({record['data']['rows']} rows, with{'' if 'task' in record['data'] else 'out'} labels)."
         )

@@ -76,7 +76,6 @@ def evaluate(
     *,
     source: DataSource | None,
     task: Task | None,
-    label_column: str | None,
     against: str | None,
     options: EvaluateOptions,
     recorded: bool,
@@ -97,14 +96,12 @@ def evaluate(
         model,
         source,
         task,
-        label_column=label_column,
         against=against,
         options=options,
         load_options=load_options,
-        command=command_line(),
         progress=session.progress,
     )
-    step = evaluation_step(evaluation)
+    step = evaluation_step(evaluation, command_line())
     if recorded:
         append(folder, step, name=folder.resolve().name)
-    session.result(evaluation.record, lambda: show_step(step))
+    session.result(step.record, lambda: show_step(step))

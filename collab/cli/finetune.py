@@ -56,6 +56,7 @@ class _Data:
     label_column: str | None
     labels: str | None
     samples: int | None
+    new_head: bool
 
     def labelled(self) -> LabelledData:
         """The rows to learn from and to evaluate on."""
@@ -66,7 +67,7 @@ class _Data:
             None if name is None else DataSource(name, self.text_column, self.subset, split)
             for name, split in ((self.train, self.train_split), (self.evaluation, self.eval_split))
         )
-        return LabelledData(train, held_out, self.label_column, labels, self.samples)
+        return LabelledData(train, held_out, self.label_column, labels, self.samples, self.new_head)
 
 
 @click.command(
@@ -131,7 +132,6 @@ def finetune(
     data: _Data,
     options: FinetuneOptions,
     teacher: str | None,
-    new_head: bool,
     prune_heads: float | None,
     prune_at: float,
     load_options: LoadOptions,
@@ -160,7 +160,6 @@ def finetune(
         data.labelled(),
         options=options,
         teacher=teacher,
-        new_head=new_head,
         load_options=load_options,
         save_options=save_options,
         progress=session.progress,

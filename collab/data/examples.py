@@ -33,7 +33,7 @@ class Examples:
         name: name of the data, for reports.
         texts: one or two strings per row; for token classification a list of words per row.
         labels: per row a number, a class name or a class number, or a list of them; empty for masked language models.
-        names: class names that `datasets` knows of.
+        names: class names from `datasets`, if it has them.
     """
 
     source: str
@@ -94,7 +94,7 @@ def label_names(examples: Sequence[Examples], given: Sequence[str] = ()) -> list
         given: names from the user, which replace those of numbered classes.
 
     Raises:
-        DataError: if the data has labels besides those given, or the labels are not classes.
+        DataError: if the data has labels other than those given, or the labels are not classes.
     """
     known = next((part.names for part in examples if part.names), None)
     values = {value for part in examples for row in part.labels for value in (row if isinstance(row, list) else [row])}
@@ -110,7 +110,7 @@ def label_names(examples: Sequence[Examples], given: Sequence[str] = ()) -> list
     names = list(given) or sorted(map(str, values))
     strange = sorted(set(map(str, values)) - set(names))
     if strange:
-        raise DataError(f"The data has labels besides {', '.join(names)}: {', '.join(strange[:5])}.")
+        raise DataError(f"The data has labels other than {', '.join(names)}: {', '.join(strange[:5])}.")
     return names
 
 
@@ -134,7 +134,7 @@ def class_numbers(examples: Examples, names: Sequence[str]) -> list[Any]:
         if isinstance(value, str) and value in numbers:
             return numbers[value]
         raise DataError(
-            f"{examples.source} has the label {value!r}, but the model's head knows {', '.join(names)}. Train a new "
+            f"{examples.source} has the label {value!r}, but the model's head has {', '.join(names)}. Train a new "
             "head (--new-head), or name the classes (--labels)."
         )
 

@@ -60,7 +60,7 @@ class Records(Iterable[dict[str, Any]]):
         source: the source.
         stream: its rows, each by column.
         names: names of the columns; empty if there are no rows.
-        features: what `datasets` knows about the columns, such as the names of labels.
+        features: features of the columns in `datasets`, such as class names.
     """
 
     source: DataSource

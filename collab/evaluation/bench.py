@@ -1,4 +1,4 @@
-"""Throughput and latency of models in memory, measured by turns."""
+"""Throughput and latency of models in memory, measured alternately."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def bench(
     names: Sequence[str] | None = None,
     progress: Progress = no_progress,
 ) -> BenchReport:
-    """Measures the speed of one model, or of two by turns, on random inputs without padding.
+    """Measures the speed of one model, or of two alternately, on random inputs without padding.
 
     Memory is measured on a GPU only; on a CPU that takes a process per model, which `collab.checkpoints.bench` starts.
 

@@ -66,7 +66,7 @@ class Setting:
 
 @dataclass(frozen=True)
 class BenchReport:
-    """A measurement of one model, or of two by turns.
+    """A measurement of one model, or of two alternately.
 
     Attributes:
         models: the model, and the one it was compared with.

@@ -72,7 +72,8 @@ def _add_answers(expected: list[Answer], actual: list[Answer], add: Any) -> None
 
 def _add_states(first: Answer, second: Answer, add: Any) -> None:
     states = first.values, second.values  # (B, T, D) each
-    add("token_cosine", functional.cosine_similarity(*map(first.of_seen, states), dim=-1))
+    left, right = map(first.of_seen, states)
+    add("token_cosine", functional.cosine_similarity(left, right, dim=-1))
     weight = states[0].new_ones(states[0].shape[:2]) if first.seen is None else first.seen.to(states[0])
     sums = [(hidden * weight.unsqueeze(-1)).sum(1) for hidden in states]  # (B, D)
     add("embedding_cosine", functional.cosine_similarity(sums[0], sums[1], dim=-1))
@@ -90,7 +91,7 @@ def compare(model: Checkpoint, against: Checkpoint, features: Sequence[Feature],
         model: the model.
         against: the model to compare it with, usually the original; `check_comparable` must have passed.
         features: rows without labels; at most 1024 are compared and 256 timed, evenly spaced.
-        repeats: rounds of the measurement of speed, in which the models run by turns.
+        repeats: rounds of the measurement of speed, in which the models alternate.
 
     Returns:
         ``agreement`` (see there), ``hidden_cosine`` (mean over the tokens, for the hidden states after every layer),
@@ -122,7 +123,7 @@ def batches_of(loaded: Checkpoint, features: Sequence[Feature]) -> list[Batch]:
 
 
 def speeds(first: PreTrainedModel, second: PreTrainedModel, batches: Sequence[Batch], repeats: int) -> dict[str, float]:
-    """Tokens per second of two models, which run by turns so that other load on the machine affects both."""
+    """Tokens per second of two models, which alternate so that other load on the machine affects both."""
     tokens = sum(int(batch["attention_mask"].sum()) if "attention_mask" in batch else len(batch) for batch in batches)
     runs = [(model, batches) for model in (first, second)]
     time_in_turn([(model, batches[:1]) for model in (first, second)])  # warm
@@ -151,8 +152,8 @@ def _hidden_cosine(first: PreTrainedModel, second: PreTrainedModel, batches: Seq
                 torch.ones_like(states[0][0][..., 0], dtype=torch.bool) if mask is None else mask.flatten(0, -2).bool()
             )
             cosines = [
-                functional.cosine_similarity(*(state[seen].float() for state in pair), dim=-1).sum().item()
-                for pair in zip(*states, strict=True)
+                functional.cosine_similarity(left[seen].float(), right[seen].float(), dim=-1).sum().item()
+                for left, right in zip(*states, strict=True)
             ]
             sums = sums + np.array(cosines)
             count += int(seen.sum())

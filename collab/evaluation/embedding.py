@@ -1,4 +1,4 @@
-"""Sentence embeddings, pooled as the model's folder says."""
+"""Sentence embeddings, pooled as configured in the model's folder."""
 
 from __future__ import annotations
 

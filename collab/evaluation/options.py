@@ -58,7 +58,7 @@ class BenchOptions:
     Attributes:
         batch_sizes: numbers of rows of a batch.
         lengths: numbers of tokens of a row; None for 32, 128 and 512, up to the model's limit.
-        rounds: calls of each model at every batch size and length; two models run by turns.
+        rounds: calls of each model at every batch size and length; two models alternate.
         dtype: dtype of weights and arithmetic: ``float32``, ``bfloat16`` or ``float16``.
         device: ``cpu`` or ``cuda``; None for a GPU where there is one.
         compile: run the models through `torch.compile`.

@@ -1,4 +1,4 @@
-"""Times of models that run by turns, so that other load on the machine affects all of them."""
+"""Times of models that alternate, so that other load on the machine affects all of them."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ def prune_by(
         loaded: the model, original or converted.
         rows: rows to score on; not needed where the heads are named.
         options: what to prune.
-        progress: called as scoring goes on.
+        progress: called during scoring.
 
     Raises:
         ConfigurationError: if a head does not exist or none would be left.

@@ -114,7 +114,7 @@ def score_heads(
         task: task of the labels for gradient and ablation; None for the model's own answers.
         rows: number of rows and column of their labels.
         options: which scores.
-        progress: called as work goes on.
+        progress: called to report progress.
 
     Raises:
         DataError: if the rows cannot be read or do not fit the model.
@@ -131,7 +131,7 @@ def score_rows(
         loaded: the model, original or converted.
         rows: rows to score on.
         options: which scores.
-        progress: called as work goes on.
+        progress: called to report progress.
 
     Raises:
         DataError: if the rows do not fit the model.
@@ -166,8 +166,8 @@ def score_rows(
     if options.wants("like_weights"):
         likeness["weights"] = {layer.name: product_likeness(layer) for layer in living}
     for kind, matrices in likeness.items():
-        scores[f"like_{kind}"] = {name: _most_alike(matrix) for name, matrix in matrices.items()}
-    shared = {layer.name: sharing(layer) for layer in living}
+        scores[f"like_{kind}"] = {name: _most_similar(matrix) for name, matrix in matrices.items()}
+    shared = {layer.name: usage for layer in living if (usage := sharing(layer)) is not None}
     return HeadScores(
         layers=tuple(layer.name for layer in layers),
         heads={layer.name: layer.heads for layer in layers},
@@ -177,20 +177,22 @@ def score_rows(
             for name in SCORES
             if name in scores
         },
-        likeness={
-            kind: {name: matrix.tolist() for name, matrix in matrices.items()} for kind, matrices in likeness.items()
-        },
-        sharing={name: usage.tolist() for name, usage in shared.items() if usage is not None},
+        likeness={kind: _lists(matrices) for kind, matrices in likeness.items()},
+        sharing=_lists(shared),
         degradation_name=degradation_name,
         data=rows.summary,
     )
+
+
+def _lists(tensors: Mapping[str, Tensor]) -> dict[str, list[list[float]]]:
+    return {name: tensor.tolist() for name, tensor in tensors.items()}
 
 
 def _normalized(scores: dict[str, Tensor]) -> dict[str, Tensor]:
     return {name: values / values.norm().clamp(min=1e-30) if len(values) else values for name, values in scores.items()}
 
 
-def _most_alike(matrix: Tensor) -> Tensor:
+def _most_similar(matrix: Tensor) -> Tensor:
     """The largest off-diagonal entry of each row; zero for a single head."""
     if len(matrix) < 2:
         return torch.zeros(len(matrix), dtype=matrix.dtype)

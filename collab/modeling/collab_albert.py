@@ -1,4 +1,4 @@
-"""Collaborative ALBERT. One set of attention weights serves many passes, and is one collaborative layer."""
+"""Collaborative ALBERT. Its passes share one set of attention weights, which is one collaborative layer."""
 
 from typing import Any
 
@@ -27,7 +27,7 @@ class CollabAlbertConfig(CollaborativeConfig, AlbertConfig):
 
 
 class CollabAlbertAttention(CollaborativeSelfAttention):
-    """Holds the residual connection and the layer normalization too."""
+    """Includes the residual connection and the layer normalization."""
 
     native_names = {
         "query": "query",

@@ -13,7 +13,7 @@ and c_h ∈ R^{D_k} the content bias, into which the original query bias went. F
 of each head's query, and no additive bias is left. Values and output are the original ones. A layer may have only some
 of the original's heads, or none; H is then the number that it has, and d stays.
 
-This file travels with every exported model; it imports only torch and transformers.
+This file is copied into every exported model; it imports only torch and transformers.
 """
 
 from collections.abc import Callable
@@ -30,6 +30,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from .collab_config import AttentionSpec
 from .collab_kernel import (
     Mix,
+    Scoring,
     additive_bias,
     additive_mask,
     attention_by_cost,
@@ -43,20 +44,20 @@ from .collab_kernel import (
 class CollaborativeAttention(nn.Module):
     """Multi-head attention with query and key projections shared by the heads; base of self- and cross-attention.
 
-    It is built from the native layer that it replaces: the value projection and everything behind the attention stay
-    the same modules, under one set of names in every family (``query``, ``key``, ``value``, ``dense``).
+    It is built from the native layer that it replaces: the value projection and everything after the attention stay
+    the same modules, under the same names in every family (``query``, ``key``, ``value``, ``dense``).
 
     Args:
         native: the family's own attention layer.
-        spec: form and rank.
-        config: the model's config; its ``_attn_implementation`` chooses the kernel at every call.
+        spec: form, rank, content and heads.
+        config: the model's config; its ``_attn_implementation`` selects the kernel at every call.
 
     Class attributes:
-        native_names: what this family calls ``query``, ``key`` and ``value``, and whatever else of the native layer
-            is kept (``dense``, ``LayerNorm``), by the name that it has here.
+        native_names: the family's names of ``query``, ``key``, ``value`` and other modules of the native layer that are
+            kept (``dense``, ``LayerNorm``), by the name that they have here.
         sibling_output: where the block around the layer keeps the output projection, if the layer does not own it.
-        path: how the ``sdpa`` implementation computes: ``auto``, by cost, or ``fused`` or ``matmul``; a layer may set
-            its own, to measure or to check.
+        path: path of the ``sdpa`` implementation: ``auto``, by cost, or ``fused`` or ``matmul``; may be set on a layer
+            for benchmarks and tests.
     """
 
     native_names: ClassVar[dict[str, str]] = {"query": "query", "key": "key", "value": "value"}
@@ -93,7 +94,7 @@ class CollaborativeAttention(nn.Module):
             self.head_ranks = spec.head_ranks or _evenly(spec.rank, self.num_attention_heads)
             if len(self.head_ranks) != self.num_attention_heads:
                 raise ValueError(f"head_ranks must name {self.num_attention_heads} heads, not {len(self.head_ranks)}.")
-            # Neighbours of equal width are split as one.
+            # Neighbouring heads of equal width are split together.
             self._owned = [(owned, len(list(heads))) for owned, heads in groupby(self.head_ranks)]
             self._widths = [owned * count for owned, count in self._owned]
 
@@ -122,11 +123,11 @@ class CollaborativeAttention(nn.Module):
 
     @classmethod
     def output_name(cls, name: str) -> str:
-        """Where a collaborative model has the output projection W_O of the layer of this class called `name`."""
+        """Module name of the output projection W_O in a collaborative model, for the layer called `name`."""
         return f"{name}.dense" if "dense" in cls.native_names else f"{name.rpartition('.')[0]}.{cls.sibling_output}"
 
     def output_of_heads(self, native: nn.Linear) -> nn.Module:
-        """The output projection W_O for the heads that there are, in place of the native one."""
+        """The output projection W_O for the heads of this layer, to replace the native one."""
         if self.num_attention_heads * self.attention_head_size == native.in_features:
             return native
         if not self.heads:
@@ -141,7 +142,7 @@ class CollaborativeAttention(nn.Module):
 
     @property
     def initial_mixing_std(self) -> float:
-        """Spread of M or the cores that gives fresh scores the variance that d independent dimensions would."""
+        """Standard deviation of M or the cores that gives initial scores the variance of d independent dimensions."""
         per_score = self.spec.rank**2 if self.spec.form == "tucker" else self.spec.rank
         return (self.attention_head_size / per_score) ** 0.5
 
@@ -150,7 +151,7 @@ class CollaborativeAttention(nn.Module):
         return self._mixed(self.query(hidden_states))
 
     def mixer(self, dtype: torch.dtype) -> Mix:
-        """What makes queries by head of shared ones, X W̃_Q, whose data type under autocast is not that of M."""
+        """Mixes shared queries, X W̃_Q, into queries by head. Under autocast `dtype` is theirs, not that of M."""
         offset = None if self.query_offset is None else self.query_offset.to(dtype)  # (H, R), or (1, R)
         if self.head_ranks is not None:
             return lambda shared, room: self._split(_plus(shared, offset).squeeze(1))
@@ -159,7 +160,7 @@ class CollaborativeAttention(nn.Module):
         if self.spec.form == "tucker":
             return lambda shared, room: _plus(shared @ mixing, offset)  # (B, 1, T, R) @ (H, R, R)
         mixing = mixing.unsqueeze(1)  # (H, 1, R)
-        # A trace cannot hold ``out=None``, so there is no one call for both.
+        # A trace cannot hold ``out=None``, so there are two calls.
         if offset is None:
             return lambda shared, room: shared * mixing if room is None else torch.mul(shared, mixing, out=room)
         return lambda shared, room: (
@@ -194,7 +195,7 @@ class CollaborativeAttention(nn.Module):
         position_bias: Tensor | None = None,
         **kwargs: Any,
     ) -> tuple[Tensor, Tensor | None]:
-        """Attention through the kernel that the config names.
+        """Attention by the kernel that the config names.
 
         Args:
             projected: X W̃_Q, (B, T, R).
@@ -203,10 +204,10 @@ class CollaborativeAttention(nn.Module):
             content: (B, H, S) or None.
             attention_mask: None; boolean, True where a key is seen; additive; or a flex attention block mask.
             position_bias: additive and already scaled, (1 or B, H, T, S), or None.
-            **kwargs: for the kernel; ``output_attentions`` asks for weights and therefore for the eager one.
+            **kwargs: arguments of the kernel; ``output_attentions`` requests weights and therefore the eager kernel.
 
         Returns:
-            The heads' outputs side by side, (B, T, H·d), and attention weights (B, H, T, S) if the kernel gives any.
+            The heads' outputs side by side, (B, T, H·d), and attention weights (B, H, T, S) if the kernel returns any.
         """
         implementation = self.config._attn_implementation
         if kwargs.get("output_attentions"):
@@ -217,29 +218,14 @@ class CollaborativeAttention(nn.Module):
         eager = implementation == "eager"
         is_causal = self.is_causal if kwargs.get("is_causal") is None else kwargs["is_causal"]
         if eager or implementation == "sdpa":
-            if isinstance(attention_mask, BlockMask):  # weights were asked for, which flex attention does not give
-                batch, _, length, seen = *attention_mask.shape[:2], projected.shape[1], key.shape[2]
-                attention_mask = create_mask(attention_mask.mask_mod, batch, None, length, seen, device=key.device)
-            if implementation == "sdpa":
-                output = attention_by_cost(
-                    self.mixer(projected.dtype),
-                    projected,
-                    key,
-                    value,
-                    content,
-                    attention_mask,
-                    position_bias,
-                    self.scaling,
-                    dropout,
-                    is_causal,
-                    self.path,
-                )  # (B, T, H, d)
-                return output.flatten(-2), None
+            attention_mask = one_row(_dense_mask(attention_mask, projected, key))
+        if implementation == "sdpa":
+            scoring = Scoring(content, attention_mask, position_bias, self.scaling, dropout, is_causal)
+            output = attention_by_cost(self.mixer(projected.dtype), projected, key, value, scoring, self.path)
+            return output.flatten(-2), None
         query = self._mixed(projected)
-        if eager:
-            attention_mask = one_row(attention_mask)
-        # Most kernels take no additive bias, and to add one is another pass over all scores, unless it goes into a mask
-        # of one row first. So the content becomes columns of the keys that each head's query reads.
+        # Most kernels accept no additive bias, and adding one takes another pass over all scores, unless it is added to
+        # a mask of one row first. So the content becomes columns of the keys that each head's query reads.
         if content is not None and not (eager and attention_mask is not None and attention_mask.shape[-2] == 1):
             query, key = content_as_columns(query, key, content)
             content = None
@@ -259,21 +245,21 @@ class CollaborativeAttention(nn.Module):
         return output.flatten(-2), weights
 
     def without_heads(self, hidden_states: Tensor, keys: int) -> tuple[Tensor, Tensor]:
-        """What `forward` returns without heads: the output projection's bias, and no weights, (B, 0, T, S)."""
+        """The result of `forward` without heads: the output projection's bias, and no weights, (B, 0, T, S)."""
         batch, length, _ = hidden_states.shape
         context = hidden_states.new_zeros(batch, length, 0)
         return self.output(context, hidden_states), hidden_states.new_zeros(batch, 0, length, keys)
 
     def output(self, context: Tensor, hidden_states: Tensor) -> Tensor:
-        """What the family's attention layer does behind the heads: its output projection, where it owns one."""
+        """The part of the family's attention layer after the heads: its output projection, if it owns one."""
         return self.dense(context) if "dense" in self.native_names else context
 
     def _merge(self, value: Tensor) -> Tensor:
-        """Values as they are cached: (B, 1, S, H·d) beside a shared key, because caches want one shape for both."""
+        """Values for the cache: (B, 1, S, H·d) beside a shared key, because caches need the same shape for both."""
         return value if self.head_ranks is not None else value.transpose(1, 2).flatten(-2).unsqueeze(1)
 
     def _unpack(self, packed: Tensor, value: Tensor) -> tuple[Tensor, Tensor | None, Tensor]:
-        """Keys, content bias (B, H, S) and values (B, H, S, d) from what `pack` and `_merge` made."""
+        """Keys, content bias (B, H, S) and values (B, H, S, d) from the results of `pack` and `_merge`."""
         if self.head_ranks is None:
             value = value.squeeze(1).unflatten(-1, (self.num_attention_heads, -1)).transpose(1, 2)
         if self.content_bias is None:
@@ -284,7 +270,7 @@ class CollaborativeAttention(nn.Module):
         return packed[..., :-1], packed[..., -1], value
 
     def _split(self, projected: Tensor) -> Tensor:
-        """Shared dimensions (B, T, R) dealt to the heads that own them, padded with zeros, (B, H, T, max_h r_h)."""
+        """Shared dimensions (B, T, R) split among the heads that own them, padded with zeros, (B, H, T, max_h r_h)."""
         widest = max(owned for owned, _ in self._owned)
         pieces = []
         for part, (owned, count) in zip(projected.split(self._widths, dim=-1), self._owned, strict=True):
@@ -311,7 +297,7 @@ class CollaborativeSelfAttention(CollaborativeAttention):
             attention_mask: as in `attend`.
             past_key_values: a transformers cache. It holds one shared key of R dimensions for each token, and the
                 content biases beside it.
-            encoder_hidden_states: not used; blocks that can hold either kind of attention pass it to both.
+            encoder_hidden_states: not used; blocks for either kind of attention pass it to both.
             **kwargs: for `attend`.
         """
         cache = past_key_values
@@ -372,7 +358,7 @@ class CollaborativeCrossAttention(CollaborativeAttention):
 
 
 class OutputBias(nn.Module):
-    """What an output projection is with no heads before it: its bias, for every token.
+    """An output projection without heads before it: its bias, for every token.
 
     Args:
         width: D.
@@ -390,10 +376,17 @@ class OutputBias(nn.Module):
         return output if self.bias is None else output + self.bias
 
 
+def _dense_mask(mask: Any, projected: Tensor, key: Tensor) -> Any:
+    """A flex attention block mask as a boolean mask, for kernels other than flex attention; other masks unchanged."""
+    if not isinstance(mask, BlockMask):
+        return mask
+    return create_mask(mask.mask_mod, mask.shape[0], None, projected.shape[1], key.shape[2], device=key.device)
+
+
 def _plus(tensor: Tensor, offset: Tensor | None) -> Tensor:
     return tensor if offset is None else tensor + offset
 
 
 def _evenly(rank: int, num_heads: int) -> tuple[int, ...]:
-    """`rank` dimensions divided among the heads, the first ones taking what is left over."""
+    """`rank` dimensions divided evenly among the heads, the first ones getting the remainder."""
     return tuple(rank // num_heads + (h < rank % num_heads) for h in range(num_heads))

@@ -1,6 +1,6 @@
-"""What a collaborative model is: the form and rank of every attention layer, as a part of its config.
+"""The config of a collaborative model: the form and rank of every attention layer.
 
-This file travels with every exported model; it imports only the standard library.
+This file is copied into every exported model; it imports only the standard library.
 """
 
 from dataclasses import dataclass
@@ -19,11 +19,11 @@ class AttentionSpec:
         rank: R, the number of shared query/key dimensions.
         head_ranks: in the ``concat`` form, how many of the R dimensions each head owns; None means as evenly as
             possible. None in the other forms.
-        content: where the content term y·c_h is: ``exact``, an additive bias from a D×H projection of the keys' input;
-            ``folded`` into an offset of each head's query, so that any attention kernel applies; or ``none``. None
-            means exact if the native layer has a query bias, and none otherwise.
-        heads: which of the native layer's heads there are, in ascending order; None means all. Without a single one the
-            layer's output is the bias of its output projection, and it has rank 0.
+        content: how the content term y·c_h is stored: ``exact``, an additive bias from a D×H projection of the keys'
+            input; ``folded`` into an offset of each head's query, so that any attention kernel applies; or ``none``.
+            None means exact if the native layer has a query bias, and none otherwise.
+        heads: indices of the native layer's heads that are kept, in ascending order; None means all. A layer without
+            heads outputs the bias of its output projection and has rank 0.
 
     Raises:
         ValueError: if the entries do not fit together.
@@ -96,7 +96,7 @@ class CollaborativeConfig:
     collab_layers: list[dict[str, Any]] | None = None
 
     def validate_collab_layers(self) -> None:
-        """Called by the config's own validation."""
+        """Validates the entries; called by the config's own validation."""
         for entry in self.collab_layers or []:
             AttentionSpec.from_dict(entry)
 

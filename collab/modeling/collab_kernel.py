@@ -1,134 +1,157 @@
-"""How one attention layer's scores and outputs are computed: by plain matrix products or by a fused kernel.
+"""Kernels of one attention layer: plain matrix products, or a fused kernel.
 
 Notation: B batch, H heads, T query tokens, S key tokens, r dimensions that a head's query and key have, d that its
 value has. `benchmarks/attention.py` measures every choice that is made here.
 
-This file travels with every exported model; it imports only torch.
+This file is copied into every exported model; it imports only torch.
 """
 
 from collections.abc import Callable, Sequence
 from itertools import repeat
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 Mix = Callable[[Tensor, Tensor | None], Tensor]
-"""Makes queries by head, (B, H, T, r), of shared ones, (B, 1, T, R); in the memory of the second tensor, or not."""
+"""Mixes shared queries, (B, 1, T, R), into queries by head, (B, H, T, r), in the second tensor unless it is None."""
 
 TILE = 3 * 2**19
-"""Bytes of scores that are computed at a time: what stays in the second-level caches of two cores."""
+"""Bytes of scores in a tile: what stays in the second-level caches of two cores."""
 
 SEQUENCES = 3 * 2**18
-"""The same where a tile is of whole sequences: less, because each brings keys and values of its own. As many scores, or
-fewer, need no tiles."""
+"""The same if a tile is whole sequences: less, because each has its own keys and values. Fewer bytes of scores need no
+tiles."""
 
 FEW = 2**16
-"""Bytes of scores up to which it is the number of operations that costs time, not what they compute."""
+"""Bytes of scores up to which the number of operations determines the time, not their size."""
+
+
+class Scoring(NamedTuple):
+    """How products of queries and keys become attention weights.
+
+    Attributes:
+        content: (B, H, S), before scaling, or None.
+        mask: None; boolean, True where a key is seen; or additive; broadcast to (B, H, T, S).
+        position_bias: additive, scaled, (1 or B, H, T, S), or None.
+        scaling: 1/√d.
+        dropout: probability of dropping an attention weight.
+        is_causal: whether, with no mask, later keys are hidden.
+    """
+
+    content: Tensor | None
+    mask: Tensor | None
+    position_bias: Tensor | None
+    scaling: float
+    dropout: float
+    is_causal: bool
+
+    def added(self, query: Tensor, key: Tensor) -> Tensor | None:
+        """Content, position bias and mask as one additive mask, broadcast to (B, H, T, S)."""
+        bias = additive_bias(self.content, self.position_bias, self.scaling)
+        return additive_mask(bias, self.mask, self.is_causal, query, key)
 
 
 def attention_by_cost(
-    mix: Mix,
-    projected: Tensor,
-    key: Tensor,
-    value: Tensor,
-    content: Tensor | None,
-    attention_mask: Tensor | None,
-    position_bias: Tensor | None,
-    scaling: float,
-    dropout: float,
-    is_causal: bool,
-    path: str = "auto",
+    mix: Mix, projected: Tensor, key: Tensor, value: Tensor, scoring: Scoring, path: str = "auto"
 ) -> Tensor:
-    """Attention without its weights, the way that is fastest for these shapes; they agree within rounding.
+    """Attention without its weights, by the path that is fastest for these shapes; all agree within rounding.
 
-    What is fastest on a CPU depends on the data type, see `_fuses`. Plain products are made in tiles whose scores stay
-    in the processor's cache, unless all fit into one, or there can be no tiles: with a gradient, compiled or traced.
-    Other devices always fuse.
-
-    Fused, queries, keys and values are padded with zeros to one width, because the fused kernels want that. The
-    content goes into a column of the padding where there is room for it, and into an additive mask otherwise. A fused
-    kernel for the CPU has no dropout and no gradient of a mask, so then the content becomes a column anyway, and what
-    is left of such cases is computed plainly.
+    On a CPU the fastest path depends on the data type, see `_fuses`. Plain products are made in tiles whose scores stay
+    in the processor's cache, unless all fit into one, or tiling is impossible: with a gradient, compiled or traced.
+    Other devices always fuse. A fused kernel for the CPU has no dropout and no gradient of a mask, so such cases are
+    computed plainly, except that content with a gradient becomes a column (see `_fused`).
 
     Args:
         mix: see `Mix`.
         projected: (B, T, R).
         key: (B, 1 or H, S, r).
         value: (B, H, S, d).
-        content: (B, H, S), before scaling, or None.
-        attention_mask: None; boolean, True where a key is seen; or additive; broadcast to (B, H, T, S).
-        position_bias: additive, scaled, (1 or B, H, T, S), or None.
-        scaling: 1/√d.
-        dropout: probability of dropping an attention weight.
-        is_causal: whether, with no mask, later keys are hidden.
-        path: ``auto``, or one of ``fused`` and ``matmul``.
+        scoring: content, mask, scaling and dropout; a mask of equal rows must have gone through `one_row`.
+        path: ``auto``, ``fused`` or ``matmul``.
 
     Returns:
         (B, T, H, d).
     """
-    attention_mask = one_row(attention_mask)
+    content, dropout = scoring.content, scoring.dropout
     shared = projected.unsqueeze(1)  # (B, 1, T, R)
     on_cpu = key.device.type == "cpu"
     heads, narrow, width = value.shape[1], value.shape[-1], key.shape[-1]
     columns = 0 if content is None else heads if key.shape[1] == 1 else 1
     as_columns = columns > 0 and (width + columns <= narrow or _needs_gradient(content))
     width = max(width + (columns if as_columns else 0), narrow)
-    # Tiles are written in place, and their number must not depend on a symbol. Queries of no row
-    # show whether M is trained.
-    added = content, attention_mask, position_bias
+    # Tiling writes in place: no autograd, dropout or dynamic shapes. `mix` on zero rows shows whether the mixing
+    # weights need gradients.
+    terms = content, scoring.mask, scoring.position_bias
     in_place = not (
         dropout > 0
         or _is_recorded()
-        or (torch.is_grad_enabled() and _needs_gradient(mix(shared[:0], None), key, value, *added))
+        or (torch.is_grad_enabled() and _needs_gradient(mix(shared[:0], None), key, value, *terms))
     )
-    # Bytes of all scores, if there can be tiles: without, whatever is compared with them may be a symbol.
+    # Bytes of all scores, only if tiling is possible: otherwise the shapes may be symbolic.
     size = value.shape[:2].numel() * shared.shape[2] * key.shape[2] * key.element_size() if in_place else None
     if path == "auto":
         path = "fused" if not on_cpu or _fuses(key, width, narrow, size) else "matmul"
-        if on_cpu and (dropout > 0 or _needs_gradient(position_bias)):
+        if on_cpu and (dropout > 0 or _needs_gradient(scoring.position_bias)):
             path = "matmul"
     if path == "matmul" and size is not None and size > SEQUENCES:
-        mask = additive_mask(additive_bias(content, position_bias, scaling), attention_mask, is_causal, shared, key)
-        return _attention_in_tiles(mix, shared, key, value, mask, scaling)
+        return _attention_in_tiles(mix, shared, key, value, scoring.added(shared, key), scoring.scaling)
     query = mix(shared, None)  # (B, H, T, r)
+    if path == "fused":
+        return _fused(query, key, value, scoring, width, as_columns)
+    return _plain(query, key, value, scoring.added(query, key), scoring.scaling, dropout)[0].transpose(1, 2)
+
+
+def _fused(query: Tensor, key: Tensor, value: Tensor, scoring: Scoring, width: int, as_columns: bool) -> Tensor:
+    """Attention by the fused kernel, (B, T, H, d).
+
+    Queries, keys and values are padded with zeros to one width, because the fused kernels need equal widths.
+
+    Args:
+        query: (B, H, T, r).
+        key: (B, 1 or H, S, r).
+        value: (B, H, S, d).
+        scoring: content, mask, scaling and dropout.
+        width: the padded width.
+        as_columns: whether the content becomes columns of the keys, within that width; otherwise it is added to the
+            mask.
+    """
+    content, mask = scoring.content, scoring.mask
     query_columns: Tensor | None = None
     key_columns: Tensor | None = None
-    if path == "fused" and as_columns and content is not None:
+    if as_columns and content is not None:
         query_columns, key_columns = _content_columns(query, key, content)
         content = None
-    bias = additive_bias(content, position_bias, scaling)
-    if bias is not None or path == "matmul":
-        attention_mask = additive_mask(bias, attention_mask, is_causal, query, key)
-    if path == "matmul":
-        return _plain(query, key, value, attention_mask, scaling, dropout)[0].transpose(1, 2)
-    if not on_cpu:
-        width += -width % 8  # what kernels for GPUs want
+    bias = additive_bias(content, scoring.position_bias, scoring.scaling)
+    if bias is not None:
+        mask = additive_mask(bias, mask, scoring.is_causal, query, key)
+    if key.device.type != "cpu":
+        width += -width % 8  # kernels for GPUs need multiples of 8
     output = functional.scaled_dot_product_attention(
         _widen(query, width, query_columns),
-        _widen(key, width, key_columns).expand(-1, heads, -1, -1),
+        _widen(key, width, key_columns).expand(-1, value.shape[1], -1, -1),
         _widen(value, width),
-        attn_mask=attention_mask,
-        dropout_p=dropout,
-        is_causal=is_causal and attention_mask is None and query.shape[2] > 1,
-        scale=scaling,
+        attn_mask=mask,
+        dropout_p=scoring.dropout,
+        is_causal=scoring.is_causal and mask is None and query.shape[2] > 1,
+        scale=scoring.scaling,
     )  # (B, H, T, width)
-    return output[..., :narrow].transpose(1, 2)
+    return output[..., : value.shape[-1]].transpose(1, 2)
 
 
 def _fuses(key: Tensor, width: int, narrow: int, size: int | None) -> bool:
     """Whether the fused kernel is the faster one on a CPU.
 
-    In float16 it always is, and in bfloat16 plain products are, unless compiled: what processors have instructions
-    for, or not. In float32 the fused kernel pays while a head's queries are no wider than its values, or twice as wide
-    where there can be no tiles. What fits into one tile is not worth the padding, if it needs any.
+    In float16 it always is, and in bfloat16 plain products are, unless compiled, depending on the instructions that
+    processors have. In float32 the fused kernel is faster while a head's queries are no wider than its values, or twice
+    as wide where tiling is impossible. Scores that fit into one tile are not worth any padding.
 
     Args:
-        key: before padding.
-        width: of queries, keys and values, padded.
+        key: keys before padding.
+        width: padded width of queries, keys and values.
         narrow: d.
-        size: bytes of all scores, or None where there can be no tiles.
+        size: bytes of all scores, or None where tiling is impossible.
     """
     if key.dtype == torch.float16:
         return True
@@ -142,10 +165,10 @@ def _fuses(key: Tensor, width: int, narrow: int, size: int | None) -> bool:
 def _attention_in_tiles(
     mix: Mix, shared: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scaling: float
 ) -> Tensor:
-    """Plain attention, as many sequences or queries at a time as have scores of `TILE` bytes; (B, T, H, d).
+    """Plain attention in tiles of sequences or queries with `TILE` bytes of scores each, (B, T, H, d).
 
-    Each tile takes the memory of the one before, which the cache holds: products are added to a copy of the mask, and
-    weights take the place of their scores. Whatever can be is done once for all tiles, because between products even a
+    Each tile reuses the memory of the previous one, which is in the cache: products are added to a copy of the mask,
+    and weights overwrite their scores. As much as possible is done once for all tiles, because between products even a
     view costs a hundredth of a tile.
     """
     batch, heads, seen, narrow = value.shape
@@ -154,21 +177,21 @@ def _attention_in_tiles(
     row = heads * seen * key.element_size()  # bytes of the scores of one query token
     rows = min(length, max(16, TILE // row))
     sequences = max(1, SEQUENCES // (row * length))
-    sequences = -(-batch // -(-batch // sequences))  # as many in every tile
+    sequences = -(-batch // -(-batch // sequences))  # the same number in every tile
     output = value.new_empty(batch, length, heads, narrow)
     columns = key.flatten(0, 1).mT.split(sequences * heads // groups)  # (B·H/groups, r, S)
-    values = value.unbind() if sequences == 1 else [some.flatten(0, 1) for some in value.split(sequences)]
-    again = range(-(-length // rows))  # tiles of the same sequences
+    values = value.unbind() if sequences == 1 else [part.flatten(0, 1) for part in value.split(sequences)]
+    repeats = range(-(-length // rows))  # tiles of the same sequences
     tile: tuple[int, ...] = ()
-    for part, key_columns, some, place, added in zip(
+    for part, key_columns, tile_values, place, added in zip(
         _tiles(shared, sequences, rows),
-        [one for one in columns for _ in again],
-        [one for one in values for _ in again],
+        [keys for keys in columns for _ in repeats],
+        [part for part in values for _ in repeats],
         _tiles(output.transpose(1, 2), sequences, rows),
         repeat(None) if mask is None else _tiles(mask.expand(batch, heads, length, seen), sequences, rows),
         strict=False,
     ):
-        if tile != part.shape:  # the first, or smaller than those before
+        if tile != part.shape:  # the first tile, or a smaller last one
             tile = part.shape
             queries = part.new_empty(tile[0], heads, tile[2], width)
             scores = part.new_empty(tile[0], heads, tile[2], seen)
@@ -181,14 +204,14 @@ def _attention_in_tiles(
         if added is not None:
             scores.copy_(added)
         products.baddbmm_(query, key_columns, beta=added is not None, alpha=scaling)
-        torch.softmax(scores, dim=-1, out=scores)  # reads every row before it writes it
-        torch.bmm(weights, some, out=contexts)
+        torch.softmax(scores, dim=-1, out=scores)  # every row is read before it is written
+        torch.bmm(weights, tile_values, out=contexts)
         place.copy_(outputs)
     return output
 
 
 def _tiles(tensor: Tensor, sequences: int, rows: int) -> Sequence[Tensor]:
-    """A tensor (B, ·, T, ·) in tiles of so many sequences and tokens."""
+    """A tensor (B, ·, T, ·) in tiles of `sequences` sequences and `rows` tokens."""
     pieces: Sequence[Tensor] = tensor.split(sequences)
     return pieces if rows == tensor.shape[2] else [tile for piece in pieces for tile in piece.split(rows, 2)]
 
@@ -203,7 +226,7 @@ def eager_attention_forward(
     dropout: float = 0.0,
     **kwargs: Any,
 ) -> tuple[Tensor, Tensor]:
-    """Plain attention that also gives the weights. One key for all heads is used as it is, never copied H times.
+    """Plain attention that also returns the weights. A key shared by the heads is never copied H times.
 
     Args:
         module: the layer, for its training flag.
@@ -213,7 +236,7 @@ def eager_attention_forward(
         attention_mask: additive, broadcast to (B, H, T, S), or None.
         scaling: 1/√d.
         dropout: probability of dropping an attention weight.
-        **kwargs: not used; what other kernels take.
+        **kwargs: arguments of other kernels, not used.
 
     Returns:
         Outputs (B, T, H, d) and weights (B, H, T, S).
@@ -227,7 +250,7 @@ def _plain(
 ) -> tuple[Tensor, Tensor]:
     """Outputs (B, H, T, d) and weights (B, H, T, S)."""
     batch, heads, length, width = query.shape
-    key = key * scaling  # the smallest of what could be scaled
+    key = key * scaling  # the smallest tensor that can be scaled
     if key.shape[1] == 1:
         rows = query.reshape(batch, heads * length, width)
         scores = (rows @ key.squeeze(1).mT).view(batch, heads, length, -1)  # (B, H, T, S)
@@ -254,10 +277,10 @@ def additive_mask(
 ) -> Tensor | None:
     """One additive mask, broadcast to (B, H, T, S), from a bias and a mask that is None, boolean or additive.
 
-    With no mask a causal layer is on its own: kernels stop being causal by themselves once they are given a mask.
+    Without a mask, a causal layer gets a causal one, because kernels ignore their causal flag once they get a mask.
 
-    What hides a key is half the smallest number of the query's data type. The smallest number of a wider type, or any
-    score below zero on top of its own, would be -∞ there, and a query that sees no key NaN.
+    A key is hidden by half the smallest number of the query's data type. The smallest number of a wider type, or its
+    own with a negative score added, would be -∞, and a query that sees no key would get NaN.
     """
     length = query.shape[-2]
     bias = None if bias is None else bias.to(query.dtype)
@@ -275,13 +298,13 @@ def additive_mask(
 
 
 def one_row(mask: Tensor | None) -> Any:
-    """A mask that is the same for all queries, which transformers writes out for each, as one row again."""
+    """Reduces a mask that is the same for all queries to one row; transformers expands it to a row for each."""
     if mask is None or mask.ndim != 4 or mask.shape[2] == 1:
         return mask
     row = mask[:, :, :1]
     same = mask.stride(2) == 0
     if not same and mask.device.type == "cpu" and not (_is_recorded() or _needs_gradient(mask)):
-        # Looking is cheap: a mask is H times smaller than the scores that it would otherwise be written out for.
+        # Comparing is cheap: a mask is H times smaller than the scores that it would otherwise be expanded to.
         same = torch.equal(mask[:, :, -1:], row) and bool((mask == row).all())
     return row if same else mask
 
@@ -289,7 +312,7 @@ def one_row(mask: Tensor | None) -> Any:
 def content_as_columns(query: Tensor, key: Tensor, content: Tensor) -> tuple[Tensor, Tensor]:
     """Queries and keys whose product includes the content term, for kernels that take no additive bias.
 
-    A shared key (B, 1, S, r) gets H columns, of which head h's query reads the h-th; a key for each head gets one.
+    A shared key (B, 1, S, r) gets H columns, of which head h's query reads the h-th; a key by head gets one column.
     """
     reading, columns = _content_columns(query, key, content)
     return torch.cat([query, reading], dim=-1), torch.cat([key, columns], dim=-1)
@@ -309,14 +332,14 @@ def _key_columns(key: Tensor, content: Tensor) -> Tensor:
 
 
 def pack(key: Tensor, content: Tensor | None) -> Tensor:
-    """Keys with the content bias as more columns: (B, 1, S, r + H) where the key is shared, (B, H, S, r + 1) else."""
+    """Keys with the content bias as columns: (B, 1, S, r + H) if the key is shared, (B, H, S, r + 1) otherwise."""
     if content is None:
         return key
     return torch.cat([key, _key_columns(key, content)], dim=-1)
 
 
 def _is_recorded() -> bool:
-    """Whether what is computed is written down to be done again for other shapes and values (compiled or traced)."""
+    """Whether the computation is compiled or traced, to be repeated with other shapes and values."""
     return torch.compiler.is_compiling() or torch.jit.is_tracing()
 
 
@@ -325,7 +348,7 @@ def _needs_gradient(*tensors: Tensor | None) -> bool:
 
 
 def _widen(tensor: Tensor, width: int, columns: Tensor | None = None) -> Tensor:
-    """With more columns and then zeros up to a width, in one copy."""
+    """Appends columns, then zeros up to a width, in one copy."""
     parts = [tensor] if columns is None else [tensor, columns]
     missing = width - sum(part.shape[-1] for part in parts)
     if missing:

@@ -4,7 +4,7 @@ A collaborative model is the native model with its attention layers replaced, as
 own with a `model_type` of its own: under the native one, loading without ``trust_remote_code`` would silently build the
 native class with random queries and keys.
 
-This file travels with every exported model; it imports only torch, transformers and its own folder.
+This file is copied into every exported model; it imports only torch, transformers and its own folder.
 """
 
 import inspect
@@ -25,25 +25,24 @@ from transformers.models.auto import modeling_auto
 from .collab_attention import CollaborativeAttention, OutputBias
 
 if TYPE_CHECKING:
-    _Model = PreTrainedModel  # to a type checker, a mixin is the model that it becomes a part of
+    _Model = PreTrainedModel  # for type checkers only
 else:
     _Model = object
 
 
 class CollaborativeMixin(_Model):
-    """What base models and models with a head share: initialization of the new parameters, and saving.
+    """Mixin of base models and models with a head: initialization of the new parameters, and saving.
 
     Comes before the native class in the bases: ``class CollabBertModel(CollaborativeBase, BertModel)``.
-
     """
 
     _supports_sdpa = True
-    # The content bias is additive or wide, and queries are wider than values: flash attention takes neither.
+    # The content bias is additive or wide, and queries are wider than values: flash attention supports neither.
     _supports_flash_attn = False
 
     @classmethod
     def native_class(cls) -> type[PreTrainedModel]:
-        """The native model class that this one is a collaborative version of."""
+        """The native model class that this class is the collaborative version of."""
         return next(base for base in cls.__mro__ if not issubclass(base, CollaborativeMixin))  # type: ignore[return-value]
 
     @torch.no_grad()
@@ -62,12 +61,12 @@ class CollaborativeMixin(_Model):
     def save_pretrained(self, save_directory: str | os.PathLike, *args: Any, **kwargs: Any) -> None:
         """Saves the model with the code that it runs on, so that it loads where collab is not installed.
 
-        Takes the arguments of `transformers.PreTrainedModel.save_pretrained`.
+        Arguments as in `transformers.PreTrainedModel.save_pretrained`.
         """
         self.config.auto_map = auto_map(type(self))
         if kwargs.get("is_main_process", True):
             copy_code(type(self), save_directory)
-        # transformers would upload the files that it wrote itself, and not the code.
+        # transformers would upload only the files that it wrote itself, not the code.
         push = kwargs.pop("push_to_hub", False)
         hub = {
             name: kwargs.pop(name) for name in ("repo_id", "commit_message", "private", "create_pr") if name in kwargs
@@ -91,10 +90,12 @@ class CollaborativeBase(CollaborativeMixin):
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        # transformers records attentions from layers of the classes named here, and silently none from any other.
+        # transformers records attentions only from layers of the classes listed here.
         recorded = getattr(cls.native_class(), "_can_record_outputs", None)
         if recorded is not None:
-            cls._can_record_outputs = {key: cls.attention_classes.get(one, one) for key, one in recorded.items()}
+            cls._can_record_outputs = {
+                key: cls.attention_classes.get(source, source) for key, source in recorded.items()
+            }
 
     def __init__(self, config: Any, *args: Any, **kwargs: Any) -> None:
         super().__init__(config, *args, **kwargs)
@@ -122,7 +123,7 @@ class CollaborativeHead(CollaborativeMixin):
         super().__init_subclass__(**kwargs)
 
     def __init__(self, config: Any, *args: Any, **kwargs: Any) -> None:
-        # The native constructor builds a native base model, which may know fewer kernels than the one that replaces it.
+        # The native constructor builds a native base model, which may support fewer kernels than its replacement.
         requested, config._attn_implementation = config._attn_implementation, "eager"
         super().__init__(config, *args, **kwargs)
         config._attn_implementation = requested
@@ -134,11 +135,11 @@ class CollaborativeHead(CollaborativeMixin):
 def family_models(module: ModuleType) -> tuple[type[CollaborativeMixin], ...]:
     """The collaborative model classes that a family's file defines, the base model first."""
     models = [
-        one
-        for one in vars(module).values()
-        if isinstance(one, type) and issubclass(one, CollaborativeMixin) and issubclass(one, PreTrainedModel)
+        member
+        for member in vars(module).values()
+        if isinstance(member, type) and issubclass(member, CollaborativeMixin) and issubclass(member, PreTrainedModel)
     ]
-    return tuple(sorted(models, key=lambda one: not issubclass(one, CollaborativeBase)))
+    return tuple(sorted(models, key=lambda model: not issubclass(model, CollaborativeBase)))
 
 
 def attention_width(layer: nn.Module, attention_classes: dict[type[nn.Module], type[CollaborativeAttention]]) -> int:
@@ -147,7 +148,7 @@ def attention_width(layer: nn.Module, attention_classes: dict[type[nn.Module], t
 
 
 def optional_parts(base: PreTrainedModel) -> dict[str, bool]:
-    """Constructor arguments that rebuild a base model with the optional parts that it has."""
+    """Constructor arguments that rebuild a base model with the same optional parts."""
     accepted = inspect.signature(type(base).__init__).parameters
     parts = {
         "add_pooling_layer": getattr(base, "pooler", None) is not None,
@@ -157,35 +158,35 @@ def optional_parts(base: PreTrainedModel) -> dict[str, bool]:
 
 
 def auto_classes(module: ModuleType) -> dict[str, tuple[type[CollaborativeMixin], ...]]:
-    """Which of a family's collaborative classes each Auto class of transformers loads.
+    """The collaborative classes of a family that each Auto class of transformers loads.
 
-    Follows transformers' own tables: ``AutoModelForMaskedLM`` loads the collaborative version of whatever it loads for
-    the native config.
+    Follows transformers' own tables: ``AutoModelForMaskedLM`` loads the collaborative version of the class that it
+    loads for the native config.
 
     Args:
         module: the family's file.
 
     Returns:
-        Auto class names, each with the classes it may build; the config's `architectures` chooses among several.
+        By name of the Auto class, the classes it may load; the config's `architectures` chooses among several.
     """
     models = family_models(module)
     collaborative = {model.native_class(): model for model in models}
     native_config = models[0].native_class().config_class
-    found = {}
+    loadable = {}
     for name, auto_class in vars(modeling_auto).items():
         mapping = getattr(auto_class, "_model_mapping", None)
         if not name.startswith("AutoModel") or mapping is None or native_config not in mapping:
             continue
         native = mapping[native_config]
         natives = native if isinstance(native, tuple | list) else (native,)
-        known = tuple(collaborative[one] for one in natives if one in collaborative)
+        known = tuple(collaborative[native_class] for native_class in natives if native_class in collaborative)
         if known:
-            found[name] = known
-    return found
+            loadable[name] = known
+    return loadable
 
 
 def auto_map(model_class: type[CollaborativeMixin]) -> dict[str, str]:
-    """The complete `auto_map` of an exported model: every Auto class that can load it, not only the one of its head.
+    """The `auto_map` of an exported model, with every Auto class that can load it, not only the one of its head.
 
     Args:
         model_class: the class of the model being saved.

@@ -26,7 +26,7 @@ class CollabMPNetConfig(CollaborativeConfig, MPNetConfig):
 
 
 class CollabMPNetAttention(CollaborativeSelfAttention):
-    """Takes the relative position bias that the encoder computes once for all layers."""
+    """Adds the relative position bias, which the encoder computes once for all layers."""
 
     native_names = {"query": "q", "key": "k", "value": "v", "dense": "o"}
 

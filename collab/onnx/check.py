@@ -56,9 +56,7 @@ def session(file: Path) -> Any:
 
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = torch.get_num_threads()
-    options.add_session_config_entry(
-        "session.intra_op.allow_spinning", "0"
-    )  # spinning threads would slow down other work
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")  # leaves cores to other work
     options.log_severity_level = 3
     return onnxruntime.InferenceSession(str(file), options, providers=["CPUExecutionProvider"])
 
@@ -79,8 +77,8 @@ def check_graph(graph: Graph, file: Path) -> Comparison:
     comparison = compare_graph(graph, file)
     if not comparison.relative <= TOLERANCE:
         raise VerificationError(
-            f"The ONNX graph differs from PyTorch by {comparison.largest:.2e} in {comparison.where}; {TOLERANCE:.0e} is "
-            "allowed."
+            f"The ONNX graph differs from PyTorch by {comparison.largest:.2e} in {comparison.where}; {TOLERANCE:.0e} "
+            "is allowed."
         )
     return comparison
 

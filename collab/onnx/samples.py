@@ -87,7 +87,7 @@ def sample(model: PreTrainedModel, batch: int, length: int, generator: torch.Gen
 
 
 def samples(model: PreTrainedModel, seed: int = 0) -> list[dict[str, Tensor]]:
-    """Inputs of several batch sizes and lengths, including a single row and a single token, with and without padding."""
+    """Inputs of several batch sizes and lengths, including one row and one token, with and without padding."""
     generator = torch.Generator().manual_seed(seed)
     sizes = ((1, 1), (1, 7), (3, 16), (4, 33), (2, _LONGEST))
     return [sample(model, batch, length, generator) for batch, length in sizes]
