@@ -59,6 +59,10 @@ from .training.heal import heal as heal
 from .training.options import FinetuneOptions as FinetuneOptions
 from .training.options import HealOptions as HealOptions
 from .training.options import HealRequest as HealRequest
+from .training.options import RefineOptions as RefineOptions
 from .training.options import RunOptions as RunOptions
+from .training.refine import LayerRefinement as LayerRefinement
+from .training.refine import Refinement as Refinement
+from .training.refine import refine as refine
 
 __version__: str

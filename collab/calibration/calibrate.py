@@ -36,6 +36,7 @@ class Calibration:
         batches: the held-out batches, on which the converted model is compared with the original; none for a callable.
         summary: where the data came from and how much there was, for the report.
         notes: what a user should know.
+        fitted: the batches that the moments are of, on which the converted layers are refined; none for a callable.
     """
 
     moments: dict[str, LayerMoments]
@@ -43,6 +44,7 @@ class Calibration:
     batches: list[Batch] = field(default_factory=list)
     summary: dict[str, Any] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    fitted: list[Batch] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -98,15 +100,14 @@ def calibrate(
             raise CalibrationError("Moments of a callable cannot be cached, because it may run anything.")
         with collector.watching(progress):
             data(model)
-        held: list[Batch] = []
-        summary: dict[str, Any] = {"source": "callable"}
+        prepared = PreparedData([], [], {"source": "callable"})
     else:
         prepared = data if isinstance(data, PreparedData) else prepare(model, data, tokenizer, options)
-        kept, held, summary = prepared.kept, prepared.held_out, prepared.summary
+        kept, held = prepared.kept, prepared.held_out
         key = moments_cache.fingerprint(model, [*kept, *held], options.seed) if cache is not None else {}
         if cache is not None and cache.exists():
             moments, held_moments = moments_cache.read(cache, key)
-            return _calibration(moments, held_moments, held, summary)
+            return _calibration(moments, held_moments, prepared)
         with collector.watching(progress, total=len(kept) + len(held)):
             for batches, hold in ((kept, False), (held, True)):
                 collector.holding = hold
@@ -115,14 +116,13 @@ def calibrate(
     moments, held_moments = collector.finish()
     if cache is not None:
         moments_cache.write(cache, key, moments, held_moments)
-    return _calibration(moments, held_moments, held, summary)
+    return _calibration(moments, held_moments, prepared)
 
 
 def _calibration(
     moments: dict[str, LayerMoments],
     held_out: dict[str, LayerMoments] | None,
-    batches: list[Batch],
-    summary: dict[str, Any],
+    data: PreparedData,
 ) -> Calibration:
     notes = []
     tokens = min(one.tokens for one in moments.values())
@@ -140,7 +140,8 @@ def _calibration(
             "layers are converted by their weights alone. Other data may say more."
         )
         logger.warning(notes[-1])
-    return Calibration(moments, held_out, batches, summary | {"tokens": tokens}, tuple(notes))
+    summary = data.summary | {"tokens": tokens}
+    return Calibration(moments, held_out, data.held_out, summary, tuple(notes), data.kept)
 
 
 def prepare(model: PreTrainedModel, data: Any, tokenizer: Any, options: CalibrationOptions) -> PreparedData:

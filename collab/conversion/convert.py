@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -23,11 +24,13 @@ from ..modeling.collab_model import optional_parts
 from ..models.assembly import assemble
 from ..models.families import Family, require_family
 from ..models.layers import count_parameters
-from ..planning.choice import choose, compare_forms
+from ..planning.choice import Choice, choose, compare_forms
 from ..planning.config import ConversionConfig
 from ..reparametrization.layer import LayerProblem, spec_of, state_of
 from ..reparametrization.model import LayerProblems, full_ranks, projections
 from ..reparametrization.moments import LayerMoments
+from ..training.refine import refine
+from .refined import refine_options, refined_reports, within
 
 logger = logging.getLogger(__name__)
 
@@ -52,9 +55,10 @@ def convert(
         inplace: turn `model` itself into the collaborative model, sharing the weights that stay, instead of leaving it
             untouched and copying them. Nothing changes unless every layer was solved. References to its old submodules
             and hooks on them are left behind.
-        progress: called as soon as a layer is solved.
+        progress: called as soon as a layer is solved, and after every step of refinement.
 
     Raises:
+        ConfigurationError: if a number of refinement steps is asked for without rows to refine on.
         UnsupportedArchitectureError: if the model is not one that collab converts.
         AlreadyConvertedError: if it is collaborative already.
         BudgetError: if no conversion meets the budget.
@@ -66,32 +70,20 @@ def convert(
     """
     start_time = time.perf_counter()
     family, model_class = require_convertible(model)
-    layers = family.attention_layers(model)
-    fitted = None if calibration is None else calibration.moments
-    problems = LayerProblems(model, family, fitted, config.solver_options.resolve_device(model.device))
-    choice = choose(config, problems, calibration)
-
-    replaced: dict[str, Factors] = {}
-    reports: list[LayerReport] = []
-    comparison: list[dict[str, Any]] = []
+    refining = None if is_lossless(model, config) else refine_options(config, calibration)
+    moments = None if calibration is None else calibration.moments
     held_out = None if calibration is None else calibration.held_out
-    for (name, layer), form, rank in zip(layers.items(), choice.forms, choice.ranks, strict=True):
-        logger.debug("%s: solving", name)
-        query, key = projections(layer, family)
-        before = count_parameters(query) + count_parameters(key)
-        moments = None if held_out is None else held_out[name]
-        problem = problems[name]  # asked for once: solving and comparing share its eigenvectors
-        replaced[name], found = _solve(name, problem, form, rank, config, query.weight, before, moments)
-        reports.append(found)
-        if config.compare:
-            comparison.append({"name": name} | compare_forms(problem, found, config))
-        del problem  # its float64 copies, before those of the next
-        logger.info("%s: %s, rank %d, relative error %.4f", name, form, rank, found.error)
-        progress("solving", len(reports), len(layers))
-
+    problems = LayerProblems(model, family, moments, config.solver_options.resolve_device(model.device))
+    choice = choose(config, problems, calibration)
+    replaced, reports, comparison = _solve_all(model, family, problems, choice, config, held_out, progress)
     converted = _build(model, model_class, family, replaced, share=inplace)
-    query_key = Count(sum(one.query_key.before for one in reports), sum(one.query_key.after for one in reports))
-    attention_before = query_key.before + sum(_value_output(model, name, family) for name in layers)
+    if refining is not None and calibration is not None:
+        accept = within(config.max_error, problems)
+        train, judge = calibration.fitted, calibration.batches
+        refinement = refine(converted, model, train, judge, options=refining, accept=accept, progress=progress)
+        reports = refined_reports(reports, refinement, converted, problems, held_out)
+    query_key = Count(sum(layer.query_key.before for layer in reports), sum(layer.query_key.after for layer in reports))
+    attention_before = query_key.before + sum(_value_output(model, name, family) for name in problems)
     report = ConversionReport(
         layers=tuple(reports),
         query_key=query_key,
@@ -110,6 +102,34 @@ def convert(
         model.__class__, model.__dict__ = converted.__class__, converted.__dict__
         converted = model
     return Conversion(converted, report)
+
+
+def _solve_all(
+    model: PreTrainedModel,
+    family: Family,
+    problems: LayerProblems,
+    choice: Choice,
+    config: ConversionConfig,
+    held_out: Mapping[str, LayerMoments] | None,
+    progress: Progress,
+) -> tuple[dict[str, Factors], list[LayerReport], list[dict[str, Any]]]:
+    """Every layer's factors by module name, its report, and what the other forms would have given it."""
+    replaced: dict[str, Factors] = {}
+    reports: list[LayerReport] = []
+    comparison: list[dict[str, Any]] = []
+    for name, form, rank in zip(problems, choice.forms, choice.ranks, strict=True):
+        logger.debug("%s: solving", name)
+        layer = model.get_submodule(name)
+        problem = problems[name]  # asked for once: solving and comparing share its eigenvectors
+        moments = None if held_out is None else held_out[name]
+        replaced[name], report = _solve(name, layer, family, problem, form, rank, config, moments)
+        reports.append(report)
+        if config.compare:
+            comparison.append({"name": name} | compare_forms(problem, report, config))
+        del problem  # its float64 copies, before those of the next
+        logger.info("%s: %s, rank %d, relative error %.4f", name, form, rank, report.error)
+        progress("solving", len(reports), len(problems))
+    return replaced, reports, comparison
 
 
 def require_convertible(model: PreTrainedModel) -> tuple[Family, type[PreTrainedModel]]:
@@ -264,19 +284,20 @@ def _renamed(name: str, owner: str, native_names: dict[str, str]) -> str | None:
 
 def _solve(
     name: str,
+    layer: nn.Module,
+    family: Family,
     problem: LayerProblem,
     form: Form,
     rank: int,
     config: ConversionConfig,
-    like: Tensor,
-    parameters_before: int,
     held_out: LayerMoments | None,
 ) -> tuple[Factors, LayerReport]:
     """Solves one layer. Everything in float64 is gone when it returns."""
     start = time.perf_counter()
+    query, key = projections(layer, family)
     with torch.no_grad():
         solution = problem.solve(form, rank, config.content, config.solver_options, config.seed)
-    factors = _fitting(solution.factors, like, name)
+    factors = _fitting(solution.factors, query.weight, name)
     report = LayerReport(
         name=name,
         form=factors.form,
@@ -289,7 +310,7 @@ def _solve(
         converged=solution.converged,
         degeneracy=solution.degeneracy,
         seconds=time.perf_counter() - start,
-        query_key=Count(parameters_before, factors.num_parameters),
+        query_key=Count(count_parameters(query) + count_parameters(key), factors.num_parameters),
     )
     return factors, report
 

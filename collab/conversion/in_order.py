@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -69,4 +70,4 @@ def calibrate_in_order(
             solution = problem.solve(form, rank, config.content, config.solver_options, config.seed)
         install(partly, family, name, solution.factors)
         progress("calibrating in order", done, len(names))
-    return Calibration(moments, first.held_out, first.batches, first.summary | {"in_order": True}, first.notes)
+    return replace(first, moments=moments, summary=first.summary | {"in_order": True})

@@ -41,7 +41,10 @@ class LayerReport:
         score_error: relative error of the scores on calibration inputs, each weighted by its effect on the model's
             output; None without calibration.
         held_out_error: the same on the calibration rows that were held out.
-        sweeps: sweeps of the solver.
+        output_error_before: relative squared error of the attention output on these rows, as solved; None without
+            refinement (`collab.refine`).
+        output_error_after: the same of the layer as it is now. The other errors are of the layer as it is now as well.
+        sweeps: sweeps of the solver, which like the next two is of the solve, before refinement.
         converged: whether the error had stopped falling before the sweeps ran out.
         degeneracy: Σ_r ‖a_r ∘ m_r ∘ b_r‖²/‖𝒯‖²; far above 1 means components that cancel.
         seconds: wall-clock time of the solve.
@@ -61,6 +64,8 @@ class LayerReport:
     degeneracy: float
     seconds: float
     query_key: Count
+    output_error_before: float | None = None
+    output_error_after: float | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """The layer as JSON values."""
@@ -80,7 +85,7 @@ class ConversionReport:
         choice: how form and ranks were chosen, if a budget was given.
         calibration: what the conversion was calibrated on; None without calibration.
         agreement: of the converted model with the original on held-out rows (`collab.evaluation.compare`).
-        comparison: for each layer, the rank and predicted error of every form with as many parameters.
+        comparison: for each layer, the rank and predicted error of every form with as many parameters, not refined.
         seconds: wall-clock time of the whole conversion.
         versions: of collab, torch, transformers, tensorly, Python.
         source: where the model was loaded from; None for a model in memory.

@@ -25,14 +25,19 @@ def evaluating(*models: nn.Module) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def eager_attention(model: PreTrainedModel) -> Iterator[None]:
-    """Uses the eager attention kernel inside the context, the only one that returns attention weights."""
-    implementation = model.config._attn_implementation
-    model.set_attn_implementation("eager")
+def attending_by(model: PreTrainedModel, implementation: str) -> Iterator[None]:
+    """Switches a model to another attention implementation, ``eager`` or ``sdpa``, for a while."""
+    before = model.config._attn_implementation
+    model.set_attn_implementation(implementation)
     try:
         yield
     finally:
-        model.set_attn_implementation(implementation)
+        model.set_attn_implementation(before)
+
+
+def eager_attention(model: PreTrainedModel) -> contextlib.AbstractContextManager[None]:
+    """Switches a model to matrix products and a softmax for a while: the only kernel that gives attention weights."""
+    return attending_by(model, "eager")
 
 
 @contextlib.contextmanager

@@ -13,6 +13,7 @@ from ..errors import ConfigurationError
 
 Optimize = Literal["size", "speed"]
 Allocation = Literal["auto", "balanced", "uniform"]
+Refine = Literal["auto", "none"] | int
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,9 @@ class ConversionConfig:
             words, which tell too little about the differences between layers.
         content: ``exact`` keeps the content bias as it is, an additive term of the scores; ``folded`` approximates it
             by an offset of the queries, so that any attention kernel applies and fewer parameters are stored.
+        refine: train every converted layer alone, on the rows of the calibration, to give the attention output of the
+            original (`collab.refine`): that many steps, or ``none``. ``auto`` takes the default number wherever there
+            are such rows. With `max_error`, only layers whose scores stay within it take the new weights.
         compare: whether to predict the error of every form at the same number of parameters, for the report.
         solver: a `SolverOptions`, or the name of a method: ``structured`` or ``tensorly``.
         seed: random seed of the ``tensorly`` method; the structured solvers are deterministic.
@@ -52,6 +56,7 @@ class ConversionConfig:
     optimize: Optimize = "size"
     allocation: Allocation = "auto"
     content: Content = "exact"
+    refine: Refine = "auto"
     compare: bool = True
     solver: SolverOptions | str = field(default_factory=SolverOptions)
     seed: int = 0
@@ -81,12 +86,19 @@ class ConversionConfig:
             raise ConfigurationError(f"Unknown allocation {self.allocation!r}; choose auto, balanced or uniform.")
         if self.content not in CONTENTS:
             raise ConfigurationError(f"Unknown content {self.content!r}; choose one of {', '.join(CONTENTS)}.")
+        self._check_refine()
         if isinstance(self.solver, str):
             object.__setattr__(self, "solver", SolverOptions(method=self.solver))  # type: ignore[arg-type]
         if not isinstance(self.solver, SolverOptions):
             raise ConfigurationError(f"solver must be a SolverOptions or the name of a method, not {self.solver!r}.")
         if isinstance(self.seed, bool) or not isinstance(self.seed, int) or not 0 <= self.seed < 2**32:
             raise ConfigurationError(f"seed must be a whole number from 0 to {2**32 - 1}, not {self.seed!r}.")
+
+    def _check_refine(self) -> None:
+        steps = self.refine
+        whole = isinstance(steps, int) and not isinstance(steps, bool) and steps >= 0
+        if not whole and steps not in ("auto", "none"):
+            raise ConfigurationError(f"refine must be auto, none or a number of steps, not {steps!r}.")
 
     @property
     def solver_options(self) -> SolverOptions:
@@ -112,7 +124,7 @@ class ConversionConfig:
             "rank": rank,
             **{
                 name: getattr(self, name)
-                for name in ("form", "params", "max_error", "optimize", "allocation", "content", "compare")
+                for name in ("form", "params", "max_error", "optimize", "allocation", "content", "refine", "compare")
             },
             "solver": asdict(self.solver_options),
             "seed": self.seed,

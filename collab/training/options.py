@@ -73,6 +73,39 @@ class RunOptions:
 
 
 @dataclass(frozen=True)
+class RefineOptions:
+    """How to refine.
+
+    Attributes:
+        steps: of Adam, for every layer; 0 for none.
+        rows: in a step, or a few more: batches of fewer rows are used whole.
+        tokens: in a step; it ends before it has `rows` rows once it has as many tokens.
+        learning_rate: of a weight in the first step after the warm-up, as a part of the root mean square of all weights
+            of its matrix; it falls to zero along a cosine. None for 0.02, and for ``tucker``, whose queries and keys
+            meet in a whole core, 0.01.
+        seed: of the order of the batches.
+
+    Raises:
+        ConfigurationError: if a value cannot be used.
+    """
+
+    steps: int = 150
+    rows: int = 32
+    tokens: int = 1024
+    learning_rate: float | None = None
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name, lowest in (("steps", 0), ("rows", 1), ("tokens", 1), ("seed", 0)):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < lowest:
+                raise ConfigurationError(f"{name} must be a whole number of at least {lowest}, not {value!r}.")
+        rate = self.learning_rate
+        if rate is not None and not (isinstance(rate, int | float) and 0 < rate < 1):
+            raise ConfigurationError(f"learning_rate must be above 0 and below 1, not {rate!r}.")
+
+
+@dataclass(frozen=True)
 class HealOptions:
     """How to heal.
 

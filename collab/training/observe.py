@@ -1,0 +1,239 @@
+"""What the attention layers of a native model do while it runs on batches: the material of refinement."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+from collections.abc import Callable, Container, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from ..data.features import Batch
+from ..models.families import Family
+from ..models.inputs import on_device
+from ..models.states import evaluating
+from .options import RefineOptions
+
+_PIECE = 512  # tokens that the original runs on at a time, unless one row alone has more
+_CHUNK = 4  # steps' worth of what its layers do that is kept in memory
+_TIMES = 3  # how often that serves: most of the time goes into running the original
+
+
+@dataclass(frozen=True)
+class LayerPass:
+    """What one attention layer of the original did in one pass, and what its conversion needs to do the same.
+
+    Attributes:
+        queries: x, (B, T, D_q).
+        keys: y, (B, S, D_k).
+        values: (B, S, K).
+        context: what goes into W_O, (B, T, K).
+        mask: as the layer got it.
+        position_bias: (1 or B, H, T, S), or None.
+        seen: (B, T, 1), True for queries that are not padding; None if none are.
+        number: of the pass, for a layer that serves several.
+    """
+
+    queries: Tensor
+    keys: Tensor
+    values: Tensor
+    context: Tensor
+    mask: Any
+    position_bias: Tensor | None
+    seen: Tensor | None
+    number: int
+
+
+Visit = Callable[[str, LayerPass], None]
+
+
+class _Enough(Exception):  # noqa: N818  # nothing went wrong
+    """Ends a run of the original behind its last attention layer."""
+
+
+class Observer:
+    """Runs a native model and shows what its attention layers do, each while it is running.
+
+    Args:
+        model: a native model.
+        family: its family.
+    """
+
+    def __init__(self, model: PreTrainedModel, family: Family) -> None:
+        self.model = model
+        self._family = family
+        self._layers = family.attention_layers(model)
+        self._inputs: dict[str, dict[str, Any]] = {}
+        self._values: dict[str, Tensor] = {}
+        self._number: dict[str, int] = {}
+        self._passes: dict[frozenset[str], int] = {}  # in a run, by what the batch has
+        self._left = -1
+        self._mask: Tensor | None = None
+        self._visit: Visit | None = None
+
+    def projections(self, name: str) -> tuple[nn.Linear, nn.Linear]:
+        """W_V and W_O of a layer."""
+        layer = self._layers[name]
+        output: Any = self._family.output_projection(self.model, name)
+        return getattr(layer, self._family.names(layer)["value"]), output
+
+    @contextlib.contextmanager
+    def watching(self) -> Iterator[None]:
+        """Inside the context, `run` can be called; the model has no dropout there."""
+        handles = []
+        for name, layer in self._layers.items():
+            value, output = self.projections(name)
+            handles.append(layer.register_forward_pre_hook(self._before(name), with_kwargs=True))
+            handles.append(value.register_forward_hook(self._value(name)))
+            handles.append(output.register_forward_pre_hook(self._after(name)))
+        try:
+            with evaluating(self.model):
+                yield
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    def run(self, batch: Batch, visit: Visit) -> None:
+        """Runs the model on a batch and shows every pass of every layer to `visit`."""
+        moved = on_device(batch, self.model.device)
+        mask = moved.get("attention_mask")
+        self._mask = None if mask is None or bool(mask.all()) else mask.bool()
+        self._visit = visit
+        self._number = dict.fromkeys(self._layers, 0)
+        kind = frozenset(batch)
+        self._left = self._passes.get(kind, -1)
+        try:
+            with torch.no_grad(), contextlib.suppress(_Enough):
+                self.model(**moved)
+            self._passes[kind] = sum(self._number.values())
+        finally:
+            self._visit = None
+            self._inputs.clear()
+            self._values.clear()
+
+    def _before(self, name: str) -> Callable[..., None]:
+        def keep(module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
+            bound = inspect.signature(type(module).forward).bind(module, *args, **kwargs).arguments
+            self._inputs[name] = bound | bound.get("kwargs", {})
+
+        return keep
+
+    def _value(self, name: str) -> Callable[..., None]:
+        def keep(module: nn.Module, args: tuple, output: Tensor) -> None:
+            self._values[name] = output
+
+        return keep
+
+    def _after(self, name: str) -> Callable[..., None]:
+        cross = self._family.is_cross_attention(self._layers[name])
+
+        def show(module: nn.Module, args: tuple) -> None:
+            if self._visit is None or name not in self._inputs:
+                return
+            given = self._inputs.pop(name)
+            queries = given["hidden_states"]
+            keys = given["encoder_hidden_states"] if cross else queries
+            mask, bias = given.get("attention_mask"), given.get("position_bias")
+            shown = LayerPass(
+                queries.float(),
+                keys.float(),
+                self._values.pop(name).float(),
+                args[0].float(),
+                mask.float() if isinstance(mask, Tensor) and mask.is_floating_point() else mask,
+                None if bias is None else bias.float(),
+                self._seen(queries),
+                self._number[name],
+            )
+            self._number[name] += 1
+            self._visit(name, shown)
+            self._left -= 1
+            if self._left == 0:
+                raise _Enough
+
+        return show
+
+    def _seen(self, queries: Tensor) -> Tensor | None:
+        rows = queries.shape[:2]
+        if self._mask is None or self._mask.numel() != rows.numel():
+            return None
+        return self._mask.reshape(*rows, 1)
+
+
+@dataclass(frozen=True)
+class Recording:
+    """What the attention layers of the original did with one batch."""
+
+    passes: list[tuple[str, LayerPass]]
+    rows: int
+    tokens: int
+
+
+def recordings(
+    watch: Observer, names: Container[str], pieces: Sequence[Batch], options: RefineOptions
+) -> Iterator[Recording]:
+    """Recordings of all batches in random order, without end: a few steps' worth at a time, several times over."""
+    generator = torch.Generator().manual_seed(options.seed)
+    drawn = _in_random_order(pieces, generator)
+    while True:
+        chunk: list[Recording] = []
+        rows = tokens = 0
+        while rows < _CHUNK * options.rows and tokens < _CHUNK * options.tokens:
+            piece = next(drawn)
+            chunk.append(_record(watch, names, piece))
+            rows, tokens = rows + chunk[-1].rows, tokens + chunk[-1].tokens
+        for _ in range(_TIMES):
+            for place in torch.randperm(len(chunk), generator=generator).tolist():
+                yield chunk[place]
+
+
+def _record(watch: Observer, names: Container[str], piece: Batch) -> Recording:
+    passes: list[tuple[str, LayerPass]] = []
+
+    def visit(name: str, shown: LayerPass) -> None:
+        if name in names:
+            passes.append((name, shown))
+
+    watch.run(piece, visit)
+    return Recording(passes, _rows(piece), _tokens(piece))
+
+
+def _in_random_order(pieces: Sequence[Batch], generator: torch.Generator) -> Iterator[Batch]:
+    """Batches without end, all of them in every round."""
+    while True:
+        for place in torch.randperm(len(pieces), generator=generator).tolist():
+            yield pieces[place]
+
+
+def pieces_of(batches: Sequence[Batch]) -> list[Batch]:
+    """Batches cut into such as take little memory; those that cannot be cut by rows as they are."""
+    pieces: list[Batch] = []
+    for batch in batches:
+        rows = _rows(batch)
+        size = max(1, _PIECE * rows // _tokens(batch)) if _is_text(batch) else 1
+        if size >= rows or any(len(value) != rows for value in batch.values()):
+            pieces.append(batch)
+            continue
+        parts = {name: value.split(size) for name, value in batch.items()}
+        pieces += [dict(zip(parts, part, strict=True)) for part in zip(*parts.values(), strict=True)]
+    return pieces
+
+
+def _is_text(batch: Batch) -> bool:
+    return "input_ids" in batch
+
+
+def _rows(batch: Batch) -> int:
+    return len(next(iter(batch.values())))
+
+
+def _tokens(batch: Batch) -> int:
+    """Tokens that are not padding; what is not text counts one for each row."""
+    if not _is_text(batch):
+        return _rows(batch)
+    mask = batch.get("attention_mask")
+    ids = batch["input_ids"]
+    return max(1, int(mask.bool().sum()) if mask is not None and mask.shape == ids.shape else ids.numel())
