@@ -10,18 +10,13 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from tiny import BERT, BY_TYPE, every_form, largest_difference, random_model, tiny_model
+from tiny import BERT, BY_TYPE, changed, every_form, largest_difference, random_model, state, tiny_model
 from torch import nn
-from transformers import PreTrainedModel
 
 import collab
 from collab.decomposition import FORMS
 from collab.modeling.collab_attention import CollaborativeAttention
 from collab.models.inputs import probe_inputs
-
-
-def state(model: PreTrainedModel) -> dict[str, torch.Tensor]:
-    return {name: tensor.clone() for name, tensor in model.state_dict().items()}
 
 
 def test_the_original_is_left_untouched() -> None:
@@ -33,7 +28,7 @@ def test_the_original_is_left_untouched() -> None:
             parameter.zero_()
     assert type(native) is class_before
     assert native.config.to_dict() == config
-    assert all(torch.equal(before[name], tensor) for name, tensor in native.state_dict().items())
+    assert not changed(native, before)
 
 
 def test_in_place() -> None:
@@ -70,7 +65,7 @@ def test_a_content_bias_too_large_for_float16(form: str, in_order: bool) -> None
 
     with pytest.raises(collab.errors.WeightsError, match=r"content_bias.* does not fit float16.*bfloat16 or float32"):
         convert()
-    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+    assert not changed(model, before)
     assert all(tensor.isfinite().all() for tensor in state(collab.convert(model.bfloat16(), config).model).values())
 
 
@@ -84,7 +79,7 @@ def test_in_place_changes_nothing_when_it_fails() -> None:
     with pytest.raises(KeyboardInterrupt):
         collab.convert(native, collab.ConversionConfig(rank=8), inplace=True, progress=interrupt)
     assert type(native) is transformers.BertModel
-    assert all(torch.equal(before[name], tensor) for name, tensor in native.state_dict().items())
+    assert not changed(native, before)
 
 
 @every_form
@@ -197,11 +192,11 @@ def test_static_cache() -> None:
 def test_wrapping_keeps_the_weights() -> None:
     """A model that contains a converted one initializes its parts, but not those that have weights already."""
     converted = collab.convert(tiny_model(BERT), collab.ConversionConfig(rank=8)).model
-    before = {name: tensor.clone() for name, tensor in converted.state_dict().items()}
+    before = state(converted)
     decoder = random_model(transformers.BertLMHeadModel, BERT.config(is_decoder=True, add_cross_attention=True))
     transformers.EncoderDecoderModel(encoder=converted, decoder=decoder)
     converted.init_weights()
-    assert all(torch.equal(tensor, before[name]) for name, tensor in converted.state_dict().items())
+    assert not changed(converted, before)
 
 
 def test_gradient_checkpointing_carries_over() -> None:
@@ -298,7 +293,7 @@ class TestBadInput:
 
     @pytest.mark.parametrize("thing", [None, "bert-base-uncased", nn.Linear(3, 3)])
     def test_not_a_model(self, thing: object) -> None:
-        with pytest.raises(collab.errors.UnsupportedArchitectureError, match="Give a transformers model"):
+        with pytest.raises(collab.errors.UnsupportedArchitectureError, match="must be a transformers model"):
             collab.convert(thing, collab.ConversionConfig(rank=8))
 
     def test_offloaded_weights(self) -> None:

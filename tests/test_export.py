@@ -46,6 +46,7 @@ def folders(path: Path) -> set[str]:
     return {entry.name for entry in path.iterdir()}
 
 
+@pytest.mark.slow
 def test_every_head_of_every_family_reloads_without_collab(tmp_path: Path) -> None:
     """Full rank, through save and reload in another process: equal to the original. All forms take their turn."""
     jobs, expected = [], []
@@ -74,11 +75,13 @@ def test_reload_with_collab(form: str, tmp_path: Path) -> None:
     assert type(base).__name__ == "CollabBertModel"
 
 
+@pytest.mark.slow
 def test_without_collab_and_without_trust_it_names_the_cure(tmp_path: Path) -> None:
     converted(tiny_model(BERT)).save_pretrained(tmp_path / "out")
     assert "trust_remote_code=True" in error_without_trust(tmp_path / "out", cache=tmp_path / "modules")
 
 
+@pytest.mark.slow
 def test_a_model_saved_from_remote_code_reloads_too(tmp_path: Path) -> None:
     """Fine-tuned where collab is not installed, saved again, loaded again: the code travels on."""
     model = converted(tiny_model(BERT, transformers.BertForMaskedLM))
@@ -196,6 +199,7 @@ class TestFromACheckpoint:
         ):
             assert text in card.text, text
 
+    @pytest.mark.slow
     def test_tokenizer_and_sentence_transformer_without_collab(self, source: Path, tmp_path: Path) -> None:
         sentence_transformers = pytest.importorskip("sentence_transformers", reason="the demo extra is not installed")
         self.convert(source, tmp_path / "out", rank=32)
@@ -208,6 +212,7 @@ class TestFromACheckpoint:
         settings = json.loads((tmp_path / "out" / "tokenizer_config.json").read_text())
         assert settings == {"do_lower_case": True, "tokenizer_class": "BertTokenizer"}
 
+    @pytest.mark.slow
     def test_cross_encoder_without_collab(self, source: Path, tmp_path: Path) -> None:
         sentence_transformers = pytest.importorskip("sentence_transformers", reason="the demo extra is not installed")
         for name in ("modules.json", "sentence_bert_config.json", "config_sentence_transformers.json"):

@@ -111,16 +111,16 @@ class TestTasks:
         healing = ("--data", tmp_path / "dev.tsv", "--text-column", "sentence", "--steps", 2, "--samples", 16)
         finetune(folder.parent / "original", tmp_path / "tuned", data(folder), options=short)
         collab.checkpoints.convert(str(tmp_path / "tuned"), tmp_path / "smaller", collab.ConversionConfig(rank=8))
-        done = run_apart("heal", tmp_path / "smaller", tmp_path / "healed", *healing)
-        assert done.returncode == 0, done.stderr
+        done = run("heal", tmp_path / "smaller", tmp_path / "healed", *healing)
+        assert done.exit_code == 0, done.stderr
         report = read_json(tmp_path / "healed" / "collab_report.json")
         assert [step["step"] for step in report["original_history"]] == ["finetune"]
         assert [step["step"] for step in report["history"]] == ["heal"]
-        inspected = run_apart("inspect", tmp_path / "healed").stdout
+        inspected = run("inspect", tmp_path / "healed").stdout
         assert inspected.index("The original: finetune.") < inspected.index("Then: heal.")
         finetune(tmp_path / "smaller", tmp_path / "again", data(folder), options=short)
-        refused = run_apart("heal", tmp_path / "again", tmp_path / "never", *healing)
-        assert refused.returncode == 2
+        refused = run("heal", tmp_path / "again", tmp_path / "never", *healing)
+        assert refused.exit_code == 2
         assert "fine-tuned after its conversion" in refused.stderr
 
     def test_labels_by_name_and_pairs(self, folder: Path, tmp_path: Path) -> None:
@@ -189,6 +189,7 @@ class TestRuns:
         files = ("--train", folder.parent / "train.tsv", "--eval", folder.parent / "dev.tsv")
         return ["finetune", folder, output, "--task", "classification", *files, *FAST, "--json"]
 
+    @pytest.mark.slow
     def test_killed_and_resumed(self, folder: Path, tmp_path: Path) -> None:
         """With dropout, so that the states of the random generators matter."""
         more = ("--steps", "300", "--evaluations", "20")
@@ -200,7 +201,7 @@ class TestRuns:
         assert list(checkpoint.glob("collab_*.py")), "a checkpoint travels with its code"
         resumed = run_apart(*self.arguments(folder, tmp_path / "killed"), *more)
         assert resumed.returncode == 0, resumed.stderr
-        assert "Going on from" in resumed.stderr
+        assert "Resuming from" in resumed.stderr
         first, second = (json.loads(done.stdout) for done in (whole, resumed))
         assert first["metrics"] == second["metrics"]
         assert first["evaluations"] == second["evaluations"]
@@ -210,6 +211,7 @@ class TestRuns:
         ]
         assert all(torch.allclose(states[0][name], states[1][name], atol=1e-6) for name in states[0])
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("patience", [None, 1])
     def test_interrupted_before_it_is_written(
         self, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, patience: int | None
@@ -233,6 +235,7 @@ class TestRuns:
         assert configs[0] == configs[1]
         assert "use_cache" not in set(configs[0]) - set(read_json(folder / "config.json"))
 
+    @pytest.mark.slow
     def test_two_processes_equal_one(self, folder: Path, tmp_path: Path) -> None:
         more = ("--dropout", "0")
         done = run_apart(*self.arguments(folder, tmp_path / "one"), *more)
@@ -273,8 +276,8 @@ class TestPruningOnTheWay:
         arguments = ["--train", tmp_path / "train.tsv", "--eval", tmp_path / "dev.tsv", "--learning-rate", "5e-3"]
         arguments += ["--task", "classification", "--epochs", 12, "--batch-size", 16, "--dropout", 0, "--json"]
         arguments += ["--prune-heads", 0.5, "--prune-at", 0.7]
-        done = run_apart("finetune", folder.parent / "original", output, *arguments)
-        assert done.returncode == 0, done.stderr
+        done = run("finetune", folder.parent / "original", output, *arguments)
+        assert done.exit_code == 0, done.stderr
         report = json.loads(done.stdout)
         assert report["metrics"]["accuracy"]["value"] > 0.9
         report = read_json(output / "collab_report.json")
@@ -289,6 +292,7 @@ class TestPruningOnTheWay:
         assert sum(len(layer.heads) for layer in head_layers(model)) == pruned["heads_after"]
         assert {path.name for path in tmp_path.iterdir() if "tuned" in path.name} == {"tuned"}
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("reached", [1, 2])
     def test_interrupted_and_resumed(self, folder: Path, tmp_path: Path, reached: int) -> None:
         output, seen = tmp_path / "tuned", []
@@ -327,8 +331,8 @@ class TestEvaluate:
         write(tmp_path / "pairs.csv", table, ["sentence", "other", "score"])
         arguments = ["--data", tmp_path / "pairs.csv", "--task", "similarity", "--text-column", "sentence"]
         arguments += ["--text-column", "other", "--against", tmp_path / "original", "--draws", 50]
-        done = run_apart("evaluate", folder, *arguments, "--json", "--record")
-        assert done.returncode == 0, done.stderr
+        done = run("evaluate", folder, *arguments, "--json", "--record")
+        assert done.exit_code == 0, done.stderr
         report = json.loads(done.stdout)
         against = report["against"]
         for name, metric in report["metrics"].items():
@@ -342,7 +346,7 @@ class TestEvaluate:
         assert against["agreement"]["rows"] == 40
         assert "## Evaluation" in (folder / "README.md").read_text()
         assert read_json(folder / "collab_report.json")["history"][0]["step"] == "evaluate"
-        assert run_apart("evaluate", folder, *arguments).stdout.count("spearman") == 1
+        assert run("evaluate", folder, *arguments).stdout.count("spearman") == 1
 
     def test_a_model_against_itself(self, folder: Path, tmp_path: Path) -> None:
         finetune(folder, tmp_path / "tuned", data(folder))
@@ -498,7 +502,7 @@ class TestBadInput:
         work.mkdir()
         (work / "mine.txt").write_text("precious")
         both = ("--train", tmp_path / "train.tsv", "--eval", tmp_path / "dev.tsv", "--restart")
-        assert "is in the way" in self.refused(folder, "--task", "classification", *both)
+        assert "needed for unfinished work" in self.refused(folder, "--task", "classification", *both)
         assert (work / "mine.txt").read_text() == "precious"
         assert "only measured" in self.refused(folder, "--task", "similarity", *both)
 

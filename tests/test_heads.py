@@ -101,6 +101,7 @@ class TestRemoval:
         assert [layer.heads for layer in head_layers(pruned)[:2]] == [(1, 3), ()]
         assert parameters(pruned)["attention"] < parameters(model)["attention"]
 
+    @pytest.mark.slow
     def test_reloads_in_three_ways(self, tmp_path: Path) -> None:
         jobs, expected = [], []
         for row in ROWS:
@@ -280,6 +281,7 @@ unfinished = pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")
 
 
 class TestHeadsCommand:
+    @pytest.mark.slow
     @unfinished
     def test_everything_with_figures(self, folder: Path) -> None:
         done = run(
@@ -390,6 +392,7 @@ class TestPruneCommand:
         entries = json.loads((folder / "pruned" / "config.json").read_text())["collab_layers"]
         assert [len(entry["heads"]) for entry in entries] == [1, 1]
 
+    @pytest.mark.slow
     def test_then_heals_trains_and_converts(self, folder: Path) -> None:
         done = run(
             *("prune", folder / "model", folder / "pruned", "--keep", "0:1,3;1:0,1,2", "--heal", folder / "rows.txt"),
@@ -435,16 +438,16 @@ class TestPruneCommand:
         ("arguments", "message"),
         [
             (("--heads", "1.0", "--data", "rows.txt"), "between 0 and 1"),
-            (("--heads", "0.01", "--data", "rows.txt"), "at least one must go"),
+            (("--heads", "0.01", "--data", "rows.txt"), "at least one must be removed"),
             (("--heads", "0.5"), "--data"),
-            (("--heads", "0.5", "--per-layer", "1", "--data", "rows.txt"), "by one of"),
-            ((), "by one of"),
+            (("--heads", "0.5", "--per-layer", "1", "--data", "rows.txt"), "exactly one of"),
+            ((), "exactly one of"),
             (("--keep", "0:9"), "no head 9"),
             (("--keep", "7:1"), "no attention layer 7"),
             (("--keep", "0:;1:"), "without a single head"),
             (("--keep", "all"), "does not name heads"),
             (("--per-layer", "0", "--data", "rows.txt"), "at least 1 head"),
-            (("--heads", "0.5", "--data", "rows.txt", "--task", "classification"), "Without labels"),
+            (("--heads", "0.5", "--data", "rows.txt", "--task", "classification"), "need no labels"),
         ],
     )
     def test_bad_input(

@@ -49,6 +49,7 @@ def largest(first: list[Tensor], second: list[Tensor]) -> float:
 
 
 class TestDemo:
+    @pytest.mark.slow
     @every_form
     def test_exact_at_full_rank_in_all_ways_of_loading(self, form: str, demo_folder: Path, tmp_path: Path) -> None:
         pytest.importorskip("sentence_transformers", reason="the demo extra is not installed")
@@ -79,6 +80,7 @@ class TestDemo:
         converted = collab.convert(original, collab.ConversionConfig(rank=384)).model
         assert largest(hidden_states(converted, inputs), hidden_states(original, inputs)) < 1e-5
 
+    @pytest.mark.slow
     def test_forms_by_faithfulness(self, demo_folder: Path) -> None:
         """At a third of the dimensions: Tucker is closer to the original than CP, CP than per-head SVD."""
         original = AutoModel.from_pretrained(demo_folder)
@@ -115,6 +117,7 @@ class TestALBERT:
         padded = torch.tensor([row + [0] * (longest - len(row)) for row in ids])
         return {"input_ids": padded, "attention_mask": (padded != 0).long()}
 
+    @pytest.mark.slow
     @every_form
     def test_exact_at_full_rank(
         self, form: str, albert_folder: Path, inputs: dict[str, Tensor], tmp_path: Path
@@ -132,6 +135,7 @@ class TestALBERT:
         assert largest(actual, expected) < max(1e-5, 2 * rounding)  # two other orders of the same sums
         assert "albert.pooler.weight" in _names(tmp_path / "out"), "what the language model does not use is kept"
 
+    @pytest.mark.slow
     def test_without_collab(self, albert_folder: Path, inputs: dict[str, Tensor], tmp_path: Path) -> None:
         collab.checkpoints.convert(str(albert_folder), tmp_path / "out", collab.ConversionConfig(rank=256))
         inputs = {name: value[:8] for name, value in inputs.items()}
@@ -150,6 +154,7 @@ def _names(folder: Path) -> set[str]:
         return set(file.keys())
 
 
+@pytest.mark.slow
 def test_report_is_readable(demo_folder: Path, tmp_path: Path) -> None:
     collab.checkpoints.convert(str(demo_folder), tmp_path / "out", collab.ConversionConfig(rank=64, form="concat"))
     report = json.loads((tmp_path / "out" / "collab_report.json").read_text())

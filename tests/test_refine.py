@@ -8,35 +8,39 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from test_calibration import batches
-from tiny import BY_TYPE, ROWS, Row, every_form, full_rank, largest_difference, random_model, tiny_model
+from tiny import (
+    BERT,
+    BY_TYPE,
+    Row,
+    batches,
+    changed,
+    converted,
+    every_family,
+    every_form,
+    full_rank,
+    largest_difference,
+    random_model,
+    state,
+    tiny_model,
+)
 from transformers import PreTrainedModel
 
 import collab
 from collab.models.families import collaborative_layers
 from collab.training.refine import FACTORS, RefineOptions, refine
 
-BERT = BY_TYPE["bert"]
 FEW = RefineOptions(steps=20, rows=16)
 
 
 def pair(row: Row = BERT, **config: Any) -> tuple[PreTrainedModel, PreTrainedModel, list[dict[str, torch.Tensor]]]:
     """A tiny model, its conversion by the weights and batches for both."""
     original = tiny_model(row)
-    model = collab.convert(original, collab.ConversionConfig(**{"rank": 8, **config})).model
+    model = converted(original, **config)
     return model, original, batches(original)
 
 
-def state(model: PreTrainedModel) -> dict[str, torch.Tensor]:
-    return {name: tensor.clone() for name, tensor in model.state_dict().items()}
-
-
-def changed(model: PreTrainedModel, before: dict[str, torch.Tensor]) -> set[str]:
-    return {name for name, tensor in model.state_dict().items() if not torch.equal(tensor, before[name])}
-
-
 class TestLayers:
-    @pytest.mark.parametrize("row", ROWS, ids=[row.model_type for row in ROWS])
+    @every_family
     def test_come_closer_in_every_family(self, row: Row) -> None:
         model, original, data = pair(row)
         before, native = state(model), state(original)
@@ -126,14 +130,14 @@ class TestLayers:
 
     def test_shared_ones_learn_from_every_pass(self) -> None:
         original = tiny_model(BY_TYPE["albert"], num_hidden_groups=1, inner_group_num=1)
-        model = collab.convert(original, collab.ConversionConfig(rank=8)).model
+        model = converted(original)
         refinement = refine(model, original, batches(original), batches(original), options=FEW)
         assert len(refinement.layers) == 1
         assert refinement.improved
 
     def test_cross_attention(self) -> None:
         original = random_model(transformers.BertLMHeadModel, BERT.config(is_decoder=True, add_cross_attention=True))
-        model = collab.convert(original, collab.ConversionConfig(rank=8)).model
+        model = converted(original)
         refinement = refine(model, original, batches(original), batches(original), options=FEW)
         assert len(refinement.layers) == 4
         assert all(layer.kept for layer in refinement.layers.values())
@@ -141,7 +145,7 @@ class TestLayers:
     def test_pruned_ones(self) -> None:
         original = tiny_model(BERT)
         names = list(collab.calibrate(original, batches(original, 4)).moments)
-        model = collab.convert(original, collab.ConversionConfig(rank=8)).model
+        model = converted(original)
         model = collab.prune(model, {names[0]: [], names[1]: [0, 2]})
         refinement = refine(model, original, batches(original), batches(original), options=FEW)
         assert list(refinement.layers) == names[1:]
@@ -186,7 +190,7 @@ class TestModels:
     @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
     def test_half_precision(self, dtype: torch.dtype) -> None:
         original = tiny_model(BERT).to(dtype)
-        model = collab.convert(original, collab.ConversionConfig(rank=8)).model
+        model = converted(original)
         refinement = refine(model, original, batches(original), batches(original), options=FEW)
         assert all(layer.kept for layer in refinement.layers.values())
         assert {parameter.dtype for parameter in model.parameters()} == {dtype}
@@ -302,5 +306,5 @@ class TestBadInput:
             refine(model, tiny_model(BERT, num_hidden_layers=3), data)
         with torch.no_grad():
             model.encoder.layer[0].attention.self.value.weight.add_(1)
-        with pytest.raises(collab.errors.ConfigurationError, match="values"):
+        with pytest.raises(collab.errors.ConfigurationError, match="value projections differ"):
             refine(model, original, data)

@@ -171,9 +171,10 @@ class TestOutput:
             [sys.executable, "-m", "collab", *command], capture_output=True, text=True, check=True, env=environment
         )
         lines = done.stderr.splitlines()
-        assert lines[:4] == [f"Loading {tmp_path / 'model'}", "Calibrating", "Solving", "Writing and checking"]
-        assert len(lines) == 5, "nobody else says anything"
-        assert lines[4].startswith("Took ")
+        assert lines[0] == f"Loading {tmp_path / 'model'}"
+        assert lines[-1].startswith("Took ")
+        for line in lines[1:-1]:
+            assert f", {line[0].lower()}{line[1:]} " in lines[-1], "nobody else says anything"
         for phase in ("starting", "loading the model", "calibrating", "solving", "writing and checking"):
-            assert f"{phase} " in lines[4]
+            assert f"{phase} " in lines[-1]
         assert done.stdout.splitlines()[-1] == f"Reloaded, compared and written to {tmp_path / 'out'}"

@@ -174,6 +174,21 @@ def tensors(output: Any) -> dict[str, Tensor]:
     return {name: value for name, value in output.items() if isinstance(value, Tensor)}
 
 
+def batches(model: PreTrainedModel, count: int = 8) -> list[dict[str, Tensor]]:
+    """Batches that go with a model, each of other numbers."""
+    return [probe_inputs(model, seed) for seed in range(count)]
+
+
+def state(model: PreTrainedModel) -> dict[str, Tensor]:
+    """Copies of a model's weights by name."""
+    return {name: tensor.clone() for name, tensor in model.state_dict().items()}
+
+
+def changed(model: PreTrainedModel, before: dict[str, Tensor]) -> set[str]:
+    """The names of the weights that are not what they were."""
+    return {name for name, tensor in model.state_dict().items() if not torch.equal(tensor, before[name])}
+
+
 def outputs(model: PreTrainedModel) -> dict[str, Tensor]:
     """What a model answers to inputs that go with it, by name."""
     with torch.no_grad():

@@ -1,1 +1,1 @@
-"""Data of any kind, run through a model, to the moments of every attention layer's inputs."""
+"""Calibration: the moments of every attention layer's inputs, on data of any kind."""

@@ -1,4 +1,4 @@
-"""Moments in a file, with what they belong to."""
+"""A cache file of moments, with a fingerprint of model, data and settings."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from ..io.staging import whole_file
 from ..reparametrization.moments import LayerMoments
 
 _FORMAT = "collab calibration 2"
-_NAMES = {"model": "another model", "data": "other data or another --max-length", "settings": "another seed or version"}
+_NAMES = {"model": "another model", "data": "other data or another max_length", "settings": "another seed or version"}
 
 
 def fingerprint(model: PreTrainedModel, batches: Iterable[Batch], seed: int) -> dict[str, str]:
-    """What moments depend on: the model's weights, the data as the model sees it, and the settings."""
+    """Hashes of what moments depend on: the model's weights, the data as the model sees it, and the settings."""
     weights = hashlib.sha256(type(model).__name__.encode())
     for name, tensor in sorted(model.state_dict().items()):
         weights.update(name.encode())
@@ -38,16 +38,16 @@ def fingerprint(model: PreTrainedModel, batches: Iterable[Batch], seed: int) -> 
 def write(
     file: Path, key: dict[str, str], moments: dict[str, LayerMoments], held_out: dict[str, LayerMoments] | None
 ) -> None:
-    """Writes moments to a file, whole or not at all.
+    """Writes moments to a file, completely or not at all.
 
     Raises:
-        OutputError: if it cannot be written.
+        OutputError: if the file cannot be written.
     """
     tensors = {
         f"{part}/{layer}/{name}": tensor.contiguous().cpu()
         for part, layers in (("moments", moments), ("held_out", held_out or {}))
-        for layer, one in layers.items()
-        for name, tensor in one.tensors().items()
+        for layer, values in layers.items()
+        for name, tensor in values.tensors().items()
     }
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -58,25 +58,26 @@ def write(
 
 
 def read(file: Path, key: dict[str, str]) -> tuple[dict[str, LayerMoments], dict[str, LayerMoments] | None]:
-    """Reads moments, if they are those of `key`.
+    """Reads moments with the fingerprint `key`.
+
+    Returns:
+        The moments and the held-out moments by module name; None for the latter if there are none.
 
     Raises:
-        CalibrationError: if the file is no cache of moments, or one of something else.
+        CalibrationError: if the file is not a cache of moments, or its fingerprint differs.
     """
     try:
         with safe_open(file, framework="pt") as stored:
-            found = stored.metadata() or {}
+            metadata = stored.metadata() or {}
             tensors = {name: stored.get_tensor(name) for name in stored.keys()}  # noqa: SIM118
     except (OSError, SafetensorError) as error:
-        raise CalibrationError(
-            f"{file} is not a cache of moments ({error}). Name another file or delete it."
-        ) from error
-    if "settings" not in found:
-        raise CalibrationError(f"{file} is not a cache of moments. Name another file.")
-    stale = [text for name, text in _NAMES.items() if found.get(name) != key[name]]
+        raise CalibrationError(f"{file} is not a cache of moments ({error}). Use another file or delete it.") from error
+    if "settings" not in metadata:
+        raise CalibrationError(f"{file} is not a cache of moments. Use another file.")
+    stale = [text for name, text in _NAMES.items() if metadata.get(name) != key[name]]
     if stale:
         raise CalibrationError(
-            f"{file} holds the moments of {' and '.join(stale)}. Delete it to calibrate anew, or name another file."
+            f"{file} holds the moments of {' and '.join(stale)}. Delete it to calibrate again, or use another file."
         )
     parts: dict[str, dict[str, dict[str, Tensor]]] = {"moments": {}, "held_out": {}}
     for name, tensor in tensors.items():

@@ -1,4 +1,4 @@
-"""Calibration in one call: data of any kind → moments of every attention layer."""
+"""Calibration: from data of any kind to the moments of every attention layer's inputs."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Calibration:
-    """What calibration found.
+    """Result of `calibrate`.
 
     Attributes:
-        moments: of every attention layer, by module name.
-        held_out: the same on the rows that were held out; None if there were too few.
-        batches: the held-out batches, on which the converted model is compared with the original; none for a callable.
-        summary: where the data came from and how much there was, for the report.
-        notes: what a user should know.
-        fitted: the batches that the moments are of, on which the converted layers are refined; none for a callable.
+        moments: moments of every attention layer's inputs, by module name.
+        held_out: the same on the held-out rows; None if there were too few.
+        batches: held-out batches, to compare the converted model with the original; empty for a callable.
+        summary: source and amount of the data, for the report.
+        notes: notes for the user.
+        fitted: batches that the moments are from, to refine the converted layers; empty for a callable.
     """
 
     moments: dict[str, LayerMoments]
@@ -49,12 +49,12 @@ class Calibration:
 
 @dataclass(frozen=True)
 class PreparedData:
-    """Batches that a model takes, to be used more than once.
+    """Batches for a model, which can be used several times.
 
     Attributes:
-        kept: to learn from.
-        held_out: to check on.
-        summary: where they came from.
+        kept: batches to compute moments on.
+        held_out: held-out batches.
+        summary: source and amount of the data.
     """
 
     kept: list[Batch]
@@ -74,30 +74,33 @@ def calibrate(
     cache: Path | None = None,
     progress: Progress = no_progress,
 ) -> Calibration:
-    """Collects the moments that a conversion needs, in one pass forward and back.
+    """Computes the moments that a conversion needs, in one forward and backward pass over the data.
 
-    Memory does not grow with the number of rows: the sums are D×D matrices, in float64.
+    Memory does not grow with the number of rows: the sums are D×D matrices in float64.
 
     Args:
-        model: a native model; left as it was.
+        model: a native model, which is not changed.
         data: ``"synthetic"`` (random vocabulary); a `DataSource`; strings, pairs of strings or images; batches of
-            keyword arguments for the model; or a callable that is given the model and runs it.
-        tokenizer: the model's tokenizer, or image processor. Text needs it; random vocabulary is better for it.
-        options: how much.
-        cache: a file that keeps the moments. If it is there, it is read instead of running the model.
-        progress: called after every batch.
+            keyword arguments of the model; or a callable that runs the model that it is called with.
+        tokenizer: the model's tokenizer, or image processor; needed for text, and better for random vocabulary.
+        options: calibration settings.
+        cache: file to keep the moments in. If it exists, it is read instead of running the model.
+        progress: progress callback, called after every batch.
+
+    Returns:
+        The moments, and the batches and summary of the data.
 
     Raises:
-        CalibrationError: if the data cannot be read or used, an activation is not finite, or the cache belongs to
+        CalibrationError: if the data cannot be read or used, an activation is NaN or infinite, or the cache belongs to
             another model, other data or other settings.
-        UnsupportedArchitectureError, AlreadyConvertedError: if the model is not one that collab converts.
+        UnsupportedArchitectureError, AlreadyConvertedError: if collab does not convert the model.
     """
     options = options or CalibrationOptions()
     family = require_family(model.config)
     collector = Collector(model, family, options.seed, options.period)
     if callable(data):
         if cache is not None:
-            raise CalibrationError("Moments of a callable cannot be cached, because it may run anything.")
+            raise CalibrationError("Moments of a callable cannot be cached, because its data is unknown.")
         with collector.watching(progress):
             data(model)
         prepared = PreparedData([], [], {"source": "callable"})
@@ -125,19 +128,19 @@ def _calibration(
     data: PreparedData,
 ) -> Calibration:
     notes = []
-    tokens = min(one.tokens for one in moments.values())
-    if any(one.deficient for one in moments.values()):
+    tokens = min(layer.tokens for layer in moments.values())
+    if any(layer.deficient for layer in moments.values()):
         notes.append(
-            f"Calibration saw {tokens} tokens, fewer than the layers are wide, so its moments are rank-deficient: what "
-            "it did not see is kept only as far as the rank allows. More rows are better."
+            f"Calibration had {tokens} tokens, fewer than the width of the layers, so the moments are rank-deficient: "
+            "other directions are kept only as far as the rank allows. Use more rows."
         )
         logger.warning(notes[-1])
     unknown = [name for name, layer in moments.items() if layer.unknown]
     if unknown:
         notes.append(
             f"The model's answers to the calibration data do not depend on the scores of {', '.join(unknown)}, for "
-            "example because it is certain of every answer. Their moments are the identity, which is to say that these "
-            "layers are converted by their weights alone. Other data may say more."
+            "example because it is certain of every answer. These layers are converted without calibration (their "
+            "moments are the identity). Other data may help."
         )
         logger.warning(notes[-1])
     summary = data.summary | {"tokens": tokens}
@@ -145,13 +148,16 @@ def _calibration(
 
 
 def prepare(model: PreTrainedModel, data: Any, tokenizer: Any, options: CalibrationOptions) -> PreparedData:
-    """Reads and tokenizes data of any kind but a callable, and divides it.
+    """Reads and tokenizes data of any kind but a callable, and holds out a part of it.
 
     Args:
-        model: that will be run on it.
-        data: as for `calibrate`.
+        model: the model to run on the data.
+        data: as in `calibrate`.
         tokenizer: the model's tokenizer, or image processor.
-        options: how much.
+        options: calibration settings.
+
+    Returns:
+        Batches to compute moments on, and held-out batches.
 
     Raises:
         CalibrationError: if the data cannot be read or used.
@@ -173,4 +179,4 @@ def prepare(model: PreTrainedModel, data: Any, tokenizer: Any, options: Calibrat
 def _check_batches(rows: list[Any]) -> None:
     for batch in rows:
         if not isinstance(batch, Mapping) or not all(isinstance(value, Tensor) for value in batch.values()):
-            raise CalibrationError("A batch must hold tensors by the names of the model's arguments, and nothing else.")
+            raise CalibrationError("A batch must hold tensors only, by the names of the model's arguments.")

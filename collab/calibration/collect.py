@@ -1,4 +1,4 @@
-"""One pass of a model over calibration inputs, forward and back, that collects every attention layer's moments."""
+"""Collects the moments of every attention layer's inputs while a model runs on calibration data."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from ..reparametrization.moments import Accumulator, LayerMoments, pooled
 
 @dataclass
 class _Pass:
-    """What one attention layer did in one call of the model; a layer that is used many times did it many times."""
+    """Inputs and attention weights of one attention layer in one pass; a call of the model may have several."""
 
     name: str
     queries: Tensor  # (B, T, D_q)
@@ -30,22 +30,22 @@ class _Pass:
 
     @property
     def read(self) -> tuple[Tensor, ...]:
-        """What goes into the moments, each tensor once."""
+        """The tensors that the moments are computed from, each once."""
         inputs = (self.queries,) if self.keys is self.queries else (self.queries, self.keys)
         return (*inputs, self.weights)
 
 
 class Collector:
-    """Watches a model while it runs, and learns from every call.
+    """Collects moments from every call of a model.
 
     Args:
-        model: a native model; left as it was.
+        model: a native model, which is not changed.
         family: its family.
-        seed: of the random directions in the output.
-        period: every how-manyth call is held out, unless `holding` says.
+        seed: random seed of the directions in the output.
+        period: one call in this many is held out, unless `holding` is set.
 
     Attributes:
-        holding: whether the next calls are held out; None to go by the period.
+        holding: whether the next calls are held out; None to use `period`.
     """
 
     def __init__(self, model: PreTrainedModel, family: Family, seed: int, period: int) -> None:
@@ -54,7 +54,7 @@ class Collector:
         self.holding: bool | None = None
         self._layers = family.attention_layers(model)
         self._cross = {name: family.is_cross_attention(layer) for name, layer in self._layers.items()}
-        # Before the first pass, so that they do not end up between its activations and fragment the memory.
+        # Allocated before the first pass, so that they do not fragment the memory of its activations.
         self._sums: dict[bool, dict[str, list[Accumulator]]] = {
             hold: {name: [self._accumulator(layer, family)] for name, layer in self._layers.items()}
             for hold in (False, True)
@@ -66,13 +66,13 @@ class Collector:
 
     @contextlib.contextmanager
     def watching(self, progress: Progress = no_progress, total: int | None = None) -> Iterator[None]:
-        """Learns from every call of the model inside the context.
+        """Collects moments from every call of the model inside the context.
 
-        The model has plain attention, no dropout and frozen weights in it, all undone afterwards.
+        Inside it the model has eager attention, no dropout and frozen weights.
 
         Args:
-            progress: called after every call of the model.
-            total: how many there will be, if it is known.
+            progress: progress callback, called after every call of the model.
+            total: number of calls, if it is known.
         """
 
         def learn(module: nn.Module, args: tuple, output: Any) -> None:
@@ -95,21 +95,21 @@ class Collector:
     def finish(self) -> tuple[dict[str, LayerMoments], dict[str, LayerMoments] | None]:
         """The moments of every attention layer by module name, and those of the held-out calls, if there were any.
 
-        A layer whose weights serve many passes has their pooled moments. The sums are used up.
+        They are pooled over the passes of a layer, and reuse the memory of the sums.
 
         Raises:
-            CalibrationError: if there was nothing to learn from.
+            CalibrationError: if the model, or one of its attention layers, was never called.
         """
         kept, held = self._sums[False], self._sums[True]
         missing = [name for name, sums in kept.items() if not sums[0].tokens]
         if len(missing) == len(kept):
-            raise CalibrationError("There is no calibration data: the model was not called once.")
+            raise CalibrationError("There is no calibration data: the model was never called.")
         if missing:
-            raise CalibrationError(f"Calibration never used {', '.join(sorted(missing))}.")
-        moments = {name: pooled([one.finish() for one in kept.pop(name)]) for name in self._layers}
+            raise CalibrationError(f"Calibration never called {', '.join(sorted(missing))}.")
+        moments = {name: _finished(kept.pop(name)) for name in self._layers}
         if not all(sums[0].tokens for sums in held.values()):
             return moments, None
-        return moments, {name: pooled([one.finish() for one in held.pop(name)]) for name in self._layers}
+        return moments, {name: _finished(held.pop(name)) for name in self._layers}
 
     def _accumulator(self, layer: nn.Module, family: Family) -> Accumulator:
         names, config = family.names(layer), self.model.config
@@ -118,32 +118,36 @@ class Collector:
 
     def _learn(self, output: Any) -> None:
         self._batches += 1
-        for one in self._passes:
-            if not all(_finite(value) for value in one.read):
+        for layer_pass in self._passes:
+            if not all(_finite(value) for value in layer_pass.read):
                 raise CalibrationError(
-                    f"Activations of {one.name} are NaN or infinite in batch {self._batches}, so there is nothing to "
-                    "calibrate on. Check the model in its dtype, or give other data."
+                    f"Activations of {layer_pass.name} are NaN or infinite in batch {self._batches}, so calibration is "
+                    "impossible. Check the model in its dtype, or use other data."
                 )
         targets = _directions(self.model, output, self._mask, self._generator)
         if not targets or not self._passes:
-            raise CalibrationError("The model gave no output or ran no attention layer in calibration.")
-        goal = torch.stack([(value * direction).sum() for value, direction in targets]).sum()
-        if not goal.requires_grad:
+            raise CalibrationError("The model returned no output or called no attention layer in calibration.")
+        objective = torch.stack([(value * direction).sum() for value, direction in targets]).sum()
+        if not objective.requires_grad:
             raise CalibrationError(
                 "The model was run without gradients, which calibration needs: run it outside torch.no_grad()."
             )
-        gradients = torch.autograd.grad(goal, [one.weights for one in self._passes], allow_unused=True)
+        gradients = torch.autograd.grad(
+            objective, [layer_pass.weights for layer_pass in self._passes], allow_unused=True
+        )
         with torch.no_grad():
             times: dict[str, int] = {}
-            for one, gradient in zip(self._passes, gradients, strict=True):
-                number = times[one.name] = times.get(one.name, -1) + 1
-                if gradient is None:  # nothing of this pass reaches the output
-                    gradient = torch.zeros_like(one.weights)
-                self._add(one, number, gradient.float())
+            for layer_pass, gradient in zip(self._passes, gradients, strict=True):
+                number = times[layer_pass.name] = times.get(layer_pass.name, -1) + 1
+                if gradient is None:  # the output does not depend on this pass
+                    gradient = torch.zeros_like(layer_pass.weights)
+                self._add(layer_pass, number, gradient.float())
         self._passes.clear()
 
-    def _add(self, one: _Pass, number: int, gradient: Tensor) -> None:
-        queries, keys, weights = one.queries.detach().float(), one.keys.detach().float(), one.weights.detach().float()
+    def _add(self, layer_pass: _Pass, number: int, gradient: Tensor) -> None:
+        """Adds the `number`-th pass of a layer in this call, with the gradient by its attention weights."""
+        queries, keys = layer_pass.queries.detach().float(), layer_pass.keys.detach().float()
+        weights = layer_pass.weights.detach().float()
         # Through the softmax: ∂/∂s = p (∂/∂p - Σ p ∂/∂p).
         scores = weights * (gradient - (weights * gradient).sum(dim=-1, keepdim=True))  # (B, H, T, S)
         tokens = queries.shape[0] * queries.shape[1]
@@ -151,7 +155,7 @@ class Collector:
             mask = self._mask.reshape(queries.shape[:2]).to(scores)
             scores, tokens = scores * mask[:, None, :, None], int(mask.sum())
         sums = self._sums[self._batches % self.period == 0 if self.holding is None else self.holding]
-        accumulators = sums[one.name]
+        accumulators = sums[layer_pass.name]
         if number == len(accumulators):
             accumulators.append(accumulators[0].another())
         accumulators[number].add(queries, keys, scores, tokens, self._generator)
@@ -160,7 +164,7 @@ class Collector:
         mask = kwargs.get("attention_mask")
         self._mask = mask if isinstance(mask, Tensor) and mask.ndim in (2, 3) else None
         self._passes.clear()
-        return args, kwargs | {"output_attentions": True}  # some families give weights only when asked
+        return args, kwargs | {"output_attentions": True}  # some families return weights only on request
 
     def _before(self, module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
         hidden_states = args[0] if args else kwargs["hidden_states"]
@@ -178,13 +182,18 @@ class Collector:
         return record
 
 
+def _finished(sums: list[Accumulator]) -> LayerMoments:
+    """The moments of a layer, pooled over its passes."""
+    return pooled([accumulator.finish() for accumulator in sums])
+
+
 def _finite(value: Tensor) -> bool:
-    """Whether no entry is NaN or infinite; a fraction of the time of `isfinite`, which makes tensors of its own."""
+    """Whether no entry is NaN or infinite; much faster than `isfinite`, which allocates a tensor of that size."""
     return all(bool(bound.isfinite()) for bound in value.detach().aminmax())
 
 
 def _directions(
     model: PreTrainedModel, output: Any, mask: Tensor | None, generator: torch.Generator
 ) -> list[tuple[Tensor, Tensor]]:
-    """The outputs that count, each with the direction in which its change is looked at."""
+    """The model's answers, each with a random direction to measure its change along."""
     return [(answer.values, answer.direction(generator)) for answer in answers_of(model, output, mask)]

@@ -1,4 +1,4 @@
-"""What to calibrate on. Nothing here imports torch, so that the command line can show the defaults at once."""
+"""Calibration settings. Does not import torch, so that the command line can show the defaults at once."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from ..errors import ConfigurationError
 
 @dataclass(frozen=True)
 class CalibrationOptions:
-    """How much to calibrate on.
+    """Settings of calibration.
 
     Attributes:
-        samples: rows at most.
-        max_length: tokens of a row at most; None for as many as the model takes.
-        held_out: the part of the rows that is kept out of the moments, to see how well they carry over.
-        seed: of the sample, of random vocabulary and of the random directions in the output.
+        samples: largest number of rows.
+        max_length: largest number of tokens of a row; None for the model's limit.
+        held_out: fraction of the rows that is held out of the moments, to measure how well they generalize.
+        seed: random seed of the sample, of random vocabulary and of random directions in the output.
 
     Raises:
         ConfigurationError: if a value is out of range.
@@ -31,7 +31,7 @@ class CalibrationOptions:
 
     def __post_init__(self) -> None:
         if self.samples < 2:
-            raise ConfigurationError(f"Calibration needs at least 2 rows, one of them to hold out, not {self.samples}.")
+            raise ConfigurationError(f"samples must be at least 2 rows, one of them to hold out, not {self.samples}.")
         if self.max_length is not None and self.max_length < 2:
             raise ConfigurationError(f"max_length must be at least 2 tokens, not {self.max_length}.")
         if not 0 < self.held_out <= 0.5:
@@ -39,23 +39,23 @@ class CalibrationOptions:
 
     @property
     def period(self) -> int:
-        """Every how-manyth row is held out."""
+        """One row in this many is held out."""
         return max(2, round(1 / self.held_out))
 
 
 @dataclass(frozen=True)
 class CalibrationRequest:
-    """What to calibrate on.
+    """Data and settings for calibrating a conversion.
 
     Attributes:
-        source: ``synthetic`` (random vocabulary), ``none`` (convert by the weights alone), a `DataSource`, or
-            ``default``: synthetic for models that take text, none for others.
-        options: how much.
-        cache: a file that keeps the moments.
-        in_order: calibrate every layer with the layers before it converted (`collab.calibrate_in_order`).
+        source: ``synthetic`` (random vocabulary), ``none`` (no calibration), a `DataSource`, or ``default``: synthetic
+            for text models, none for others.
+        options: calibration settings.
+        cache: file to keep the moments in.
+        in_order: whether to calibrate every layer with the layers before it converted (`collab.calibrate_in_order`).
 
     Raises:
-        ConfigurationError: if `cache` and `in_order` are asked for together.
+        ConfigurationError: if both `cache` and `in_order` are given.
     """
 
     source: Literal["default", "synthetic", "none"] | DataSource = "default"
@@ -65,4 +65,4 @@ class CalibrationRequest:
 
     def __post_init__(self) -> None:
         if self.in_order and self.cache is not None:
-            raise ConfigurationError("Moments in order belong to one conversion, so they are not cached.")
+            raise ConfigurationError("cache and in_order are exclusive: moments in order belong to one conversion.")

@@ -110,7 +110,7 @@ def _calibration_request(
 
 
 def _widen(model: PreTrainedModel, dtype: torch.dtype | None) -> None:
-    """Casts a model to the dtype of the export if that is more precise, so that the factors are not rounded twice."""
+    """Casts a model to the dtype of the export if that is more precise, so the factors keep that precision."""
     if dtype is not None and torch.finfo(dtype).eps < torch.finfo(model.dtype).eps:
         _cast_model(model, dtype)
 

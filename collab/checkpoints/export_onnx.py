@@ -191,7 +191,7 @@ def export_step(record: dict[str, Any]) -> Step:
             ]
         )
     text = (
-        f"ONNX operators {record['opset']}. Compared with PyTorch in onnxruntime {record['versions']['onnxruntime']} on "
+        f"ONNX opset {record['opset']}. Compared with PyTorch in onnxruntime {record['versions']['onnxruntime']} on "
         f"random inputs of shapes {shapes}, padded and not; the differences are over all outputs without padding:\n\n"
     )
     headings = ["", "size", "largest difference", "mean difference", "cosine"]

@@ -92,6 +92,7 @@ class Session:
         self._phases = _Phases()
         self._bars: _Bars | None = None
         self._signalled = False
+        self._importing = False
 
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
@@ -125,11 +126,13 @@ class Session:
         self.say(f"Loading {model}")
         if not self.quiet and sys.stderr.isatty():
             self._bars = _Bars()
+        self._importing = True  # until the work begins, since what commands import next is slow, too
         import_libraries(self.verbosity)
 
     def progress(self, what: str, done: int, total: int | None) -> None:
         """Shows how far the work is: a bar for each phase on a terminal, and a line for each elsewhere."""
-        if self._signalled:  # and swallowed by somebody
+        self._importing = False
+        if self._signalled:  # and somebody swallowed the exception
             raise KeyboardInterrupt
         # What a training measured last comes after its name.
         phase = "training" if what.startswith("training") else what
@@ -159,12 +162,18 @@ class Session:
         """Makes a request to terminate an interruption, which cleans up, and remembers either."""
 
         def interrupt(number: int, frame: FrameType | None) -> None:
+            if self._importing:
+                # An exception in the middle of torch's import can abort the process, and nothing is to clean up yet.
+                self._stop_bars()
+                click.echo(f"Error: {self.interrupted}", err=True)
+                os._exit(1)
             self._signalled = True
             raise KeyboardInterrupt
 
         numbers = [signal.SIGTERM, signal.SIGHUP]
         if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # a job in the background ignores it
             numbers.append(signal.SIGINT)
+
         previous = {number: signal.signal(number, interrupt) for number in numbers}
         try:
             yield

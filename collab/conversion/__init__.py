@@ -1,1 +1,1 @@
-"""A native model to a collaborative one, and back, in memory."""
+"""Converting a native model to a collaborative one, and back, in memory."""

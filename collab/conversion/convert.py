@@ -1,4 +1,4 @@
-"""A native model in, a collaborative model out."""
+"""Converts a native model to a collaborative one."""
 
 from __future__ import annotations
 
@@ -45,34 +45,32 @@ def convert(
 ) -> Conversion:
     """Converts a model to collaborative attention.
 
-    Parameters that stay are frozen where they were; the new ones are trainable.
+    Parameters that stay keep their `requires_grad`; the new ones are trainable.
 
     Args:
         model: a native transformers model of a supported family, with any of its heads.
-        config: what to do.
-        calibration: what `collab.calibrate` returned for this model; the conversion then keeps the scores of such
-            inputs instead of the weights, which is far more faithful at the same size. None converts by the weights.
-        inplace: turn `model` itself into the collaborative model, sharing the weights that stay, instead of leaving it
-            untouched and copying them. Nothing changes unless every layer was solved. References to its old submodules
-            and hooks on them are left behind.
-        progress: called as soon as a layer is solved, and after every step of refinement.
+        config: settings of the conversion.
+        calibration: result of `collab.calibrate` for this model, to approximate the scores on such inputs instead of
+            the weights, which is far more faithful at the same size. None to approximate the weights.
+        inplace: whether to turn `model` itself into the collaborative model, sharing the weights that stay. It is not
+            changed unless every layer was solved. Hooks on replaced submodules are lost.
+        progress: progress callback, called after every solved layer and every step of refinement.
+
+    Returns:
+        The converted model and its report.
 
     Raises:
-        ConfigurationError: if a number of refinement steps is asked for without rows to refine on.
-        UnsupportedArchitectureError: if the model is not one that collab converts.
-        AlreadyConvertedError: if it is collaborative already.
-        BudgetError: if no conversion meets the budget.
+        ConfigurationError: if a number of refinement steps is given without rows to refine on.
+        UnsupportedArchitectureError, AlreadyConvertedError: if collab does not convert the model.
         CalibrationError: if the calibration is of another model.
-        RankError: if a rank is out of range or there is not one for each layer.
-        WeightsError: if a weight is NaN, infinite, quantized or not there, the model is not what its config says, or a
-            new weight does not fit its dtype.
-        DeviceError: if the device to solve on is not there.
+        BudgetError, RankError: if no rank meets the budget, or a rank is out of range or missing.
+        WeightsError: if a weight cannot be converted or does not fit its dtype, or the model differs from its config.
+        DeviceError: if the device to solve on is not available.
     """
     start_time = time.perf_counter()
     family, model_class = require_convertible(model)
     refining = None if is_lossless(model, config) else refine_options(config, calibration)
-    moments = None if calibration is None else calibration.moments
-    held_out = None if calibration is None else calibration.held_out
+    moments, held_out = (None, None) if calibration is None else (calibration.moments, calibration.held_out)
     problems = LayerProblems(model, family, moments, config.solver_options.resolve_device(model.device))
     choice = choose(config, problems, calibration)
     replaced, reports, comparison = _solve_all(model, family, problems, choice, config, held_out, progress)
@@ -97,11 +95,13 @@ def convert(
         seconds=time.perf_counter() - start_time,
         notes=() if calibration is None else calibration.notes,
     )
-    if inplace:
-        # The caller's object becomes the new model, whole: class, config and modules.
-        model.__class__, model.__dict__ = converted.__class__, converted.__dict__
-        converted = model
-    return Conversion(converted, report)
+    return Conversion(_become(model, converted) if inplace else converted, report)
+
+
+def _become(model: PreTrainedModel, other: PreTrainedModel) -> PreTrainedModel:
+    """Turns one model object into another, with its class, config and modules."""
+    model.__class__, model.__dict__ = other.__class__, other.__dict__
+    return model
 
 
 def _solve_all(
@@ -113,42 +113,41 @@ def _solve_all(
     held_out: Mapping[str, LayerMoments] | None,
     progress: Progress,
 ) -> tuple[dict[str, Factors], list[LayerReport], list[dict[str, Any]]]:
-    """Every layer's factors by module name, its report, and what the other forms would have given it."""
+    """Solves all layers: factors by module name, reports, and the comparison of forms."""
     replaced: dict[str, Factors] = {}
     reports: list[LayerReport] = []
     comparison: list[dict[str, Any]] = []
     for name, form, rank in zip(problems, choice.forms, choice.ranks, strict=True):
         logger.debug("%s: solving", name)
         layer = model.get_submodule(name)
-        problem = problems[name]  # asked for once: solving and comparing share its eigenvectors
+        problem = problems[name]  # created once: solving and comparing share its eigenvectors
         moments = None if held_out is None else held_out[name]
-        replaced[name], report = _solve(name, layer, family, problem, form, rank, config, moments)
+        replaced[name], report = _solve(name, projections(layer, family), problem, form, rank, config, moments)
         reports.append(report)
         if config.compare:
             comparison.append({"name": name} | compare_forms(problem, report, config))
-        del problem  # its float64 copies, before those of the next
+        del problem  # frees its float64 copies before the next are made
         logger.info("%s: %s, rank %d, relative error %.4f", name, form, rank, report.error)
         progress("solving", len(reports), len(problems))
     return replaced, reports, comparison
 
 
 def require_convertible(model: PreTrainedModel) -> tuple[Family, type[PreTrainedModel]]:
-    """The family of a model that can be converted, and the collaborative class it becomes.
+    """The family of a model to convert, and its collaborative class.
 
     Raises:
         UnsupportedArchitectureError, AlreadyConvertedError, WeightsError: as `convert`.
     """
     if not isinstance(model, PreTrainedModel):
         raise UnsupportedArchitectureError(
-            f"Give a transformers model, such as AutoModel.from_pretrained(...) returns, not {type(model).__name__}."
+            f"model must be a transformers model, as from AutoModel.from_pretrained(...), not {type(model).__name__}."
         )
     family = require_family(model.config)
     model_class = family.collaborative_class(type(model))
     if model_class is None:
-        supported = ", ".join(one.native_class().__name__ for one in family.models)
+        names = ", ".join(candidate.native_class().__name__ for candidate in family.models)
         raise UnsupportedArchitectureError(
-            f"{type(model).__name__} cannot be converted. For {family.native_model_type} models, load one of: "
-            f"{supported}."
+            f"{type(model).__name__} cannot be converted. For {family.native_model_type} models, load one of: {names}."
         )
     if not family.attention_layers(model):
         raise UnsupportedArchitectureError("The model has no attention layers, so there is nothing to convert.")
@@ -158,7 +157,7 @@ def require_convertible(model: PreTrainedModel) -> tuple[Family, type[PreTrained
 
 
 def is_lossless(model: PreTrainedModel, config: ConversionConfig) -> bool:
-    """Whether every layer keeps all its dimensions, so that there is nothing to approximate."""
+    """Whether R = K in every layer, so that there is nothing to approximate."""
     if config.rank is None:
         return False
     family = require_family(model.config)
@@ -167,11 +166,11 @@ def is_lossless(model: PreTrainedModel, config: ConversionConfig) -> bool:
 
 
 def check_weights(model: PreTrainedModel, family: Family) -> None:
-    """Makes sure that a model's weights can be converted.
+    """Checks that a model's weights can be converted.
 
     Raises:
-        WeightsError: naming the tensor, if one is NaN, infinite or not there, or a projection is not a plain linear
-            layer.
+        WeightsError: if a weight is NaN, infinite or not in memory, or a projection is not a plain linear layer; the
+            message names it.
     """
     for name, layer in family.attention_layers(model).items():
         for native_name in list(family.names(layer).values())[:3]:
@@ -200,10 +199,10 @@ def check_finite(model: PreTrainedModel) -> None:
 
 
 def check_structure(model: PreTrainedModel) -> None:
-    """Makes sure that a model is the one that its config describes, because the converted one is built from the config.
+    """Checks that a model is the one that its config describes, because the converted model is built from the config.
 
     Raises:
-        WeightsError: naming a tensor that is missing, too many or of another shape.
+        WeightsError: if a tensor is missing, unexpected or of another shape; the message names it.
     """
     with torch.device("meta"), init.no_init_weights():
         described = {
@@ -214,9 +213,9 @@ def check_structure(model: PreTrainedModel) -> None:
     for name in [*described, *actual]:
         if described.get(name) != actual.get(name):
             raise WeightsError(
-                f"The model is not what its config describes: {name} should be {_shape(described.get(name))} and is "
-                f"{_shape(actual.get(name))}. Put what was changed (number of labels, layers, vocabulary) into "
-                "model.config, or convert first and change the converted model."
+                f"The model differs from its config: {name} should be {_shape(described.get(name))} and is "
+                f"{_shape(actual.get(name))}. Change model.config accordingly (number of labels, layers, vocabulary), "
+                "or convert first and change the converted model."
             )
 
 
@@ -231,7 +230,7 @@ def _build(
     replaced: dict[str, Factors],
     share: bool,
 ) -> PreTrainedModel:
-    """The collaborative model: the class as its config says, filled with the solved and the remaining weights."""
+    """Builds the collaborative model with the solved and the remaining weights."""
     config = _collaborative_config(native.config, family, [spec_of(factors) for factors in replaced.values()])
     layers = family.attention_layers(native)
     state: dict[str, Tensor] = {}
@@ -248,7 +247,7 @@ def _build(
 
 
 def install(model: PreTrainedModel, family: Family, name: str, factors: Factors) -> None:
-    """Replaces one attention layer of a native model by one that computes the factors."""
+    """Replaces one attention layer of a native model by a collaborative one with the given factors."""
     native = model.get_submodule(name)
     query, _ = projections(native, family)
     factors = _fitting(factors, query.weight, name)
@@ -271,12 +270,12 @@ def _collaborative_config(native: PretrainedConfig, family: Family, specs: list[
 
 
 def _owner(name: str, layers: dict[str, nn.Module]) -> str | None:
-    """The attention layer that a parameter belongs to."""
+    """Name of the attention layer that a parameter belongs to; None if it belongs to none."""
     return next((layer for layer in layers if name.startswith(f"{layer}.")), None)
 
 
 def _renamed(name: str, owner: str, native_names: dict[str, str]) -> str | None:
-    """What a native attention layer's parameter is called in the collaborative one; None for queries and keys."""
+    """The name of a native attention layer's parameter in the collaborative one; None for queries and keys."""
     module, _, parameter = name.removeprefix(f"{owner}.").partition(".")
     ours = next(ours for ours, native in native_names.items() if native == module)
     return None if ours in ("query", "key") else f"{owner}.{ours}.{parameter}"
@@ -284,17 +283,16 @@ def _renamed(name: str, owner: str, native_names: dict[str, str]) -> str | None:
 
 def _solve(
     name: str,
-    layer: nn.Module,
-    family: Family,
+    native: tuple[nn.Linear, nn.Linear],
     problem: LayerProblem,
     form: Form,
     rank: int,
     config: ConversionConfig,
     held_out: LayerMoments | None,
 ) -> tuple[Factors, LayerReport]:
-    """Solves one layer. Everything in float64 is gone when it returns."""
+    """Solves one layer. Its native query and key projections give the dtype and the parameters before."""
     start = time.perf_counter()
-    query, key = projections(layer, family)
+    query, key = native
     with torch.no_grad():
         solution = problem.solve(form, rank, config.content, config.solver_options, config.seed)
     factors = _fitting(solution.factors, query.weight, name)
@@ -316,10 +314,10 @@ def _solve(
 
 
 def _fitting(factors: Factors, like: Tensor, name: str) -> Factors:
-    """Factors in the dtype and on the device of a tensor.
+    """Casts factors to the dtype and device of a tensor.
 
     Raises:
-        WeightsError: naming the parameter of the layer of that name, if one does not fit the dtype.
+        WeightsError: if a parameter does not fit the dtype; the message names it within layer `name`.
     """
     cast = factors.to(like)
     exact = state_of(factors)

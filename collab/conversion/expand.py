@@ -1,4 +1,4 @@
-"""A collaborative model in, a native one out, in memory."""
+"""Converts a collaborative model back to a native one."""
 
 from __future__ import annotations
 
@@ -29,19 +29,19 @@ from .native_layer import NativeLayer, native_layer, rounding, without_heads
 logger = logging.getLogger(__name__)
 
 _ATTENTION_BIASES = "qkv_bias"
-"""What configs call the biases of queries, keys and values, where a model may be without."""
+"""The config entry for biases of queries, keys and values, in families where they are optional."""
 
 
 @dataclass(frozen=True)
 class ExpandedLayer:
-    """One attention layer.
+    """Result of expanding one attention layer.
 
     Attributes:
         name: module name.
-        form: ``concat``, ``cp`` or ``tucker``, before.
-        rank: R, before.
-        head_rank: the largest rank that a head's context and content have together.
-        head_dim: d, the rank that a native head can have.
+        form: decomposition form of the collaborative layer.
+        rank: R of the collaborative layer.
+        head_rank: largest rank of a head's context and content together.
+        head_dim: d, the largest rank of a native head.
         error: relative error of the heads' query-key products, content included.
     """
 
@@ -55,14 +55,14 @@ class ExpandedLayer:
 
 @dataclass(frozen=True)
 class Expansion:
-    """An expanded model.
+    """Result of `expand`.
 
     Attributes:
-        model: of the native class.
-        layers: what became of each attention layer.
-        parameters: of the model.
-        output_difference: the largest difference of an output from the converted model's, on random inputs.
-        output_scale: the largest entry of those outputs.
+        model: the native model.
+        layers: result for each attention layer.
+        parameters: parameters of the model before and after.
+        output_difference: largest difference between an output and the converted model's, on random inputs.
+        output_scale: largest absolute value of those outputs.
     """
 
     model: PreTrainedModel
@@ -77,7 +77,7 @@ class Expansion:
         return max(layer.error for layer in self.layers)
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything but the model, as JSON values."""
+        """The result without the model, as JSON values."""
         return {
             "native_class": type(self.model).__name__,
             "error": self.error,
@@ -89,38 +89,41 @@ class Expansion:
 
 
 def expand(model: PreTrainedModel, *, allow_error: float = 0.0) -> Expansion:
-    """Turns a collaborative model back into one of the native class that it came from.
+    """Converts a collaborative model back to the native class that it came from.
 
-    Every weight outside the query and key projections is the same, copied; the converted model is left as it is.
+    All weights outside the query and key projections are copied unchanged. The converted model is not changed.
 
     Args:
-        model: a converted model, of a class that collab defines (import collab before you load it).
-        allow_error: the relative error that a layer's query-key products may have at most, where a native layer
-            cannot hold what the collaborative one computes. At 0 only an expansion exact to rounding is accepted.
+        model: a converted model, of a class that collab defines (import collab before loading it).
+        allow_error: largest relative error of a layer's query-key products, in case a native layer cannot represent
+            the collaborative one. With 0 the expansion must be exact to rounding.
+
+    Returns:
+        The native model and the error of each layer.
 
     Raises:
-        NotConvertedError: if it is not collaborative.
-        ConfigurationError: if `allow_error` is not a number from 0 to 1.
-        BudgetError: naming the error, if a layer would have a larger one.
+        NotConvertedError: if the model is not collaborative.
+        ConfigurationError: if `allow_error` is not between 0 and 1.
+        BudgetError: if a layer's error is larger; the message names it.
         WeightsError: if a weight is NaN, infinite, quantized or not in memory.
     """
     if not (math.isfinite(allow_error) and 0 <= allow_error <= 1):
-        raise ConfigurationError(f"allow_error is a relative error from 0 to 1, not {allow_error}.")
+        raise ConfigurationError(f"allow_error must be a relative error from 0 to 1, not {allow_error}.")
     family, native_class = require_expandable(model)
     layers = collaborative_layers(model)
     native_layers, reports = {}, []
     for name, layer in layers.items():
         with torch.no_grad():
-            native_layers[name] = found = (
+            native_layers[name] = native = (
                 native_layer(factors_of(layer), layer.attention_head_size)
                 if layer.heads
                 else without_heads(model.config.hidden_size)
             )
         spec = layer.spec
         reports.append(
-            ExpandedLayer(name, spec.form, spec.rank, max(found.head_ranks), layer.attention_head_size, found.error)
+            ExpandedLayer(name, spec.form, spec.rank, max(native.head_ranks), layer.attention_head_size, native.error)
         )
-        logger.info("%s: relative error %.2e", name, found.error)
+        logger.info("%s: relative error %.2e", name, native.error)
     _check_error(reports, max(allow_error, rounding(model.dtype)))
     expanded = _build(model, native_class, family, layers, native_layers)
     difference, scale = _output_difference(model, expanded)
@@ -134,11 +137,11 @@ def require_expandable(model: PreTrainedModel) -> tuple[Family, type[PreTrainedM
     Raises:
         NotConvertedError, WeightsError: as `expand`.
     """
-    family = next((one for one in families().values() if type(model) in one.models), None)
+    family = next((family for family in families().values() if type(model) in family.models), None)
     if family is None:
         raise NotConvertedError(
-            f"{type(model).__name__} is not a converted model, so there is nothing to expand. Give what collab convert "
-            "wrote, and in Python import collab before loading it."
+            f"{type(model).__name__} is not a converted model, so there is nothing to expand. If it should be, import "
+            "collab before loading it."
         )
     for name, layer in collaborative_layers(model).items():
         for projection in ("query", "key") if layer.heads else ():
@@ -148,21 +151,20 @@ def require_expandable(model: PreTrainedModel) -> tuple[Family, type[PreTrainedM
 
 
 def _check_error(layers: list[ExpandedLayer], allowed: float) -> None:
-    """Makes sure that no layer lost more than is allowed."""
+    """Raises a BudgetError if a layer's error is above `allowed`."""
     worst = max(layers, key=lambda layer: layer.error)
     if worst.error <= allowed:
         return
     raise BudgetError(
         f"{worst.name} cannot be written as a native layer without a relative error of {worst.error:.3g}: its heads "
         f"({worst.form}, rank {worst.rank}) compare up to {worst.head_rank} dimensions, and a native head has "
-        f"{worst.head_dim}. Accept that with --allow-error {_rounded_up(worst.error):g} "
-        f"(allow_error={_rounded_up(worst.error):g}), or convert in the concat form with --content folded, "
-        "which always expands."
+        f"{worst.head_dim}. Accept that error with allow_error={_rounded_up(worst.error):g} (--allow-error), or "
+        "convert in the concat form with folded content, which always expands."
     )
 
 
 def _rounded_up(error: float) -> float:
-    """An error in two digits, not below it."""
+    """An error rounded up to two digits."""
     digits = 1 - math.floor(math.log10(error))
     return math.ceil(error * 10**digits) / 10**digits
 
@@ -174,11 +176,11 @@ def _build(
     layers: dict[str, CollaborativeAttention],
     native_layers: dict[str, NativeLayer],
 ) -> PreTrainedModel:
-    """The native model, filled with the native projections and everything else that stayed as it was."""
+    """Builds the native model with the native projections and the unchanged weights."""
     config = _native_config(model.config, family, native_class)
     with init.no_init_weights():
         expanded = native_class(config, **optional_parts(model))
-        if any(_lacks_bias(expanded, family, name, found) for name, found in native_layers.items()):
+        if any(_lacks_bias(expanded, family, name, native) for name, native in native_layers.items()):
             if not hasattr(config, _ATTENTION_BIASES):
                 raise WeightsError(f"{native_class.__name__} has no query biases, and this model's content needs them.")
             setattr(config, _ATTENTION_BIASES, True)
@@ -191,16 +193,16 @@ def _build(
         if native_name is not None:
             state[native_name] = tensor.detach().clone()
             trainable[native_name] = tensor.requires_grad
-    for name, found in native_layers.items():
+    for name, native in native_layers.items():
         names = family.names(expanded.get_submodule(name))
         layer = layers[name]
-        query_bias = _whole(found.query_bias, layer)
+        query_bias = _whole(native.query_bias, layer)
         solved = {
-            f"{names['query']}.weight": _whole(found.query, layer),
+            f"{names['query']}.weight": _whole(native.query, layer),
             f"{names['query']}.bias": query_bias,
-            f"{names['key']}.weight": _whole(found.key, layer),
+            f"{names['key']}.weight": _whole(native.key, layer),
             f"{names['key']}.bias": torch.zeros_like(query_bias),
-            # Only missing where the model had no biases before, or the layer no heads.
+            # Only used if the model had no biases before, or the layer has no heads.
             f"{names['value']}.bias": torch.zeros_like(query_bias),
         }
         if layer.spec.heads is not None:
@@ -212,16 +214,16 @@ def _build(
             for parameter in (f"{value}.weight", output):
                 if parameter not in state:  # no heads
                     state[parameter] = torch.zeros_like(expanded.get_parameter(parameter))
-        there = expanded.get_submodule(name).state_dict()
+        native_names = expanded.get_submodule(name).state_dict().keys()
         for parameter, tensor in solved.items():
-            if parameter in there and f"{name}.{parameter}" not in state:
+            if parameter in native_names and f"{name}.{parameter}" not in state:
                 state[f"{name}.{parameter}"] = tensor.to(next(model.parameters()))
     fill(expanded, state, model, trainable)
     return expanded
 
 
 def _whole(tensor: Tensor, layer: CollaborativeAttention, dim: int = 0) -> Tensor:
-    """Rows (or columns) of the heads that a layer has, with zeros for those that were pruned: K of them."""
+    """Pads the rows (or columns) of a layer's heads to K with zeros for pruned heads."""
     if layer.spec.heads is None:
         return tensor
     width, shape = layer.attention_head_size, list(tensor.shape)
@@ -230,10 +232,10 @@ def _whole(tensor: Tensor, layer: CollaborativeAttention, dim: int = 0) -> Tenso
     return tensor.new_zeros(shape).index_copy(dim, rows.to(tensor.device), tensor)
 
 
-def _lacks_bias(native: PreTrainedModel, family: Family, name: str, found: NativeLayer) -> bool:
-    """Whether a native layer has no place for a content that is there."""
-    query, _ = projections(native.get_submodule(name), family)
-    return query.bias is None and bool(found.query_bias.any())
+def _lacks_bias(expanded: PreTrainedModel, family: Family, name: str, native: NativeLayer) -> bool:
+    """Whether a layer of the expanded model has no query bias but needs one."""
+    query, _ = projections(expanded.get_submodule(name), family)
+    return query.bias is None and bool(native.query_bias.any())
 
 
 def _native_config(config: PretrainedConfig, family: Family, native_class: type[PreTrainedModel]) -> PretrainedConfig:
@@ -244,7 +246,7 @@ def _native_config(config: PretrainedConfig, family: Family, native_class: type[
     config_class: Any = family.base.native_class().config_class
     native = config_class(**values)
     kernel = config._attn_implementation
-    # Converted models have more kernels than some native ones; those choose their own.
+    # Converted models support more kernels than some native ones, which then choose their own.
     supported = {"eager": True, "sdpa": native_class._supports_sdpa, "flex_attention": native_class._supports_flex_attn}
     if supported.get(kernel):
         native._attn_implementation = kernel
@@ -254,7 +256,7 @@ def _native_config(config: PretrainedConfig, family: Family, native_class: type[
 
 
 def _native_name(name: str, owner: str, layer: CollaborativeAttention) -> str | None:
-    """What a collaborative layer's parameter is called in the native one; None for what stands for query and key."""
+    """The name of a collaborative layer's parameter in the native one; None for those of queries and keys."""
     module, _, parameter = name.removeprefix(f"{owner}.").partition(".")
     if module in ("query", "key") or module not in layer.native_names:
         return None
@@ -262,9 +264,10 @@ def _native_name(name: str, owner: str, layer: CollaborativeAttention) -> str | 
 
 
 def _output_difference(model: PreTrainedModel, expanded: nn.Module) -> tuple[float, float]:
-    """The largest difference of outputs on random inputs, and the largest output."""
+    """The largest difference between outputs on random inputs, and the largest output, both absolute."""
     inputs = probe_inputs(model)
     with evaluating(model, expanded), torch.no_grad():
         expected, actual = model(**inputs), expanded(**inputs)
-    pairs = [(value, actual[name]) for name, value in expected.items() if isinstance(value, Tensor)]
-    return max(float((one - two).abs().max()) for one, two in pairs), max(float(one.abs().max()) for one, _ in pairs)
+    tensors = {name: value for name, value in expected.items() if isinstance(value, Tensor)}
+    difference = max(float((value - actual[name]).abs().max()) for name, value in tensors.items())
+    return difference, max(float(value.abs().max()) for value in tensors.values())

@@ -1,4 +1,4 @@
-"""Calibration in the order of the layers, each on what the layers before it will have become."""
+"""Calibration in the order of the layers, each with the layers before it already converted."""
 
 from __future__ import annotations
 
@@ -29,21 +29,21 @@ def calibrate_in_order(
     options: CalibrationOptions | None = None,
     progress: Progress = no_progress,
 ) -> Calibration:
-    """Calibrates every layer on a model whose earlier layers are converted already.
+    """Calibrates every layer on a model whose earlier layers are already converted.
 
-    A layer is then solved for the inputs that it will really have, errors of the layers before it included. It takes as
-    many passes over the data as there are layers. It is not the default; docs/benchmarks.md has what it gains.
+    A layer is then solved for the inputs that it will have after conversion, errors of earlier layers included. Takes
+    as many passes over the data as there are layers. Not the default; docs/benchmarks.md shows what it gains.
 
     Args:
-        model: a native model; left as it was.
-        config: of the conversion that the result is for.
-        data: as for `calibrate`, but not a callable.
+        model: a native model, which is not changed.
+        config: settings of the conversion that the result is for.
+        data: as in `calibrate`, but not a callable.
         tokenizer: the model's tokenizer, or image processor.
-        options: how much.
-        progress: called after every layer.
+        options: calibration settings.
+        progress: progress callback, called after every layer.
 
     Returns:
-        Moments of the layers' inputs in the partly converted model; the held-out rows are of the original.
+        Moments of the layers' inputs in the partly converted model, and held-out moments of the original.
 
     Raises:
         CalibrationError: as `calibrate`.

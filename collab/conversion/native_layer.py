@@ -1,4 +1,4 @@
-"""One collaborative layer as native query and key projections: d dimensions of its own for each head.
+"""Expands one collaborative layer to native query and key projections, with d separate dimensions for each head.
 
 A native head scores x W_Q^h W_K^hᵀ yᵀ + y·W_K^h b_Q^h, so context and content share one key subspace of at most d
 dimensions. With a one appended to the query, both are one matrix,
@@ -8,7 +8,7 @@ dimensions. With a one appended to the query, both are one matrix,
 and the best rank-d factors of that matrix, by its singular values, give W_Q^h, b_Q^h and W_K^h at once. They are exact
 whenever the matrix has rank d or less. The content row counts as it stands: as one more coordinate of a query input of
 unit variance, which is about what the layer normalization before an attention layer gives. This is also how folded
-content is weighed in a conversion by the weights alone.
+content is weighted in a conversion without calibration.
 
 The matrix is never formed. Â_h = (W̃_Q G_h) W̃_Kᵀ, so it is a product of a (D_q+1)×(r+1) and an (r+1)×D_k matrix, and
 after QR of both a small SVD is left. b_K stays zero, because the softmax does not see it.
@@ -33,8 +33,8 @@ class NativeLayer:
         query: W_Qᵀ as `torch.nn.Linear` stores it, (K, D_q), the heads' rows one after the other.
         query_bias: b_Q, (K,).
         key: W_Kᵀ, (K, D_k).
-        head_ranks: for each head, the rank of the [Â_h; c_hᵀ] that was to be represented, as far as rounding shows it.
-        error: relative error ‖S - Ŝ‖/‖S‖ of the heads' S_h = [Â_h; c_hᵀ], all of them together.
+        head_ranks: for each head, the rank of its [Â_h; c_hᵀ], up to rounding.
+        error: relative error ‖S - Ŝ‖/‖S‖ of the matrices S_h = [Â_h; c_hᵀ] of all heads together.
     """
 
     query: Tensor
@@ -48,8 +48,11 @@ def native_layer(factors: Factors, head_dim: int) -> NativeLayer:
     """The nearest native layer.
 
     Args:
-        factors: what a collaborative layer computes.
+        factors: the factors of a collaborative layer.
         head_dim: d.
+
+    Returns:
+        Native projections and their error.
     """
     tolerance = rounding(factors.query.dtype)
     factors = factors.to(torch.empty((), dtype=torch.float64, device="cpu"))
@@ -84,13 +87,13 @@ def native_layer(factors: Factors, head_dim: int) -> NativeLayer:
 
 
 def without_heads(width: int) -> NativeLayer:
-    """What there is of a layer whose heads were all pruned."""
+    """The native layer of a layer whose heads were all pruned: no rows."""
     nothing = torch.zeros(0, width, dtype=torch.float64)  # (0, D)
     return NativeLayer(nothing, nothing[:, 0], nothing, (0,), 0.0)
 
 
 def rounding(dtype: torch.dtype) -> float:
-    """A relative error that weights of this dtype have by being stored at all."""
+    """A bound on the relative error of storing weights in a dtype."""
     return 2 * torch.finfo(dtype).eps
 
 

@@ -1,4 +1,4 @@
-"""Refinement as a part of a conversion: whether, how, which layers keep it, and what the report says of them."""
+"""Refinement as a part of a conversion: its settings, which layers keep the new weights, and their reports."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from ..training.refine import Accept, Refinement
 
 
 def refine_options(config: ConversionConfig, calibration: Calibration | None) -> RefineOptions | None:
-    """How to refine; None where it is not wanted, or there is nothing to refine on.
+    """Settings of refinement; None if it is turned off, or by default if there are no rows to refine on.
 
     Raises:
-        ConfigurationError: if a number of steps is asked for without rows to refine on.
+        ConfigurationError: if a number of steps is given without rows to refine on.
     """
     steps = config.refine
     if steps in ("none", 0):
@@ -34,14 +34,13 @@ def refine_options(config: ConversionConfig, calibration: Calibration | None) ->
         if steps == "auto":
             return None
         raise ConfigurationError(
-            "Refinement needs rows: calibrate on data or on random words, and not by a callable, or set refine to auto "
-            "or none."
+            "Refinement needs rows: calibrate on data or random words, not a callable, or use refine='auto' or 'none'."
         )
     return RefineOptions(seed=config.seed) if steps == "auto" else RefineOptions(int(steps), seed=config.seed)
 
 
 def within(max_error: float | None, problems: LayerProblems) -> Accept | None:
-    """Whether the scores of a refined layer keep what `ConversionConfig.max_error` promises of them."""
+    """Accepts refined layers whose score error is within `ConversionConfig.max_error`; None without that limit."""
     if max_error is None:
         return None
 
@@ -61,7 +60,7 @@ def refined_reports(
     problems: LayerProblems,
     held_out: Mapping[str, LayerMoments] | None,
 ) -> list[LayerReport]:
-    """The reports with the errors of the layers as refinement left them."""
+    """The reports with the errors of the layers after refinement."""
     return [
         replace(
             report,
@@ -76,7 +75,7 @@ def refined_reports(
 def _errors(
     name: str, converted: PreTrainedModel, problems: LayerProblems, held_out: Mapping[str, LayerMoments] | None
 ) -> dict[str, Any]:
-    """The errors of a layer's scores and weights, as `LayerReport` has them."""
+    """The errors of a layer's scores and weights for its `LayerReport`."""
     problem, layer = problems[name], converted.get_submodule(name)
     assert isinstance(layer, CollaborativeAttention)
     with torch.no_grad():

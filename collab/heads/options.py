@@ -104,8 +104,8 @@ class PruneOptions:
         given = [name for name in ("fraction", "per_layer", "keep") if getattr(self, name) is not None]
         if len(given) != 1:
             raise ConfigurationError(
-                "Give exactly one of fraction (of the heads to remove), per_layer (heads to keep in each layer) and "
-                f"keep (the heads to keep), not {' and '.join(given) if given else 'none of them'}."
+                "Give exactly one of --heads (fraction=), --per-layer (per_layer=) and --keep (keep=), not "
+                f"{' and '.join(given) if given else 'none of them'}."
             )
         if self.fraction is not None and not 0 < self.fraction < 1:
             raise ConfigurationError(
@@ -114,7 +114,7 @@ class PruneOptions:
             )
         if self.per_layer is not None and self.per_layer < 1:
             raise ConfigurationError(
-                f"A layer must keep at least 1 head, not {self.per_layer}; keep (--keep) can empty one."
+                f"A layer must keep at least 1 head, not {self.per_layer}; --keep (keep=) can empty one."
             )
         if self.score not in SCORES:
             raise ConfigurationError(f"Unknown score {self.score!r}; choose one of {', '.join(SCORES)}.")

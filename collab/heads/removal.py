@@ -1,4 +1,4 @@
-"""Removing heads from a model for good: their part of M or the cores, of the content term, of W_V and of W_O.
+"""Removing heads from a model: their part of M or the cores, of the content term, of W_V and of W_O.
 
 An original becomes a collaborative model first, in the concat form at R = K with a folded content term, which computes
 the original attention exactly. So one kind of model, with one config and one way of loading, holds any set of heads.

@@ -147,13 +147,8 @@ def plan(
         progress("predicting", len(spectra), len(problems))
 
     original = _Original(shapes, count_parameters(model), torch.finfo(model.dtype).bits // 8)
-    options = _mark_frontier(
-        [
-            original.option(form, ranks[form, part], layer_errors, content, lengths)
-            for (form, part), layer_errors in errors.items()
-            if all(ranks[form, part])
-        ]
-    )
+    fitting = [key for key in errors if all(ranks[key])]
+    options = _mark_frontier([original.option(key[0], ranks[key], errors[key], content, lengths) for key in fitting])
     return Plan(
         options=options,
         spectra=spectra,

@@ -1,1 +1,1 @@
-"""Training a converted model: healing against the original, and fine-tuning on a task."""
+"""Training a converted model: refinement and healing against the original, and fine-tuning on a task."""

@@ -1,4 +1,4 @@
-"""Matching another model's hidden states and logits."""
+"""Distillation: matching another model's hidden states and logits."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from .run import GuardedTrainer
 
 
 def relative_errors(model: PreTrainedModel, student: Any, teacher: Any, mask: Tensor | None) -> Tensor:
-    """Relative squared errors of the student's hidden states after every layer, and of its logits where it has any.
+    """Relative squared errors of the student's hidden states after every layer, and of its logits if it has any.
 
-    Each is ‖s - t‖²/‖t - t̄‖² over the tokens that are not padding, t̄ being the teacher's mean over them: 1 for a layer
-    that knows nothing but that mean, so layers weigh alike whatever the size of their states.
+    Each is ‖s - t‖²/‖t - t̄‖² over the tokens that are not padding, with t̄ the teacher's mean over them. It is 1 for a
+    layer that predicts only that mean, so layers have equal weight whatever the size of their states.
 
     Args:
-        model: the teacher, which says what kind of answer its logits are.
+        model: the teacher, which tells what kind of answer its logits are.
         student: outputs with hidden states.
-        teacher: likewise, without gradients.
-        mask: (B, T), or (B, choices, T), or None where nothing is padding.
+        teacher: the teacher's outputs with hidden states, without gradients.
+        mask: (B, T), or (B, choices, T), or None without padding.
 
     Returns:
         Shape (layers,) or (layers + logits,).
     """
-    # Several choices for each example are rows of their own inside the model.
+    # Inside the model, the choices of an example are separate rows.
     by_row = None if mask is None else mask.flatten(0, -2)
     states = zip(student.hidden_states[1:], teacher.hidden_states[1:], strict=True)
     pairs = [(_seen(ours, by_row), _seen(theirs, by_row)) for ours, theirs in states]
@@ -39,19 +39,19 @@ def relative_errors(model: PreTrainedModel, student: Any, teacher: Any, mask: Te
 def _relative(student: Tensor, teacher: Tensor) -> Tensor:
     student, teacher = student.float(), teacher.float()  # (N, D)
     spread = (teacher - teacher.mean(dim=0)).square().sum()
-    # One row alone has no spread.
+    # A single row has no spread.
     return (student - teacher).square().sum() / torch.where(spread > 0, spread, teacher.square().sum() + 1e-12)
 
 
 def _seen(states: Tensor, mask: Tensor | None) -> Tensor:
-    """(B, T, D) → (N, D), the rows that are not padding; outputs of another shape as they are."""
+    """(B, T, D) → (N, D) without padding; outputs of another shape are only flattened."""
     if mask is not None and states.shape[:-1] == mask.shape:
         return states[mask.bool()]
     return states.flatten(0, -2)
 
 
 def answers(teacher: nn.Module, inputs: dict[str, Any]) -> Any:
-    """A teacher's outputs with hidden states."""
+    """A teacher's outputs with hidden states, without gradients."""
     with torch.no_grad():
         return teacher(**inputs, output_hidden_states=True)
 
@@ -59,17 +59,17 @@ def answers(teacher: nn.Module, inputs: dict[str, Any]) -> Any:
 def distillation_loss(
     student: nn.Module, teacher: PreTrainedModel, expected: Any, inputs: dict[str, Any]
 ) -> tuple[Tensor, Any]:
-    """The mean of `relative_errors` to what a teacher answers to the same inputs, and the student's outputs."""
+    """The mean of `relative_errors` to a teacher's outputs on the same inputs, and the student's outputs."""
     actual = student(**inputs, output_hidden_states=True)
     return relative_errors(teacher, actual, expected, inputs.get("attention_mask")).mean(), actual
 
 
 class DistillationTrainer(GuardedTrainer):
-    """Trains a model to do what its teacher does.
+    """Trains a model to match its teacher.
 
     Args:
-        teacher: the model to match; it is moved to the student's device and never trained.
-        arguments: of `Trainer`.
+        teacher: the model to match; it is moved to the student's device and not trained.
+        arguments: arguments of `Trainer`.
     """
 
     def __init__(self, *, teacher: PreTrainedModel, **arguments: Any) -> None:
@@ -86,7 +86,7 @@ class DistillationTrainer(GuardedTrainer):
     def prediction_step(
         self, model: nn.Module, inputs: dict[str, Any], prediction_loss_only: bool, ignore_keys: Any = None
     ) -> tuple[Tensor, None, None]:
-        """The loss alone."""
+        """Only the loss."""
         with torch.no_grad():
             inputs = self._prepare_inputs(inputs)
             return self.compute_loss(model, inputs).detach(), None, None

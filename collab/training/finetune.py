@@ -16,26 +16,26 @@ from ..data.encoding import Collate, collator, encode, mask_batch, names_of, to_
 from ..data.examples import Examples
 from ..data.task import Task
 from ..errors import ConfigurationError
-from ..evaluation.metrics import intervals, measure
+from ..evaluation.metrics import Columns, intervals, measure
 from ..evaluation.predict import predictions
 from ..io.options import Progress, no_progress
 from ..io.report import installed_versions
 from ..models.states import set_dropout
 from .options import FinetuneOptions
-from .run import GuardedTrainer, run
+from .run import GuardedTrainer, RunData, RunResult, Work, run
 from .work import temporary_work
 
 
 class TaskTrainer(GuardedTrainer):
-    """A trainer that judges checkpoints by the task's metrics, as `collab evaluate` computes them.
+    """A trainer that evaluates checkpoints by the task's metrics, as `collab.evaluate` computes them.
 
     Args:
-        task: what is learnt.
+        task: the task.
         judge: makes batches of the rows to evaluate on.
-        tokenizer: the model's.
-        teacher: a model whose answers count beside the labels; None for none.
-        distill: how much they count.
-        arguments: of `Trainer`.
+        tokenizer: the model's tokenizer.
+        teacher: a model to distill from besides the labels, or None.
+        distill: weight of the distillation loss.
+        arguments: arguments of `Trainer`.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class TaskTrainer(GuardedTrainer):
         self._distill = distill
 
     def evaluate(self, *arguments: Any, metric_key_prefix: str = "eval", **named: Any) -> dict[str, float]:
-        """The metrics of all rows to evaluate on. Every process computes them, so that all agree."""
+        """The metrics on all rows to evaluate on; every process computes them, so that all agree."""
         rows: Any = self.eval_dataset
         unwrapped: Any = self.accelerator.unwrap_model(self.model)
         columns = predictions(self._task.kind, unwrapped, rows, self._judge)
@@ -68,7 +68,7 @@ class TaskTrainer(GuardedTrainer):
     def compute_loss(
         self, model: nn.Module, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> Any:
-        """The task's loss, and where there is a teacher the distance to its answers."""
+        """The task's loss, and with a teacher the distance to its answers."""
         if self._task.kind == "masked-lm":
             inputs = mask_batch(inputs, self._tokenizer, self.args.seed, self.state.global_step)
         outputs = model(**inputs)
@@ -82,11 +82,11 @@ class TaskTrainer(GuardedTrainer):
 
 @dataclass(frozen=True)
 class Finetuning:
-    """What fine-tuning did.
+    """Result of `finetune`.
 
     Attributes:
-        task: what was learnt.
-        record: settings, data and the metrics of the best checkpoint with their bootstrap intervals, as JSON values.
+        task: the task.
+        record: settings, data and metrics of the best checkpoint with bootstrap intervals, as JSON values.
     """
 
     task: Task
@@ -94,7 +94,7 @@ class Finetuning:
 
     @property
     def metrics(self) -> dict[str, dict[str, float]]:
-        """By name: ``value``, ``low`` and ``high``."""
+        """``value``, ``low`` and ``high`` of each metric, by name."""
         return self.record["metrics"]
 
 
@@ -111,25 +111,25 @@ def finetune(
     restart: bool = False,
     progress: Progress = no_progress,
 ) -> Finetuning:
-    """Trains a model with a task's head, in place; it ends with the weights of its best checkpoint.
+    """Trains a model with a task's head, in place; it gets the weights of its best checkpoint.
 
     Args:
-        model: native or converted, with a head that fits the labels.
-        task: what to learn.
-        train: rows to learn from.
-        held_out: rows to choose the best checkpoint by.
-        tokenizer: the model's.
-        options: how.
-        teacher: a model for the same task, to learn from besides.
-        work: a folder for unfinished work, from which an interrupted run goes on; None for a temporary one.
-        restart: forget an unfinished run in `work`.
-        progress: called after every step.
+        model: a native or converted model, with a head that fits the labels.
+        task: the task.
+        train: training rows.
+        held_out: rows to select the best checkpoint by.
+        tokenizer: the model's tokenizer.
+        options: training settings.
+        teacher: a model for the same task to distill from besides the labels.
+        work: folder for unfinished work, from which an interrupted run resumes; None for a temporary one.
+        restart: whether to discard an unfinished run in `work`.
+        progress: progress callback, called after every step.
 
     Returns:
         Settings, data, and the metrics of the best checkpoint with their intervals.
 
     Raises:
-        ConfigurationError: if the teacher's head is another, or the tokenizer does not serve the task.
+        ConfigurationError: if the teacher's head has other labels, or the tokenizer does not fit the task.
         DataError: if a label does not fit the head.
         TrainingError: as `collab.training.run.run`.
     """
@@ -139,48 +139,40 @@ def finetune(
             f"The teacher answers with {', '.join(names_of(teacher))}, the model with {', '.join(names_of(model))}."
         )
     start = time.perf_counter()
-    rows, judged = (encode(task, one, model, tokenizer, options.max_length) for one in (train, held_out))
+    rows, judged = (encode(task, examples, model, tokenizer, options.max_length) for examples in (train, held_out))
     judged, judge = to_judge(task, model, tokenizer, judged, options.run.seed)
+    key = f"finetune {task} {options} {teacher.name_or_path if teacher is not None else None}"
+    data = RunData(rows, judged, collator(task, model, tokenizer), task.best_by, task.greater_is_better)
+    own = {"task": task, "judge": judge, "tokenizer": tokenizer, "teacher": teacher, "distill": options.distill}
     with set_dropout(model, options.dropout), temporary_work(work) as folder:
-        result = run(
-            TaskTrainer,
-            model,
-            options.run,
-            folder,
-            train=rows,
-            held_out=judged,
-            collate=collator(task, model, tokenizer),
-            best_by=task.best_by,
-            greater_is_better=task.greater_is_better,
-            restart=restart,
-            key=f"finetune {task} {options} {teacher.name_or_path if teacher is not None else None}",
-            progress=progress,
-            task=task,
-            judge=judge,
-            tokenizer=tokenizer,
-            teacher=teacher,
-            distill=options.distill,
-        )
+        result = run(TaskTrainer, model, options.run, data, Work(folder, restart, key), progress=progress, **own)
     record = {
         "step": "finetune",
         "task": task.kind,
         "data": {"train": train.name, "rows": len(rows), "eval": held_out.name, "eval_rows": len(judged)},
         "settings": asdict(options),
         "labels": names_of(model) if task.kind in ("classification", "token-classification") else [],
-        "best_by": task.best_by,
-        "before": result.before,
-        "metrics": intervals(task.kind, predictions(task.kind, model, judged, judge)),
-        "best_step": result.best_step,
-        "steps": result.steps,
-        "evaluations": result.history,
+        **_results(task, result, predictions(task.kind, model, judged, judge)),
         "seconds": time.perf_counter() - start,
         "versions": installed_versions(),
     }
     return Finetuning(task, record)
 
 
+def _results(task: Task, result: RunResult, columns: Columns) -> dict[str, Any]:
+    """The results of a run for its record; `columns` are the best checkpoint's predictions."""
+    return {
+        "best_by": task.best_by,
+        "before": result.before,
+        "metrics": intervals(task.kind, columns),
+        "best_step": result.best_step,
+        "steps": result.steps,
+        "evaluations": result.history,
+    }
+
+
 def _distance(logits: Tensor, answers: Tensor, labels: Tensor) -> Tensor:
-    """How far a model's answers are from its teacher's: squared difference of numbers, divergence of classes."""
+    """The distance of a model's answers to its teacher's: squared difference of numbers, divergence of classes."""
     if logits.shape[-1] == 1:
         return functional.mse_loss(logits.float(), answers.float())
     divergence = functional.kl_div(

@@ -1,10 +1,10 @@
-"""Healing: training what a conversion made new against the original, without labels."""
+"""Healing: training the new parameters of a converted model to match the original, without labels."""
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -27,13 +27,13 @@ from ..models.states import evaluating, set_dropout
 from .distillation import DistillationTrainer, answers, distillation_loss
 from .learning_rate import find_learning_rate
 from .options import HealOptions, RunOptions, Trainable
-from .run import device_of, run, short_of_memory
+from .run import RunData, Work, device_of, run, short_of_memory
 from .work import temporary_work
 
 logger = logging.getLogger(__name__)
 
 _TRIED = 64
-"""Rows that the learning rate is tried on, and as many others that it must not harm."""
+"""Training rows to find the learning rate on, and as many held-out rows whose loss it must not raise."""
 
 _PERIOD = 8
 _HELD_OUT = 512
@@ -41,19 +41,19 @@ _HELD_OUT = 512
 
 @dataclass(frozen=True)
 class Healing:
-    """What healing did.
+    """Result of `heal`.
 
     Attributes:
-        record: the settings and what was measured on the held-out rows: ``before`` and ``after``, each with ``loss``,
-            the mean relative squared error of hidden states and logits, and the agreement with the teacher;
-            ``improved`` says whether the model was changed.
+        record: settings and metrics on the held-out rows: ``before`` and ``after``, each with ``loss``, the mean
+            relative squared error of hidden states and logits, and the agreement with the teacher; ``improved`` tells
+            whether the model was changed.
     """
 
     record: dict[str, Any]
 
     @property
     def improved(self) -> bool:
-        """Whether the model is better than before. If not, it is as it was."""
+        """Whether the model is better than before; if not, it is unchanged."""
         return self.record["improved"]
 
 
@@ -68,23 +68,26 @@ def heal(
     restart: bool = False,
     progress: Progress = no_progress,
 ) -> Healing:
-    """Trains a converted model, in place, to have the hidden states of its original after every layer, and its logits.
+    """Trains a converted model, in place, to match its original's hidden states after every layer, and its logits.
 
-    The weights that come closest on the held-out rows are kept. If none come closer than those it had, or its answers
-    diverge more than theirs from the teacher's, it keeps those.
+    The best weights on the held-out rows are kept. The model is left unchanged if they do not lower the loss, or if its
+    answers diverge more from the teacher's than before.
 
     Args:
         model: the converted model.
         teacher: the original.
-        data: text or images such as the model will see; ``"synthetic"`` for random vocabulary.
+        data: text or images such as the model will be used on; ``"synthetic"`` for random vocabulary.
         tokenizer: the model's tokenizer, or image processor.
-        options: how.
-        work: a folder for unfinished work, from which an interrupted run goes on; None for a temporary one.
-        restart: forget an unfinished run in `work`.
-        progress: called after every step, with what was last measured.
+        options: training settings.
+        work: folder for unfinished work, from which an interrupted run resumes; None for a temporary one.
+        restart: whether to discard an unfinished run in `work`.
+        progress: progress callback, called after every step with the last metrics.
+
+    Returns:
+        Settings, data, and the metrics before and after.
 
     Raises:
-        ConfigurationError: if teacher and model do not go together, or there is nothing to train.
+        ConfigurationError: if teacher and model do not fit together, or there is nothing to train.
         DataError: if the data cannot be read or used.
         TrainingError: as `collab.training.run.run`.
     """
@@ -100,30 +103,45 @@ def heal(
     )
     kept, held = hold_out(features, max(_PERIOD, -(-len(features) // _HELD_OUT)))
     start = time.perf_counter()
-    batches = row_batches(model, tokenizer, held, options.run.batch_size)
+    rows = RunData(kept, held, lambda batch: collate(model, tokenizer, batch))
+    with temporary_work(work) as folder:
+        healed = _heal(_Pair(model, teacher, tokenizer), rows, options, Work(folder, restart), progress)
+    return Healing(
+        {
+            "step": "heal",
+            "data": summary | {"held_out": len(held)},
+            **healed,
+            "seconds": time.perf_counter() - start,
+            "versions": installed_versions(),
+        }
+    )
+
+
+@dataclass(frozen=True)
+class _Pair:
+    """A converted model, its teacher, and the tokenizer or image processor of both."""
+
+    model: PreTrainedModel
+    teacher: PreTrainedModel
+    tokenizer: Any
+
+    def batches(self, rows: Sequence[Any], size: int) -> list[Batch]:
+        """Features as batches of `size` rows."""
+        return row_batches(self.model, self.tokenizer, list(rows), size)
+
+
+def _heal(pair: _Pair, rows: RunData, options: HealOptions, work: Work, progress: Progress) -> dict[str, Any]:
+    """Trains the model, restores it if that made it worse, and returns settings and metrics for the record."""
+    model, teacher = pair.model, pair.teacher
+    batches = pair.batches(rows.held_out, options.run.batch_size)
     agreed = agreement(teacher, model, batches)
-    with (
-        evaluating(model, teacher),
-        _training_only(model, options.trainable) as parameters,
-        temporary_work(work) as folder,
-    ):
+    with evaluating(model, teacher), _training_only(model, options.trainable) as parameters:
         initial = {name: parameter.detach().clone() for name, parameter in parameters.items()}
         if options.run.learning_rate is None:
-            rate = _learning_rate(model, teacher, tokenizer, list(parameters.values()), kept, held, options.run)
+            rate = _learning_rate(pair, list(parameters.values()), rows, options.run)
             options = replace(options, run=replace(options.run, learning_rate=rate))
-        result = run(
-            DistillationTrainer,
-            model,
-            options.run,
-            folder,
-            train=kept,
-            held_out=held,
-            collate=lambda rows: collate(model, tokenizer, rows),
-            restart=restart,
-            key=f"heal {options} {teacher.name_or_path}",
-            progress=progress,
-            teacher=teacher,
-        )
+        work = replace(work, key=f"heal {options} {teacher.name_or_path}")
+        result = run(DistillationTrainer, model, options.run, rows, work, progress=progress, teacher=teacher)
         before = result.before | (agreed or {})
         after = result.best | (agreement(teacher, model, batches) or {})
         worse = _what_got_worse(before, after)
@@ -132,32 +150,26 @@ def heal(
                 for name, parameter in parameters.items():
                     parameter.copy_(initial[name])
             logger.warning(
-                "Healing did not make the model better on the held-out rows (%s %.5f before, %.5f at best), so it is "
-                "as it was. Give it more or other data, more steps, or a lower learning rate.",
+                "Healing did not improve the model on the held-out rows (%s %.5f before, %.5f at best), so it is left "
+                "unchanged. Use more or other data, more steps, or a lower learning rate.",
                 *worse,
             )
-    return Healing(
-        {
-            "step": "heal",
-            "data": summary | {"held_out": len(held)},
-            "settings": asdict(options),
-            "parameters": sum(map(count_parameters, parameters.values())),
-            "before": before,
-            "after": before if worse else after,
-            "improved": not worse,
-            "steps": result.steps,
-            "best_step": 0 if worse else result.best_step,
-            "evaluations": result.history,
-            "seconds": time.perf_counter() - start,
-            "versions": installed_versions(),
-        }
-    )
+    return {
+        "settings": asdict(options),
+        "parameters": sum(map(count_parameters, parameters.values())),
+        "before": before,
+        "after": before if worse else after,
+        "improved": not worse,
+        "steps": result.steps,
+        "best_step": 0 if worse else result.best_step,
+        "evaluations": result.history,
+    }
 
 
 def _what_got_worse(before: dict[str, Any], after: dict[str, Any]) -> tuple[str, float, float] | None:
-    """A name, and the values before and after, where training brought no lower loss or a higher divergence of answers.
+    """A metric that training did not improve, with its values before and after: the loss, or the divergence of answers.
 
-    The loss is mostly of hidden states. They can come closer while a classifier that had lost little answers otherwise.
+    The loss is mostly of hidden states. They can come closer while the answers of a good classifier diverge more.
     """
     if not after["loss"] < before["loss"]:
         return "loss", before["loss"], after["loss"]
@@ -166,46 +178,37 @@ def _what_got_worse(before: dict[str, Any], after: dict[str, Any]) -> tuple[str,
     return None
 
 
-def _learning_rate(
-    model: PreTrainedModel,
-    teacher: PreTrainedModel,
-    tokenizer: Any,
-    parameters: list[nn.Parameter],
-    train: list[Any],
-    held_out: list[Any],
-    options: RunOptions,
-) -> float:
+def _learning_rate(pair: _Pair, parameters: list[nn.Parameter], rows: RunData, options: RunOptions) -> float:
     """The learning rate to heal with; see `find_learning_rate`."""
     device = device_of(options)
-    for one in (model, teacher):
-        one.eval().to(device)
+    student, teacher = pair.model.eval().to(device), pair.teacher.eval().to(device)
 
-    def taught(rows: list[Any]) -> Iterator[tuple[Any, Batch]]:
-        for part in row_batches(
-            model, tokenizer, rows[:_TRIED], options.batch_size // options.gradient_accumulation_steps
-        ):
+    def taught(features: Sequence[Any]) -> Iterator[tuple[Any, Batch]]:
+        for part in pair.batches(features[:_TRIED], options.batch_size // options.gradient_accumulation_steps):
             batch = on_device(part, device)
             yield answers(teacher, batch), batch
 
     def backward() -> None:
-        for expected, batch in taught(train):
-            distillation_loss(model, teacher, expected, batch)[0].backward()
+        for expected, batch in taught(rows.train):
+            distillation_loss(student, teacher, expected, batch)[0].backward()
 
     with short_of_memory():
-        others = list(taught(held_out))  # once, for all that is tried
-        return find_learning_rate(
-            parameters, backward, lambda: sum(float(distillation_loss(model, teacher, *pair)[0]) for pair in others)
-        )
+        held_out = list(taught(rows.held_out))  # once for all learning rates
+
+        def loss() -> float:
+            return sum(float(distillation_loss(student, teacher, *answered)[0]) for answered in held_out)
+
+        return find_learning_rate(parameters, backward, loss)
 
 
 @contextmanager
 def _training_only(model: PreTrainedModel, trainable: Trainable) -> Iterator[dict[str, nn.Parameter]]:
-    """Has only the chosen parameters require gradients, and nothing dropped, for a while; gives those parameters."""
+    """Lets only the chosen parameters require gradients, without dropout, inside the context; yields them by name."""
     chosen = _chosen(model, trainable)
     if not chosen:
         raise ConfigurationError("The model has no collaborative attention, so there are no new factors to heal.")
     if any(parameter.dtype != torch.float32 for parameter in chosen.values()):
-        raise TrainingError("Healing needs weights in float32: model.float(). Cast them back afterwards.")
+        raise TrainingError("Healing needs weights in float32. Call model.float() first and cast back afterwards.")
     flags = {name: parameter.requires_grad for name, parameter in model.named_parameters()}
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(name in chosen)
@@ -227,4 +230,4 @@ def _chosen(model: PreTrainedModel, trainable: Trainable) -> dict[str, nn.Parame
             prefixes += [f"{name}.{part}" for part in ("query.", "key.", "mixing", "content_bias.", "query_offset")]
         else:
             prefixes += [f"{name}.", f"{layer.output_name(name)}."]
-    return {name: one for name, one in model.named_parameters() if name.startswith(tuple(prefixes))}
+    return {name: parameter for name, parameter in model.named_parameters() if name.startswith(tuple(prefixes))}

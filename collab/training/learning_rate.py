@@ -1,4 +1,4 @@
-"""How fast a model can be healed, found by trying one step."""
+"""Finds the learning rate to heal a model with by trying one step."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ _LOWEST = 2.0**-12 * _HIGHEST
 def find_learning_rate(
     parameters: Iterable[nn.Parameter], backward: Callable[[], None], loss: Callable[[], float]
 ) -> float:
-    """1e-3, halved until Adam's first step does not raise the loss.
+    """Starts from 1e-3 and halves it until Adam's first step does not raise the loss.
 
-    Adam's steps have one size whatever the gradient: in the beginning, the learning rate for every weight, in the
-    direction of the gradient's sign. The closer a model is to its teacher, the smaller the step that brings it closer:
-    1e-3 for the demo checkpoint at R = 64, and 1.6e-5 for a model for STS-B with half of its parameters. A model that
-    is far off gains by larger steps too, but only at first: without 60 % of its heads, one for SST-2 gains by a step of
-    8e-3 and trains best at 1e-3.
+    The size of Adam's steps does not depend on the gradient: the first one changes every weight by the learning rate,
+    in the direction of the gradient's sign. The closer a model is to its teacher, the smaller the step that brings it
+    closer: 1e-3 for the demo checkpoint at R = 64, and 1.6e-5 for an STS-B model with half of its parameters. A model
+    that is far off gains by larger steps too, but only at first: without 60 % of its heads, an SST-2 model gains by a
+    step of 8e-3 and trains best at 1e-3.
 
     Args:
-        parameters: what is trained; as they were, afterwards.
-        backward: adds the gradients of some rows to the parameters'; there are none afterwards.
-        loss: of other rows.
+        parameters: parameters to train; their values are restored.
+        backward: adds the gradients on some rows to the parameters; they are cleared afterwards.
+        loss: returns the loss on other rows.
 
     Returns:
-        From 2⁻¹² to 1 times 1e-3.
+        A learning rate from 2⁻¹² to 1 times 1e-3.
     """
     trained = list(parameters)
     backward()

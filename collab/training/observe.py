@@ -1,4 +1,4 @@
-"""What the attention layers of a native model do while it runs on batches: the material of refinement."""
+"""Recording the inputs and outputs of a native model's attention layers, for refinement."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ from ..models.inputs import on_device
 from ..models.states import evaluating
 from .options import RefineOptions
 
-_PIECE = 512  # tokens that the original runs on at a time, unless one row alone has more
-_CHUNK = 4  # steps' worth of what its layers do that is kept in memory
-_TIMES = 3  # how often that serves: most of the time goes into running the original
+_PIECE = 512  # tokens that the original runs on at a time, unless a single row has more
+_CHUNK = 4  # steps whose recordings are kept in memory
+_TIMES = 3  # uses of each recording: running the original takes most of the time
 
 
 @dataclass(frozen=True)
 class LayerPass:
-    """What one attention layer of the original did in one pass, and what its conversion needs to do the same.
+    """Inputs and output of one attention layer of the original in one pass.
 
     Attributes:
         queries: x, (B, T, D_q).
         keys: y, (B, S, D_k).
         values: (B, S, K).
-        context: what goes into W_O, (B, T, K).
-        mask: as the layer got it.
+        context: input of W_O, (B, T, K).
+        mask: attention mask as passed to the layer.
         position_bias: (1 or B, H, T, S), or None.
-        seen: (B, T, 1), True for queries that are not padding; None if none are.
-        number: of the pass, for a layer that serves several.
+        seen: (B, T, 1), True for queries that are not padding; None without padding.
+        number: index of the pass, for a layer that the model applies several times.
     """
 
     queries: Tensor
@@ -52,11 +52,11 @@ Visit = Callable[[str, LayerPass], None]
 
 
 class _Enough(Exception):  # noqa: N818  # nothing went wrong
-    """Ends a run of the original behind its last attention layer."""
+    """Ends a run of the original after its last attention layer."""
 
 
 class Observer:
-    """Runs a native model and shows what its attention layers do, each while it is running.
+    """Runs a native model and passes the inputs and outputs of its attention layers to a callback.
 
     Args:
         model: a native model.
@@ -70,7 +70,7 @@ class Observer:
         self._inputs: dict[str, dict[str, Any]] = {}
         self._values: dict[str, Tensor] = {}
         self._number: dict[str, int] = {}
-        self._passes: dict[frozenset[str], int] = {}  # in a run, by what the batch has
+        self._passes: dict[frozenset[str], int] = {}  # number in a run, by the names in the batch
         self._left = -1
         self._mask: Tensor | None = None
         self._visit: Visit | None = None
@@ -83,7 +83,7 @@ class Observer:
 
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:
-        """Inside the context, `run` can be called; the model has no dropout there."""
+        """Registers the hooks that `run` needs, and turns dropout off, inside the context."""
         handles = []
         for name, layer in self._layers.items():
             value, output = self.projections(name)
@@ -98,7 +98,7 @@ class Observer:
                 handle.remove()
 
     def run(self, batch: Batch, visit: Visit) -> None:
-        """Runs the model on a batch and shows every pass of every layer to `visit`."""
+        """Runs the model on a batch and calls `visit` for every pass of every layer."""
         moved = on_device(batch, self.model.device)
         mask = moved.get("attention_mask")
         self._mask = None if mask is None or bool(mask.all()) else mask.bool()
@@ -165,7 +165,7 @@ class Observer:
 
 @dataclass(frozen=True)
 class Recording:
-    """What the attention layers of the original did with one batch."""
+    """The passes of the original's attention layers on one batch."""
 
     passes: list[tuple[str, LayerPass]]
     rows: int
@@ -175,7 +175,7 @@ class Recording:
 def recordings(
     watch: Observer, names: Container[str], pieces: Sequence[Batch], options: RefineOptions
 ) -> Iterator[Recording]:
-    """Recordings of all batches in random order, without end: a few steps' worth at a time, several times over."""
+    """Endless recordings of batches in random order: those of a few steps at a time, each used several times."""
     generator = torch.Generator().manual_seed(options.seed)
     drawn = _in_random_order(pieces, generator)
     while True:
@@ -202,14 +202,14 @@ def _record(watch: Observer, names: Container[str], piece: Batch) -> Recording:
 
 
 def _in_random_order(pieces: Sequence[Batch], generator: torch.Generator) -> Iterator[Batch]:
-    """Batches without end, all of them in every round."""
+    """Endless batches in random order, all of them in every round."""
     while True:
         for place in torch.randperm(len(pieces), generator=generator).tolist():
             yield pieces[place]
 
 
 def pieces_of(batches: Sequence[Batch]) -> list[Batch]:
-    """Batches cut into such as take little memory; those that cannot be cut by rows as they are."""
+    """Splits batches by rows to save memory; batches that cannot be split are kept."""
     pieces: list[Batch] = []
     for batch in batches:
         rows = _rows(batch)
@@ -231,7 +231,7 @@ def _rows(batch: Batch) -> int:
 
 
 def _tokens(batch: Batch) -> int:
-    """Tokens that are not padding; what is not text counts one for each row."""
+    """Number of tokens that are not padding; the number of rows if the batch is not text."""
     if not _is_text(batch):
         return _rows(batch)
     mask = batch.get("attention_mask")

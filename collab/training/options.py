@@ -1,4 +1,4 @@
-"""How to train."""
+"""Training settings."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ Trainable = Literal["factors", "attention", "all"]
 
 @dataclass(frozen=True)
 class RunOptions:
-    """What healing and fine-tuning have in common.
+    """Settings that healing and fine-tuning share.
 
     Attributes:
-        learning_rate: the highest; it rises over the first `warmup` of the steps and falls to zero by the last. Healing
-            finds one if it is None (`find_learning_rate`); fine-tuning needs one.
-        batch_size: rows in a step, over all processes and parts together.
-        steps: how many; None to go by `epochs`.
+        learning_rate: peak learning rate, with linear warm-up and linear decay to zero. If None, healing finds one
+            (`find_learning_rate`); fine-tuning needs one.
+        batch_size: rows in a step, over all processes and accumulation steps together.
+        steps: number of steps; None to train for `epochs`.
         epochs: passes over the data, if `steps` is None.
-        warmup: the part of the steps over which the learning rate rises.
-        weight_decay: of AdamW.
-        evaluations: how often the held-out rows are looked at and a checkpoint is written.
-        patience: evaluations without improvement after which training stops; None to go to the end.
+        warmup: fraction of the steps for the warm-up of the learning rate.
+        weight_decay: weight decay of AdamW.
+        evaluations: number of evaluations on the held-out rows, each with a checkpoint.
+        patience: evaluations without improvement after which training stops; None to train to the end.
         precision: ``bfloat16`` and ``float16`` compute in half precision and keep the weights in float32.
-        gradient_accumulation_steps: pieces that a batch is computed in, one after the other, to save memory.
-        gradient_checkpointing: compute activations twice instead of keeping them.
-        device: ``cpu``, or None for a GPU where there is one.
-        seed: of the order of the rows, of dropout and of new weights.
+        gradient_accumulation_steps: number of forward and backward passes that a batch is divided into, to save memory.
+        gradient_checkpointing: whether to recompute activations in the backward pass, to save memory.
+        device: ``cpu`` or ``cuda``; None for a GPU if there is one.
+        seed: random seed of the order of the rows, dropout and new weights.
 
     Raises:
         ConfigurationError: if a value cannot be used.
@@ -58,9 +58,9 @@ class RunOptions:
             if getattr(self, name) is not None and getattr(self, name) < 1:
                 raise ConfigurationError(f"{name} must be at least 1, not {getattr(self, name)}.")
         if (self.learning_rate is not None and not self.learning_rate > 0) or not self.epochs > 0:
-            raise ConfigurationError("The learning rate and the number of epochs must be above 0.")
+            raise ConfigurationError("learning_rate and epochs must be above 0.")
         if not 0 <= self.warmup < 1 or not self.weight_decay >= 0:
-            raise ConfigurationError("warmup must be from 0 to below 1, and weight_decay not below 0.")
+            raise ConfigurationError("warmup must be at least 0 and below 1, and weight_decay at least 0.")
         if self.precision not in DTYPES:
             raise ConfigurationError(f"Unknown precision {self.precision!r}; choose one of {', '.join(DTYPES)}.")
         if self.batch_size % self.gradient_accumulation_steps:
@@ -74,16 +74,15 @@ class RunOptions:
 
 @dataclass(frozen=True)
 class RefineOptions:
-    """How to refine.
+    """Settings of refinement.
 
     Attributes:
-        steps: of Adam, for every layer; 0 for none.
-        rows: in a step, or a few more: batches of fewer rows are used whole.
-        tokens: in a step; it ends before it has `rows` rows once it has as many tokens.
-        learning_rate: of a weight in the first step after the warm-up, as a part of the root mean square of all weights
-            of its matrix; it falls to zero along a cosine. None for 0.02, and for ``tucker``, whose queries and keys
-            meet in a whole core, 0.01.
-        seed: of the order of the batches.
+        steps: steps of Adam for every layer; 0 for none.
+        rows: rows in a step; a few more if they do not divide into batches.
+        tokens: tokens in a step; a step ends before `rows` rows once it has this many.
+        learning_rate: peak learning rate relative to the root mean square of the weights of a matrix, with warm-up and
+            cosine decay to zero. None for 0.02, and for 0.01 in the ``tucker`` form, whose cores are full matrices.
+        seed: random seed of the order of the batches.
 
     Raises:
         ConfigurationError: if a value cannot be used.
@@ -107,14 +106,14 @@ class RefineOptions:
 
 @dataclass(frozen=True)
 class HealOptions:
-    """How to heal.
+    """Settings of healing.
 
     Attributes:
-        trainable: ``factors`` (shared projections, M or cores, content), ``attention`` (with value and output
-            projections) or ``all``.
-        samples: rows at most; one in eight, and at most 512, are held out.
-        max_length: tokens of a row at most; None for as many as the model takes.
-        run: how to train.
+        trainable: parameters to train: ``factors`` (shared projections, M or cores, content), ``attention`` (value and
+            output projections as well) or ``all``.
+        samples: largest number of rows; one in eight, and at most 512, are held out.
+        max_length: largest number of tokens of a row; None for the model's limit.
+        run: training settings.
 
     Raises:
         ConfigurationError: if a value cannot be used.
@@ -127,19 +126,19 @@ class HealOptions:
 
     def __post_init__(self) -> None:
         if self.trainable not in get_args(Trainable):
-            raise ConfigurationError(f"Unknown part {self.trainable!r}; train factors, attention or all.")
+            raise ConfigurationError(f"Unknown trainable {self.trainable!r}; choose factors, attention or all.")
         check_length(self.max_length)
         if self.samples < 2:
-            raise ConfigurationError(f"Healing needs at least 2 rows, one of them to hold out, not {self.samples}.")
+            raise ConfigurationError(f"samples must be at least 2, one of them to hold out, not {self.samples}.")
 
 
 @dataclass(frozen=True)
 class HealRequest:
-    """What to heal a conversion on, before it is written.
+    """Data and settings for healing a conversion before it is saved.
 
     Attributes:
-        source: ``synthetic`` (random vocabulary) or a `DataSource`, which calibrates too if nothing else is asked for.
-        options: training settings.
+        source: ``synthetic`` (random vocabulary) or a `DataSource`, which is also used for calibration by default.
+        options: settings of healing.
     """
 
     source: Literal["synthetic"] | DataSource
@@ -148,13 +147,13 @@ class HealRequest:
 
 @dataclass(frozen=True)
 class FinetuneOptions:
-    """How to fine-tune.
+    """Settings of fine-tuning.
 
     Attributes:
-        max_length: tokens of a row at most; None for as many as the model takes.
-        distill: how much the teacher's answers count beside the labels, from 0 to 1; of no meaning without a teacher.
-        dropout: set every dropout probability to this; None to leave the model's own.
-        run: how to train.
+        max_length: largest number of tokens of a row; None for the model's limit.
+        distill: weight of the distillation loss, from 0 to 1, beside that of the labels; ignored without a teacher.
+        dropout: dropout probability of all layers; None for the model's own.
+        run: training settings.
 
     Raises:
         ConfigurationError: if a value cannot be used.
@@ -170,4 +169,4 @@ class FinetuneOptions:
         if not 0 <= self.distill <= 1:
             raise ConfigurationError(f"distill must be from 0 to 1, not {self.distill}.")
         if self.dropout is not None and not 0 <= self.dropout < 1:
-            raise ConfigurationError(f"dropout must be from 0 to below 1, not {self.dropout}.")
+            raise ConfigurationError(f"dropout must be at least 0 and below 1, not {self.dropout}.")

@@ -1,10 +1,10 @@
-"""Refinement: every attention layer of a conversion trained alone, on the original's inputs to it.
+"""Refinement: every converted attention layer is trained separately, on the original's inputs to it.
 
-A conversion solves each layer in closed form for its scores. What the rest of the model sees is the layer's output
+A conversion solves each layer for its scores. The rest of the model depends on the layer's output
 o = [z_1 … z_H] W_O, so the new factors are trained for it: Adam on the relative squared error ‖(ẑ - z) W_O‖²/‖z W_O‖²,
-the denominator about the mean, over tokens that are not padding. Values and W_O are the original's. Nothing goes back
-through the feed-forward layers or from layer to layer: running the original costs more than training. So what it does
-on a few steps' rows is kept and serves several times, which bounds the memory whatever the number of rows.
+the denominator about the mean, over tokens that are not padding. Values and W_O are the original's. No gradients flow
+through the feed-forward layers or between layers, so running the original costs more than training. Its activations on
+the rows of a few steps are therefore kept and used several times, which bounds the memory for any number of rows.
 """
 
 from __future__ import annotations
@@ -44,18 +44,18 @@ _WARM_UP = 10  # steps
 _BETAS = (0.9, 0.99)
 _RATES = {"concat": 0.02, "cp": 0.02, "tucker": 0.01}
 _EXACT = 1e-9  # relative squared errors below this are rounding
-_ALIKE = 1e-6  # as is a spread below this part of the mean square
+_ALIKE = 1e-6  # relative to the mean square, a spread below this is rounding
 
 
 @dataclass(frozen=True)
 class LayerRefinement:
-    """What refinement did to one layer.
+    """Result of refining one layer.
 
     Attributes:
-        before: relative squared error of the attention output on the held-out rows; where the weights serve several
-            passes, the mean over these.
-        after: the same with the weights that training ended with.
-        kept: whether the layer has these weights. If not, it is as it was.
+        before: relative squared error of the attention output on the held-out rows; the mean over passes if the model
+            applies the layer several times.
+        after: the same with the trained weights.
+        kept: whether the layer has the trained weights; if not, it is unchanged.
     """
 
     before: float
@@ -64,18 +64,18 @@ class LayerRefinement:
 
     @property
     def error(self) -> float:
-        """Of the layer as it is now."""
+        """Error of the layer with the weights that it has now."""
         return self.after if self.kept else self.before
 
 
 @dataclass(frozen=True)
 class Refinement:
-    """What `refine` did.
+    """Result of `refine`.
 
     Attributes:
-        layers: by module name, in the order of the model; without those that have no heads left.
-        options: how.
-        seconds: time taken.
+        layers: results by module name, in the order of the model; without layers that have no heads.
+        options: settings.
+        seconds: wall-clock time.
     """
 
     layers: dict[str, LayerRefinement]
@@ -88,7 +88,7 @@ class Refinement:
         return any(layer.kept for layer in self.layers.values())
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON values."""
+        """The result as JSON values."""
         return asdict(self)
 
 
@@ -102,26 +102,28 @@ def refine(
     accept: Accept | None = None,
     progress: Progress = no_progress,
 ) -> Refinement:
-    """Trains the new factors of every layer, in place, until its attention output is as near the original's as it gets.
+    """Trains the new factors of every layer, in place, so that its attention output comes closer to the original's.
 
-    A layer keeps its new weights only if its error on the held-out batches fell; otherwise it is as it was. Nothing
-    else of either model changes. It computes in float32 whatever the models are in.
+    A layer keeps its new weights only if its error on the held-out batches fell. Nothing else in either model changes.
+    Computes in float32 whatever the dtype of the models.
 
     Args:
         model: the converted model.
-        original: what it was converted from.
-        batches: keyword arguments for the original, to train on.
-        held_out: the same, to judge by; None to hold out every eighth of `batches`.
-        options: how.
-        accept: asked about a layer that came closer, with its name and a copy that has the new weights, in float32;
-            without its consent the layer stays as it was. None to accept all.
-        progress: called after every step.
+        original: the model that it was converted from.
+        batches: batches to train on, keyword arguments of the original.
+        held_out: batches to evaluate on; None to hold out every eighth of `batches`.
+        options: settings.
+        accept: called with the name of a layer whose error fell, and a copy with the new weights in float32; if it
+            returns False, the layer is left unchanged. None to accept all.
+        progress: progress callback, called after every step.
+
+    Returns:
+        The errors of every layer before and after.
 
     Raises:
-        ConfigurationError: if the models do not go together, or the converted one's values are not the original's any
-            more.
+        ConfigurationError: if the models do not fit together, or the converted model's values were changed.
         NotConvertedError: if the model is not a converted one.
-        DataError: if there is nothing to train on or to judge by.
+        DataError: if there is nothing to train or to evaluate on.
     """
     options = options or RefineOptions()
     start = time.perf_counter()
@@ -131,10 +133,7 @@ def refine(
     check_comparable(model, original)
     if options.steps == 0:
         return Refinement({}, options, 0.0)
-    train, judge = (batches, held_out) if held_out is not None or not batches else hold_out(list(batches), _PERIOD)
-    if not train or not judge:
-        raise DataError("Refinement needs batches to train on and others to judge by; give at least two.")
-
+    train, judge = _divided(batches, held_out)
     watch = Observer(original, require_family(original.config))
     learners = {
         name: _Learner(layer, *watch.projections(name), original.config.num_attention_heads)
@@ -148,26 +147,41 @@ def refine(
         _train(watch, trained, pieces_of(train), options, progress)
         for learner in trained.values():
             learner.round()
-        after = before | _measure(watch, trained, held_pieces)  # of layers that are exact, nothing is new
+        after = before | _measure(watch, trained, held_pieces)  # unchanged for layers that are exact
     results = {}
     for name, learner in learners.items():
-        kept = after[name] < before[name] and (accept is None or accept(name, learner.layer))
-        results[name] = LayerRefinement(before[name], after[name], kept)
-        logger.info(
-            "%s: output error %.5f, refined %.5f%s", name, before[name], after[name], "" if kept else ", undone"
-        )
-        if kept:
-            learner.store(layers[name])
+        results[name] = _keep_if_better(name, learner, layers[name], (before[name], after[name]), accept)
     return Refinement(results, options, time.perf_counter() - start)
 
 
+def _divided(batches: Sequence[Batch], held_out: Sequence[Batch] | None) -> tuple[Sequence[Batch], Sequence[Batch]]:
+    """Batches to train and to evaluate on."""
+    if held_out is None and batches:
+        batches, held_out = hold_out(list(batches), _PERIOD)
+    if not batches or not held_out:
+        raise DataError("Refinement needs at least two batches, one of them to hold out.")
+    return batches, held_out
+
+
+def _keep_if_better(
+    name: str, learner: _Learner, layer: CollaborativeAttention, errors: tuple[float, float], accept: Accept | None
+) -> LayerRefinement:
+    """Stores the trained weights in the layer if its error fell and `accept` agrees."""
+    before, after = errors
+    kept = after < before and (accept is None or accept(name, learner.layer))
+    logger.info("%s: output error %.5f, refined %.5f%s", name, before, after, "" if kept else ", undone")
+    if kept:
+        learner.store(layer)
+    return LayerRefinement(before, after, kept)
+
+
 def _implementation(model: PreTrainedModel) -> str:
-    """The fused kernel, whose masks every collaborative layer takes, unless the config wants weights as well."""
+    """``sdpa``, whose masks every collaborative layer accepts, unless the config asks for attention weights."""
     return "eager" if model.config.output_attentions or not model._supports_sdpa else "sdpa"
 
 
 class _Errors:
-    """Sums of squared errors of one layer in one pass, and of what they are relative to.
+    """Sums of squared errors of one layer in one pass, and of the squares that they are relative to.
 
     Args:
         gram: W_O W_Oᵀ, (H·d, H·d).
@@ -188,7 +202,7 @@ class _Errors:
 
     @property
     def spread(self) -> float:
-        """Mean ‖(z - z̄) W_O‖² of a token; where all tokens are alike, mean ‖z W_O‖²."""
+        """Mean ‖(z - z̄) W_O‖² of a token, or mean ‖z W_O‖² if all tokens are equal."""
         mean = self._total / self._tokens  # (H·d,)
         square = self._square / self._tokens
         about_mean = square - float(mean @ self._gram.double() @ mean)
@@ -201,12 +215,12 @@ class _Errors:
 
 
 class _Learner:
-    """One layer's factors in float32 while they are trained.
+    """A copy of one layer in float32, to train its factors.
 
     Args:
-        layer: of the converted model; left as it is.
+        layer: the layer of the converted model, which is not changed.
         native_value: the original's value projection.
-        native_output: the original's W_O.
+        native_output: the original's output projection W_O.
         total_heads: the original's number of heads.
 
     Raises:
@@ -227,8 +241,8 @@ class _Learner:
         native = self._of_heads(native_value.weight.detach().mT).mT  # (H·d, D_k)
         if not torch.equal(native.to(value.weight), value.weight):
             raise ConfigurationError(
-                "The model's values are not its original's any more, so its layers cannot be refined one by one. "
-                "Refine before training anything else, or heal instead."
+                "The model's value projections differ from the original's, so its layers cannot be refined separately. "
+                "Refine before other training, or heal instead."
             )
         self._parameters = [
             parameter for name, parameter in self.layer.named_parameters() if name.partition(".")[0] in FACTORS
@@ -238,7 +252,7 @@ class _Learner:
         self._sums: dict[int, _Errors] = {}
 
     def _of_heads(self, tensor: Tensor) -> Tensor:
-        """The columns (…, K) of the heads that there are, (…, H·d)."""
+        """Selects the columns of the layer's heads, (…, K) → (…, H·d)."""
         if self._heads is None:
             return tensor
         return tensor.unflatten(-1, self._shape)[..., self._heads, :].flatten(-2)
@@ -270,7 +284,7 @@ class _Learner:
             sums.add(difference, context.masked_fill(~shown.seen, 0.0), int(shown.seen.sum()))
 
     def measured(self) -> float:
-        """The mean over passes of the relative error of all that was measured; the sums are used up."""
+        """The relative error of everything measured, the mean over passes; resets the sums."""
         passes = [self._sums[number] for number in sorted(self._sums)]
         self._sums = {}
         self._spreads = [errors.spread for errors in passes]
@@ -282,20 +296,20 @@ class _Learner:
         groups = []
         for parameter in self._parameters:
             parameter.requires_grad_(True)
-            # Content biases, projections and cores differ a hundredfold in size.
+            # The sizes of content biases, projections and cores differ by a factor of a hundred.
             highest = rate * float(parameter.detach().square().mean().sqrt())
             groups.append({"params": [parameter], "lr": highest, "highest": highest})
         self._optimizer = torch.optim.Adam(groups, betas=_BETAS)
 
     def learn(self, shown: LayerPass) -> None:
-        """Adds the gradient of one pass: of its squared error, relative to the spread."""
+        """Adds the gradient of one pass's squared error, relative to the spread."""
         with torch.enable_grad():
             context, difference = self._difference(shown)
-        # ∂‖d W_O‖²/∂d = 2 d W_O W_Oᵀ: going back through W_O by hand saves a product.
+        # ∂‖d W_O‖²/∂d = 2 d W_O W_Oᵀ: writing out this gradient saves a product.
         context.backward(difference @ self.gram * (2 / (self._spreads[shown.number] * len(self._spreads))))
 
     def step(self, rate: float, tokens: int) -> None:
-        """One step of Adam on what was learned from so many tokens."""
+        """One step of Adam; `tokens` is the number of tokens that the gradients are sums over."""
         assert self._optimizer is not None
         for group in self._optimizer.param_groups:
             group["lr"] = group["highest"] * rate
@@ -306,7 +320,7 @@ class _Learner:
         self._optimizer.zero_grad()
 
     def round(self) -> None:
-        """Ends training, and rounds the factors to what the model will store."""
+        """Ends training, and rounds the factors to the dtype of the model."""
         self._optimizer = None
         for parameter in self._parameters:
             parameter.requires_grad_(False)

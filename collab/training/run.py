@@ -1,7 +1,7 @@
-"""One training run by transformers' `Trainer`, made safe: it resumes, stops at a bad loss, and says what helps.
+"""A training run with transformers' `Trainer` that can be resumed, and stops when the loss becomes NaN or infinite.
 
-Everything unfinished is in a working folder: checkpoints that load like exports do, and `run.json`, which says what run
-they belong to. A checkpoint counts once it is whole, which a marker file in it says.
+The work folder of an unfinished run holds checkpoints that load like exports, and `run.json`, which identifies the run.
+A checkpoint is valid once it contains a marker file.
 """
 
 from __future__ import annotations
@@ -45,15 +45,49 @@ if importlib.util.find_spec("accelerate") is None:
 
 
 @dataclass(frozen=True)
-class RunResult:
-    """A finished run. The model it was given holds the best weights found.
+class RunData:
+    """What a run is trained and evaluated on.
 
     Attributes:
-        before: what the held-out rows showed before the first step.
-        best: the same for the best checkpoint.
-        best_step: the step it was written at.
-        steps: steps done.
-        history: what every evaluation showed, with its step.
+        train: features of the training rows.
+        held_out: features of the rows to evaluate on.
+        collate: makes a batch of features.
+        best_by: the metric that selects the best checkpoint.
+        greater_is_better: whether larger values of it are better.
+    """
+
+    train: Sequence[dict[str, Any]]
+    held_out: Sequence[dict[str, Any]]
+    collate: Callable[[list[dict[str, Any]]], dict[str, Any]]
+    best_by: str = "loss"
+    greater_is_better: bool = False
+
+
+@dataclass(frozen=True)
+class Work:
+    """Where a run keeps its unfinished work.
+
+    Attributes:
+        folder: the work folder.
+        restart: whether to discard an unfinished run in it.
+        key: what the run depends on besides model, data and options, such as the teacher.
+    """
+
+    folder: Path
+    restart: bool = False
+    key: str = ""
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """Result of a finished run, which leaves the weights of the best checkpoint in the model.
+
+    Attributes:
+        before: metrics on the held-out rows before the first step.
+        best: metrics of the best checkpoint.
+        best_step: step of the best checkpoint.
+        steps: number of steps.
+        history: metrics of every evaluation, with its step.
     """
 
     before: dict[str, float]
@@ -64,7 +98,7 @@ class RunResult:
 
 
 class GuardedTrainer(Trainer):
-    """A `Trainer` that stops at a loss that is not a number, before it spoils the weights."""
+    """A `Trainer` that stops when the loss becomes NaN or infinite, before it spoils the weights."""
 
     loss_is_scaled_for_ga = False
 
@@ -77,7 +111,7 @@ class GuardedTrainer(Trainer):
         return self._sampler
 
     def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:
-        """Every row that is held out: only training leaves out a last, smaller batch."""
+        """Batches of all held-out rows: only training drops a smaller last batch."""
         dropping, self.args.dataloader_drop_last = self.args.dataloader_drop_last, False
         try:
             return super().get_eval_dataloader(eval_dataset)
@@ -85,27 +119,27 @@ class GuardedTrainer(Trainer):
             self.args.dataloader_drop_last = dropping
 
     def training_step(self, model: Any, inputs: dict[str, Any], num_items_in_batch: Any = None) -> Tensor:
-        """One step; TrainingError if its loss is NaN or infinite."""
+        """One step; raises a TrainingError if its loss is NaN or infinite."""
         loss = super().training_step(model, inputs, num_items_in_batch)
         bad = self.accelerator.reduce((~loss.isfinite()).any().float(), reduction="sum")  # in any process
         if float(bad) > 0:
             kept = newest_checkpoint(Path(str(self.args.output_dir)))
             raise TrainingError(
                 f"The loss is not a number (NaN or infinite) at step {self.state.global_step + 1}. "
-                f"{f'The last good state is in {kept}. ' if kept else ''}Lower --learning-rate, or compute in float32 "
-                "or bfloat16; then start anew with --restart."
+                f"{f'The last good checkpoint is {kept}. ' if kept else ''}Lower learning_rate, or use precision "
+                "float32 or bfloat16; then start again with restart=True (--restart)."
             )
         return loss
 
 
 class _Marker(TrainerCallback):
-    """Marks checkpoints that are whole, and sees to it that the last step is evaluated and kept."""
+    """Marks complete checkpoints, and has the last step evaluated and saved."""
 
     def __init__(self, sampler: LengthSampler) -> None:
         self._sampler = sampler
 
     def on_epoch_begin(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
-        # transformers and accelerate do not reach it in several processes.
+        # transformers and accelerate do not set it in several processes.
         self._sampler.set_epoch(state.global_step // self._sampler.steps)
 
     def on_step_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> TrainerControl:
@@ -116,7 +150,7 @@ class _Marker(TrainerCallback):
     def on_save(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         if state.is_world_process_zero:
             work, name = Path(args.output_dir), f"checkpoint-{state.global_step}"
-            (work / name / "training_args.bin").unlink(missing_ok=True)  # a pickle that nobody reads
+            (work / name / "training_args.bin").unlink(missing_ok=True)  # an unused pickle
             (work / name / WHOLE).touch()
             drop_other_checkpoints(work, name, state.best_model_checkpoint)
 
@@ -140,76 +174,76 @@ def run(
     trainer_class: type[GuardedTrainer],
     model: PreTrainedModel,
     options: RunOptions,
-    work: Path,
+    data: RunData,
+    work: Work,
     *,
-    train: Sequence[dict[str, Any]],
-    held_out: Sequence[dict[str, Any]],
-    collate: Callable[[list[dict[str, Any]]], dict[str, Any]],
-    best_by: str = "loss",
-    greater_is_better: bool = False,
-    restart: bool = False,
-    key: str = "",
     progress: Progress = no_progress,
     **trainer_arguments: Any,
 ) -> RunResult:
-    """Trains a model in place, or finishes what an interrupted run with the same settings began.
+    """Trains a model in place, or resumes an interrupted run with the same settings.
 
-    Rows that do not fill a batch are left out of an epoch, so that a step sees the same rows whatever the number of
+    Rows that do not fill a batch are dropped from an epoch, so that a step sees the same rows whatever the number of
     processes.
 
     Args:
-        trainer_class: computes the loss.
-        model: what to train; parameters that do not require gradients stay.
-        options: how.
-        work: the working folder.
-        train: features of the rows to learn from.
-        held_out: features of the rows to judge by.
-        collate: makes a batch of features.
-        best_by: the metric that the best checkpoint has.
-        greater_is_better: whether more of it is better.
-        restart: forget an unfinished run in `work`.
-        key: what the run depends on besides, such as the teacher.
-        progress: called after every step.
-        trainer_arguments: for `trainer_class`.
+        trainer_class: the trainer, which computes the loss.
+        model: model to train; parameters that do not require gradients are not changed.
+        options: training settings.
+        data: rows to train and to evaluate on.
+        work: where unfinished work is kept.
+        progress: progress callback, called after every step.
+        trainer_arguments: further arguments of `trainer_class`.
+
+    Returns:
+        The metrics before training and of the best checkpoint.
 
     Raises:
-        TrainingError: if the loss is not a number, memory is short, or `work` holds the unfinished run of other
-            settings or data.
-        DeviceError: if the device is not there.
+        TrainingError: if the loss becomes NaN or infinite, memory is short, or the work folder holds an unfinished run
+            with other settings or data.
+        DeviceError: if the device is not available.
     """
-    arguments = _arguments(options, work, len(train), best_by, greater_is_better)
-    sampler = LengthSampler([length_of(row) for row in train], options.batch_size, options.seed)
+    arguments = _arguments(options, data, work.folder)
+    sampler = LengthSampler([length_of(row) for row in data.train], options.batch_size, options.seed)
     callbacks = [_Marker(sampler), _Reporter(progress)]
     if options.patience is not None:
         callbacks.append(EarlyStoppingCallback(options.patience))
-    fingerprint = _fingerprint(model, options, train, held_out, key)
+    fingerprint = _fingerprint(model, options, data, work.key)
     with _as_it_was(model, options.gradient_checkpointing), short_of_memory():
         trainer = trainer_class(
             model=model,
             args=arguments,
-            train_dataset=list(train),
-            eval_dataset=sorted(held_out, key=length_of),  # little padding
-            data_collator=collate,
+            train_dataset=list(data.train),
+            eval_dataset=sorted(data.held_out, key=length_of),  # little padding
+            data_collator=data.collate,
             callbacks=callbacks,
             sampler=sampler,
             **trainer_arguments,
         )
         trainer.remove_callback(PrinterCallback)
-        with trainer.args.main_process_first(local=False, desc="working folder"):
-            before = open_work(work, fingerprint, restart)
+        with trainer.args.main_process_first(local=False, desc="work folder"):
+            before = open_work(work.folder, fingerprint, work.restart)
         if before is None:
             before = _numbers(trainer.evaluate())
             if trainer.is_world_process_zero():
-                record_start(work, fingerprint, before)
-        set_seed(options.seed + trainer.args.process_index)  # each process drops other activations
-        last = newest_checkpoint(work)
-        if last is not None:
-            logger.warning("Going on from %s.", last)
-        if last is not None and _is_finished(last, arguments.max_steps, options.patience):
-            trainer.state = TrainerState.load_from_json(str(last / "trainer_state.json"))
-            trainer._load_best_model()
-        else:
-            trainer.train(resume_from_checkpoint=str(last) if last else None)
+                record_start(work.folder, fingerprint, before)
+        set_seed(options.seed + trainer.args.process_index)  # different dropout in each process
+        _train_or_resume(trainer, newest_checkpoint(work.folder), options.patience)
+    return _result(trainer, before, data.best_by)
+
+
+def _train_or_resume(trainer: Trainer, last: Path | None, patience: int | None) -> None:
+    """Trains from the start or from the last checkpoint; only loads the best weights if that was the end."""
+    if last is not None:
+        logger.warning("Resuming from %s.", last)
+    if last is not None and _is_finished(last, trainer.args.max_steps, patience):
+        trainer.state = TrainerState.load_from_json(str(last / "trainer_state.json"))
+        trainer._load_best_model()
+    else:
+        trainer.train(resume_from_checkpoint=str(last) if last else None)
+
+
+def _result(trainer: Trainer, before: dict[str, float], best_by: str) -> RunResult:
+    """The metrics in a trainer's log, beside those before the first step."""
     log = trainer.state.log_history
     history = [{"step": entry["step"]} | _numbers(entry) for entry in log if f"eval_{best_by}" in entry]
     best_step = trainer.state.best_global_step or trainer.state.global_step
@@ -225,7 +259,7 @@ def run(
 
 @contextlib.contextmanager
 def _as_it_was(model: PreTrainedModel, checkpointing: bool) -> Iterator[None]:
-    """Takes back what `Trainer` and accelerate leave on a model: a wrapped forward, settings, gradients."""
+    """Undoes what `Trainer` and accelerate leave on a model: a wrapped forward, settings, gradients."""
     cached = getattr(model.config, "use_cache", None)
     if checkpointing:
         _checkpointing(model, "enable")
@@ -245,7 +279,7 @@ def _as_it_was(model: PreTrainedModel, checkpointing: bool) -> Iterator[None]:
 
 
 def _is_finished(checkpoint: Path, steps: int, patience: int | None) -> bool:
-    """Whether a run had done all that it was to do when it was interrupted."""
+    """Whether a run was interrupted after its last step."""
     state = TrainerState.load_from_json(str(checkpoint / "trainer_state.json"))
     measured = [entry["step"] for entry in state.log_history if any(name.startswith("eval_") for name in entry)]
     waited = sum(step > (state.best_global_step or 0) for step in measured)
@@ -253,7 +287,7 @@ def _is_finished(checkpoint: Path, steps: int, patience: int | None) -> bool:
 
 
 def _checkpointing(model: PreTrainedModel, what: str) -> None:
-    """Turns gradient checkpointing on or off, by its newer name where transformers has it."""
+    """Turns gradient checkpointing on or off (``enable`` or ``disable``), under its newer name if it exists."""
     for name in ("activation", "gradient"):
         if hasattr(model, f"{name}_checkpointing_{what}"):
             getattr(model, f"{name}_checkpointing_{what}")()
@@ -261,32 +295,33 @@ def _checkpointing(model: PreTrainedModel, what: str) -> None:
 
 
 def device_of(options: RunOptions) -> torch.device:
-    """What this process trains on; DeviceError if it is not there."""
+    """The device that this process trains on; raises a DeviceError if it is not available."""
     cuda = torch.cuda.is_available()
     if options.device == "cuda" and not cuda:
-        raise DeviceError("There is no CUDA device here. Leave --device away to train on the CPU.")
+        raise DeviceError("No CUDA device found. Use device=None or 'cpu' (--device).")
     return torch.device("cpu") if options.device == "cpu" or not cuda else torch.device("cuda", local_rank())
 
 
-def _arguments(options: RunOptions, work: Path, rows: int, best_by: str, greater_is_better: bool) -> TrainingArguments:
+def _arguments(options: RunOptions, data: RunData, folder: Path) -> TrainingArguments:
     cpu = device_of(options).type == "cpu"
     if options.precision == "float16" and cpu:
-        raise ConfigurationError("float16 trains on a GPU only. Choose bfloat16 or float32.")
+        raise ConfigurationError("float16 trains on a GPU only. Use precision bfloat16 or float32.")
     pieces = options.gradient_accumulation_steps
     if options.batch_size % (processes() * pieces):
         raise ConfigurationError(
             f"A batch of {options.batch_size} rows cannot be divided among {processes()} processes with {pieces} "
-            "accumulation steps each. Give a --batch-size that can."
+            "accumulation steps each. Use another batch_size."
         )
     if options.precision == "bfloat16" and not cpu and not torch.cuda.is_bf16_supported():
-        raise ConfigurationError("This GPU does not compute in bfloat16. Choose float16 or float32.")
+        raise ConfigurationError("This GPU does not support bfloat16. Use precision float16 or float32.")
     if options.learning_rate is None:
-        raise ConfigurationError("Say how fast to learn: learning_rate, for example 5e-5.")
+        raise ConfigurationError("learning_rate is missing; use for example 5e-5.")
+    rows = len(data.train)
     per_epoch = max(1, rows // options.batch_size)
     steps = options.steps or max(1, math.ceil(per_epoch * options.epochs))
     interval = max(1, steps // options.evaluations)
     arguments = TrainingArguments(
-        output_dir=str(work),
+        output_dir=str(folder),
         max_steps=steps,
         per_device_train_batch_size=options.batch_size // processes() // options.gradient_accumulation_steps,
         per_device_eval_batch_size=min(64, max(8, options.batch_size // options.gradient_accumulation_steps)),
@@ -302,8 +337,8 @@ def _arguments(options: RunOptions, work: Path, rows: int, best_by: str, greater
         save_strategy="steps",
         save_steps=interval,
         load_best_model_at_end=True,
-        metric_for_best_model=best_by,
-        greater_is_better=greater_is_better,
+        metric_for_best_model=data.best_by,
+        greater_is_better=data.greater_is_better,
         logging_strategy="no",
         logging_nan_inf_filter=False,
         seed=options.seed,
@@ -317,20 +352,18 @@ def _arguments(options: RunOptions, work: Path, rows: int, best_by: str, greater
         ddp_find_unused_parameters=False,
         restore_callback_states_from_checkpoint=options.patience is not None,
     )
-    # Several GPUs are for several processes; in one, transformers would copy the model to all and multiply the batch.
+    # Several GPUs need several processes; in a single one, transformers would replicate model and multiply the batch.
     arguments._n_gpu = min(1, arguments.n_gpu)
     return arguments
 
 
-def _fingerprint(
-    model: PreTrainedModel, options: RunOptions, train: Sequence[Any], held_out: Sequence[Any], key: str
-) -> str:
-    """What a run depends on."""
+def _fingerprint(model: PreTrainedModel, options: RunOptions, data: RunData, key: str) -> str:
+    """A hash of everything that a run depends on."""
     digest = hashlib.sha256(json.dumps([asdict(options), key]).encode())
     for name, tensor in sorted(model.state_dict().items()):
         digest.update(f"{name}{tuple(tensor.shape)}".encode())
         digest.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
-    for rows in (train, held_out):
+    for rows in (data.train, data.held_out):
         for row in rows:
             for name in sorted(row):
                 value = row[name]
@@ -341,25 +374,25 @@ def _fingerprint(
 def _numbers(metrics: dict[str, Any]) -> dict[str, float]:
     """The metrics of an evaluation, without its timings."""
     dropped = ("runtime", "samples_per_second", "steps_per_second", "model_preparation_time")
-    found = {name.removeprefix("eval_"): value for name, value in metrics.items() if name.startswith("eval_")}
-    return {name: float(value) for name, value in found.items() if name not in dropped}
+    evaluated = {name.removeprefix("eval_"): value for name, value in metrics.items() if name.startswith("eval_")}
+    return {name: float(value) for name, value in evaluated.items() if name not in dropped}
 
 
 @contextlib.contextmanager
 def short_of_memory() -> Iterator[None]:
-    """Says what helps where memory runs out, as a TrainingError."""
+    """Turns an out-of-memory error into a TrainingError that says what helps."""
     try:
         yield
     except (torch.OutOfMemoryError, MemoryError) as error:
-        raise TrainingError(_TOO_LITTLE) from error
+        raise TrainingError(_SHORT_OF_MEMORY) from error
     except RuntimeError as error:
         if "can't allocate memory" in str(error):
-            raise TrainingError(_TOO_LITTLE) from error
+            raise TrainingError(_SHORT_OF_MEMORY) from error
         raise
 
 
-_TOO_LITTLE = (
-    "There is too little memory. What helps, in this order: --gradient-accumulation-steps 4 (a step in smaller "
-    "pieces), --gradient-checkpointing (slower), --precision bfloat16, a shorter --max-length, a smaller "
-    "--batch-size. What was done is kept, but other settings start anew with --restart."
+_SHORT_OF_MEMORY = (
+    "There is too little memory. In this order, try gradient_accumulation_steps=4 (--gradient-accumulation-steps 4), "
+    "gradient_checkpointing (slower), precision bfloat16, a shorter max_length, a smaller batch_size. Checkpoints are "
+    "kept, but other settings need restart=True (--restart)."
 )

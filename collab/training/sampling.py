@@ -1,4 +1,4 @@
-"""The order of the rows in training."""
+"""The order of the training rows."""
 
 from __future__ import annotations
 
@@ -11,16 +11,15 @@ _POOL = 32
 
 
 class LengthSampler(Sampler[int]):
-    """Rows in random order, those of like length in the same batch, so that little is padding.
+    """Samples rows in random order, with rows of similar length in the same batch to reduce padding.
 
-    A pass leaves out the rows that do not fill a batch, other ones every time.
-
-    The order depends on the seed and the epoch alone: not on the number of processes, nor on what ran before.
+    An epoch drops the rows that do not fill a batch, different ones each time. The order depends only on the seed and
+    the epoch, not on the number of processes or on earlier steps.
 
     Args:
-        lengths: tokens of every row.
+        lengths: number of tokens of each row.
         batch_size: rows in a step.
-        seed: of the order.
+        seed: random seed of the order.
     """
 
     def __init__(self, lengths: Sequence[int], batch_size: int, seed: int) -> None:
@@ -30,12 +29,12 @@ class LengthSampler(Sampler[int]):
         self._epoch = 0
 
     def set_epoch(self, epoch: int) -> None:
-        """Chooses the order of another pass over the rows."""
+        """Sets the epoch, which determines the order."""
         self._epoch = epoch
 
     @property
     def steps(self) -> int:
-        """Batches in a pass over the rows."""
+        """Number of batches in an epoch."""
         return max(1, len(self._lengths) // self._batch_size)
 
     def __len__(self) -> int:

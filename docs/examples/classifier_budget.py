@@ -76,10 +76,11 @@ for option in plan.options:
 
 # 4. Convert: at most 35 % of the query/key parameters, in the form with the lowest
 #    predicted error, with the ranks divided among the layers. `max_error=0.2`
-#    instead of `params=0.35` would set the error and not the size.
+#    instead of `params=0.35` would set the error and not the size. `refine="none"`:
+#    16 sentences are too few to train the layers on.
 conversion = collab.convert(
     classifier,
-    collab.ConversionConfig(params=0.35, form="auto", compare=False),
+    collab.ConversionConfig(params=0.35, form="auto", refine="none", compare=False),
     calibration=calibration,
 )
 layers = conversion.report.layers
