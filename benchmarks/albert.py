@@ -42,13 +42,13 @@ def reactions(limit: int = 256) -> tuple[list[list[int]], int]:
 
 def batches(rows: list[list[int]], size: int = 8) -> list[Batch]:
     """Padded batches, rows of like length together."""
-    rows, found = sorted(rows, key=len), []
+    rows, padded = sorted(rows, key=len), []
     for start in range(0, len(rows), size):
         piece = rows[start : start + size]
         longest = max(map(len, piece))
         ids = torch.tensor([row + [0] * (longest - len(row)) for row in piece])
-        found.append({"input_ids": ids, "attention_mask": (ids != 0).long()})
-    return found
+        padded.append({"input_ids": ids, "attention_mask": (ids != 0).long()})
+    return padded
 
 
 def masked(batch: Batch, mask: int, generator: torch.Generator) -> tuple[Batch, Tensor]:
@@ -89,7 +89,7 @@ def main() -> None:
         "synthetic": collab.calibrate(original, options=collab.CalibrationOptions(samples=512)),
         "reactions": collab.calibrate(original, data),
     }
-    found = [
+    results = [
         {"form": "original", "rank": 256, "calibration": "", "query_key_ratio": 1.0} | judge(original, original, test)
     ]
     for rank in RANKS:
@@ -98,7 +98,7 @@ def main() -> None:
                 config = collab.ConversionConfig(rank=rank, form=form)
                 conversion = collab.convert(original, config, calibration=calibration)
                 layer = conversion.report.layers[0]
-                found.append(
+                results.append(
                     {
                         "form": form,
                         "rank": rank,
@@ -109,21 +109,21 @@ def main() -> None:
                     }
                     | judge(conversion.model.eval(), original, test)
                 )
-                print(found[-1], flush=True)
+                print(results[-1], flush=True)
     cells = [
         [
-            one["form"],
-            str(one["rank"]),
-            one["calibration"],
-            f"{one['query_key_ratio']:.3f}",
-            f"{one['held_out_error']:.4f}" if one.get("held_out_error") else "",
-            f"{one['accuracy']:.4f}",
-            f"{one['kl']:.4f}",
+            row["form"],
+            str(row["rank"]),
+            row["calibration"],
+            f"{row['query_key_ratio']:.3f}",
+            f"{row['held_out_error']:.4f}" if row.get("held_out_error") else "",
+            f"{row['accuracy']:.4f}",
+            f"{row['kl']:.4f}",
         ]
-        for one in found
+        for row in results
     ]
     headings = ["form", "R of 256", "calibration", "query/key left", "held-out score error", "masked accuracy", "KL"]
-    write("albert", {"machine": machine(), "rows": found}, markdown(headings, cells))
+    write("albert", {"machine": machine(), "rows": results}, markdown(headings, cells))
 
 
 if __name__ == "__main__":

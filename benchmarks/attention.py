@@ -116,7 +116,7 @@ def measure(width: int, batch: int, length: int, padded: bool, device: str, dtyp
         if name is None:
             continue
         case, path = name
-        ratios = [one[0] / one[number] for one in rounds]
+        ratios = [seconds[0] / seconds[number] for seconds in rounds]
         rows.append(
             {
                 "width": width,
@@ -126,8 +126,8 @@ def measure(width: int, batch: int, length: int, padded: bool, device: str, dtyp
                 "rank": width // case.part,
                 "content": case.content,
                 "path": path,
-                "milliseconds": 1e3 * median(one[number] for one in rounds) / repeats,
-                "original": 1e3 * median(one[0] for one in rounds) / repeats,
+                "milliseconds": 1e3 * median(seconds[number] for seconds in rounds) / repeats,
+                "original": 1e3 * median(seconds[0] for seconds in rounds) / repeats,
                 "faster": median(ratios),
                 "quartiles": np.quantile(ratios, (0.25, 0.75)).tolist(),
             }
@@ -159,7 +159,7 @@ def table(rows: list[dict[str, Any]]) -> str:
             times = []
             for shape in shapes:
                 times.append(next(row["original"] for row in mine if tuple(row["shape"]) == shape))
-            cells.append(["the original, ms", *(f"{one:.2f}" for one in times)])
+            cells.append(["the original, ms", *(f"{milliseconds:.2f}" for milliseconds in times)])
             heading = f"D = {width}, {'the last row padded' if padded else 'no padding'}"
             sections.append(
                 f"### {heading}\n\n"
@@ -210,7 +210,7 @@ def main() -> None:
                 rows += measure(width, batch, length, False, arguments.device, dtype)
             for batch, length in SHAPES[1:3]:
                 rows += measure(width, batch, length, True, arguments.device, dtype)
-    others = [one for one in (arguments.device, arguments.dtype) if one not in ("cpu", "float32")]
+    others = [setting for setting in (arguments.device, arguments.dtype) if setting not in ("cpu", "float32")]
     name = "-".join(["attention", *others])
     result = {"machine": machine(), "device": arguments.device, "dtype": arguments.dtype, "load": load, "rows": rows}
     write(name, result, table(rows))

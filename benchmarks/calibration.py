@@ -63,7 +63,7 @@ class Model:
     @torch.no_grad()
     def embed(self, model: Any, rows: list[str]) -> torch.Tensor:
         """Mean-pooled, normalized."""
-        found = torch.empty(len(rows), 384)
+        embeddings = torch.empty(len(rows), 384)
         order = sorted(range(len(rows)), key=lambda i: len(rows[i]))
         for start in range(0, len(rows), 32):
             piece = order[start : start + 32]
@@ -71,8 +71,8 @@ class Model:
                 [rows[i] for i in piece], padding=True, truncation=True, max_length=256, return_tensors="pt"
             )
             states, mask = model(**batch).last_hidden_state, batch["attention_mask"].unsqueeze(-1)
-            found[piece] = torch.nn.functional.normalize((states * mask).sum(1), dim=1)
-        return found
+            embeddings[piece] = torch.nn.functional.normalize((states * mask).sum(1), dim=1)
+        return embeddings
 
     def cosine(self, converted: Any, rows: list[str]) -> float:
         """Mean cosine of a converted model's embeddings with the original's."""
@@ -92,10 +92,10 @@ def plan() -> dict[str, Any]:
     start = time.perf_counter()
     calibration = demo.calibrate("synthetic")
     calibrated = time.perf_counter()
-    found = collab.plan(demo.model, calibration)
+    planned = collab.plan(demo.model, calibration)
     done = time.perf_counter()
     rows = []
-    for option in found.options:
+    for option in planned.options:
         report = demo.convert(calibration, rank=option.rank, form=option.form).report
         for layer, predicted in zip(report.layers, option.layer_errors, strict=True):
             rows.append(
@@ -142,7 +142,7 @@ options = collab.CalibrationOptions(samples=int(sys.argv[1]))
 calibration = collab.calibrate(model, tokenizer=tokenizer, options=options)
 calibrated = peak[0]
 size = sum(t.numel() * t.element_size() for part in (calibration.moments, calibration.held_out)
-           for one in part.values() for t in one.tensors().values())
+           for moments in part.values() for t in moments.tensors().values())
 collab.convert(model, collab.ConversionConfig(rank=128), calibration=calibration, inplace=True)
 stop.set(); thread.join()
 figures = {"moments": size, "calibration": calibrated - before, "peak": peak[0] - before}
@@ -160,7 +160,7 @@ print(json.dumps({"samples": int(sys.argv[1]), **figures}))
 def allocation() -> dict[str, Any]:
     """Balanced ranks against uniform ones at the same total, judged on sentences that neither was chosen on."""
     demo, test, rest = Model(), sentences("dev")[:1000], sentences("train")
-    found = []
+    rows = []
     for name, data in (("real", rest[:1024]), ("synthetic", "synthetic")):
         calibration = demo.calibrate(data)
         for params in (0.35, 0.18):
@@ -171,9 +171,9 @@ def allocation() -> dict[str, Any]:
                     row[kind] = demo.cosine(conversion.model, test)
                     row[f"{kind}_ranks"] = [layer.rank for layer in conversion.report.layers]
                     row[f"{kind}_parameters"] = conversion.report.query_key.after
-                found.append(row)
+                rows.append(row)
                 print(row, flush=True)
-    return {"rows": found}
+    return {"rows": rows}
 
 
 def order() -> dict[str, Any]:
@@ -187,7 +187,8 @@ def order() -> dict[str, Any]:
         ordered = collab.calibrate_in_order(demo.model, config, train, tokenizer=demo.tokenizer)
         seconds = time.perf_counter() - start
         cosines = [
-            demo.cosine(collab.convert(demo.model, config, calibration=one).model, test) for one in (plain, ordered)
+            demo.cosine(collab.convert(demo.model, config, calibration=calibration).model, test)
+            for calibration in (plain, ordered)
         ]
         rows.append({"form": form, "rank": rank, "original": cosines[0], "in_order": cosines[1], "seconds": seconds})
         print(rows[-1], flush=True)
@@ -261,13 +262,13 @@ def table(result: dict[str, Any]) -> str:
     """Every part as a table."""
     parts = []
     if "plan" in result:
-        one = result["plan"]
+        measured = result["plan"]
         parts.append(
-            f"Plan: {one['plan_seconds']:.1f} s, {one['ratio']:.2f} times the calibration pass in it "
-            f"({one['calibration_seconds']:.1f} s)."
+            f"Plan: {measured['plan_seconds']:.1f} s, {measured['ratio']:.2f} times the calibration pass in it "
+            f"({measured['calibration_seconds']:.1f} s)."
         )
         groups: dict[tuple[str, int], list[float]] = {}
-        for row in one["predictions"]:
+        for row in measured["predictions"]:
             groups.setdefault((row["form"], row["rank"]), []).append(row["deviation"])
         cells = [
             [form, str(rank), f"{min(values):+.1%}", f"{max(values):+.1%}"] for (form, rank), values in groups.items()

@@ -46,7 +46,7 @@ def stsb(split: str) -> tuple[list[str], list[str], list[float]]:
     """STS-B: two sentences and a score from 0 to 5."""
     with (shared_data() / "data" / "stsb" / f"{split}.csv").open(newline="", encoding="utf-8") as file:
         first, second, score = zip(*csv.reader(file), strict=True)
-    return list(first), list(second), [float(one) for one in score]
+    return list(first), list(second), [float(number) for number in score]
 
 
 def machine() -> dict[str, Any]:
@@ -74,12 +74,12 @@ def shuffled_rounds(runs: Sequence[Run], rounds: int) -> list[list[float]]:
     """Seconds of every run in every round, in another order each: what ran before decides what is in the caches."""
     generator = np.random.default_rng(0)
     time_in_turn(runs)  # warm
-    found = []
+    seconds_by_round = []
     for _ in range(rounds):
         order = generator.permutation(len(runs))
         taken = time_in_turn([runs[number] for number in order])
-        found.append([taken[place] for place in np.argsort(order)])
-    return found
+        seconds_by_round.append([taken[place] for place in np.argsort(order)])
+    return seconds_by_round
 
 
 def write(name: str, result: dict[str, Any], table: str) -> None:

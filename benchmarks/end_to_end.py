@@ -81,12 +81,12 @@ def demo(folder: Path) -> tuple[Models, Quality]:
 def judged(folder: Path, quality: Quality) -> Quality:
     """The quality of the demo checkpoint's conversions on STS-B dev, and of the one named speed when it is healed."""
     judge = Judge()
-    found = {"original": {"spearman": judge.spearman, "cosine": 1.0}}
-    found |= {name: quality[name] | judge.measure(written(folder, name)) for name in CONVERSIONS}
+    qualities = {"original": {"spearman": judge.spearman, "cosine": 1.0}}
+    qualities |= {name: quality[name] | judge.measure(written(folder, name)) for name in CONVERSIONS}
     text = collab.DataSource(str(folder / "text.txt"))
     collab.checkpoints.heal(str(written(folder, "speed")), folder / "healed", text)
-    found["speed"]["healed"] = judge.measure(folder / "healed")
-    return found
+    qualities["speed"]["healed"] = judge.measure(folder / "healed")
+    return qualities
 
 
 def written(folder: Path, name: str) -> Path:
@@ -125,15 +125,15 @@ def plain(model: nn.Module) -> nn.Module:
 
 def in_turn(runs: dict[str, Callable[..., Any]], inputs: dict[str, Tensor], rounds: int) -> list[dict]:
     """Milliseconds of every run and how many times as fast as the first it is."""
-    taken = shuffled_rounds([(one, [inputs]) for one in runs.values()], rounds)
+    taken = shuffled_rounds([(run, [inputs]) for run in runs.values()], rounds)
     rows = []
     for number, name in enumerate(runs):
-        ratios = [one[0] / one[number] for one in taken]
+        ratios = [seconds[0] / seconds[number] for seconds in taken]
         rows.append(
             {
                 "model": name,
                 "shape": list(inputs["input_ids"].shape),
-                "milliseconds": 1e3 * median(one[number] for one in taken),
+                "milliseconds": 1e3 * median(seconds[number] for seconds in taken),
                 "faster": median(ratios),
                 "quartiles": np.quantile(ratios, (0.25, 0.75)).tolist(),
             }
@@ -182,12 +182,12 @@ def measure(models: Models, folder: Path, device: str, hows: Sequence[str], roun
 def table(result: dict[str, Any]) -> str:
     """A row for every model and way of running."""
     sections = []
-    for source, found in result["sources"].items():
+    for source, measured in result["sources"].items():
         cells = []
-        for how in dict.fromkeys(row["how"] for row in found["rows"]):
-            mine = [row for row in found["rows"] if row["how"] == how]
+        for how in dict.fromkeys(row["how"] for row in measured["rows"]):
+            mine = [row for row in measured["rows"] if row["how"] == how]
             for name in dict.fromkeys(row["model"] for row in mine):
-                quality = found["quality"].get(name, {})
+                quality = measured["quality"].get(name, {})
                 cells.append([f"{how}: {name}"])
                 what = f"{quality['form']}, {quality['rank']}" if "form" in quality else ""
                 cells[-1] += [what, f"{quality['query_key']:.2f}" if what else ""]
@@ -195,14 +195,14 @@ def table(result: dict[str, Any]) -> str:
                     shown = how == "float32" and "spearman" in quality
                     cells[-1] += [f"{quality['spearman']:.2f}, {quality['cosine']:.4f}" if shown else ""]
                 for shape in SHAPES:
-                    row = next(one for one in mine if one["model"] == name and tuple(one["shape"]) == shape)
-                    spread = "–".join(f"{one:.2f}" for one in row["quartiles"])
+                    row = next(entry for entry in mine if entry["model"] == name and tuple(entry["shape"]) == shape)
+                    spread = "–".join(f"{entry:.2f}" for entry in row["quartiles"])
                     cells[-1] += [f"{row['milliseconds']:.0f}", f"{row['faster']:.2f} ({spread})"]
         headings = ["", "form, R", "query/key left", *(["Spearman, cosine"] if source == "demo" else [])]
         for batch, length in SHAPES:
             headings += [f"{batch}×{length}, ms", "times the original"]
         sections += [f"### {source}", markdown(headings, cells)]
-        healed = found["quality"].get("speed", {}).get("healed")
+        healed = measured["quality"].get("speed", {}).get("healed")
         if healed:
             sections.append(
                 f"The speed row healed without labels: Spearman {healed['spearman']:.2f}, "
@@ -213,16 +213,16 @@ def table(result: dict[str, Any]) -> str:
 
 def figure(result: dict[str, Any]) -> None:
     """Quality against speed on the demo checkpoint."""
-    found = result["sources"].get("demo")
-    if not found:
+    measured = result["sources"].get("demo")
+    if not measured:
         return
     _, axes = plt.subplots(1, len(SHAPES), figsize=(4.2 * len(SHAPES), 3.4), sharey=True, layout="constrained")
     for axis, shape in zip(axes, SHAPES, strict=True):
-        for row in found["rows"]:
+        for row in measured["rows"]:
             if row["how"] != "float32" or tuple(row["shape"]) != shape:
                 continue
             name = row["model"].removesuffix(", the formula")
-            quality = found["quality"][name]
+            quality = measured["quality"][name]
             color = COLORS.get(quality.get("form", ""), "black")
             hollow = "none" if name != row["model"] else color
             axis.plot(row["faster"], quality["cosine"], "o", color=color, markerfacecolor=hollow)
@@ -252,7 +252,7 @@ def main() -> None:
         again = arguments.how is not None and name in sources
         if (name in sources and not again) or arguments.only not in (None, name):
             continue
-        hows = [one for one in arguments.how or HOWS if one != "onnxruntime" or arguments.device == "cpu"]
+        hows = [how for how in arguments.how or HOWS if how != "onnxruntime" or arguments.device == "cpu"]
         with tempfile.TemporaryDirectory() as folder:
             models, quality = build(Path(folder))
             if again:

@@ -138,17 +138,17 @@ class Bench:
 
 def settings(names: list[str], seeds: int) -> list[dict[str, Any]]:
     """Everything that is measured, in order."""
-    found: list[dict[str, Any]] = []
+    rows: list[dict[str, Any]] = []
     for seed in range(seeds):
         for name in names:
-            found += [{"task": name, "seed": seed, "what": what} for what in ("original", "control")]
-            found += [
+            rows += [{"task": name, "seed": seed, "what": what} for what in ("original", "control")]
+            rows += [
                 {"task": name, "seed": seed, "what": what, "form": form, "part": part}
                 for part in (PARTS[1], PARTS[0], PARTS[2])
                 for form in FORMS
                 for what in ("converted", "tuned", "healed")
             ]
-    return found
+    return rows
 
 
 def row(bench: Bench, setting: dict[str, Any]) -> dict[str, Any]:
@@ -172,14 +172,14 @@ def row(bench: Bench, setting: dict[str, Any]) -> dict[str, Any]:
             bench.convert(form, part, output, healed=True)
         else:
             bench.again(converted, output)
-    found = setting | {"metric": bench.measure(output), "seconds": time.perf_counter() - start}
+    measured = setting | {"metric": bench.measure(output), "seconds": time.perf_counter() - start}
     parameters = json.loads((output / "collab_report.json").read_text())["parameters"]
-    found |= {"query_key": parameters["query_key"]["ratio"], "model": parameters["model"]["ratio"]}
+    measured |= {"query_key": parameters["query_key"]["ratio"], "model": parameters["model"]["ratio"]}
     if what != "converted":
         shutil.rmtree(output)
     if what == "healed":
         shutil.rmtree(converted, ignore_errors=True)
-    return found
+    return measured
 
 
 def main() -> None:
@@ -196,17 +196,17 @@ def main() -> None:
     for setting in settings(given.task or list(QUICK), seeds):
         if given.form and setting.get("form", given.form[0]) not in given.form:
             continue
-        if any(all(one.get(key) == value for key, value in setting.items()) for one in finished(name)):
+        if any(all(done.get(key) == value for key, value in setting.items()) for done in finished(name)):
             continue
         task, seed = setting["task"], setting["seed"]
         bench = benches.setdefault((task, seed), Bench(task, chosen[task], seed))
-        found = row(bench, setting)
-        print(found, flush=True)
+        measured = row(bench, setting)
+        print(measured, flush=True)
         order = settings(list(QUICK), seeds)
         with my_turn(name):
-            rows = [*finished(name), found]
-            rows.sort(key=lambda one: order.index({key: one[key] for key in order[-1] if key in one}))
-            settled = {one: vars(value) for one, value in chosen.items()}
+            rows = [*finished(name), measured]
+            rows.sort(key=lambda row: order.index({key: row[key] for key in order[-1] if key in row}))
+            settled = {task_name: vars(value) for task_name, value in chosen.items()}
             result = {"machine": machine(), "settings": settled, "rows": rows}
             write(name, result, table(result))
             draw(name, result)
@@ -217,7 +217,7 @@ def finished(name: str) -> list[dict[str, Any]]:
     return kept(name).get("rows", [])
 
 
-def label(one: dict[str, Any]) -> str:
+def label(row: dict[str, Any]) -> str:
     """What a row is, in words."""
     names = {
         "original": "original, fine-tuned",
@@ -226,19 +226,19 @@ def label(one: dict[str, Any]) -> str:
         "tuned": "converted, fine-tuned again",
         "healed": "converted, healed without labels",
     }
-    return f"{one['form']}, {names[one['what']]}" if "form" in one else names[one["what"]]
+    return f"{row['form']}, {names[row['what']]}" if "form" in row else names[row["what"]]
 
 
 def table(result: dict[str, Any]) -> str:
     """A table for each task."""
     parts = []
-    for task in dict.fromkeys(one["task"] for one in result["rows"]):
-        rows = [one for one in result["rows"] if one["task"] == task]
-        seeds = sorted({one["seed"] for one in rows})
+    for task in dict.fromkeys(row["task"] for row in result["rows"]):
+        rows = [row for row in result["rows"] if row["task"] == task]
+        seeds = sorted({row["seed"] for row in rows})
         cells = []
-        for first in [one for one in rows if one["seed"] == seeds[0]]:
-            same = [one for one in rows if label(one) == label(first) and one.get("part") == first.get("part")]
-            values = [100 * one["metric"]["value"] for one in same]
+        for first in [row for row in rows if row["seed"] == seeds[0]]:
+            same = [row for row in rows if label(row) == label(first) and row.get("part") == first.get("part")]
+            values = [100 * row["metric"]["value"] for row in same]
             difference = first["metric"].get("difference") or {}
             cells.append(
                 [
@@ -256,7 +256,7 @@ def table(result: dict[str, Any]) -> str:
         headings = ["", "query/key left", f"{metric} ×100", "95 % interval", "less the control", "seconds"]
         if len(seeds) > 1:
             headings[2] += f", mean of {len(seeds)} seeds"
-            headings[3], headings[4] = (f"{one}, seed {seeds[0]}" for one in headings[3:5])
+            headings[3], headings[4] = (f"{heading}, seed {seeds[0]}" for heading in headings[3:5])
         parts += [f"### {task}", markdown(headings, cells)]
     return "\n\n".join(parts)
 
@@ -265,23 +265,23 @@ def draw(name: str, result: dict[str, Any]) -> None:
     """The metric against the query/key parameters that are left."""
     import matplotlib.pyplot as plt
 
-    tasks = list(dict.fromkeys(one["task"] for one in result["rows"]))
+    tasks = list(dict.fromkeys(row["task"] for row in result["rows"]))
     figure, axes = plt.subplots(1, len(tasks), figsize=(4.5 * len(tasks), 4), layout="constrained", squeeze=False)
     styles = {"converted": (":", "o"), "healed": ("--", "s"), "tuned": ("-", "^")}
     for axis, task in zip(axes[0], tasks, strict=True):
-        rows = [one for one in result["rows"] if one["task"] == task and one["seed"] == 0]
+        rows = [row for row in result["rows"] if row["task"] == task and row["seed"] == 0]
         for form in FORMS:
             for what, (line, mark) in styles.items():
                 points = sorted(
-                    (one["query_key"], 100 * one["metric"]["value"])
-                    for one in rows
-                    if one.get("form") == form and one["what"] == what
+                    (row["query_key"], 100 * row["metric"]["value"])
+                    for row in rows
+                    if row.get("form") == form and row["what"] == what
                 )
                 if points:
                     axis.plot(
                         *zip(*points, strict=True), line, marker=mark, color=COLORS[form], label=f"{form}, {what}"
                     )
-        control = next((one for one in rows if one["what"] == "control"), None)
+        control = next((row for row in rows if row["what"] == "control"), None)
         if control:
             axis.axhline(100 * control["metric"]["value"], color="black", linewidth=0.8, label="control")
         axis.set(title=task, xlabel="query/key parameters left", ylabel=collab.task_named(f"glue/{task}").best_by)

@@ -34,8 +34,8 @@ SETTINGS += [{"form": form, "rank": rank, "data": "sentences"} for form in ("con
 def wikitext_sentences() -> list[str]:
     """Sentences of WikiText-2."""
     text = (shared_data() / "data" / "wikitext2" / "wiki.valid.tokens").read_text(encoding="utf-8")
-    found = (one.strip() for line in text.splitlines() for one in re.split(r"(?<= [.!?]) ", line))
-    return [one for one in found if len(one.split()) > 4 and "=" not in one]
+    sentences = (sentence.strip() for line in text.splitlines() for sentence in re.split(r"(?<= [.!?]) ", line))
+    return [sentence for sentence in sentences if len(sentence.split()) > 4 and "=" not in sentence]
 
 
 def row(setting: dict[str, Any], judge: Judge, folder: Path) -> dict[str, Any]:
@@ -61,8 +61,8 @@ def row(setting: dict[str, Any], judge: Judge, folder: Path) -> dict[str, Any]:
     step = report.history[0]
     loss = {when: step[when]["loss"] for when in ("before", "after")}
     rate = step["settings"]["run"]["learning_rate"]
-    found = {"query_key_ratio": report.query_key.ratio, "steps": step["steps"], "learning_rate": rate, "loss": loss}
-    return setting | measured | found
+    learnt = {"query_key_ratio": report.query_key.ratio, "steps": step["steps"], "learning_rate": rate, "loss": loss}
+    return setting | measured | learnt
 
 
 def main() -> None:
@@ -71,7 +71,7 @@ def main() -> None:
     done = kept("healing").get("rows", [])
     judge = Judge()
     for setting in SETTINGS:
-        if not any(all(one[name] == value for name, value in setting.items()) for one in done):
+        if not any(all(row_done[name] == value for name, value in setting.items()) for row_done in done):
             with tempfile.TemporaryDirectory() as folder:
                 done.append(row(setting, judge, Path(folder)))
             print(done[-1], flush=True)

@@ -66,7 +66,9 @@ def main() -> None:
     batches = [collate(rows[start : start + 8]) for start in range(0, len(rows), 8)]
     random.Random(0).shuffle(batches)
     held = [collate(judged[start : start + 32]) for start in range(0, len(judged), 32)]
-    bare, unseen = ([{key: batch[key] for key in batch if key != "labels"} for batch in one] for one in (batches, held))
+    bare, unseen = (
+        [{key: batch[key] for key in batch if key != "labels"} for batch in group] for group in (batches, held)
+    )
 
     calibrations = {"drawn from the model": collab.calibrate(model, bare)}
     with (
@@ -75,7 +77,7 @@ def main() -> None:
     ):
         calibrations["true labels"] = collab.calibrate(model, batches)
 
-    found = []
+    results = []
     for form in ("cp", "concat"):
         for part in (1 / 3, 1 / 6):
             for name, calibration in calibrations.items():
@@ -83,10 +85,10 @@ def main() -> None:
                 converted = collab.convert(model, config, calibration=calibration).model
                 accuracy = measure(task.kind, predictions(task.kind, converted, judged, collate))["accuracy"]
                 agreed = agreement(model, converted, unseen) or {}
-                found.append({"form": form, "params": part, "gradient": name, "accuracy": accuracy, **agreed})
-                print(found[-1], flush=True)
+                results.append({"form": form, "params": part, "gradient": name, "accuracy": accuracy, **agreed})
+                print(results[-1], flush=True)
     original = measure(task.kind, predictions(task.kind, model, judged, collate))["accuracy"]
-    result = {"machine": machine(), "accuracy": original, "rows": found}
+    result = {"machine": machine(), "accuracy": original, "rows": results}
     cells = [
         [
             f"{row['form']}, {row['params']:.0%}",
@@ -95,7 +97,7 @@ def main() -> None:
             f"{row['kl']:.4f}",
             f"{row['top1']:.4f}",
         ]
-        for row in found
+        for row in results
     ]
     headings = ["form, query/key left", "gradient of", "accuracy", "KL to the original", "same answer"]
     write("label_gradients", result, f"Fine-tuned: accuracy {100 * original:.1f}.\n\n{markdown(headings, cells)}")

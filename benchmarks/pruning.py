@@ -74,13 +74,13 @@ class Subject:
     def faster(self, model: Any) -> float:
         """How many times as fast as the whole model, on training rows, in turn."""
         batches = self.rows().batches(self.loaded)[::4]
-        runs = [(one.eval(), batches) for one in (self.loaded.model, model)]
+        runs = [(network.eval(), batches) for network in (self.loaded.model, model)]
         time_in_turn(runs)
         rounds = [time_in_turn(runs, backwards=bool(number % 2)) for number in range(7)]
         return float(np.median([whole / pruned for whole, pruned in rounds]))
 
 
-def subject(bench: Bench, folder: Path, dev_rows: int | None) -> Subject:
+def subject_of(bench: Bench, folder: Path, dev_rows: int | None) -> Subject:
     """A model in a folder with its heads in collaborative layers, so that they can go."""
     loaded = collab.load(str(folder), auto_class=bench.task.auto_class)
     if not isinstance(loaded.model, CollaborativeMixin):
@@ -88,55 +88,59 @@ def subject(bench: Bench, folder: Path, dev_rows: int | None) -> Subject:
     return Subject(bench, loaded, dev_rows)
 
 
-def importances(one: Subject) -> dict[str, Importance]:
+def importances(subject: Subject) -> dict[str, Importance]:
     """Every score, and a random order."""
-    scores = score_rows(one.loaded, one.rows(), collab.ScoreOptions(SCORES))
-    found: dict[str, Importance] = {name: scores.importance(name) for name in SCORES}
-    normalized = score_rows(one.loaded, one.rows(), collab.ScoreOptions(("gradient",), normalize=True))
-    found["gradient, normalized"] = normalized.importance("gradient")
+    scores = score_rows(subject.loaded, subject.rows(), collab.ScoreOptions(SCORES))
+    scored: dict[str, Importance] = {name: scores.importance(name) for name in SCORES}
+    normalized = score_rows(subject.loaded, subject.rows(), collab.ScoreOptions(("gradient",), normalize=True))
+    scored["gradient, normalized"] = normalized.importance("gradient")
     generator = np.random.default_rng(0)
-    found["random"] = {
-        layer: {head: float(generator.random()) for head in heads} for layer, heads in found["gradient"].items()
+    scored["random"] = {
+        layer: {head: float(generator.random()) for head in heads} for layer, heads in scored["gradient"].items()
     }
-    return found
+    return scored
 
 
-def at_once(one: Subject, importance: Importance, timed: bool) -> list[dict[str, Any]]:
+def at_once(subject: Subject, importance: Importance, timed: bool) -> list[dict[str, Any]]:
     """The curve of one score."""
-    total = living_heads(head_layers(one.loaded.model))
+    total = living_heads(head_layers(subject.loaded.model))
     points = []
     for fraction in FRACTIONS:
         count = round(total * fraction)
-        model = collab.prune(one.loaded.model, least_important(importance, count)) if count else one.loaded.model
-        points.append({"fraction": fraction, "heads": total - count, "value": one.metric(model)})
+        model = (
+            collab.prune(subject.loaded.model, least_important(importance, count)) if count else subject.loaded.model
+        )
+        points.append({"fraction": fraction, "heads": total - count, "value": subject.metric(model)})
         if timed:
-            points[-1] |= {"parameters": parameters(model), "faster": one.faster(model)}
+            points[-1] |= {"parameters": parameters(model), "faster": subject.faster(model)}
     return points
 
 
-def iterative(one: Subject) -> list[dict[str, Any]]:
+def iterative(subject: Subject) -> list[dict[str, Any]]:
     """The gradient's curve with new scores before every step."""
-    rows, total = one.rows(), living_heads(head_layers(one.loaded.model))
-    current, points = one.loaded, []
+    rows, total = subject.rows(), living_heads(head_layers(subject.loaded.model))
+    current, points = subject.loaded, []
     for fraction in FRACTIONS:
         count = living_heads(head_layers(current.model)) - (total - round(total * fraction))
         if count:
             importance = score_rows(current, rows, collab.ScoreOptions(("gradient",))).importance("gradient")
             current = replace(current, model=collab.prune(current.model, least_important(importance, count)))
         points.append(
-            {"fraction": fraction, "heads": total - round(total * fraction), "value": one.metric(current.model)}
+            {"fraction": fraction, "heads": total - round(total * fraction), "value": subject.metric(current.model)}
         )
     return points
 
 
-def healed(one: Subject, importance: Importance, steps: int) -> list[dict[str, Any]]:
+def healed(subject: Subject, importance: Importance, steps: int) -> list[dict[str, Any]]:
     """The gradient's curve after healing on the training sentences without their labels."""
-    total, points = living_heads(head_layers(one.loaded.model)), []
-    options = replace(one.bench.healing(steps), samples=2048)
+    total, points = living_heads(head_layers(subject.loaded.model)), []
+    options = replace(subject.bench.healing(steps), samples=2048)
     for fraction in HEALED:
-        model = collab.prune(one.loaded.model, least_important(importance, round(total * fraction)))
-        collab.heal(model, one.loaded.model, one.bench.train, tokenizer=one.loaded.tokenizer, options=options)
-        points.append({"fraction": fraction, "heads": total - round(total * fraction), "value": one.metric(model)})
+        model = collab.prune(subject.loaded.model, least_important(importance, round(total * fraction)))
+        collab.heal(
+            model, subject.loaded.model, subject.bench.train, tokenizer=subject.loaded.tokenizer, options=options
+        )
+        points.append({"fraction": fraction, "heads": total - round(total * fraction), "value": subject.metric(model)})
     return points
 
 
@@ -151,46 +155,51 @@ def curves(bench: Bench, dev_rows: int | None, steps: int, done: set[tuple[str, 
             if name != "original":
                 bench.convert(name, 1 / 3, Path(folder) / name, healed=False)
                 source = Path(folder) / name
-            one = subject(bench, source, dev_rows)
+            subject = subject_of(bench, source, dev_rows)
             key = {"task": bench.name, "metric": bench.task.best_by, "model": name}
             if name == "original":
-                found = importances(one)
+                scored = importances(subject)
             else:
-                found = {
-                    "gradient": score_rows(one.loaded, one.rows(), collab.ScoreOptions(("gradient",))).importance(
-                        "gradient"
-                    )
+                scored = {
+                    "gradient": score_rows(
+                        subject.loaded, subject.rows(), collab.ScoreOptions(("gradient",))
+                    ).importance("gradient")
                 }
             if (bench.name, name, "one-shot") not in done:
-                for score, importance in found.items():
-                    points = at_once(one, importance, timed=score == "gradient")
+                for score, importance in scored.items():
+                    points = at_once(subject, importance, timed=score == "gradient")
                     yield key | {"how": "one-shot", "score": score, "points": points}
             if (bench.name, name, "iterative") not in done:
-                yield key | {"how": "iterative", "score": "gradient", "points": iterative(one)}
+                yield key | {"how": "iterative", "score": "gradient", "points": iterative(subject)}
             if "healed" in hows and (bench.name, name, "healed") not in done:
-                yield key | {"how": "healed", "score": "gradient", "points": healed(one, found["gradient"], steps)}
+                yield key | {"how": "healed", "score": "gradient", "points": healed(subject, scored["gradient"], steps)}
 
 
 def likeness(bench: Bench, dev_rows: int | None) -> list[dict[str, Any]]:
     """Rank correlations of CoLA's gradient scores on training rows, in-domain and out-of-domain development rows."""
-    one = subject(bench, bench.original(), dev_rows)
+    subject = subject_of(bench, bench.original(), dev_rows)
     data = shared_data() / "data" / "cola"
     sources = {"train": bench.train} | {
         name: collab.DataSource(str(data / f"{file}.tsv"), ("3",))
         for name, file in (("in-domain", "in_domain_dev"), ("out-of-domain", "out_of_domain_dev"))
     }
-    found = {}
+    scored = {}
     for name, source in sources.items():
         for labels in (True, False):
             task = bench.task if labels else None
             options = collab.RowOptions(bench.label if labels else None, samples=ROWS)
-            rows = head_rows(one.loaded, source, task, options)
-            found[name, labels] = score_rows(one.loaded, rows, collab.ScoreOptions(("gradient",))).importance(
+            rows = head_rows(subject.loaded, source, task, options)
+            scored[name, labels] = score_rows(subject.loaded, rows, collab.ScoreOptions(("gradient",))).importance(
                 "gradient"
             )
     pairs = (("train", "in-domain"), ("in-domain", "out-of-domain"), ("train", "out-of-domain"))
     return [
-        {"first": a, "second": b, "labels": labels, "correlation": rank_correlation(found[a, labels], found[b, labels])}
+        {
+            "first": a,
+            "second": b,
+            "labels": labels,
+            "correlation": rank_correlation(scored[a, labels], scored[b, labels]),
+        }
         for labels in (True, False)
         for a, b in pairs
     ]
@@ -206,9 +215,11 @@ def by_pass(bench: Bench, passes: int, dev_rows: int | None, done: set[int]) -> 
             bench.finetune(demo_folder() if number == 1 else folder / str(number - 1), output, 1, None)
         if number in done:
             continue
-        one = subject(bench, output, dev_rows)
-        importance = score_rows(one.loaded, one.rows(), collab.ScoreOptions(("gradient",))).importance("gradient")
-        yield {"passes": number, "points": at_once(one, importance, timed=False)}
+        subject = subject_of(bench, output, dev_rows)
+        importance = score_rows(subject.loaded, subject.rows(), collab.ScoreOptions(("gradient",))).importance(
+            "gradient"
+        )
+        yield {"passes": number, "points": at_once(subject, importance, timed=False)}
 
 
 def table(result: dict[str, Any]) -> str:
@@ -230,24 +241,24 @@ def table(result: dict[str, Any]) -> str:
                     for what, text in (
                         (
                             "parameters of attention, millions",
-                            lambda one: f"{one['parameters']['attention'] / 1e6:.2f}",
+                            lambda point: f"{point['parameters']['attention'] / 1e6:.2f}",
                         ),
-                        ("of the model, millions", lambda one: f"{one['parameters']['model'] / 1e6:.2f}"),
-                        ("times as fast as whole", lambda one: f"{one['faster']:.2f}"),
+                        ("of the model, millions", lambda point: f"{point['parameters']['model'] / 1e6:.2f}"),
+                        ("times as fast as whole", lambda point: f"{point['faster']:.2f}"),
                     )
                 ]
                 headings = [f"{curve['model']}, by gradient", *(f"{fraction:.0%}" for fraction in FRACTIONS)]
                 parts.append(markdown(headings, cells))
     if result["likeness"]:
         cells = [
-            [f"{one['first']} and {one['second']}", "yes" if one["labels"] else "no", f"{one['correlation']:.2f}"]
-            for one in result["likeness"]
+            [f"{row['first']} and {row['second']}", "yes" if row["labels"] else "no", f"{row['correlation']:.2f}"]
+            for row in result["likeness"]
         ]
         parts += ["### Rank correlation of CoLA's scores", markdown(["rows", "labels", "correlation"], cells)]
     if result["passes"]:
         cells = [
-            [str(one["passes"]), *(f"{100 * point['value']:.1f}" for point in one["points"])]
-            for one in result["passes"]
+            [str(row["passes"]), *(f"{100 * point['value']:.1f}" for point in row["points"])]
+            for row in result["passes"]
         ]
         headings = ["passes over CoLA", *(f"{fraction:.0%}" for fraction in FRACTIONS)]
         parts += ["### matthews ×100 after each pass, by gradient, one-shot", markdown(headings, cells)]
@@ -275,7 +286,7 @@ def figure(result: dict[str, Any]) -> None:
             key = (curve["model"], curve["score"], curve["how"])
             if key in styles:
                 color, line, mark = styles[key]
-                points = [(100 * one["fraction"], 100 * one["value"]) for one in curve["points"]]
+                points = [(100 * point["fraction"], 100 * point["value"]) for point in curve["points"]]
                 label = f"{key[0]}, {key[1].replace('_', ' ')}, {key[2]}"
                 axis.plot(*zip(*points, strict=True), line, color=color, marker=mark, markersize=4, label=label)
         axis.set(title=task, xlabel="heads gone, %", ylabel=f"{mine[0]['metric']} ×100")
@@ -283,9 +294,9 @@ def figure(result: dict[str, Any]) -> None:
     if result["passes"]:
         axis = axes[0][-1]
         shades = plt.get_cmap("viridis")(np.linspace(0, 0.85, len(result["passes"])))
-        for one, color in zip(result["passes"], shades, strict=True):
-            points = [(100 * point["fraction"], 100 * point["value"]) for point in one["points"]]
-            axis.plot(*zip(*points, strict=True), "-o", color=color, markersize=4, label=f"after {one['passes']}")
+        for row, color in zip(result["passes"], shades, strict=True):
+            points = [(100 * point["fraction"], 100 * point["value"]) for point in row["points"]]
+            axis.plot(*zip(*points, strict=True), "-o", color=color, markersize=4, label=f"after {row['passes']}")
         axis.set(title="cola, passes over the data", xlabel="heads gone, %", ylabel="matthews ×100")
         axis.legend(fontsize=6)
     drawing.savefig(RESULTS / "pruning.png", dpi=200)
@@ -303,11 +314,11 @@ def main() -> None:
     settings = {"score_rows": ROWS, "dev_rows": dev_rows, "heal_steps": steps}
     order = list(QUICK)
 
-    def keep(what: str, *found: dict[str, Any]) -> None:
+    def keep(what: str, *measured: dict[str, Any]) -> None:
         with my_turn("pruning"):
             result = finished() | {"machine": machine(), "settings": settings}
-            result[what] += found
-            result["curves"].sort(key=lambda one: order.index(one["task"]))
+            result[what] += measured
+            result["curves"].sort(key=lambda curve: order.index(curve["task"]))
             write("pruning", result, table(result))
             figure(result)
 
@@ -320,8 +331,8 @@ def main() -> None:
         bench = Bench("cola", QUICK["cola"], 0)
         if not finished()["likeness"]:
             keep("likeness", *likeness(bench, dev_rows))
-        for one in by_pass(bench, 4, dev_rows, {one["passes"] for one in finished()["passes"]}):
-            keep("passes", one)
+        for row in by_pass(bench, 4, dev_rows, {row["passes"] for row in finished()["passes"]}):
+            keep("passes", row)
 
 
 def finished() -> dict[str, Any]:

@@ -70,13 +70,13 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         records = export(Path(folder))
         load = os.getloadavg()[0]
-        graphs = {(name, file): session(one["folder"] / file) for name, one in records.items() for file in FILES}
+        graphs = {(name, file): session(record["folder"] / file) for name, record in records.items() for file in FILES}
         rows = []
         for batch, length in SHAPES:
-            found = times(graphs, batch, length)
-            baseline = found["original", GRAPH_FILE]
-            for (name, file), seconds in found.items():
-                ratios = sorted(one / other for one, other in zip(baseline, seconds, strict=True))
+            seconds_of = times(graphs, batch, length)
+            baseline = seconds_of["original", GRAPH_FILE]
+            for (name, file), seconds in seconds_of.items():
+                ratios = sorted(whole / part for whole, part in zip(baseline, seconds, strict=True))
                 rows.append(
                     {
                         "model": name,
@@ -98,18 +98,18 @@ def table(rows: list[dict[str, Any]], load: float) -> str:
     for batch, length in SHAPES:
         headings += [f"{batch}×{length}, ms", "times the original"]
     cells = []
-    for one in (row for row in rows if row["shape"] == list(SHAPES[0])):
-        same = [row for row in rows if (row["model"], row["file"]) == (one["model"], one["file"])]
-        agreement = one["agreement"]
+    for first in (row for row in rows if row["shape"] == list(SHAPES[0])):
+        same = [row for row in rows if (row["model"], row["file"]) == (first["model"], first["file"])]
+        agreement = first["agreement"]
         speeds = [
             [f"{row['milliseconds']:.0f}", f"{row['faster']:.2f} ({row['quartiles'][0]:.2f}–{row['quartiles'][1]:.2f})"]
             for row in same
         ]
         cells.append(
             [
-                one["model"],
-                "int8" if one["file"] == INT8_FILE else "float32",
-                f"{one['bytes'] / 1e6:.1f}",
+                first["model"],
+                "int8" if first["file"] == INT8_FILE else "float32",
+                f"{first['bytes'] / 1e6:.1f}",
                 f"{agreement['largest_difference']:.1e}",
                 f"{agreement['mean_difference']:.1e}",
                 f"{agreement['lowest_cosine']:.4f}",

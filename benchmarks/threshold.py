@@ -48,12 +48,12 @@ class Threshold:
         """Of unacceptable and acceptable, for every sentence of the development set, (N, 2)."""
         loaded = collab.load(str(folder), auto_class=self.bench.task.auto_class)
         features, collate = self.bench.features(loaded)
-        found = []
+        answers = []
         for first in range(0, len(features), 32):
             batch = collate(features[first : first + 32])
             batch.pop("labels")
-            found.append(loaded.model.eval()(**batch).logits.log_softmax(-1))
-        return torch.cat(found).double().numpy()
+            answers.append(loaded.model.eval()(**batch).logits.log_softmax(-1))
+        return torch.cat(answers).double().numpy()
 
     def measure(self, mine: np.ndarray) -> dict[str, float]:
         """All measures of one model, from its log-probabilities (N, 2)."""
@@ -92,12 +92,12 @@ def main() -> None:
     rows = kept("threshold").get("rows", [original])
     for part, form, healed in product(PARTS, FORMS, (False, True)):
         name = f"{form}, converted{', healed' * healed}"
-        if any((one["model"], one["part"]) == (name, part) for one in rows):
+        if any((row["model"], row["part"]) == (name, part) for row in rows):
             continue
         with TemporaryDirectory() as folder:
             task.bench.convert(form, part, Path(folder) / "model", healed)
             rows.append({"model": name, "part": part} | task.measure(task.log_probabilities(Path(folder) / "model")))
-        rows.sort(key=lambda one: -one["part"])
+        rows.sort(key=lambda row: -row["part"])
         result = {"machine": machine()} | shares | {"rows": rows}
         write("threshold", result, table(result))
 

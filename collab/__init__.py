@@ -27,13 +27,11 @@ collab registers the converted models with transformers, so that ``AutoModel.fro
 Auto classes load them. Nothing heavy is imported before it is used: the public names stand in ``__init__.pyi``.
 """
 
-from importlib.metadata import version
-
 import lazy_loader
 
 from .models.registration import register_with_transformers
 
-__version__ = version("collab")
+__version__ = "0.1.0"
 
 __getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
 

@@ -349,7 +349,7 @@ class TestHeadsCommand:
     @pytest.mark.parametrize(
         ("arguments", "message"),
         [
-            (("--data", "rows.txt", "--task", "classification"), "every score is of the model's own answers"),
+            (("--data", "rows.txt", "--task", "classification"), "scored by the model's own answers"),
             (("--data", "rows.txt", "--score", "beauty"), "Unknown score"),
             (("--data", "nowhere.txt"), "nowhere.txt"),
             (("--data", "rows.txt", "--sentence", "a"), "--figures"),

@@ -84,6 +84,7 @@ class Collector:
         for name, layer in self._layers.items():
             handles.append(layer.register_forward_pre_hook(self._before, with_kwargs=True))
             handles.append(layer.register_forward_hook(self._after(name), with_kwargs=True))
+        progress("calibrating", 0, total)
         try:
             with evaluating(model), eager_attention(model), frozen(model), torch.enable_grad():
                 yield

@@ -39,6 +39,7 @@ def bench(
     """
     options = options or BenchOptions()
     device, dtype = options.resolve_device(), options.torch_dtype
+    progress("loading the model", 0, None)
     loaded = [load(model, load_options), *([] if against is None else [load(against)])]
     for checkpoint in loaded:
         network: Any = checkpoint.model

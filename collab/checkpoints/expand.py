@@ -13,7 +13,7 @@ from ..errors import NotConvertedError, WeightsError
 from ..io.card import INHERITED, TAGS, render_card, source_metadata
 from ..io.history import Step, read_report, table
 from ..io.load import load
-from ..io.options import LoadOptions, SaveOptions
+from ..io.options import LoadOptions, Progress, SaveOptions, no_progress
 from ..io.staging import check_output
 from ..io.write import auto_class_of, save_changed
 from ..models.families import collaborative_layers
@@ -28,6 +28,7 @@ def expand(
     allow_error: float = 0.0,
     load_options: LoadOptions | None = None,
     save_options: SaveOptions | None = None,
+    progress: Progress = no_progress,
 ) -> Expansion:
     """Expands a converted model in a folder or on the Hub into a folder that appears whole or not at all.
 
@@ -40,12 +41,14 @@ def expand(
         allow_error: largest relative error of a layer; see `collab.expand`.
         load_options: how to read the model; with trust_remote_code, a tokenizer's code is copied.
         save_options: how to write the result.
+        progress: called before every phase.
 
     Raises:
         CollabError: as raised by `collab.load`, `collab.expand` and `collab.save`. No output is left behind.
     """
     save_options = save_options or SaveOptions()
     output = Path(output).expanduser()
+    progress("loading the model", 0, None)
     loaded = load(model, load_options)
     source = loaded.source.folder
     check_output(output, source, save_options.overwrite)
@@ -61,8 +64,10 @@ def expand(
             raise WeightsError(f"{name} is not in the checkpoint, so there is no attention to expand.")
     if loaded.missing:
         logger.warning("Not in the checkpoint, so initialized at random (seed 0): %s.", ", ".join(loaded.missing))
+    progress("expanding", 0, None)
     expansion = expand_model(loaded.model, allow_error=allow_error)
     auto_class = auto_class_of(family.module, type(loaded.model))
+    progress("writing and checking", 0, None)
     save_changed(
         expansion.model,
         output,

@@ -14,6 +14,7 @@ from ..planning.config import Allocation, ConversionConfig, Optimize
 from ..training.options import HealOptions, HealRequest
 from .options import (
     RankType,
+    RefineType,
     calibration_options,
     content_option,
     dtype_option,
@@ -92,6 +93,14 @@ Examples:
     "for each. auto: balanced, but uniform if the calibration is synthetic.",
 )
 @content_option
+@click.option(
+    "--refine",
+    type=RefineType(),
+    default="auto",
+    show_default=True,
+    help="Train each converted layer alone, on the rows of the calibration and without labels, to give the original's "
+    "attention output: auto, none, or a number of steps of 32 rows.",
+)
 @click.option(
     "--compare/--no-compare",
     default=True,

@@ -47,9 +47,13 @@ def expand(
     from ..checkpoints.expand import expansion_step
     from .tables import show_step
 
-    session.progress("expanding, writing and checking", 0, None)
     expansion = expand_checkpoint(
-        model, output, allow_error=allow_error, load_options=load_options, save_options=save_options
+        model,
+        output,
+        allow_error=allow_error,
+        load_options=load_options,
+        save_options=save_options,
+        progress=session.progress,
     )
     step = expansion_step(expansion, model, save_options.command)
     session.result(step.record, lambda: show_step(step, output))

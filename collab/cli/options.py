@@ -22,6 +22,7 @@ from ..errors import ConfigurationError
 from ..evaluation.options import LENGTHS
 from ..heads.options import parse_keep
 from ..io.options import DTYPES, LoadOptions, SaveOptions
+from ..planning.config import Refine
 from ..training.options import HealOptions, HealRequest, RunOptions, Trainable
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -97,6 +98,21 @@ def _number(text: str) -> Rank:
         return int(text)
     except ValueError:
         return float(text)
+
+
+class RefineType(click.ParamType):
+    """auto, none or a number of steps."""
+
+    name = "auto|none|steps"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Refine:
+        """Reads how to refine."""
+        if value in ("auto", "none") or isinstance(value, int):
+            return value
+        try:
+            return int(value)
+        except ValueError:
+            self.fail(f"{value!r} is not auto, none or a number of steps.", param, ctx)
 
 
 class KeepType(click.ParamType):

@@ -30,6 +30,8 @@ def show_report(report: ConversionReport, output: Path) -> None:
     console = Console()
     pattern, names = shortened([layer.name for layer in report.layers])
     console.print(_layers(report, pattern, names))
+    if any(layer.output_error_before is not None for layer in report.layers):
+        console.print(_refined(report, names))
     if report.comparison:
         console.print(_comparison(report, names))
     console.print(_totals(report))
@@ -67,6 +69,19 @@ def _layers(report: ConversionReport, pattern: str, names: list[str]) -> Table:
             f"{layer.sweeps}{'' if layer.converged else '+'}",
             f"{layer.query_key.after:,}",
         )
+    return table
+
+
+def _refined(report: ConversionReport, names: list[str]) -> Table:
+    """How far the layers' outputs are from the original's, before and after refinement."""
+    table = plain_table(
+        "Attention output on held-out rows",
+        ["layer", "as solved", "refined"],
+        caption="Relative squared error of each layer alone, on the original's inputs. A layer that refinement does not "
+        "bring closer stays as it was solved. The errors above are of the layers as they are now.",
+    )
+    for name, layer in zip(names, report.layers, strict=True):
+        table.add_row(name, _error(layer.output_error_before), _error(layer.output_error_after))
     return table
 
 

@@ -82,6 +82,8 @@ def convert(
         reports = refined_reports(reports, refinement, converted, problems, held_out)
     query_key = Count(sum(layer.query_key.before for layer in reports), sum(layer.query_key.after for layer in reports))
     attention_before = query_key.before + sum(_value_output(model, name, family) for name in problems)
+    if calibration is not None and calibration.batches:
+        progress("comparing with the original", 0, None)
     report = ConversionReport(
         layers=tuple(reports),
         query_key=query_key,
@@ -117,6 +119,7 @@ def _solve_all(
     replaced: dict[str, Factors] = {}
     reports: list[LayerReport] = []
     comparison: list[dict[str, Any]] = []
+    progress("solving", 0, len(problems))
     for name, form, rank in zip(problems, choice.forms, choice.ranks, strict=True):
         logger.debug("%s: solving", name)
         layer = model.get_submodule(name)

@@ -62,6 +62,7 @@ def calibrate_in_order(
     moments: dict[str, LayerMoments] = {}
     names = list(first.moments)
     layers = zip(names, choice.forms, choice.ranks, strict=True)
+    progress("calibrating in order", 0, len(names))
     for done, (name, form, rank) in enumerate(layers, 1):
         seen = calibrate(partly, prepared, options=options) if moments else first
         moments[name] = seen.moments[name]

@@ -59,6 +59,7 @@ def bench(
     settings = []
     memories: list[Memory | None] = [None] * len(models)
     with _placed(models, device, options) as placed, _compiled(placed, options) as callables:
+        progress("measuring", 0, len(grid))
         for done, (rows, length) in enumerate(grid, 1):
             with _too_large(rows, length):
                 runs: list[Run] = [

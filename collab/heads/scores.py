@@ -201,6 +201,7 @@ def _most_similar(matrix: Tensor) -> Tensor:
 
 def _counter(progress: Progress, what: str, total: int) -> Callable[[], None]:
     done = 0
+    progress(what, 0, total)
 
     def count() -> None:
         nonlocal done

@@ -74,6 +74,7 @@ def write_card(
         parameters=_parameters(report),
         agreement=_agreement(report),
         layers=_layers(report),
+        refined=any(layer.output_error_before is not None for layer in report.layers),
         notes=report.notes,
     )
     (folder / CARD_FILE).write_text(text, encoding="utf-8")
@@ -105,10 +106,15 @@ def _agreement(report: ConversionReport) -> str:
 
 def _layers(report: ConversionReport) -> str:
     forms = FORMS if report.comparison else ()
-    headings = ["layer", "form", "rank", "of", "scores", "held out", "weights", *forms, "parameters before", "after"]
+    refined = any(layer.output_error_before is not None for layer in report.layers)
+    outputs = ["output, as solved", "refined"] * refined
+    headings = ["layer", "form", "rank", "of", "scores", "held out", "weights", *outputs, *forms]
+    headings += ["parameters before", "after"]
     lines = [f"| {' | '.join(headings)} |", "|---|---|" + "---:|" * (len(headings) - 2)]
     for number, layer in enumerate(report.layers):
         others = [report.comparison[number][form]["error"] for form in forms]
+        if refined:
+            others = [layer.output_error_before, layer.output_error_after, *others]
         cells = [
             *(layer.name, layer.form, str(layer.rank), str(layer.full_rank)),
             *(

@@ -138,6 +138,7 @@ def plan(
     ranks: dict[tuple[Form, float], list[int]] = {(form, part): [] for form in FORMS for part in fractions}
     errors: dict[tuple[Form, float], list[float]] = {key: [] for key in ranks}
     spectra: list[Spectrum] = []
+    progress("predicting", 0, len(problems))
     for shape, (name, problem) in zip(shapes, problems.items(), strict=True):
         spectra.append(spectrum(name, problem))
         for form, part in errors:

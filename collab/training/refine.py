@@ -359,6 +359,7 @@ def _train(
         return
     for learner in learners.values():
         learner.start(options.learning_rate)
+    progress("refining", 0, options.steps)
     drawn = recordings(watch, learners, pieces, options)
     for step in range(options.steps):
         rows = tokens = 0
