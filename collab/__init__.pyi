@@ -1,6 +1,7 @@
 from . import checkpoints as checkpoints
 from . import errors as errors
 from .calibration.calibrate import Calibration as Calibration
+from .calibration.calibrate import PreparedData as PreparedData
 from .calibration.calibrate import calibrate as calibrate
 from .calibration.options import CalibrationOptions as CalibrationOptions
 from .calibration.options import CalibrationRequest as CalibrationRequest
@@ -19,11 +20,15 @@ from .decomposition.factors import Solution as Solution
 from .decomposition.options import SolverOptions as SolverOptions
 from .errors import CollabError as CollabError
 from .evaluation.bench import bench as bench
+from .evaluation.bench_report import BenchedModel as BenchedModel
 from .evaluation.bench_report import BenchReport as BenchReport
+from .evaluation.bench_report import BenchSetting as BenchSetting
+from .evaluation.bench_report import PeakMemory as PeakMemory
 from .evaluation.evaluate import Evaluation as Evaluation
 from .evaluation.evaluate import evaluate as evaluate
 from .evaluation.options import BenchOptions as BenchOptions
 from .evaluation.options import EvaluateOptions as EvaluateOptions
+from .evaluation.timing import Spread as Spread
 from .heads.inspection import Inspection as Inspection
 from .heads.inspection import LayerInspection as LayerInspection
 from .heads.inspection import inspect as inspect
@@ -32,6 +37,7 @@ from .heads.options import RowOptions as RowOptions
 from .heads.options import ScoreOptions as ScoreOptions
 from .heads.pruning import Pruning as Pruning
 from .heads.removal import prune as prune
+from .heads.rows import HeadRows as HeadRows
 from .heads.scores import HeadScores as HeadScores
 from .heads.scores import score_heads as score_heads
 from .io.history import Metric as Metric
@@ -41,6 +47,7 @@ from .io.load import load as load
 from .io.options import LoadOptions as LoadOptions
 from .io.options import Progress as Progress
 from .io.options import SaveOptions as SaveOptions
+from .io.read import Source as Source
 from .io.report import Conversion as Conversion
 from .io.report import ConversionReport as ConversionReport
 from .io.report import Count as Count
@@ -48,6 +55,8 @@ from .io.report import LayerReport as LayerReport
 from .io.write import save as save
 from .planning.config import ConversionConfig as ConversionConfig
 from .planning.plan import Plan as Plan
+from .planning.plan import PlanOption as PlanOption
+from .planning.plan import Spectrum as Spectrum
 from .planning.plan import plan as plan
 from .reparametrization.layer import reparametrize as reparametrize
 from .reparametrization.model import score_errors as score_errors

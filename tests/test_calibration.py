@@ -351,6 +351,7 @@ class TestInOrder:
                 assert report.calibration["in_order"] is True
         assert not changed(model, before)
 
+    @pytest.mark.slow
     def test_full_rank_changes_nothing(self) -> None:
         """A partly converted model at full rank is the original, so its moments are the same but for the directions."""
         model = tiny_model(BERT)

@@ -106,7 +106,7 @@ def test_refused_then_allowed_and_the_error_is_the_stated_one(row: Row, content:
         collab.errors.BudgetError, match=r"relative error of .*allow_error=0\.\d+ \(--allow-error\)"
     ) as refused:
         collab.expand(model)
-    offered = float(str(refused.value).partition("--allow-error ")[2].split()[0])
+    offered = float(str(refused.value).partition("allow_error=")[2].split()[0])
     with pytest.raises(collab.errors.BudgetError):
         collab.expand(model, allow_error=offered * 0.8)
     expansion = collab.expand(model, allow_error=offered)

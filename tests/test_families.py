@@ -298,6 +298,7 @@ class TestFromScratch:
             row.family.config_class(**row.values, collab_layers=[{"form": "x", "rank": 1}])
 
 
+@pytest.mark.slow
 def test_peft_lora_matches_the_names() -> None:
     peft = pytest.importorskip("peft", reason="peft is not installed")
     for row in ROWS:

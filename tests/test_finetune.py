@@ -137,6 +137,7 @@ class TestTasks:
         config = read_json(tmp_path / "tuned" / "config.json")
         assert config["label2id"] == {"no": 0, "yes": 1}
 
+    @pytest.mark.slow
     def test_regression(self, folder: Path, tmp_path: Path) -> None:
         for name, seed in (("train", 1), ("dev", 2)):
             table = [row | {"score": row["label"] * 2.5} for row in rows(128, seed)]
@@ -161,6 +162,7 @@ class TestTasks:
         assert record["metrics"]["loss"]["value"] < record["before"]["loss"]
         assert record["data"]["rows"] == 64, "empty lines do not count"
 
+    @pytest.mark.slow
     def test_distillation(self, folder: Path, tmp_path: Path) -> None:
         finetune(tmp_path / "original", tmp_path / "teacher", data(folder))
         options = replace(OPTIONS, distill=1.0)  # labels do not count at all
@@ -168,6 +170,7 @@ class TestTasks:
         record = finetune(folder, tmp_path / "tuned", data(folder), options=options, teacher=teacher)
         assert record["metrics"]["accuracy"]["value"] > 0.8 > record["before"]["accuracy"]
 
+    @pytest.mark.slow
     def test_gradient_accumulation_gives_the_same_result(self, folder: Path, tmp_path: Path) -> None:
         states = []
         for pieces in (1, 4):

@@ -128,6 +128,7 @@ class TestHeal:
             assert torch.equal(model(**inputs).logits, before)
         assert "divergence of the answers" in caplog.messages[-1]
 
+    @pytest.mark.slow
     def test_finds_a_learning_rate(self) -> None:
         """A model that is nearly its original learns in smaller steps. The same rate by name does the same."""
         rates = {}
@@ -165,6 +166,7 @@ class TestHeal:
             assert torch.equal(errors, relative_errors(teacher, *answers, inputs["attention_mask"]))
         assert errors.shape == (2,)
 
+    @pytest.mark.slow
     def test_gradient_accumulation_gives_the_same_result(self) -> None:
         teacher = tiny_model(BERT)
         losses = []

@@ -75,6 +75,7 @@ def test_every_form(form: str, rank: int, content: str, tmp_path: Path) -> None:
         np.testing.assert_allclose(actual["pooler_output"], expected[1].numpy(), rtol=0, atol=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model_type", ["distilbert", "mpnet", "deit"])
 def test_other_families(model_type: str, tmp_path: Path) -> None:
     model = converted(tiny_model(BY_TYPE[model_type]))
@@ -89,6 +90,7 @@ def test_other_families(model_type: str, tmp_path: Path) -> None:
     np.testing.assert_allclose(actual[seen], expected[seen], rtol=0, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_a_native_head_with_three_axes(tmp_path: Path) -> None:
     model = tiny_model(BERT, BertForMultipleChoice)
     collab.checkpoints.export_onnx(saved(model, tmp_path), tmp_path / "out")
@@ -175,6 +177,7 @@ class TestCommand:
         assert AutoConfig.from_pretrained(tmp_path / "out").model_type == "collab_vit"
 
 
+@pytest.mark.slow
 def test_sentence_embeddings(demo_folder: Path, tmp_path: Path) -> None:
     """Two layers of a real embedder: the graph with sentence-transformers' own pooling, from the folder alone."""
     models = pytest.importorskip("sentence_transformers", reason="the demo extra is not installed")

@@ -93,7 +93,8 @@ def calibrate(
     Raises:
         CalibrationError: if the data cannot be read or used, an activation is NaN or infinite, or the cache belongs to
             another model, other data or other settings.
-        UnsupportedArchitectureError, AlreadyConvertedError: if collab does not convert the model.
+        UnsupportedArchitectureError: if collab does not convert the model.
+        AlreadyConvertedError: if it is collaborative already.
     """
     options = options or CalibrationOptions()
     family = require_family(model.config)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from ..evaluation.bench import bench as bench_models
-from ..evaluation.bench_report import BenchReport, Measured
+from ..evaluation.bench_report import BenchedModel, BenchReport
 from ..evaluation.options import BenchOptions
 from ..evaluation.peak import peak_memory
 from ..io.load import Checkpoint, load
@@ -35,7 +35,9 @@ def bench(
 
     Raises:
         CheckpointError: if a model cannot be read.
-        ConfigurationError, DeviceError, OutOfMemoryError: as `collab.bench`.
+        ConfigurationError: as `collab.bench`.
+        DeviceError: as `collab.bench`.
+        OutOfMemoryError: as `collab.bench`.
     """
     options = options or BenchOptions()
     device, dtype = options.resolve_device(), options.torch_dtype
@@ -52,8 +54,8 @@ def bench(
 
 
 def _measured(
-    loaded: Checkpoint, measured: Measured, report: BenchReport, options: BenchOptions, notes: list[str]
-) -> Measured:
+    loaded: Checkpoint, measured: BenchedModel, report: BenchReport, options: BenchOptions, notes: list[str]
+) -> BenchedModel:
     """Adds the size of the files, and on a CPU the peak memory of a separate process."""
     folder = loaded.source.folder
     measured = replace(measured, file_bytes=sum(file.stat().st_size for file in check_weight_files(folder)))

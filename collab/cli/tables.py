@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from ..heads.pruning import Pruning
     from ..io.history import Step
     from ..io.report import ConversionReport
-    from ..planning.plan import Option, Plan
+    from ..planning.plan import Plan, PlanOption
 
 _WIDTH = 80
 
@@ -77,8 +77,8 @@ def _refined(report: ConversionReport, names: list[str]) -> Table:
     table = plain_table(
         "Attention output on held-out rows",
         ["layer", "as solved", "refined"],
-        caption="Relative squared error of each layer alone, on the original's inputs. A layer that refinement does not "
-        "bring closer stays as it was solved. The errors above are of the layers as they are now.",
+        caption="Relative squared error of each layer alone, on the original's inputs. A layer that refinement does "
+        "not bring closer stays as it was solved. The errors above are of the layers as they are now.",
     )
     for name, layer in zip(names, report.layers, strict=True):
         table.add_row(name, _error(layer.output_error_before), _error(layer.output_error_after))
@@ -197,7 +197,7 @@ def show_plan(plan: Plan) -> None:
     console.print(plan.recommendation, highlight=False)
 
 
-def _faithfulness(plan: Plan, choices: Sequence[Option]) -> Table:
+def _faithfulness(plan: Plan, choices: Sequence[PlanOption]) -> Table:
     """Error and size of every option."""
     what = "weights" if plan.calibration is None else "scores"
     table = plain_table(
@@ -212,7 +212,7 @@ def _faithfulness(plan: Plan, choices: Sequence[Option]) -> Table:
     return table
 
 
-def _running_costs(plan: Plan, choices: Sequence[Option]) -> Table:
+def _running_costs(plan: Plan, choices: Sequence[PlanOption]) -> Table:
     """Arithmetic and cache of every option."""
     lengths = list(choices[0].flops) if choices else []
     table = plain_table(

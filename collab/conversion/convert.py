@@ -61,9 +61,11 @@ def convert(
 
     Raises:
         ConfigurationError: if a number of refinement steps is given without rows to refine on.
-        UnsupportedArchitectureError, AlreadyConvertedError: if collab does not convert the model.
+        UnsupportedArchitectureError: if collab does not convert the model.
+        AlreadyConvertedError: if it is collaborative already.
         CalibrationError: if the calibration is of another model.
-        BudgetError, RankError: if no rank meets the budget, or a rank is out of range or missing.
+        BudgetError: if no rank meets the budget.
+        RankError: if a rank is out of range or missing.
         WeightsError: if a weight cannot be converted or does not fit its dtype, or the model differs from its config.
         DeviceError: if the device to solve on is not available.
     """
@@ -82,8 +84,6 @@ def convert(
         reports = refined_reports(reports, refinement, converted, problems, held_out)
     query_key = Count(sum(layer.query_key.before for layer in reports), sum(layer.query_key.after for layer in reports))
     attention_before = query_key.before + sum(_value_output(model, name, family) for name in problems)
-    if calibration is not None and calibration.batches:
-        progress("comparing with the original", 0, None)
     report = ConversionReport(
         layers=tuple(reports),
         query_key=query_key,
@@ -92,12 +92,23 @@ def convert(
         settings=config.to_dict(),
         choice=choice.explanation,
         calibration=None if calibration is None else calibration.summary,
-        agreement=None if calibration is None else agreement(model, converted, calibration.batches),
+        agreement=_agreement(model, converted, calibration, progress),
         comparison=comparison,
         seconds=time.perf_counter() - start_time,
         notes=() if calibration is None else calibration.notes,
     )
     return Conversion(_become(model, converted) if inplace else converted, report)
+
+
+def _agreement(
+    model: PreTrainedModel, converted: PreTrainedModel, calibration: Calibration | None, progress: Progress
+) -> dict[str, Any] | None:
+    """Agreement with the original on the held-out batches; None without calibration."""
+    if calibration is None:
+        return None
+    if calibration.batches:
+        progress("comparing with the original", 0, None)
+    return agreement(model, converted, calibration.batches)
 
 
 def _become(model: PreTrainedModel, other: PreTrainedModel) -> PreTrainedModel:
@@ -139,7 +150,9 @@ def require_convertible(model: PreTrainedModel) -> tuple[Family, type[PreTrained
     """The family of a model to convert, and its collaborative class.
 
     Raises:
-        UnsupportedArchitectureError, AlreadyConvertedError, WeightsError: as `convert`.
+        UnsupportedArchitectureError: as `convert`.
+        AlreadyConvertedError: as `convert`.
+        WeightsError: as `convert`.
     """
     if not isinstance(model, PreTrainedModel):
         raise UnsupportedArchitectureError(

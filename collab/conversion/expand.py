@@ -135,7 +135,8 @@ def require_expandable(model: PreTrainedModel) -> tuple[Family, type[PreTrainedM
     """The family of a collaborative model, and the native class that it came from.
 
     Raises:
-        NotConvertedError, WeightsError: as `expand`.
+        NotConvertedError: as `expand`.
+        WeightsError: as `expand`.
     """
     family = next((family for family in families().values() if type(model) in family.models), None)
     if family is None:

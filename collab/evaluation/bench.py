@@ -16,7 +16,7 @@ from ..io.options import Progress, no_progress
 from ..models.inputs import longest_input, random_inputs
 from ..models.layers import count_bytes, count_parameters
 from ..models.states import evaluating
-from .bench_report import BenchReport, Measured, Memory, Setting
+from .bench_report import BenchedModel, BenchReport, BenchSetting, PeakMemory
 from .options import LENGTHS, BenchOptions
 from .timing import Run, Spread, time_in_turn, wait
 
@@ -57,7 +57,7 @@ def bench(
     grid = [(rows, length) for rows in sorted(set(options.batch_sizes)) for length in lengths]
     vocabulary = min(getattr(model.config, "vocab_size", 0) or 0 for model in models) or None
     settings = []
-    memories: list[Memory | None] = [None] * len(models)
+    memories: list[PeakMemory | None] = [None] * len(models)
     with _placed(models, device, options) as placed, _compiled(placed, options) as callables:
         progress("measuring", 0, len(grid))
         for done, (rows, length) in enumerate(grid, 1):
@@ -84,9 +84,9 @@ def bench(
     )
 
 
-def _measured(name: str, model: PreTrainedModel, memory: Memory | None) -> Measured:
+def _measured(name: str, model: PreTrainedModel, memory: PeakMemory | None) -> BenchedModel:
     implementation = str(model.config._attn_implementation)
-    return Measured(name, type(model).__name__, count_parameters(model), None, implementation, memory)
+    return BenchedModel(name, type(model).__name__, count_parameters(model), None, implementation, memory)
 
 
 def lengths_of(
@@ -123,7 +123,7 @@ def lengths_of(
     return list(lengths), (note,) if longest > limit else ()
 
 
-def _measure(runs: list[Run], rows: int, length: int | None, options: BenchOptions) -> Setting:
+def _measure(runs: list[Run], rows: int, length: int | None, options: BenchOptions) -> BenchSetting:
     """Times every model at one batch size and length."""
     if options.compile:
         torch.compiler.reset()  # compile every setting for its own shape, never falling back to uncompiled code
@@ -136,10 +136,10 @@ def _measure(runs: list[Run], rows: int, length: int | None, options: BenchOptio
         by_round = Spread.of([second / first for first, second in rounds])
         ratio = Spread(seconds[1].median / seconds[0].median, by_round.low, by_round.high)
     count = rows * (length or 1)
-    return Setting(rows, length, seconds, tuple(count / spread.median for spread in seconds), ratio)
+    return BenchSetting(rows, length, seconds, tuple(count / spread.median for spread in seconds), ratio)
 
 
-def _peak(model: PreTrainedModel, run: Run) -> Memory:
+def _peak(model: PreTrainedModel, run: Run) -> PeakMemory:
     """Peak memory of a model's weights and one call on a GPU."""
     device = model.device
     call, batches = run
@@ -149,7 +149,7 @@ def _peak(model: PreTrainedModel, run: Run) -> Memory:
         call(**batches[0])
     wait(device)
     weights = count_bytes([*model.parameters(), *model.buffers()])
-    return Memory(weights + torch.cuda.max_memory_allocated(device) - before, None)
+    return PeakMemory(weights + torch.cuda.max_memory_allocated(device) - before, None)
 
 
 @contextlib.contextmanager

@@ -10,7 +10,7 @@ from .timing import Spread
 
 
 @dataclass(frozen=True)
-class Memory:
+class PeakMemory:
     """Peak memory at the largest batch.
 
     Attributes:
@@ -24,7 +24,7 @@ class Memory:
 
 
 @dataclass(frozen=True)
-class Measured:
+class BenchedModel:
     """A model that was measured.
 
     Attributes:
@@ -41,11 +41,11 @@ class Measured:
     parameters: int
     file_bytes: int | None
     attention: str
-    memory: Memory | None
+    memory: PeakMemory | None
 
 
 @dataclass(frozen=True)
-class Setting:
+class BenchSetting:
     """Times at one batch size and length.
 
     Attributes:
@@ -82,8 +82,8 @@ class BenchReport:
         versions: versions of Python and the packages.
     """
 
-    models: tuple[Measured, ...]
-    settings: tuple[Setting, ...]
+    models: tuple[BenchedModel, ...]
+    settings: tuple[BenchSetting, ...]
     unit: str
     rounds: int
     dtype: str

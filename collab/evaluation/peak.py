@@ -18,14 +18,14 @@ from ..errors import OutOfMemoryError
 from ..io.load import load
 from ..models.inputs import random_inputs
 from .bench import too_large
-from .bench_report import Memory
+from .bench_report import PeakMemory
 
 _STATUS = Path("/proc/self/status")
 
 
 def peak_memory(
     folder: Path, rows: int, length: int | None, dtype: torch.dtype, threads: int
-) -> tuple[Memory | None, str | None]:
+) -> tuple[PeakMemory | None, str | None]:
     """Peak resident memory of running a model at one batch size and length.
 
     Args:
@@ -62,7 +62,7 @@ def peak_memory(
     if process.returncode != 0:
         last = (process.stderr.strip().splitlines() or [f"exit code {process.returncode}"])[-1]
         return None, f"Peak memory was not measured: the process for it failed with {last}"
-    return Memory(**json.loads(process.stdout.splitlines()[-1])), None
+    return PeakMemory(**json.loads(process.stdout.splitlines()[-1])), None
 
 
 def _status(field: str) -> int:

@@ -139,7 +139,8 @@ def load_native(source: Source, options: LoadOptions | None = None, *, seed: int
 
     Raises:
         CheckpointError: if a file is missing or damaged, or the weights are a pickle of more than plain weights.
-        UnsupportedArchitectureError, AlreadyConvertedError: if it is not a model that collab converts.
+        UnsupportedArchitectureError: if it is not a model that collab converts.
+        AlreadyConvertedError: if it is collaborative already.
         WeightsError: if attention weights are missing.
     """
     config = read_config(source.folder)

@@ -128,7 +128,8 @@ def save_changed(
         card: a card to start from instead of the checkpoint's.
 
     Raises:
-        OutputError, VerificationError: as `save`.
+        OutputError: as `save`.
+        VerificationError: as `save`.
     """
     options = options or SaveOptions()
     output = Path(output).expanduser()

@@ -27,7 +27,7 @@ LENGTHS = (32, 128, 512)
 
 
 @dataclass(frozen=True)
-class Option:
+class PlanOption:
     """One way to convert a whole model, every layer with the same form and rank.
 
     Attributes:
@@ -87,7 +87,7 @@ class Plan:
         cache_bytes: bytes per token of the original's key cache.
     """
 
-    options: list[Option]
+    options: list[PlanOption]
     spectra: list[Spectrum]
     recommendation: str
     calibration: dict[str, Any] | None
@@ -125,7 +125,8 @@ def plan(
         The options, the layers' spectra and a recommendation.
 
     Raises:
-        UnsupportedArchitectureError, AlreadyConvertedError: if collab does not convert the model.
+        UnsupportedArchitectureError: if collab does not convert the model.
+        AlreadyConvertedError: if it is collaborative already.
         CalibrationError: if the calibration is of another model.
         BudgetError: if no form fits into any of the fractions.
     """
@@ -187,11 +188,11 @@ class _Original:
 
     def option(
         self, form: Form, ranks: list[int], errors: list[float], content: Content, lengths: Sequence[int]
-    ) -> Option:
+    ) -> PlanOption:
         """The costs of converting each layer at its rank, beside its predicted errors."""
         pairs = list(zip(self.shapes, ranks, strict=True))
         after = sum(shape.parameters(form, rank, content) for shape, rank in pairs)
-        return Option(
+        return PlanOption(
             form=form,
             rank=max(ranks),
             error=together(errors),
@@ -238,14 +239,14 @@ def spectrum(name: str, problem: LayerProblem) -> Spectrum:
     return Spectrum(name, components, *captured)
 
 
-def _mark_frontier(options: list[Option]) -> list[Option]:
-    def dominated(option: Option) -> bool:
+def _mark_frontier(options: list[PlanOption]) -> list[PlanOption]:
+    def dominated(option: PlanOption) -> bool:
         return any(other.query_key <= option.query_key and other.error < option.error for other in options)
 
     return [replace(option, frontier=not dominated(option)) for option in options]
 
 
-def _recommend(options: list[Option], calibrated: bool, length: int) -> str:
+def _recommend(options: list[PlanOption], calibrated: bool, length: int) -> str:
     """The recommended option in words."""
     sizes = sorted({round(option.query_key, 2) for option in options})
     target = min(sizes, key=lambda part: abs(part - 1 / 3))

@@ -64,7 +64,9 @@ def reparametrize(
     Raises:
         ShapeError: if the shapes of the weights, or of the moments, do not fit one attention layer.
         WeightsError: if a weight is NaN or infinite.
-        RankError, ConfigurationError, DeviceError: as `collab.decomposition.decompose`.
+        RankError: as `collab.decomposition.decompose`.
+        ConfigurationError: as `collab.decomposition.decompose`.
+        DeviceError: as `collab.decomposition.decompose`.
     """
     tensors = {"query_weight": query_weight, "query_bias": query_bias, "key_weight": key_weight, "key_bias": key_bias}
     for name, value in tensors.items():

@@ -131,7 +131,7 @@ def finetune(
     Raises:
         ConfigurationError: if the teacher's head has other labels, or the tokenizer does not fit the task.
         DataError: if a label does not fit the head.
-        TrainingError: as `collab.training.run.run`.
+        TrainingError: if the loss becomes NaN or infinite, memory is short, or `work` holds another unfinished run.
     """
     options = options or FinetuneOptions()
     if teacher is not None and names_of(teacher) != names_of(model):

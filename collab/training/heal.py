@@ -89,7 +89,7 @@ def heal(
     Raises:
         ConfigurationError: if teacher and model do not fit together, or there is nothing to train.
         DataError: if the data cannot be read or used.
-        TrainingError: as `collab.training.run.run`.
+        TrainingError: if the loss becomes NaN or infinite, memory is short, or `work` holds another unfinished run.
     """
     options = options or HealOptions()
     check_comparable(model, teacher)
