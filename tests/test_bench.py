@@ -82,7 +82,7 @@ class TestModels:
         )
         assert model.training
         assert model.dtype == torch.float32
-        assert seen == [(1, 4), (2, 4), (3, 4), (4, 4)]
+        assert seen == [(0, 4), (1, 4), (2, 4), (3, 4), (4, 4)]
         assert all(setting.ratio is None for setting in report.settings)
         assert report.dtype == "bfloat16"
         assert report.models[0].memory is None

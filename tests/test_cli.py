@@ -26,13 +26,13 @@ from collab.cli import main
 from collab.cli.head_tables import show_inspection, show_scores
 from collab.cli.tables import show_bench, show_plan, show_report, show_step
 from collab.decomposition import FORMS
-from collab.evaluation.bench_report import BenchReport, Measured, Memory, Setting
+from collab.evaluation.bench_report import BenchedModel, BenchReport, BenchSetting, PeakMemory
 from collab.evaluation.timing import Spread
 from collab.heads.inspection import Inspection, LayerInspection
 from collab.heads.scores import HeadScores
 from collab.io.history import Step, table
 from collab.io.report import ConversionReport, Count, LayerReport
-from collab.planning.plan import Option, Plan, Spectrum
+from collab.planning.plan import Plan, PlanOption, Spectrum
 from collab.reparametrization.layer import LayerProblem
 
 BERT = BY_TYPE["bert"]
@@ -123,6 +123,7 @@ class TestShows:
             "optimize": "size",
             "allocation": "auto",
             "content": "exact",
+            "refine": "auto",
             "compare": True,
             "seed": 5,
             "solver": {
@@ -287,7 +288,7 @@ class TestWidth:
         self.check(capsys, "held out", "100,000,000+"[:-1], "0.1234 (R=1024)", "after / before")
 
     def test_plan(self, capsys: pytest.CaptureFixture[str]) -> None:
-        choice = Option("tucker", 1024, 0.1, [0.1], 0.5, 0.9, {32: 0.1, 128: 12.5, 512: 0.1}, 12_582_912, True)
+        choice = PlanOption("tucker", 1024, 0.1, [0.1], 0.5, 0.9, {32: 0.1, 128: 12.5, 512: 0.1}, 12_582_912, True)
         spectra = [Spectrum(name, [1024, 4096], [0.5, 1.0], [0.5, 1.0], [0.95, 1.0]) for name in self.NAMES]
         show_plan(Plan([choice] * 3, spectra, "Take it.", None, 10**9, 10**10, 25_165_824))
         self.check(capsys, "query/key", "model", "512 tokens", "cache", "12,582,912", "product")
@@ -295,11 +296,13 @@ class TestWidth:
     def test_bench(self, capsys: pytest.CaptureFixture[str]) -> None:
         names = ("/a/folder/" + "of-a-long-name-" * 8, "original")
         models = [
-            Measured(name, "CollaborativeBertForSequenceClassification", 10**10, 10**11, "sdpa", Memory(10**11, 10**9))
+            BenchedModel(
+                name, "CollaborativeBertForSequenceClassification", 10**10, 10**11, "sdpa", PeakMemory(10**11, 10**9)
+            )
             for name in names
         ]
         spread = Spread(12.3456, 10.1, 14.2)
-        setting = Setting(128, 512, (spread, spread), (123456.7, 123456.7), Spread(1.234, 1.1, 1.3))
+        setting = BenchSetting(128, 512, (spread, spread), (123456.7, 123456.7), Spread(1.234, 1.1, 1.3))
         show_bench(BenchReport(tuple(models), (setting,), "tokens", 20, "bfloat16", "cpu", 2, True, (128, 512)))
         headings = ("batch", "length", "ms", "quartiles", "tokens/s", "ratio", "peak memory", "libraries")
         self.check(capsys, *headings, "10100 14200", "1.10 1.30")

@@ -102,7 +102,7 @@ def test_report(form: str) -> None:
         progress=lambda what, done, total: seen.append((done, total)),
     )
     report = conversion.report
-    assert seen == [(1, 2), (2, 2)]
+    assert seen == [(0, 2), (1, 2), (2, 2)]
     assert [layer.name for layer in report.layers] == [f"bert.encoder.layer.{i}.attention.self" for i in range(2)]
     mixing = {"concat": 0, "cp": 4 * 8, "tucker": 4 * 8 * 8}[form]
     for layer in report.layers:

@@ -74,7 +74,8 @@ def test_exact_in_every_head_of_every_family(row: Row, native_class: type[PreTra
     assert type(expansion.model) is native_class
     assert expansion.model.config.model_type == row.model_type
     assert not hasattr(expansion.model.config, "collab_layers")
-    assert expansion.output_difference < 1e-5
+    # Rounding, of outputs up to 5 in the heads for masked language models: some processors come to 1.03e-5 there.
+    assert expansion.output_difference < 1e-5 * max(1.0, expansion.output_scale)
     assert largest_difference(outputs(model), outputs(expansion.model)) == expansion.output_difference
 
 

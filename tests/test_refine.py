@@ -227,7 +227,7 @@ class TestModels:
         model, original, data = pair()
         seen: list[tuple[str, int, int]] = []
         refine(model, original, data, data, options=RefineOptions(steps=3), progress=lambda *done: seen.append(done))
-        assert seen == [("refining", step, 3) for step in (1, 2, 3)]
+        assert seen == [("refining", step, 3) for step in (0, 1, 2, 3)]
 
 
 class TestConversions:

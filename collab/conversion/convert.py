@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -82,12 +82,11 @@ def convert(
         train, judge = calibration.fitted, calibration.batches
         refinement = refine(converted, model, train, judge, options=refining, accept=accept, progress=progress)
         reports = refined_reports(reports, refinement, converted, problems, held_out)
-    query_key = Count(sum(layer.query_key.before for layer in reports), sum(layer.query_key.after for layer in reports))
-    attention_before = query_key.before + sum(_value_output(model, name, family) for name in problems)
+    query_key, attention = _attention_parameters(model, family, reports)
     report = ConversionReport(
         layers=tuple(reports),
         query_key=query_key,
-        attention=Count(attention_before, attention_before - query_key.before + query_key.after),
+        attention=attention,
         model=Count(count_parameters(model), count_parameters(converted)),
         settings=config.to_dict(),
         choice=choice.explanation,
@@ -98,6 +97,16 @@ def convert(
         notes=() if calibration is None else calibration.notes,
     )
     return Conversion(_become(model, converted) if inplace else converted, report)
+
+
+def _attention_parameters(
+    model: PreTrainedModel, family: Family, reports: Sequence[LayerReport]
+) -> tuple[Count, Count]:
+    """Parameters of queries and keys, and of all attention."""
+    before = sum(layer.query_key.before for layer in reports)
+    after = sum(layer.query_key.after for layer in reports)
+    rest = sum(_value_output(model, layer.name, family) for layer in reports)
+    return Count(before, after), Count(before + rest, after + rest)
 
 
 def _agreement(
