@@ -5,11 +5,11 @@ Of the demo checkpoint, everything in turn in one run:
 - calibrating on 1,024 rows, against a plain forward pass over the same rows;
 - the whole command `collab convert`, against a process that loads the model and runs the same rows, both with their
   imports;
-- `collab.convert` of the loaded model in each form, and all that the command does but its imports.
+- `collab.convert` of the loaded model in each form, and all that the command does but its imports and refinement.
 
     python benchmarks/conversion.py
 
-Writes results/conversion.json and .md. About four minutes on two quiet cores.
+Writes results/conversion.json and .md. About five minutes on two quiet cores.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from transformers import AutoModel, AutoTokenizer
 import collab
 from collab.data.features import Batch, batched, row_batches, synthetic_features
 
-RANK, REPEATS, ROWS, ROWS_IN_BATCH = 128, 5, 1024, 32
+RANK, REPEATS, ROWS, ROWS_IN_BATCH = 128, 3, 1024, 32
 FORMS = ("concat", "cp", "tucker")
 FORWARD, PROCESS = f"forward pass, {ROWS_IN_BATCH} rows at a time", "process: import, load, run the rows"
 
@@ -72,12 +72,13 @@ class Tasks:
             "forward pass, in the batches of calibration": (lambda: self.forward(self.own), FORWARD),
             "calibrate": (lambda: collab.calibrate(self.native, tokenizer=self.tokenizer), FORWARD),
             PROCESS: (self.load_and_run, PROCESS),
+            "process: `collab convert --refine none`": (lambda: self.command("--refine", "none"), PROCESS),
             "process: `collab convert`": (self.command, PROCESS),
         }
         for form in FORMS:
             tasks[f"convert by the weights, {form}"] = (lambda form=form: self.convert(form), FORWARD)
         for form in FORMS:
-            name = f"load, calibrate, convert, compare, export and check, {form}"
+            name = f"load, calibrate, solve, compare, export and check, {form}"
             tasks[name] = (lambda form=form: self.export(form), FORWARD)
         return tasks
 
@@ -91,10 +92,12 @@ class Tasks:
         """What anyone does with the model, in a process of its own."""
         self._process("-c", _LOAD_AND_RUN, str(self.checkpoint), str(self.rows), str(ROWS_IN_BATCH))
 
-    def command(self) -> None:
+    def command(self, *options: str) -> None:
         """The default command, in a process of its own."""
         with tempfile.TemporaryDirectory(dir=self.folder) as output:
-            self._process("-m", "collab", "convert", str(self.checkpoint), f"{output}/out", "--rank", str(RANK))
+            self._process(
+                "-m", "collab", "convert", str(self.checkpoint), f"{output}/out", "--rank", str(RANK), *options
+            )
 
     def convert(self, form: str) -> None:
         """The loaded model, by its weights alone."""
@@ -103,7 +106,7 @@ class Tasks:
     def export(self, form: str) -> None:
         """All that the command does but its imports."""
         with tempfile.TemporaryDirectory(dir=self.folder) as output:
-            config = collab.ConversionConfig(rank=RANK, form=form)
+            config = collab.ConversionConfig(rank=RANK, form=form, refine="none")
             collab.checkpoints.convert(str(self.checkpoint), Path(output) / "out", config)
 
     def _process(self, *arguments: str) -> None:

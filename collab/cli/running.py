@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import json
 import logging
 import os
@@ -306,6 +307,15 @@ def import_libraries(verbosity: int) -> None:
 
     What matters of it is in collab's own messages. With a verbosity above 0 nothing is silenced.
     """
+    gc.disable()  # imports make a million objects that stay: looking for garbage among them takes half a second
+    try:
+        _import_libraries(verbosity)
+    finally:
+        gc.enable()
+    gc.freeze()  # nor is it looked for among them later, which at the end would take another second
+
+
+def _import_libraries(verbosity: int) -> None:
     if verbosity <= 0:
         # Both read these when they are imported, and set their level by them.
         os.environ.setdefault("HF_HUB_VERBOSITY", "error")

@@ -19,7 +19,7 @@ Batch = dict[str, Tensor]
 
 SYNTHETIC_LENGTH = 16
 
-_TOKENS, _GRAPH_BYTES = 384, 64 * 10**6
+_TOKENS, _GRAPH_BYTES = 640, 112 * 10**6
 
 
 def text_features(
@@ -148,9 +148,9 @@ def _unused(name: str) -> bool:
 def tokens_in_batch(model: PreTrainedModel) -> int:
     """Tokens in a batch at most, unless one row alone has more.
 
-    Below some 400 tokens a good part of a pass over a small model is overhead, and above it little is gained. The graph
-    of a token takes 13 to 18 D numbers in every layer: a batch has at most as many tokens as take 64 MB, but of large
-    models D/5, with which a pass takes less memory than the moments do (4 D² numbers a layer, of twice the size).
+    The more tokens, the less of a pass over a small model is overhead. The graph of a token takes 13 to 18 D numbers in
+    every layer: a batch has at most 640 tokens and as many as take 112 MB, but of large models D/5, with which a pass
+    takes less memory than the moments do (4 D² numbers a layer, of twice the size).
     """
     width, layers = model.config.hidden_size, getattr(model.config, "num_hidden_layers", None) or 1
     return max(64, width // 5, min(_TOKENS, _GRAPH_BYTES // (4 * 18 * width * layers)))
