@@ -201,6 +201,7 @@ class TestCommand:
         assert figure.stat().st_size > 10_000
         assert {path.name for path in tmp_path.iterdir()} == {"original", "converted", "speed.png"}
 
+    @pytest.mark.slow
     def test_json(self, folders: tuple[Path, Path], tmp_path: Path) -> None:
         """Without --against only the model is measured, whatever its report names."""
         arguments = ("--length", 8, "--rounds", 2, "--device", "cpu", "--json")

@@ -106,6 +106,7 @@ class TestTasks:
         measured = collab.checkpoints.evaluate(str(output), collab.DataSource(str(tmp_path / "dev.tsv")))
         assert measured.metrics == record["metrics"], "evaluate finds what training found"
 
+    @pytest.mark.slow
     def test_heals_what_was_trained_before_its_conversion(self, folder: Path, tmp_path: Path) -> None:
         short = replace(OPTIONS, run=replace(RUN, steps=2, evaluations=1))
         healing = ("--data", tmp_path / "dev.tsv", "--text-column", "sentence", "--steps", 2, "--samples", 16)
@@ -274,6 +275,7 @@ class TestPruningOnTheWay:
     def pruning(**more: Any) -> MidwayPruning:
         return MidwayPruning(collab.PruneOptions(fraction=0.5, samples=32), **more)
 
+    @pytest.mark.slow
     def test_prunes_and_goes_on(self, folder: Path, tmp_path: Path) -> None:
         output = tmp_path / "tuned"
         arguments = ["--train", tmp_path / "train.tsv", "--eval", tmp_path / "dev.tsv", "--learning-rate", "5e-3"]
@@ -351,6 +353,7 @@ class TestEvaluate:
         assert read_json(folder / "collab_report.json")["history"][0]["step"] == "evaluate"
         assert run("evaluate", folder, *arguments).stdout.count("spearman") == 1
 
+    @pytest.mark.slow
     def test_a_model_against_itself(self, folder: Path, tmp_path: Path) -> None:
         finetune(folder, tmp_path / "tuned", data(folder))
         source = collab.DataSource(str(tmp_path / "dev.tsv"))
@@ -376,6 +379,7 @@ class TestEvaluate:
         assert measure("regression", columns)["spearman"] == pytest.approx(1)
         assert measure("regression", columns)["pearson"] < 1
 
+    @pytest.mark.slow
     def test_intervals_cover(self) -> None:
         """Of 95 % intervals of an accuracy, about 95 % hold the true one."""
         generator = np.random.default_rng(0)

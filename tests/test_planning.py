@@ -65,7 +65,7 @@ class TestBudgets:
     @pytest.mark.parametrize("params", [0.3, 0.6, 1.0])
     def test_params(self, form: str, params: float) -> None:
         for allocation in ("balanced", "uniform"):
-            config = collab.ConversionConfig(params=params, form=form, allocation=allocation)
+            config = collab.ConversionConfig(params=params, form=form, allocation=allocation, refine="none")
             report = collab.convert(tiny_model(BERT), config).report
             assert report.query_key.ratio <= params
             assert report.query_key.ratio > params - (0.2 if form == "tucker" else 0.05)
@@ -73,7 +73,7 @@ class TestBudgets:
 
     def test_auto_allocation_is_uniform_on_random_words(self) -> None:
         model = tiny_model(BERT)
-        config = collab.ConversionConfig(params=0.4)
+        config = collab.ConversionConfig(params=0.4, refine="none")
         synthetic = collab.calibrate(model, options=FEW)
         real = collab.Calibration(synthetic.moments, synthetic.held_out)
         for calibration, expected in ((None, "balanced"), (synthetic, "uniform"), (real, "balanced")):
@@ -115,7 +115,9 @@ class TestBudgets:
     def test_auto_by_size(self) -> None:
         model = tiny_model(BERT)
         calibration = collab.calibrate(model, options=FEW)
-        report = collab.convert(model, collab.ConversionConfig(params=0.5, form="auto"), calibration=calibration).report
+        report = collab.convert(
+            model, collab.ConversionConfig(params=0.5, form="auto", refine="none"), calibration=calibration
+        ).report
         candidates = report.choice["candidates"]
         assert set(candidates) == set(FORMS)
         assert candidates[report.choice["chosen"]]["error"] == min(
@@ -124,13 +126,13 @@ class TestBudgets:
         assert {layer.form for layer in report.layers} == {report.choice["chosen"]}
         assert all(candidate["parameters"] <= 0.5 * report.query_key.before for candidate in candidates.values())
         report = collab.convert(
-            model, collab.ConversionConfig(max_error=0.3, form="auto"), calibration=calibration
+            model, collab.ConversionConfig(max_error=0.3, form="auto", refine="none"), calibration=calibration
         ).report
         candidates = report.choice["candidates"]
         assert report.query_key.after == min(candidate["parameters"] for candidate in candidates.values())
 
     def test_auto_by_speed(self) -> None:
-        config = collab.ConversionConfig(params=0.5, form="auto", optimize="speed")
+        config = collab.ConversionConfig(params=0.5, form="auto", optimize="speed", refine="none")
         report = collab.convert(tiny_model(BERT), config).report
         candidates = report.choice["candidates"]
         least = min(candidate["cost"] for candidate in candidates.values())
@@ -142,14 +144,14 @@ class TestBudgets:
         assert all(layer.rank <= head_dim for layer in report.layers if layer.form != "concat")
 
     def test_speed_that_no_form_reaches(self, caplog: pytest.LogCaptureFixture) -> None:
-        config = collab.ConversionConfig(max_error=1e-6, form="auto", optimize="speed")
+        config = collab.ConversionConfig(max_error=1e-6, form="auto", optimize="speed", refine="none")
         report = collab.convert(tiny_model(BERT), config).report
         assert min(report.choice["candidates"][report.choice["chosen"]]["faster"].values()) <= 1
         assert "as fast as the original" in caplog.text
 
     def test_repeats(self) -> None:
         model = tiny_model(BERT)
-        config = collab.ConversionConfig(max_error=0.4, form="auto")
+        config = collab.ConversionConfig(max_error=0.4, form="auto", refine="none")
         first, second = (collab.convert(model, config).report for _ in range(2))
         assert [layer.rank for layer in first.layers] == [layer.rank for layer in second.layers]
 
@@ -204,7 +206,7 @@ class TestPlan:
         assert plan.query_key_parameters == 2 * 2112
         assert plan.cache_bytes == 2 * 32 * 4
         for option in plan.options:
-            config = collab.ConversionConfig(rank=option.rank, form=option.form)
+            config = collab.ConversionConfig(rank=option.rank, form=option.form, refine="none")
             report = collab.convert(model, config, calibration=calibration).report
             assert option.query_key == pytest.approx(report.query_key.ratio)
             assert option.model == pytest.approx(report.model.ratio)
@@ -230,7 +232,9 @@ def test_score_errors_of_a_loaded_model(tmp_path) -> None:
     for form in FORMS:
         for content in ("exact", "folded"):
             conversion = collab.convert(
-                model, collab.ConversionConfig(rank=9, form=form, content=content), calibration=calibration
+                model,
+                collab.ConversionConfig(rank=9, form=form, content=content, refine="none"),
+                calibration=calibration,
             )
             conversion.model.save_pretrained(tmp_path / form / content)
             loaded = transformers.AutoModel.from_pretrained(tmp_path / form / content)
