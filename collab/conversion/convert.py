@@ -52,8 +52,8 @@ def convert(
         config: settings of the conversion.
         calibration: result of `collab.calibrate` for this model, to approximate the scores on such inputs instead of
             the weights, which is far more faithful at the same size. None to approximate the weights.
-        inplace: whether to turn `model` itself into the collaborative model, sharing the weights that stay. It is not
-            changed unless every layer was solved. Hooks on replaced submodules are lost.
+        inplace: whether to turn `model` itself into the collaborative model, sharing the weights that stay. Nothing
+            changes unless every layer was solved. Hooks on replaced submodules are lost.
         progress: progress callback, called after every solved layer and every step of refinement.
 
     Returns:
