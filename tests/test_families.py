@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import inspect
+import pickle
 from pathlib import Path
 
 import pytest
@@ -51,6 +53,18 @@ def test_every_task_head_of_transformers(row: Row) -> None:
             natives = mapping[row.config_class]
             for native in natives if isinstance(natives, tuple | list) else (natives,):
                 assert row.family.collaborative_class(native) is not None, f"{name} loads {native.__name__}"
+
+
+@every_head
+def test_classes_are_found_by_name(row: Row, native_class: type[PreTrainedModel]) -> None:
+    """Exports name their classes in `auto_map`; the classes are derived, not written out."""
+    model_class = row.family.collaborative_class(native_class)
+    assert model_class.__name__ == f"Collab{native_class.__name__}"
+    assert getattr(row.family.module, model_class.__name__) is model_class
+    for derived in (model_class, model_class.config_class):
+        assert pickle.loads(pickle.dumps(derived)) is derived
+        assert inspect.getfile(derived) == row.family.module.__file__
+    assert model_class.config_class.model_type == f"collab_{native_class.config_class.model_type}"
 
 
 @every_head

@@ -54,6 +54,7 @@ class Collector:
         self.holding: bool | None = None
         self._layers = family.attention_layers(model)
         self._cross = {name: family.is_cross_attention(layer) for name, layer in self._layers.items()}
+        self._weights = {name: family.weights_index(layer) for name, layer in self._layers.items()}
         # Allocated before the first pass, so that they do not fragment the memory of its activations.
         self._sums: dict[bool, dict[str, list[Accumulator]]] = {
             hold: {name: [self._accumulator(layer, family)] for name, layer in self._layers.items()}
@@ -113,9 +114,8 @@ class Collector:
         return moments, {name: _finished(held.pop(name)) for name in self._layers}
 
     def _accumulator(self, layer: nn.Module, family: Family) -> Accumulator:
-        names, config = family.names(layer), self.model.config
-        query, key = getattr(layer, names["query"]), getattr(layer, names["key"])
-        return Accumulator(query.in_features, key.in_features, config.num_attention_heads, self.model.device)
+        query, key = (family.projection(layer, role) for role in ("query", "key"))
+        return Accumulator(query.in_features, key.in_features, family.num_heads(layer), self.model.device)
 
     def _learn(self, output: Any) -> None:
         self._batches += 1
@@ -178,7 +178,7 @@ class Collector:
             keys = queries
             if self._cross[name]:
                 keys = args[1] if len(args) > 1 else kwargs["encoder_hidden_states"]
-            self._passes.append(_Pass(name, queries, keys, output[1]))
+            self._passes.append(_Pass(name, queries, keys, output[self._weights[name]]))
 
         return record
 

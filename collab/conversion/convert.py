@@ -262,10 +262,10 @@ def _build(
     trainable: dict[str, bool] = {}
     for name, tensor in native.state_dict(keep_vars=True).items():
         owner = _owner(name, layers)
-        renamed = name if owner is None else _renamed(name, owner, family.names(layers[owner]))
-        if renamed is not None:
-            state[renamed] = tensor.detach() if share else tensor.detach().clone()
-            trainable[renamed] = tensor.requires_grad
+        parts = {name: tensor} if owner is None else _parts(name, tensor, owner, family.roles(layers[owner]))
+        for part, values in parts.items():
+            state[part] = values.detach() if share and len(parts) == 1 else values.detach().clone()
+            trainable[part] = tensor.requires_grad
     for name, factors in replaced.items():
         state |= {f"{name}.{parameter}": tensor for parameter, tensor in state_of(factors).items()}
     return assemble(model_class, config, state, native, trainable, share=share)
@@ -299,11 +299,15 @@ def _owner(name: str, layers: dict[str, nn.Module]) -> str | None:
     return next((layer for layer in layers if name.startswith(f"{layer}.")), None)
 
 
-def _renamed(name: str, owner: str, native_names: dict[str, str]) -> str | None:
-    """The name of a native attention layer's parameter in the collaborative one; None for queries and keys."""
-    module, _, parameter = name.removeprefix(f"{owner}.").partition(".")
-    ours = next(ours for ours, native in native_names.items() if native == module)
-    return None if ours in ("query", "key") else f"{owner}.{ours}.{parameter}"
+def _parts(name: str, tensor: Tensor, owner: str, roles: Mapping[str, Sequence[str]]) -> dict[str, Tensor]:
+    """What a native attention layer's parameter is in the collaborative one, by name; nothing for queries and keys."""
+    module, *parameter = name.removeprefix(f"{owner}.").split(".")
+    rows = tensor.chunk(len(roles[module]))
+    return {
+        ".".join([owner, role, *parameter]): part
+        for role, part in zip(roles[module], rows, strict=True)
+        if role not in ("query", "key")
+    }
 
 
 def _solve(
@@ -357,5 +361,5 @@ def _fitting(factors: Factors, like: Tensor, name: str) -> Factors:
 
 def _value_output(native: PreTrainedModel, name: str, family: Family) -> int:
     """Parameters of the value and output projections of a native attention layer."""
-    value = getattr(native.get_submodule(name), family.names(native.get_submodule(name))["value"])
+    value = family.projection(native.get_submodule(name), "value")
     return count_parameters(value) + count_parameters(family.output_projection(native, name))

@@ -117,7 +117,7 @@ def expand(model: PreTrainedModel, *, allow_error: float = 0.0) -> Expansion:
             native_layers[name] = native = (
                 native_layer(factors_of(layer), layer.attention_head_size)
                 if layer.heads
-                else without_heads(model.config.hidden_size)
+                else without_heads(_width(model.get_submodule(layer.output_name(name))))
             )
         spec = layer.spec
         reports.append(
@@ -188,39 +188,46 @@ def _build(
             expanded = native_class(config, **optional_parts(model))
     state: dict[str, Tensor] = {}
     trainable: dict[str, bool] = {}
+    parts: dict[str, dict[str, Tensor]] = {name: {} for name in layers}  # of each layer, by their names in it
     for name, tensor in model.state_dict(keep_vars=True).items():
         owner = next((layer for layer in layers if name.startswith(f"{layer}.")), None)
-        native_name = name if owner is None else _native_name(name, owner, layers[owner])
-        if native_name is not None:
-            state[native_name] = tensor.detach().clone()
-            trainable[native_name] = tensor.requires_grad
-    for name, native in native_layers.items():
-        names = family.names(expanded.get_submodule(name))
-        layer = layers[name]
-        query_bias = _whole(native.query_bias, layer)
-        solved = {
-            f"{names['query']}.weight": _whole(native.query, layer),
-            f"{names['query']}.bias": query_bias,
-            f"{names['key']}.weight": _whole(native.key, layer),
-            f"{names['key']}.bias": torch.zeros_like(query_bias),
-            # Only used if the model had no biases before, or the layer has no heads.
-            f"{names['value']}.bias": torch.zeros_like(query_bias),
-        }
-        if layer.spec.heads is not None:
-            value = f"{name}.{names['value']}"
-            output = f"{family.output_name(expanded, name)}.weight"
-            for parameter, dim in ((f"{value}.weight", 0), (f"{value}.bias", 0), (output, 1)):
-                if parameter in state:
-                    state[parameter] = _whole(state[parameter], layer, dim)
-            for parameter in (f"{value}.weight", output):
-                if parameter not in state:  # no heads
-                    state[parameter] = torch.zeros_like(expanded.get_parameter(parameter))
-        native_names = expanded.get_submodule(name).state_dict().keys()
-        for parameter, tensor in solved.items():
-            if parameter in native_names and f"{name}.{parameter}" not in state:
-                state[f"{name}.{parameter}"] = tensor.to(next(model.parameters()))
-    fill(expanded, state, model, trainable)
+        if owner is None:
+            state[name] = tensor.detach().clone()
+            trainable[name] = tensor.requires_grad
+        else:
+            parts[owner][name.removeprefix(f"{owner}.")] = tensor
+    for name, layer in layers.items():
+        whole = _native_parts(layer, native_layers[name], parts[name])
+        for native_name, like in expanded.get_submodule(name).state_dict().items():
+            module, *rest = native_name.split(".")
+            roles = layer.roles_of(module)
+            found = [whole.get(".".join([role, *rest])) for role in roles]
+            # Absent are biases that the model lacks, and the values of a layer without heads.
+            rows = [torch.zeros_like(like.chunk(len(roles))[0]) if row is None else row for row in found]
+            state[f"{name}.{native_name}"] = torch.cat(rows).to(next(model.parameters()))
+            given = [parts[name][part] for part in (".".join([role, *rest]) for role in roles) if part in parts[name]]
+            trainable[f"{name}.{native_name}"] = all(tensor.requires_grad for tensor in given)
+        output = f"{family.output_name(expanded, name)}.weight"
+        if layer.spec.heads is not None and "dense" not in layer.native_names:
+            like = expanded.get_parameter(output)
+            state[output] = _whole(state[output], layer, 1) if output in state else torch.zeros_like(like)
+    fill(expanded, {name: tensor.detach() for name, tensor in state.items()}, model, trainable)
     return expanded
+
+
+def _native_parts(layer: CollaborativeAttention, native: NativeLayer, parts: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The parameters of the native layer, by the names that they have in the collaborative one."""
+    kept = {name: tensor for name, tensor in parts.items() if name.partition(".")[0] in layer.native_names}
+    for name, dim in (("value.weight", 0), ("value.bias", 0), ("dense.weight", 1)):
+        if name in kept:
+            kept[name] = _whole(kept[name], layer, dim)
+    query_bias = _whole(native.query_bias, layer)
+    return kept | {
+        "query.weight": _whole(native.query, layer),
+        "query.bias": query_bias,
+        "key.weight": _whole(native.key, layer),
+        "key.bias": torch.zeros_like(query_bias),
+    }
 
 
 def _whole(tensor: Tensor, layer: CollaborativeAttention, dim: int = 0) -> Tensor:
@@ -228,7 +235,7 @@ def _whole(tensor: Tensor, layer: CollaborativeAttention, dim: int = 0) -> Tenso
     if layer.spec.heads is None:
         return tensor
     width, shape = layer.attention_head_size, list(tensor.shape)
-    shape[dim] = layer.config.num_attention_heads * width
+    shape[dim] = layer.total_heads * width
     rows = (torch.tensor(layer.heads, dtype=torch.long).unsqueeze(1) * width + torch.arange(width)).flatten()
     return tensor.new_zeros(shape).index_copy(dim, rows.to(tensor.device), tensor)
 
@@ -256,12 +263,9 @@ def _native_config(config: PretrainedConfig, family: Family, native_class: type[
     return native
 
 
-def _native_name(name: str, owner: str, layer: CollaborativeAttention) -> str | None:
-    """The name of a collaborative layer's parameter in the native one; None for those of queries and keys."""
-    module, _, parameter = name.removeprefix(f"{owner}.").partition(".")
-    if module in ("query", "key") or module not in layer.native_names:
-        return None
-    return f"{owner}.{layer.native_names[module]}.{parameter}"
+def _width(output: nn.Module) -> int:
+    """D of an output projection."""
+    return output.out_features if isinstance(output, nn.Linear) else output.width  # type: ignore[return-value]
 
 
 def _output_difference(model: PreTrainedModel, expanded: nn.Module) -> tuple[float, float]:

@@ -117,7 +117,7 @@ def _prune_layer(
                 if f"{name}.{parameter}" in state:
                     state[f"{name}.{parameter}"] = torch.zeros_like(state[f"{name}.{parameter}"])
         rank = sum(head_ranks)
-    heads = None if len(kept) == layer.config.num_attention_heads else kept
+    heads = None if len(kept) == layer.total_heads else kept
     return AttentionSpec(spec.form, rank, head_ranks, content, heads)
 
 

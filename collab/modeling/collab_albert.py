@@ -1,29 +1,11 @@
 """Collaborative ALBERT. Its passes share one set of attention weights, which is one collaborative layer."""
 
-from typing import Any
-
-from huggingface_hub.dataclasses import strict
 from torch import Tensor, nn
-from transformers.models.albert.configuration_albert import AlbertConfig
-from transformers.models.albert.modeling_albert import (
-    AlbertAttention,
-    AlbertForMaskedLM,
-    AlbertForMultipleChoice,
-    AlbertForPreTraining,
-    AlbertForQuestionAnswering,
-    AlbertForSequenceClassification,
-    AlbertForTokenClassification,
-    AlbertModel,
-)
+from transformers.models.albert import modeling_albert as native
 
 from .collab_attention import CollaborativeSelfAttention
-from .collab_config import CollaborativeConfig
-from .collab_model import CollaborativeBase, CollaborativeHead
-
-
-@strict
-class CollabAlbertConfig(CollaborativeConfig, AlbertConfig):
-    model_type = "collab_albert"
+from .collab_family import collaborative_family
+from .collab_model import CollaborativeBase
 
 
 class CollabAlbertAttention(CollaborativeSelfAttention):
@@ -37,39 +19,14 @@ class CollabAlbertAttention(CollaborativeSelfAttention):
         "output_dropout": "output_dropout",
         "LayerNorm": "LayerNorm",
     }
+    native_dropout = "attention_dropout"
     output_dropout: nn.Module
     LayerNorm: nn.Module
-
-    @staticmethod
-    def native_dropout(native: Any) -> float:
-        return native.attention_dropout.p
 
     def output(self, context: Tensor, hidden_states: Tensor) -> Tensor:
         return self.LayerNorm(hidden_states + self.output_dropout(self.dense(context)))
 
 
-class CollabAlbertModel(CollaborativeBase, AlbertModel):
-    config_class = CollabAlbertConfig
-    attention_classes = {AlbertAttention: CollabAlbertAttention}
-
-
-class CollabAlbertHead(CollaborativeHead):
-    base_class = CollabAlbertModel
-
-
-class CollabAlbertForMaskedLM(CollabAlbertHead, AlbertForMaskedLM): ...
-
-
-class CollabAlbertForPreTraining(CollabAlbertHead, AlbertForPreTraining): ...
-
-
-class CollabAlbertForSequenceClassification(CollabAlbertHead, AlbertForSequenceClassification): ...
-
-
-class CollabAlbertForTokenClassification(CollabAlbertHead, AlbertForTokenClassification): ...
-
-
-class CollabAlbertForQuestionAnswering(CollabAlbertHead, AlbertForQuestionAnswering): ...
-
-
-class CollabAlbertForMultipleChoice(CollabAlbertHead, AlbertForMultipleChoice): ...
+@collaborative_family()
+class CollabAlbertModel(CollaborativeBase, native.AlbertModel):
+    attention_classes = {native.AlbertAttention: CollabAlbertAttention}

@@ -53,15 +53,25 @@ class CollaborativeAttention(nn.Module):
         config: the model's config; its ``_attn_implementation`` selects the kernel at every call.
 
     Class attributes:
-        native_names: the family's names of ``query``, ``key``, ``value`` and other modules of the native layer that are
-            kept (``dense``, ``LayerNorm``), by the name that they have here.
+        native_names: the family's names of ``query``, ``key``, ``value`` and other parts of the native layer that are
+            kept (``dense``, ``LayerNorm``), by the name that they have here. Of the names that several of ``query``,
+            ``key`` and ``value`` share, the native module computes all of them: its rows are theirs, equally many and
+            in this order.
         sibling_output: where the block around the layer keeps the output projection, if the layer does not own it.
+        native_heads: the native layer's attribute for H.
+        native_dropout: the native layer's attribute for the dropout on attention weights, a number or a module.
+        native_weights: index of the attention weights in what the native layer returns.
+        scaled: whether scores are divided by √d.
         path: path of the ``sdpa`` implementation: ``auto``, by cost, or ``fused`` or ``matmul``; may be set on a layer
             for benchmarks and tests.
     """
 
     native_names: ClassVar[dict[str, str]] = {"query": "query", "key": "key", "value": "value"}
     sibling_output: ClassVar[str] = "output.dense"
+    native_heads: ClassVar[str] = "num_attention_heads"
+    native_dropout: ClassVar[str] = "dropout"
+    native_weights: ClassVar[int] = 1
+    scaled: ClassVar[bool] = True
     path: str = "auto"
 
     query: nn.Linear
@@ -74,20 +84,22 @@ class CollaborativeAttention(nn.Module):
 
     def __init__(self, native: Any, spec: AttentionSpec, config: Any) -> None:
         super().__init__()
-        native_query = getattr(native, self.native_names["query"])
-        native_key = getattr(native, self.native_names["key"])
-        self.config = config
+        native_query, native_key, native_value = (
+            self.native_projection(native, role) for role in ("query", "key", "value")
+        )
+        self.config = getattr(native, "config", None) or config  # a tower's own, in a model of several
         self.spec = spec
-        total = config.num_attention_heads
+        self.total_heads = total = self.heads_of(native)
         self.heads = tuple(range(total)) if spec.heads is None else spec.heads
         if self.heads and self.heads[-1] >= total:
             raise ValueError(f"heads {list(self.heads)} must be numbers below {total}.")
         self.num_attention_heads = len(self.heads)
         self.attention_head_size = native_query.out_features // total  # d
-        self.scaling = self.attention_head_size**-0.5
+        self.scaling = self.attention_head_size**-0.5 if self.scaled else 1.0
         self.is_causal = getattr(native, "is_causal", False)
         self.layer_idx = getattr(native, "layer_idx", None)
-        self.attention_dropout = self.native_dropout(native)
+        dropout: Any = getattr(native, self.native_dropout)
+        self.attention_dropout: float = getattr(dropout, "p", dropout)
         self.content_bias = self.query_offset = None
         self.head_ranks: tuple[int, ...] | None = None
         if spec.form == "concat":
@@ -99,13 +111,12 @@ class CollaborativeAttention(nn.Module):
             self._widths = [owned * count for owned, count in self._owned]
 
         for name, native_name in self.native_names.items():
-            if name not in ("query", "key", "value"):
+            if name not in ("query", "key", "value") and hasattr(native, native_name):
                 setattr(self, name, getattr(native, native_name))
         if not self.heads:
             return
         self.query = nn.Linear(native_query.in_features, spec.rank, bias=False)
         self.key = nn.Linear(native_key.in_features, spec.rank, bias=False)
-        native_value = getattr(native, self.native_names["value"])
         self.value = native_value
         if self.num_attention_heads < total:
             width = self.num_attention_heads * self.attention_head_size
@@ -135,10 +146,40 @@ class CollaborativeAttention(nn.Module):
         width = self.num_attention_heads * self.attention_head_size
         return nn.Linear(width, native.out_features, bias=native.bias is not None)
 
-    @staticmethod
-    def native_dropout(native: Any) -> float:
-        """The native layer's dropout on attention weights."""
-        return native.dropout.p
+    @classmethod
+    def roles_of(cls, native_name: str) -> list[str]:
+        """What a native layer's module or parameter is called here; several names if it is fused, in their order."""
+        return [role for role, name in cls.native_names.items() if name == native_name]
+
+    @classmethod
+    def heads_of(cls, native: Any) -> int:
+        """H of a native layer."""
+        return getattr(native, cls.native_heads)
+
+    @classmethod
+    def native_projection(cls, native: Any, role: str) -> nn.Linear:
+        """A native layer's ``query``, ``key`` or ``value`` projection; of a fused one a view of its rows."""
+        whole = getattr(native, cls.native_names[role])
+        roles = cls.roles_of(cls.native_names[role])
+        if len(roles) == 1:
+            return whole
+        number = roles.index(role)
+        bias = whole.bias is not None
+        part = nn.Linear(whole.in_features, whole.out_features // len(roles), bias=bias, device="meta")
+        for name, tensor in whole.named_parameters():
+            rows = tensor.detach().chunk(len(roles))[number]
+            setattr(part, name, nn.Parameter(rows, requires_grad=tensor.requires_grad))
+        return part
+
+    @classmethod
+    def scores_input(cls, native: Any, given: dict[str, Any]) -> tuple[Any, Tensor | None]:
+        """The mask and the position bias, as for `attend`, that a native layer was called with.
+
+        Args:
+            native: the native layer.
+            given: the arguments of its forward by name.
+        """
+        return given.get("attention_mask"), given.get("position_bias")
 
     @property
     def initial_mixing_std(self) -> float:

@@ -1,54 +1,15 @@
 """Collaborative CamemBERT."""
 
-from huggingface_hub.dataclasses import strict
-from transformers.models.camembert.configuration_camembert import CamembertConfig
-from transformers.models.camembert.modeling_camembert import (
-    CamembertCrossAttention,
-    CamembertForCausalLM,
-    CamembertForMaskedLM,
-    CamembertForMultipleChoice,
-    CamembertForQuestionAnswering,
-    CamembertForSequenceClassification,
-    CamembertForTokenClassification,
-    CamembertModel,
-    CamembertSelfAttention,
-)
+from transformers.models.camembert import modeling_camembert as native
 
 from .collab_attention import CollaborativeCrossAttention, CollaborativeSelfAttention
-from .collab_config import CollaborativeConfig
-from .collab_model import CollaborativeBase, CollaborativeHead
+from .collab_family import collaborative_family
+from .collab_model import CollaborativeBase
 
 
-@strict
-class CollabCamembertConfig(CollaborativeConfig, CamembertConfig):
-    model_type = "collab_camembert"
-
-
-class CollabCamembertModel(CollaborativeBase, CamembertModel):
-    config_class = CollabCamembertConfig
+@collaborative_family()
+class CollabCamembertModel(CollaborativeBase, native.CamembertModel):
     attention_classes = {
-        CamembertSelfAttention: CollaborativeSelfAttention,
-        CamembertCrossAttention: CollaborativeCrossAttention,
+        native.CamembertSelfAttention: CollaborativeSelfAttention,
+        native.CamembertCrossAttention: CollaborativeCrossAttention,
     }
-
-
-class CollabCamembertHead(CollaborativeHead):
-    base_class = CollabCamembertModel
-
-
-class CollabCamembertForMaskedLM(CollabCamembertHead, CamembertForMaskedLM): ...
-
-
-class CollabCamembertForCausalLM(CollabCamembertHead, CamembertForCausalLM): ...
-
-
-class CollabCamembertForSequenceClassification(CollabCamembertHead, CamembertForSequenceClassification): ...
-
-
-class CollabCamembertForTokenClassification(CollabCamembertHead, CamembertForTokenClassification): ...
-
-
-class CollabCamembertForQuestionAnswering(CollabCamembertHead, CamembertForQuestionAnswering): ...
-
-
-class CollabCamembertForMultipleChoice(CollabCamembertHead, CamembertForMultipleChoice): ...

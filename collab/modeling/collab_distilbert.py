@@ -1,50 +1,17 @@
 """Collaborative DistilBERT."""
 
-from huggingface_hub.dataclasses import strict
-from transformers.models.distilbert.configuration_distilbert import DistilBertConfig
-from transformers.models.distilbert.modeling_distilbert import (
-    DistilBertForMaskedLM,
-    DistilBertForMultipleChoice,
-    DistilBertForQuestionAnswering,
-    DistilBertForSequenceClassification,
-    DistilBertForTokenClassification,
-    DistilBertModel,
-    DistilBertSelfAttention,
-)
+from transformers.models.distilbert import modeling_distilbert as native
 
 from .collab_attention import CollaborativeSelfAttention
-from .collab_config import CollaborativeConfig
-from .collab_model import CollaborativeBase, CollaborativeHead
-
-
-@strict
-class CollabDistilBertConfig(CollaborativeConfig, DistilBertConfig):
-    model_type = "collab_distilbert"
+from .collab_family import collaborative_family
+from .collab_model import CollaborativeBase
 
 
 class CollabDistilBertAttention(CollaborativeSelfAttention):
     native_names = {"query": "q_lin", "key": "k_lin", "value": "v_lin", "dense": "out_lin"}
+    native_heads = "n_heads"
 
 
-class CollabDistilBertModel(CollaborativeBase, DistilBertModel):
-    config_class = CollabDistilBertConfig
-    attention_classes = {DistilBertSelfAttention: CollabDistilBertAttention}
-
-
-class CollabDistilBertHead(CollaborativeHead):
-    base_class = CollabDistilBertModel
-
-
-class CollabDistilBertForMaskedLM(CollabDistilBertHead, DistilBertForMaskedLM): ...
-
-
-class CollabDistilBertForSequenceClassification(CollabDistilBertHead, DistilBertForSequenceClassification): ...
-
-
-class CollabDistilBertForTokenClassification(CollabDistilBertHead, DistilBertForTokenClassification): ...
-
-
-class CollabDistilBertForQuestionAnswering(CollabDistilBertHead, DistilBertForQuestionAnswering): ...
-
-
-class CollabDistilBertForMultipleChoice(CollabDistilBertHead, DistilBertForMultipleChoice): ...
+@collaborative_family()
+class CollabDistilBertModel(CollaborativeBase, native.DistilBertModel):
+    attention_classes = {native.DistilBertSelfAttention: CollabDistilBertAttention}

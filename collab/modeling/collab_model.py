@@ -11,6 +11,8 @@ import inspect
 import os
 import shutil
 import sys
+from collections.abc import Container, Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -21,6 +23,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from transformers import initialization as init
 from transformers.dynamic_module_utils import get_relative_import_files
 from transformers.models.auto import modeling_auto
+from transformers.utils.output_capturing import OutputRecorder
 
 from .collab_attention import CollaborativeAttention, OutputBias
 
@@ -31,14 +34,60 @@ else:
 
 
 class CollaborativeMixin(_Model):
-    """Mixin of base models and models with a head: initialization of the new parameters, and saving.
+    """Mixin that gives a native model class collaborative attention.
 
     Comes before the native class in the bases: ``class CollabBertModel(CollaborativeBase, BertModel)``.
+
+    Class attributes:
+        base_class: the family's main model.
     """
+
+    base_class: ClassVar[type["CollaborativeBase"]]
 
     _supports_sdpa = True
     # The content bias is additive or wide, and queries are wider than values: flash attention supports neither.
     _supports_flash_attn = False
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if not issubclass(cls, PreTrainedModel):  # a mixin itself
+            return
+        cls.base_class.versions[cls.native_class()] = cls
+        # transformers records attentions only from layers of the classes listed here.
+        recorded = getattr(cls.native_class(), "_can_record_outputs", None)
+        if recorded is not None:
+            cls._can_record_outputs = {key: cls._recorded(source) for key, source in recorded.items()}
+
+    @classmethod
+    def _recorded(cls, source: Any) -> Any:
+        """The collaborative version of an entry of `_can_record_outputs`."""
+        classes = cls.base_class.attention_classes
+        if isinstance(source, OutputRecorder):
+            return replace(source, target_class=classes.get(source.target_class, source.target_class))
+        return (
+            [classes.get(entry, entry) for entry in source] if isinstance(source, list) else classes.get(source, source)
+        )
+
+    def __init__(self, config: Any, *args: Any, **kwargs: Any) -> None:
+        base, requested = self.base_class, config._attn_implementation
+        if not isinstance(self, CollaborativeBase):
+            # The native constructor builds native parts, which may support fewer kernels than their replacements.
+            config._attn_implementation = "eager"
+        super().__init__(config, *args, **kwargs)
+        if not isinstance(self, CollaborativeBase):
+            config._attn_implementation = requested
+        parts = list(outermost(self, base.versions))
+        for name, part in parts:
+            self.set_submodule(name, base.versions[type(part)](part.config, **optional_parts(part)))
+        layers = [] if parts else list(outermost(self, base.attention_classes))
+        if layers:
+            specs = config.attention_specs([attention_width(layer, base.attention_classes) for _, layer in layers])
+            for (name, layer), spec in zip(layers, specs, strict=True):
+                replacement = base.attention_classes[type(layer)](layer, spec, config)
+                self.set_submodule(name, replacement)
+                output = replacement.output_name(name)
+                self.set_submodule(output, replacement.output_of_heads(self.get_submodule(output)))  # type: ignore[arg-type]
+        self.post_init()
 
     @classmethod
     def native_class(cls) -> type[PreTrainedModel]:
@@ -78,73 +127,64 @@ class CollaborativeMixin(_Model):
 
 
 class CollaborativeBase(CollaborativeMixin):
-    """Mixin for a family's base model, the one that holds the attention layers.
+    """Mixin for a family's main model, which declares what the others of the family have in common with it.
 
     Class attributes:
         config_class: the collaborative config.
         attention_classes: for each native attention class, the collaborative one that replaces it.
+        parts: models of other families that models of this one hold, each with a config of its own.
+        versions: the collaborative version of each native model class of the family, and of its parts.
     """
 
     config_class: type[PreTrainedConfig]
     attention_classes: ClassVar[dict[type[nn.Module], type[CollaborativeAttention]]]
+    parts: ClassVar[tuple[type["CollaborativeBase"], ...]] = ()
+    versions: ClassVar[dict[type[PreTrainedModel], type[CollaborativeMixin]]]
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
+        cls.base_class = cls
+        cls.versions = {native: version for part in cls.parts for native, version in part.versions.items()}
         super().__init_subclass__(**kwargs)
-        # transformers records attentions only from layers of the classes listed here.
-        recorded = getattr(cls.native_class(), "_can_record_outputs", None)
-        if recorded is not None:
-            cls._can_record_outputs = {
-                key: cls.attention_classes.get(source, source) for key, source in recorded.items()
-            }
-
-    def __init__(self, config: Any, *args: Any, **kwargs: Any) -> None:
-        super().__init__(config, *args, **kwargs)
-        layers = [(name, layer) for name, layer in self.named_modules() if type(layer) in self.attention_classes]
-        specs = config.attention_specs([attention_width(layer, self.attention_classes) for _, layer in layers])
-        for (name, layer), spec in zip(layers, specs, strict=True):
-            replacement = self.attention_classes[type(layer)](layer, spec, config)
-            self.set_submodule(name, replacement)
-            output = replacement.output_name(name)
-            self.set_submodule(output, replacement.output_of_heads(self.get_submodule(output)))  # type: ignore[arg-type]
-        self.post_init()
 
 
 class CollaborativeHead(CollaborativeMixin):
-    """Mixin for a model with a head on a base model.
+    """Mixin for the other models of a family: those with a head, and those inside the main model.
 
     Class attributes:
-        base_class: the family's collaborative base model.
+        base_class: the family's main model.
     """
 
-    base_class: ClassVar[type[CollaborativeBase]]
-
     def __init_subclass__(cls, **kwargs: Any) -> None:
-        cls.config_class = cls.base_class.config_class
+        if "config_class" not in vars(cls):
+            cls.config_class = cls.base_class.config_class
         super().__init_subclass__(**kwargs)
-
-    def __init__(self, config: Any, *args: Any, **kwargs: Any) -> None:
-        # The native constructor builds a native base model, which may support fewer kernels than its replacement.
-        requested, config._attn_implementation = config._attn_implementation, "eager"
-        super().__init__(config, *args, **kwargs)
-        config._attn_implementation = requested
-        native = getattr(self, self.base_model_prefix)
-        setattr(self, self.base_model_prefix, self.base_class(config, **optional_parts(native)))
-        self.post_init()
 
 
 def family_models(module: ModuleType) -> tuple[type[CollaborativeMixin], ...]:
-    """The collaborative model classes that a family's file defines, the base model first."""
+    """The collaborative model classes that a family's file defines, the main one first."""
     models = [
         member
         for member in vars(module).values()
-        if isinstance(member, type) and issubclass(member, CollaborativeMixin) and issubclass(member, PreTrainedModel)
+        if isinstance(member, type)
+        and issubclass(member, CollaborativeMixin)
+        and issubclass(member, PreTrainedModel)
+        and member.__module__ == module.__name__
     ]
     return tuple(sorted(models, key=lambda model: not issubclass(model, CollaborativeBase)))
 
 
+def outermost(module: nn.Module, classes: Container[type[nn.Module]], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """The modules of some classes inside a module, with their names, in order; what is inside of those is omitted."""
+    for name, child in module.named_children():
+        if type(child) in classes:
+            yield prefix + name, child
+        else:
+            yield from outermost(child, classes, f"{prefix}{name}.")
+
+
 def attention_width(layer: nn.Module, attention_classes: dict[type[nn.Module], type[CollaborativeAttention]]) -> int:
     """K of a native attention layer."""
-    return getattr(layer, attention_classes[type(layer)].native_names["query"]).out_features
+    return attention_classes[type(layer)].native_projection(layer, "query").out_features
 
 
 def optional_parts(base: PreTrainedModel) -> dict[str, bool]:
@@ -182,7 +222,8 @@ def auto_classes(module: ModuleType) -> dict[str, tuple[type[CollaborativeMixin]
         known = tuple(collaborative[native_class] for native_class in natives if native_class in collaborative)
         if known:
             loadable[name] = known
-    return loadable
+    # AutoModel loads an encoder-decoder natively, of which only the encoder is converted.
+    return {"AutoModel": models[:1]} | loadable
 
 
 def auto_map(model_class: type[CollaborativeMixin]) -> dict[str, str]:

@@ -2,27 +2,12 @@
 
 from typing import Any
 
-from huggingface_hub.dataclasses import strict
 from torch import Tensor
-from transformers.models.mpnet.configuration_mpnet import MPNetConfig
-from transformers.models.mpnet.modeling_mpnet import (
-    MPNetForMaskedLM,
-    MPNetForMultipleChoice,
-    MPNetForQuestionAnswering,
-    MPNetForSequenceClassification,
-    MPNetForTokenClassification,
-    MPNetModel,
-    MPNetSelfAttention,
-)
+from transformers.models.mpnet import modeling_mpnet as native
 
 from .collab_attention import CollaborativeSelfAttention
-from .collab_config import CollaborativeConfig
-from .collab_model import CollaborativeBase, CollaborativeHead
-
-
-@strict
-class CollabMPNetConfig(CollaborativeConfig, MPNetConfig):
-    model_type = "collab_mpnet"
+from .collab_family import collaborative_family
+from .collab_model import CollaborativeBase
 
 
 class CollabMPNetAttention(CollaborativeSelfAttention):
@@ -48,25 +33,6 @@ class CollabMPNetAttention(CollaborativeSelfAttention):
         return (output, weights) if output_attentions else (output,)  # type: ignore[return-value]
 
 
-class CollabMPNetModel(CollaborativeBase, MPNetModel):
-    config_class = CollabMPNetConfig
-    attention_classes = {MPNetSelfAttention: CollabMPNetAttention}
-
-
-class CollabMPNetHead(CollaborativeHead):
-    base_class = CollabMPNetModel
-
-
-class CollabMPNetForMaskedLM(CollabMPNetHead, MPNetForMaskedLM): ...
-
-
-class CollabMPNetForSequenceClassification(CollabMPNetHead, MPNetForSequenceClassification): ...
-
-
-class CollabMPNetForTokenClassification(CollabMPNetHead, MPNetForTokenClassification): ...
-
-
-class CollabMPNetForQuestionAnswering(CollabMPNetHead, MPNetForQuestionAnswering): ...
-
-
-class CollabMPNetForMultipleChoice(CollabMPNetHead, MPNetForMultipleChoice): ...
+@collaborative_family()
+class CollabMPNetModel(CollaborativeBase, native.MPNetModel):
+    attention_classes = {native.MPNetSelfAttention: CollabMPNetAttention}

@@ -1,54 +1,15 @@
 """Collaborative RoBERTa."""
 
-from huggingface_hub.dataclasses import strict
-from transformers.models.roberta.configuration_roberta import RobertaConfig
-from transformers.models.roberta.modeling_roberta import (
-    RobertaCrossAttention,
-    RobertaForCausalLM,
-    RobertaForMaskedLM,
-    RobertaForMultipleChoice,
-    RobertaForQuestionAnswering,
-    RobertaForSequenceClassification,
-    RobertaForTokenClassification,
-    RobertaModel,
-    RobertaSelfAttention,
-)
+from transformers.models.roberta import modeling_roberta as native
 
 from .collab_attention import CollaborativeCrossAttention, CollaborativeSelfAttention
-from .collab_config import CollaborativeConfig
-from .collab_model import CollaborativeBase, CollaborativeHead
+from .collab_family import collaborative_family
+from .collab_model import CollaborativeBase
 
 
-@strict
-class CollabRobertaConfig(CollaborativeConfig, RobertaConfig):
-    model_type = "collab_roberta"
-
-
-class CollabRobertaModel(CollaborativeBase, RobertaModel):
-    config_class = CollabRobertaConfig
+@collaborative_family()
+class CollabRobertaModel(CollaborativeBase, native.RobertaModel):
     attention_classes = {
-        RobertaSelfAttention: CollaborativeSelfAttention,
-        RobertaCrossAttention: CollaborativeCrossAttention,
+        native.RobertaSelfAttention: CollaborativeSelfAttention,
+        native.RobertaCrossAttention: CollaborativeCrossAttention,
     }
-
-
-class CollabRobertaHead(CollaborativeHead):
-    base_class = CollabRobertaModel
-
-
-class CollabRobertaForMaskedLM(CollabRobertaHead, RobertaForMaskedLM): ...
-
-
-class CollabRobertaForCausalLM(CollabRobertaHead, RobertaForCausalLM): ...
-
-
-class CollabRobertaForSequenceClassification(CollabRobertaHead, RobertaForSequenceClassification): ...
-
-
-class CollabRobertaForTokenClassification(CollabRobertaHead, RobertaForTokenClassification): ...
-
-
-class CollabRobertaForQuestionAnswering(CollabRobertaHead, RobertaForQuestionAnswering): ...
-
-
-class CollabRobertaForMultipleChoice(CollabRobertaHead, RobertaForMultipleChoice): ...

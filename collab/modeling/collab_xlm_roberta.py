@@ -1,54 +1,15 @@
 """Collaborative XLM-RoBERTa."""
 
-from huggingface_hub.dataclasses import strict
-from transformers.models.xlm_roberta.configuration_xlm_roberta import XLMRobertaConfig
-from transformers.models.xlm_roberta.modeling_xlm_roberta import (
-    XLMRobertaCrossAttention,
-    XLMRobertaForCausalLM,
-    XLMRobertaForMaskedLM,
-    XLMRobertaForMultipleChoice,
-    XLMRobertaForQuestionAnswering,
-    XLMRobertaForSequenceClassification,
-    XLMRobertaForTokenClassification,
-    XLMRobertaModel,
-    XLMRobertaSelfAttention,
-)
+from transformers.models.xlm_roberta import modeling_xlm_roberta as native
 
 from .collab_attention import CollaborativeCrossAttention, CollaborativeSelfAttention
-from .collab_config import CollaborativeConfig
-from .collab_model import CollaborativeBase, CollaborativeHead
+from .collab_family import collaborative_family
+from .collab_model import CollaborativeBase
 
 
-@strict
-class CollabXLMRobertaConfig(CollaborativeConfig, XLMRobertaConfig):
-    model_type = "collab_xlm-roberta"
-
-
-class CollabXLMRobertaModel(CollaborativeBase, XLMRobertaModel):
-    config_class = CollabXLMRobertaConfig
+@collaborative_family()
+class CollabXLMRobertaModel(CollaborativeBase, native.XLMRobertaModel):
     attention_classes = {
-        XLMRobertaSelfAttention: CollaborativeSelfAttention,
-        XLMRobertaCrossAttention: CollaborativeCrossAttention,
+        native.XLMRobertaSelfAttention: CollaborativeSelfAttention,
+        native.XLMRobertaCrossAttention: CollaborativeCrossAttention,
     }
-
-
-class CollabXLMRobertaHead(CollaborativeHead):
-    base_class = CollabXLMRobertaModel
-
-
-class CollabXLMRobertaForMaskedLM(CollabXLMRobertaHead, XLMRobertaForMaskedLM): ...
-
-
-class CollabXLMRobertaForCausalLM(CollabXLMRobertaHead, XLMRobertaForCausalLM): ...
-
-
-class CollabXLMRobertaForSequenceClassification(CollabXLMRobertaHead, XLMRobertaForSequenceClassification): ...
-
-
-class CollabXLMRobertaForTokenClassification(CollabXLMRobertaHead, XLMRobertaForTokenClassification): ...
-
-
-class CollabXLMRobertaForQuestionAnswering(CollabXLMRobertaHead, XLMRobertaForQuestionAnswering): ...
-
-
-class CollabXLMRobertaForMultipleChoice(CollabXLMRobertaHead, XLMRobertaForMultipleChoice): ...

@@ -10,8 +10,9 @@ import pkgutil
 from dataclasses import dataclass
 from functools import cache
 from types import ModuleType
+from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 from transformers import AutoConfig, PretrainedConfig, PreTrainedModel
 from transformers.models.auto import modeling_auto
 
@@ -97,6 +98,33 @@ class Family:
     def names(self, layer: nn.Module) -> dict[str, str]:
         """A native attention layer's names of ``query``, ``key``, ``value`` and the other modules that are kept."""
         return self.base.attention_classes[type(layer)].native_names
+
+    def roles(self, layer: nn.Module) -> dict[str, list[str]]:
+        """What each part of a native attention layer is called in a collaborative one: several names if it is fused."""
+        attention = self.base.attention_classes[type(layer)]
+        return {native: attention.roles_of(native) for native in attention.native_names.values()}
+
+    def num_heads(self, layer: nn.Module) -> int:
+        """H of a native attention layer."""
+        return self.base.attention_classes[type(layer)].heads_of(layer)
+
+    def projection(self, layer: nn.Module, role: str) -> nn.Linear:
+        """A native attention layer's ``query``, ``key`` or ``value`` projection; of a fused one a view of its rows."""
+        return self.base.attention_classes[type(layer)].native_projection(layer, role)
+
+    def value_rows(self, layer: nn.Module) -> tuple[int, int]:
+        """Which part of how many equal ones the values are in the output of the native module that computes them."""
+        attention = self.base.attention_classes[type(layer)]
+        roles = attention.roles_of(attention.native_names["value"])
+        return roles.index("value"), len(roles)
+
+    def scores_input(self, layer: nn.Module, given: dict[str, Any]) -> tuple[Any, Tensor | None]:
+        """The mask and the position bias that a native attention layer was called with."""
+        return self.base.attention_classes[type(layer)].scores_input(layer, given)
+
+    def weights_index(self, layer: nn.Module) -> int:
+        """Index of the attention weights in what a native attention layer returns."""
+        return self.base.attention_classes[type(layer)].native_weights
 
     def is_cross_attention(self, layer: nn.Module) -> bool:
         """Whether a native attention layer takes its keys from another sequence."""

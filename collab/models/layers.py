@@ -96,10 +96,10 @@ def head_layers(model: PreTrainedModel) -> list[HeadLayer]:
         UnsupportedArchitectureError: if the model belongs to no family or has no attention layers.
     """
     family = family_of(model)
-    total = model.config.num_attention_heads
-    layers = [_converted(model, name, layer, total) for name, layer in collaborative_layers(model).items()]
+    layers = [_converted(model, name, layer) for name, layer in collaborative_layers(model).items()]
     for name, layer in family.attention_layers(model).items():
-        query, key, value = (getattr(layer, family.names(layer)[role]) for role in ("query", "key", "value"))
+        query, key, value = (family.projection(layer, role) for role in ("query", "key", "value"))
+        total = family.num_heads(layer)
         output = family.output_projection(model, name)
         width = query.out_features // total
         layers.append(HeadLayer(name, layer, tuple(range(total)), total, width, query, key, value, output))
@@ -122,7 +122,8 @@ def passes_per_layer(model: PreTrainedModel, layers: list[HeadLayer]) -> float:
     return passes / len(layers)
 
 
-def _converted(model: PreTrainedModel, name: str, layer: CollaborativeAttention, total: int) -> HeadLayer:
+def _converted(model: PreTrainedModel, name: str, layer: CollaborativeAttention) -> HeadLayer:
     output = model.get_submodule(layer.output_name(name))
     query, key, value = (getattr(layer, role) if layer.heads else None for role in ("query", "key", "value"))
-    return HeadLayer(name, layer, layer.heads, total, layer.attention_head_size, query, key, value, output)
+    width = layer.attention_head_size
+    return HeadLayer(name, layer, layer.heads, layer.total_heads, width, query, key, value, output)

@@ -40,7 +40,6 @@ class LayerProblems(Mapping[str, LayerProblem]):
         self._layers = family.attention_layers(model)
         self._family = family
         self._moments = moments
-        self._heads = model.config.num_attention_heads
         self._device = device
         if self._moments is not None and set(self._moments) != set(self._layers):
             raise CalibrationError("The calibration is of another model: its layers are not those of this one.")
@@ -51,10 +50,13 @@ class LayerProblems(Mapping[str, LayerProblem]):
         return full_ranks(self._layers.values(), self._family)
 
     def __getitem__(self, name: str) -> LayerProblem:
-        query, key = projections(self._layers[name], self._family)
+        layer = self._layers[name]
+        query, key = projections(layer, self._family)
         moments = None if self._moments is None else self._moments[name]
         with torch.no_grad():
-            return LayerProblem.of(query.weight, query.bias, key.weight, self._heads, self._device, moments)
+            return LayerProblem.of(
+                query.weight, query.bias, key.weight, self._family.num_heads(layer), self._device, moments
+            )
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._layers)
@@ -70,8 +72,7 @@ def full_ranks(layers: Iterable[nn.Module], family: Family) -> list[int]:
 
 def projections(layer: nn.Module, family: Family) -> tuple[nn.Linear, nn.Linear]:
     """A native attention layer's query and key projections."""
-    names = family.names(layer)
-    return getattr(layer, names["query"]), getattr(layer, names["key"])
+    return family.projection(layer, "query"), family.projection(layer, "key")
 
 
 def score_errors(

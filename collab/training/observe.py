@@ -36,6 +36,7 @@ class LayerPass:
         position_bias: (1 or B, H, T, S), or None.
         seen: (B, T, 1), True for queries that are not padding; None without padding.
         number: index of the pass, for a layer that the model applies several times.
+        is_causal: as passed to the layer; None if it was not.
     """
 
     queries: Tensor
@@ -46,6 +47,7 @@ class LayerPass:
     position_bias: Tensor | None
     seen: Tensor | None
     number: int
+    is_causal: bool | None = None
 
 
 Visit = Callable[[str, LayerPass], None]
@@ -79,14 +81,15 @@ class Observer:
         """W_V and W_O of a layer."""
         layer = self._layers[name]
         output: Any = self._family.output_projection(self.model, name)
-        return getattr(layer, self._family.names(layer)["value"]), output
+        return self._family.projection(layer, "value"), output
 
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:
         """Registers the hooks that `run` needs, and turns dropout off, inside the context."""
         handles = []
         for name, layer in self._layers.items():
-            value, output = self.projections(name)
+            value = getattr(layer, self._family.names(layer)["value"])
+            output = self._family.output_projection(self.model, name)
             handles.append(layer.register_forward_pre_hook(self._before(name), with_kwargs=True))
             handles.append(value.register_forward_hook(self._value(name)))
             handles.append(output.register_forward_pre_hook(self._after(name)))
@@ -123,8 +126,10 @@ class Observer:
         return keep
 
     def _value(self, name: str) -> Callable[..., None]:
+        number, parts = self._family.value_rows(self._layers[name])
+
         def keep(module: nn.Module, args: tuple, output: Tensor) -> None:
-            self._values[name] = output
+            self._values[name] = output.chunk(parts, dim=-1)[number]
 
         return keep
 
@@ -137,7 +142,7 @@ class Observer:
             given = self._inputs.pop(name)
             queries = given["hidden_states"]
             keys = given["encoder_hidden_states"] if cross else queries
-            mask, bias = given.get("attention_mask"), given.get("position_bias")
+            mask, bias = self._family.scores_input(self._layers[name], given)
             shown = LayerPass(
                 queries.float(),
                 keys.float(),
@@ -147,6 +152,7 @@ class Observer:
                 None if bias is None else bias.float(),
                 self._seen(queries),
                 self._number[name],
+                given.get("is_causal"),
             )
             self._number[name] += 1
             self._visit(name, shown)

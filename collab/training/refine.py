@@ -135,11 +135,7 @@ def refine(
         return Refinement({}, options, 0.0)
     train, judge = _divided(batches, held_out)
     watch = Observer(original, require_family(original.config))
-    learners = {
-        name: _Learner(layer, *watch.projections(name), original.config.num_attention_heads)
-        for name, layer in layers.items()
-        if layer.heads
-    }
+    learners = {name: _Learner(layer, *watch.projections(name)) for name, layer in layers.items() if layer.heads}
     with torch.inference_mode(False), attending_by(original, _implementation(original)), watch.watching():
         held_pieces = pieces_of(judge)
         before = _measure(watch, learners, held_pieces)
@@ -221,20 +217,17 @@ class _Learner:
         layer: the layer of the converted model, which is not changed.
         native_value: the original's value projection.
         native_output: the original's output projection W_O.
-        total_heads: the original's number of heads.
 
     Raises:
         ConfigurationError: if the layer's values are not those of the original.
     """
 
-    def __init__(
-        self, layer: CollaborativeAttention, native_value: nn.Linear, native_output: nn.Linear, total_heads: int
-    ) -> None:
+    def __init__(self, layer: CollaborativeAttention, native_value: nn.Linear, native_output: nn.Linear) -> None:
         self.dtype = layer.query.weight.dtype
         self.layer = copy.deepcopy(layer).to(native_output.weight.device).float().eval().requires_grad_(False)
         self.layer.config._attn_implementation_internal = "sdpa"
-        self._shape = (total_heads, layer.attention_head_size)
-        self._heads = None if layer.num_attention_heads == total_heads else list(layer.heads)
+        self._shape = (layer.total_heads, layer.attention_head_size)
+        self._heads = None if layer.num_attention_heads == layer.total_heads else list(layer.heads)
         weight = self._of_heads(native_output.weight.detach().float())  # (D, H·d)
         self.gram = weight.mT @ weight  # W_O W_Oᵀ, (H·d, H·d)
         value: Any = layer.value
@@ -268,6 +261,7 @@ class _Learner:
             layer.bias(shown.keys),
             shown.mask,
             shown.position_bias,
+            is_causal=shown.is_causal,
         )  # (B, T, H·d)
         difference = context.detach() - self._of_heads(shown.context)
         return context, difference if shown.seen is None else difference.masked_fill(~shown.seen, 0.0)

@@ -1,0 +1,74 @@
+"""Derives what the files of families would repeat: the config class, and the classes of models with a head.
+
+This file is copied into every exported model; it imports only torch, transformers and its own folder.
+"""
+
+import sys
+from collections.abc import Callable, Container
+from typing import Any, TypeVar
+
+from huggingface_hub.dataclasses import strict
+from transformers import PreTrainedConfig, PreTrainedModel
+from transformers.models.auto import modeling_auto
+
+from .collab_config import CollaborativeConfig
+from .collab_model import CollaborativeBase, CollaborativeHead
+
+Base = TypeVar("Base", bound=type[CollaborativeBase])
+
+
+def collaborative_family(*others: type[PreTrainedModel], without: Container[str] = ()) -> Callable[[Base], Base]:
+    """Completes a family from its main model: a decorator that adds the other classes to the module.
+
+    For the config and for every native model class it defines a class whose name is ``Collab`` and the native one's,
+    as written out for BERT here::
+
+        @strict
+        class CollabBertConfig(CollaborativeConfig, BertConfig):
+            model_type = "collab_bert"
+
+        class CollabBertForMaskedLM(CollaborativeHead, BertForMaskedLM):
+            base_class = CollabBertModel
+
+    The native model classes are those that transformers' Auto classes load for the native config.
+
+    Args:
+        *others: further native model classes, such as an encoder inside the main model.
+        without: names of native model classes that are not converted, such as those with a decoder.
+    """
+
+    def complete(base: Base) -> Base:
+        module = sys.modules[base.__module__]
+        native_config: Any = base.native_class().config_class
+        base.config_class = collaborative_config(native_config, base.__module__)
+        setattr(module, base.config_class.__name__, base.config_class)
+        loaded = [native for native in auto_loaded(native_config) if native.__name__ not in without]
+        for native in dict.fromkeys((*others, *loaded)):
+            if native is not base.native_class():
+                derived = {
+                    "base_class": base,
+                    "__module__": base.__module__,
+                    "__doc__": f"Collaborative {native.__name__}.",
+                }
+                name = f"Collab{native.__name__}"
+                setattr(module, name, type(name, (CollaborativeHead, native), derived))
+        return base
+
+    return complete
+
+
+def collaborative_config(native: type[PreTrainedConfig], module: str) -> type[PreTrainedConfig]:
+    """The collaborative version of a native config class, as a class of the module of that name."""
+    values = {"model_type": f"collab_{native.model_type}", "__module__": module, "__doc__": native.__doc__}
+    return strict(type(f"Collab{native.__name__}", (CollaborativeConfig, native), values))
+
+
+def auto_loaded(config: type[PreTrainedConfig]) -> list[type[PreTrainedModel]]:
+    """The model classes that transformers' Auto classes load for a config class."""
+    loaded: list[type[PreTrainedModel]] = []
+    for name, auto_class in vars(modeling_auto).items():
+        mapping = getattr(auto_class, "_model_mapping", None)
+        if name.startswith("AutoModel") and mapping is not None and config in mapping:
+            native = mapping[config]
+            loaded += native if isinstance(native, tuple | list) else [native]
+    return loaded
