@@ -5,6 +5,7 @@ from transformers.models.albert import modeling_albert as native
 
 from .collab_attention import CollaborativeSelfAttention
 from .collab_family import collaborative_family
+from .collab_feed_forward import FeedForward
 from .collab_model import CollaborativeBase
 
 
@@ -30,3 +31,4 @@ class CollabAlbertAttention(CollaborativeSelfAttention):
 @collaborative_family()
 class CollabAlbertModel(CollaborativeBase, native.AlbertModel):
     attention_classes = {native.AlbertAttention: CollabAlbertAttention}
+    feed_forward_classes = {native.AlbertLayer: FeedForward("ffn", "ffn_output")}

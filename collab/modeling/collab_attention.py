@@ -95,6 +95,7 @@ class CollaborativeAttention(nn.Module):
             raise ValueError(f"heads {list(self.heads)} must be numbers below {total}.")
         self.num_attention_heads = len(self.heads)
         self.attention_head_size = native_query.out_features // total  # d
+        self.value_width = spec.value_width or self.attention_head_size
         self.scaling = self.attention_head_size**-0.5 if self.scaled else 1.0
         self.is_causal = getattr(native, "is_causal", False)
         self.layer_idx = getattr(native, "layer_idx", None)
@@ -118,8 +119,8 @@ class CollaborativeAttention(nn.Module):
         self.query = nn.Linear(native_query.in_features, spec.rank, bias=False)
         self.key = nn.Linear(native_key.in_features, spec.rank, bias=False)
         self.value = native_value
-        if self.num_attention_heads < total:
-            width = self.num_attention_heads * self.attention_head_size
+        width = self.num_attention_heads * self.value_width
+        if width != native_value.out_features:
             self.value = nn.Linear(native_value.in_features, width, bias=native_value.bias is not None)
         if spec.form == "cp":
             self.mixing = nn.Parameter(torch.empty(self.num_attention_heads, spec.rank))
@@ -139,11 +140,11 @@ class CollaborativeAttention(nn.Module):
 
     def output_of_heads(self, native: nn.Linear) -> nn.Module:
         """The output projection W_O for the heads of this layer, to replace the native one."""
-        if self.num_attention_heads * self.attention_head_size == native.in_features:
-            return native
         if not self.heads:
             return OutputBias(native.out_features, native.bias is not None)
-        width = self.num_attention_heads * self.attention_head_size
+        width = self.num_attention_heads * self.value_width
+        if width == native.in_features:
+            return native
         return nn.Linear(width, native.out_features, bias=native.bias is not None)
 
     @classmethod

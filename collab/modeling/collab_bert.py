@@ -4,6 +4,7 @@ from transformers.models.bert import modeling_bert as native
 
 from .collab_attention import CollaborativeCrossAttention, CollaborativeSelfAttention
 from .collab_family import collaborative_family
+from .collab_feed_forward import FeedForward
 from .collab_model import CollaborativeBase
 
 
@@ -13,3 +14,4 @@ class CollabBertModel(CollaborativeBase, native.BertModel):
         native.BertSelfAttention: CollaborativeSelfAttention,
         native.BertCrossAttention: CollaborativeCrossAttention,
     }
+    feed_forward_classes = {native.BertLayer: FeedForward()}

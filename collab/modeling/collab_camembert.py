@@ -4,6 +4,7 @@ from transformers.models.camembert import modeling_camembert as native
 
 from .collab_attention import CollaborativeCrossAttention, CollaborativeSelfAttention
 from .collab_family import collaborative_family
+from .collab_feed_forward import FeedForward
 from .collab_model import CollaborativeBase
 
 
@@ -13,3 +14,4 @@ class CollabCamembertModel(CollaborativeBase, native.CamembertModel):
         native.CamembertSelfAttention: CollaborativeSelfAttention,
         native.CamembertCrossAttention: CollaborativeCrossAttention,
     }
+    feed_forward_classes = {native.CamembertLayer: FeedForward()}

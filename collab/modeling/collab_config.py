@@ -1,4 +1,4 @@
-"""The config of a collaborative model: the form and rank of every attention layer.
+"""The config of a collaborative model: the form and rank of every attention layer, and other widths that were reduced.
 
 This file is copied into every exported model; it imports only the standard library.
 """
@@ -24,6 +24,7 @@ class AttentionSpec:
             None means exact if the native layer has a query bias, and none otherwise.
         heads: indices of the native layer's heads that are kept, in ascending order; None means all. A layer without
             heads outputs the bias of its output projection and has rank 0.
+        value_width: width of each head's values; None means d, the native one.
 
     Raises:
         ValueError: if the entries do not fit together.
@@ -34,6 +35,7 @@ class AttentionSpec:
     head_ranks: tuple[int, ...] | None = None
     content: str | None = None
     heads: tuple[int, ...] | None = None
+    value_width: int | None = None
 
     def __post_init__(self) -> None:
         if self.content not in (None, *CONTENTS):
@@ -43,6 +45,8 @@ class AttentionSpec:
             raise ValueError(f"Unknown form {self.form!r} of collaborative attention; known are {', '.join(FORMS)}.")
         if self.heads is not None and (list(self.heads) != sorted(set(self.heads)) or min(self.heads, default=0) < 0):
             raise ValueError(f"heads {list(self.heads)} must be different numbers from 0, in ascending order.")
+        if self.value_width is not None:
+            check_width("value_width", self.value_width)
         if self.heads == ():
             if self.rank != 0:
                 raise ValueError(f"An attention layer without heads has rank 0, not {self.rank!r}.")
@@ -61,14 +65,14 @@ class AttentionSpec:
     @classmethod
     def from_dict(cls, entry: dict[str, Any]) -> "AttentionSpec":
         """Reads an entry of `collab_layers`."""
-        unknown = set(entry) - {"form", "rank", "head_ranks", "content", "heads"}
+        unknown = set(entry) - {"form", "rank", "head_ranks", "content", "heads", "value_width"}
         if unknown or not {"form", "rank"} <= set(entry):
             raise ValueError(
-                "An entry of collab_layers has form, rank and perhaps head_ranks, content and heads, not "
-                f"{sorted(entry)}. Was the model written by a newer collab?"
+                "An entry of collab_layers has form, rank and perhaps head_ranks, content, heads and value_width, "
+                f"not {sorted(entry)}. Was the model written by a newer collab?"
             )
         owned, heads = (None if entry.get(name) is None else tuple(entry[name]) for name in ("head_ranks", "heads"))
-        return cls(entry["form"], entry["rank"], owned, entry.get("content"), heads)
+        return cls(entry["form"], entry["rank"], owned, entry.get("content"), heads, entry.get("value_width"))
 
     def to_dict(self) -> dict[str, Any]:
         """Writes an entry of `collab_layers`."""
@@ -79,26 +83,55 @@ class AttentionSpec:
             entry["content"] = self.content
         if self.heads is not None:
             entry["heads"] = list(self.heads)
+        if self.value_width is not None:
+            entry["value_width"] = self.value_width
         return entry
+
+
+def check_width(name: str, width: Any) -> None:
+    """Raises a ValueError for a width that is not a positive integer."""
+    if isinstance(width, bool) or not isinstance(width, int) or width < 1:
+        raise ValueError(f"{name} must be a positive integer, not {width!r}.")
 
 
 @dataclass(repr=False)
 class CollaborativeConfig:
-    """Mixin that adds the attention layers' form and rank to a native config.
+    """Mixin that adds the shapes of attention and feed-forward layers to a native config.
 
     Attributes:
         collab_layers: one entry for each attention layer, in the order of the model's modules: ``{"form": "cp", "rank":
-            128}``, with ``"head_ranks"`` besides in the concat form, and ``"heads"`` where some were pruned. A single
-            entry stands for every layer. None means the ``cp`` form with R = K throughout, which is where the paper's
-            models trained from scratch start.
+            128}``, with ``"head_ranks"`` besides in the concat form, ``"heads"`` where some were pruned, and
+            ``"value_width"`` where values are narrower. A single entry stands for every layer. None means the ``cp``
+            form with R = K throughout, which is where the paper's models trained from scratch start.
+        collab_feed_forward: number of neurons of each feed-forward layer, in the order of the model's modules; None
+            means that of the native config throughout.
     """
 
     collab_layers: list[dict[str, Any]] | None = None
+    collab_feed_forward: list[int] | None = None
 
     def validate_collab_layers(self) -> None:
         """Validates the entries; called by the config's own validation."""
         for entry in self.collab_layers or []:
             AttentionSpec.from_dict(entry)
+
+    def validate_collab_feed_forward(self) -> None:
+        """Validates the widths; called by the config's own validation."""
+        for width in self.collab_feed_forward or []:
+            check_width("A width in collab_feed_forward", width)
+
+    def feed_forward_widths(self, count: int) -> list[int] | None:
+        """The number of neurons of each of `count` feed-forward layers; None if they are native.
+
+        Raises:
+            ValueError: if there is not one entry for each layer.
+        """
+        if self.collab_feed_forward is not None and len(self.collab_feed_forward) != count:
+            raise ValueError(
+                f"The config has {len(self.collab_feed_forward)} widths in collab_feed_forward, but the model has "
+                f"{count} feed-forward layers."
+            )
+        return self.collab_feed_forward
 
     def attention_specs(self, full_ranks: list[int]) -> list[AttentionSpec]:
         """The shape of each attention layer.

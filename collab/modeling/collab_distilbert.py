@@ -4,6 +4,7 @@ from transformers.models.distilbert import modeling_distilbert as native
 
 from .collab_attention import CollaborativeSelfAttention
 from .collab_family import collaborative_family
+from .collab_feed_forward import FeedForward
 from .collab_model import CollaborativeBase
 
 
@@ -15,3 +16,4 @@ class CollabDistilBertAttention(CollaborativeSelfAttention):
 @collaborative_family()
 class CollabDistilBertModel(CollaborativeBase, native.DistilBertModel):
     attention_classes = {native.DistilBertSelfAttention: CollabDistilBertAttention}
+    feed_forward_classes = {native.FFN: FeedForward("lin1", "lin2")}

@@ -26,6 +26,7 @@ from transformers.models.auto import modeling_auto
 from transformers.utils.output_capturing import OutputRecorder
 
 from .collab_attention import CollaborativeAttention, OutputBias
+from .collab_feed_forward import FeedForward
 
 if TYPE_CHECKING:
     _Model = PreTrainedModel  # for type checkers only
@@ -87,6 +88,9 @@ class CollaborativeMixin(_Model):
                 self.set_submodule(name, replacement)
                 output = replacement.output_name(name)
                 self.set_submodule(output, replacement.output_of_heads(self.get_submodule(output)))  # type: ignore[arg-type]
+            blocks = [block for _, block in outermost(self, base.feed_forward_classes)]
+            for block, width in zip(blocks, config.feed_forward_widths(len(blocks)) or (), strict=False):
+                base.feed_forward_classes[type(block)].narrow(block, width)
         self.post_init()
 
     @classmethod
@@ -132,12 +136,14 @@ class CollaborativeBase(CollaborativeMixin):
     Class attributes:
         config_class: the collaborative config.
         attention_classes: for each native attention class, the collaborative one that replaces it.
+        feed_forward_classes: for each native module that holds a feed-forward layer, where it keeps it.
         parts: models of other families that models of this one hold, each with a config of its own.
         versions: the collaborative version of each native model class of the family, and of its parts.
     """
 
     config_class: type[PreTrainedConfig]
     attention_classes: ClassVar[dict[type[nn.Module], type[CollaborativeAttention]]]
+    feed_forward_classes: ClassVar[dict[type[nn.Module], FeedForward]] = {}
     parts: ClassVar[tuple[type["CollaborativeBase"], ...]] = ()
     versions: ClassVar[dict[type[PreTrainedModel], type[CollaborativeMixin]]]
 

@@ -7,6 +7,7 @@ from transformers.models.mpnet import modeling_mpnet as native
 
 from .collab_attention import CollaborativeSelfAttention
 from .collab_family import collaborative_family
+from .collab_feed_forward import FeedForward
 from .collab_model import CollaborativeBase
 
 
@@ -36,3 +37,4 @@ class CollabMPNetAttention(CollaborativeSelfAttention):
 @collaborative_family()
 class CollabMPNetModel(CollaborativeBase, native.MPNetModel):
     attention_classes = {native.MPNetSelfAttention: CollabMPNetAttention}
+    feed_forward_classes = {native.MPNetLayer: FeedForward()}

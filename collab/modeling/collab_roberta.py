@@ -4,6 +4,7 @@ from transformers.models.roberta import modeling_roberta as native
 
 from .collab_attention import CollaborativeCrossAttention, CollaborativeSelfAttention
 from .collab_family import collaborative_family
+from .collab_feed_forward import FeedForward
 from .collab_model import CollaborativeBase
 
 
@@ -13,3 +14,4 @@ class CollabRobertaModel(CollaborativeBase, native.RobertaModel):
         native.RobertaSelfAttention: CollaborativeSelfAttention,
         native.RobertaCrossAttention: CollaborativeCrossAttention,
     }
+    feed_forward_classes = {native.RobertaLayer: FeedForward()}
