@@ -26,7 +26,8 @@ class FeedForward(NamedTuple):
             ValueError: if the native layer has fewer neurons.
         """
         up, down = native.get_submodule(self.up), native.get_submodule(self.down)
-        assert isinstance(up, nn.Linear) and isinstance(down, nn.Linear)
+        assert isinstance(up, nn.Linear)
+        assert isinstance(down, nn.Linear)
         if width > up.out_features:
             raise ValueError(f"A feed-forward layer of {width} neurons is wider than the native {up.out_features}.")
         if width < up.out_features:
