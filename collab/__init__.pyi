@@ -5,6 +5,13 @@ from .calibration.calibrate import PreparedData as PreparedData
 from .calibration.calibrate import calibrate as calibrate
 from .calibration.options import CalibrationOptions as CalibrationOptions
 from .calibration.options import CalibrationRequest as CalibrationRequest
+from .compression.compress import CompressedLayer as CompressedLayer
+from .compression.compress import Compression as Compression
+from .compression.compress import CompressionPlan as CompressionPlan
+from .compression.compress import CompressionReport as CompressionReport
+from .compression.compress import compress as compress
+from .compression.compress import plan_compression as plan_compression
+from .compression.options import CompressionConfig as CompressionConfig
 from .conversion.convert import convert as convert
 from .conversion.expand import ExpandedLayer as ExpandedLayer
 from .conversion.expand import Expansion as Expansion

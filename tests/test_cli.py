@@ -24,7 +24,7 @@ from transformers import AutoConfig
 import collab
 from collab.cli import main
 from collab.cli.head_tables import show_inspection, show_scores
-from collab.cli.tables import show_bench, show_plan, show_report, show_step
+from collab.cli.tables import show_bench, show_plan, show_report, show_steps
 from collab.decomposition import FORMS
 from collab.evaluation.bench_report import BenchedModel, BenchReport, BenchSetting, PeakMemory
 from collab.evaluation.timing import Spread
@@ -326,7 +326,7 @@ class TestWidth:
 
     def test_card(self, capsys: pytest.CaptureFixture[str]) -> None:
         text = table(["layer", "form", "rank", "dimensions of a head", "relative error"], [[self.NAMES[0]] + ["1"] * 4])
-        show_step(Step("Expansion", text, {}))
+        show_steps([Step("Expansion", text, {})])
         self.check(capsys, "rank")
 
 

@@ -28,6 +28,7 @@ DIFFERENT = {
     "--steps": "of training and of pruning",
     "--batch-size": "several to measure",
     "--params": "several to plan",
+    "--flops": "several to plan",
     "--precision": "a solver has float64",
 }
 SLOW = ("torch", "transformers", "datasets", "rich", "numpy")
@@ -69,7 +70,10 @@ class TestWithoutTorch:
                 ["convert", "model", "out", "--rank", "8", "--form", "svd"],
                 ["convert", "model", "out", "--rank", "8", "--calibration-samples", "1"],
                 ["convert", "model", "out", "--rank", "8", "--max-shard-size", "huge"],
+                ["compress", "model", "out"],
+                ["compress", "model", "out", "--flops", "0.5", "--only", "heads"],
                 ["plan", "model", "--params", "2"],
+                ["plan", "model", "--flops", "0.5"],
                 ["heal", "model", "out", "--batch-size", "8", "--gradient-accumulation-steps", "3"],
                 ["finetune", "model", "out", "--task", "poetry"],
                 ["evaluate", "model", "--repeats", "0"],
@@ -91,6 +95,7 @@ class TestWithoutTorch:
 def _required(name: str) -> list[str]:
     more = {
         "convert": ["out", "--rank", "8"],
+        "compress": ["out", "--flops", "0.5"],
         "heal": ["out"],
         "finetune": ["out", "--task", "classification"],
         "heads": ["--data", "synthetic"],

@@ -13,7 +13,6 @@ from ..data.task import Task
 from ..errors import ConfigurationError
 from ..heads.options import PruneOptions, RowOptions
 from ..heads.pruning import Pruning, prune_by
-from ..heads.removal import LOSSLESS
 from ..heads.rows import HeadRows, head_rows
 from ..io.history import Step, table
 from ..io.load import Checkpoint, load
@@ -23,6 +22,7 @@ from ..io.staging import check_output
 from ..io.write import save, save_changed
 from ..modeling.collab_model import CollaborativeMixin
 from ..models.layers import parameters
+from ..planning.config import LOSSLESS
 from ..training.options import HealRequest
 from ..training.work import work_folder
 from .heal import heal_conversion

@@ -10,6 +10,7 @@ import click
 
 from .. import __version__
 from .bench import bench
+from .compress import compress
 from .convert import convert
 from .evaluate import evaluate
 from .expand import expand
@@ -31,5 +32,5 @@ def main() -> None:
     """Convert pretrained transformers to collaborative attention: query and key projections shared by all heads."""
 
 
-for command in (convert, plan, heal, finetune, evaluate, inspect, heads, prune, expand, bench, export):
+for command in (convert, compress, plan, heal, finetune, evaluate, inspect, heads, prune, expand, bench, export):
     main.add_command(command)

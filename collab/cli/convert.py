@@ -114,7 +114,7 @@ Examples:
     help="Calibrate every layer with the layers before it converted; as many passes as there are layers.",
 )
 @gathers("heal", _heal)
-@heal_options
+@heal_options(HealOptions().run.steps)
 @solver_options
 @dtype_option(None, "the checkpoint's")
 @seed_option

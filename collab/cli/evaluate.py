@@ -87,7 +87,7 @@ def evaluate(
     from ..checkpoints.evaluate import check_recordable, evaluation_step
     from ..checkpoints.evaluate import evaluate as evaluate_checkpoint
     from ..io.history import append
-    from .tables import show_step
+    from .tables import show_steps
 
     folder = Path(model)
     if recorded:
@@ -104,4 +104,4 @@ def evaluate(
     step = evaluation_step(evaluation, command_line())
     if recorded:
         append(folder, step, name=folder.resolve().name)
-    session.result(step.record, lambda: show_step(step))
+    session.result(step.record, lambda: show_steps([step]))

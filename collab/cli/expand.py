@@ -45,7 +45,7 @@ def expand(
     session.begin(model)
     from ..checkpoints.expand import expand as expand_checkpoint
     from ..checkpoints.expand import expansion_step
-    from .tables import show_step
+    from .tables import show_steps
 
     expansion = expand_checkpoint(
         model,
@@ -56,4 +56,4 @@ def expand(
         progress=session.progress,
     )
     step = expansion_step(expansion, model, save_options.command)
-    session.result(step.record, lambda: show_step(step, output))
+    session.result(step.record, lambda: show_steps([step], output))

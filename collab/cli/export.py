@@ -43,9 +43,9 @@ def export(
     """Write MODEL, original or converted, in another format to the folder OUTPUT, and check it against PyTorch."""
     session.begin(model)
     from ..checkpoints.export_onnx import export_onnx
-    from .tables import show_step
+    from .tables import show_steps
 
     step = export_onnx(
         model, output, int8=int8, load_options=load_options, save_options=save_options, progress=session.progress
     )
-    session.result(step.record, lambda: show_step(step, output))
+    session.result(step.record, lambda: show_steps([step], output))

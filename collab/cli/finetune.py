@@ -148,7 +148,7 @@ def finetune(
     session.begin(model)
     from ..checkpoints.finetune import MidwayPruning, finetune_and_prune, finetuning_step
     from ..checkpoints.finetune import finetune as finetune_checkpoint
-    from .tables import show_step
+    from .tables import show_steps
 
     train = finetune_checkpoint
     if pruned is not None:
@@ -164,4 +164,4 @@ def finetune(
         save_options=save_options,
         progress=session.progress,
     )
-    session.result(finetuning.record, lambda: show_step(finetuning_step(finetuning), output))
+    session.result(finetuning.record, lambda: show_steps([finetuning_step(finetuning)], output))

@@ -70,7 +70,7 @@ def heal(
     session.begin(model)
     from ..checkpoints.heal import heal as heal_checkpoint
     from ..checkpoints.heal import healing_step
-    from .tables import show_step
+    from .tables import show_steps
 
     healing = heal_checkpoint(
         model,
@@ -82,4 +82,4 @@ def heal(
         save_options=save_options,
         progress=session.progress,
     )
-    session.result(healing.record, lambda: show_step(healing_step(healing), output))
+    session.result(healing.record, lambda: show_steps([healing_step(healing)], output))

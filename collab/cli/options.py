@@ -23,7 +23,7 @@ from ..evaluation.options import LENGTHS
 from ..heads.options import parse_keep
 from ..io.options import DTYPES, LoadOptions, SaveOptions
 from ..planning.config import Refine
-from ..training.options import HealOptions, HealRequest, RunOptions, Trainable
+from ..training.options import PRECISIONS, HealOptions, HealRequest, RunOptions, Trainable
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 Decorator = Callable[[Function], Function]
@@ -454,7 +454,7 @@ def trainable_option(default: str, flag: str = "--trainable") -> Decorator:
         default=default,
         show_default=True,
         help="What to train. factors: shared projections, mixing matrices or cores, content. attention: values and "
-        "output projections too. all: the whole model.",
+        "output projections too. layers: everything in the layers. all: the whole model.",
     )
 
 
@@ -495,10 +495,10 @@ def training_options(default: RunOptions) -> Decorator:
         click.option("--patience", type=int, help="Stop after so many evaluations without improvement."),
         click.option(
             "--precision",
-            type=click.Choice(DTYPES),
+            type=click.Choice(PRECISIONS),
             default=default.precision,
             show_default=True,
-            help="Precision of the arithmetic.",
+            help="Precision of the arithmetic. auto: bfloat16 where the processor multiplies it faster.",
         ),
         click.option("--gradient-checkpointing", is_flag=True, help="Less memory, more time."),
         device_option(),
@@ -511,17 +511,30 @@ def heal_request(source: Unlabelled, options: HealOptions, steps: int, seed: int
     return HealRequest(source, replace(options, run=replace(options.run, steps=steps, seed=seed)))
 
 
-heal_options = together(
-    click.option(
-        "--heal",
-        metavar="SOURCE",
-        help=f"Then heal the result, without labels, by what the original answers on: {_SOURCES}.",
-    ),
-    click.option(
-        "--heal-steps", type=int, default=HealOptions().run.steps, show_default=True, help="Steps of healing."
-    ),
-    restart_option,
-)
+def heal_options(steps: int | None, says: str | None = None) -> Decorator:
+    """--heal, --heal-steps and --restart, with the default number of steps and what the help says of the source's."""
+    return together(
+        click.option(
+            "--heal",
+            metavar="SOURCE",
+            help=f"Then heal the result, without labels, by what the original answers on: {_SOURCES}.{_default(says)}",
+        ),
+        click.option("--heal-steps", type=int, default=steps, show_default=True, help="Steps of healing."),
+        restart_option,
+    )
+
+
+def flops_option(multiple: bool = False) -> Decorator:
+    """--flops, once or several times."""
+    several = " May be given several times." + _default("0.75, 0.5, 0.33, 0.25") if multiple else ""
+    return click.option(
+        "--flops",
+        type=float,
+        multiple=multiple,
+        callback=_check_params,
+        help=f"The part of the layers' arithmetic to keep at most, such as 0.5.{several}",
+    )
+
 
 # Heads.
 

@@ -7,12 +7,15 @@ from pathlib import Path
 import click
 
 from ..calibration.options import CalibrationRequest
+from ..compression.options import CompressionConfig
 from ..decomposition.options import Content, SolverOptions
+from ..errors import ConfigurationError
 from ..io.options import LoadOptions
 from .options import (
     calibration_options,
     content_option,
     figure_option,
+    flops_option,
     loading_options,
     model_argument,
     params_option,
@@ -26,10 +29,15 @@ from .running import Command, Session
     epilog="""\b
 Examples:
   collab plan sentence-transformers/all-MiniLM-L6-v2
-  collab plan ./my-classifier --calibration sentences.txt --params 0.5 --params 0.25 --figure plan.png""",
+  collab plan ./my-classifier --calibration sentences.txt --params 0.5 --params 0.25 --figure plan.png
+  collab plan ./my-classifier --calibration sentences.txt --whole --flops 0.5""",
 )
 @model_argument
 @params_option(multiple=True)
+@click.option(
+    "--whole", is_flag=True, help="Plan a compression of the whole model (collab compress) instead of a conversion."
+)
+@flops_option(multiple=True)
 @figure_option
 @content_option
 @calibration_options
@@ -39,6 +47,8 @@ def plan(
     model: str,
     *,
     params: tuple[float, ...],
+    whole: bool,
+    flops: tuple[float, ...],
     figure: Path | None,
     content: Content,
     calibration: CalibrationRequest,
@@ -47,7 +57,15 @@ def plan(
     session: Session,
 ) -> None:
     """Show what converting MODEL would cost and how faithful it would be. Converts nothing."""
+    if whole and (params or figure):
+        raise ConfigurationError("--params and --figure belong to a plan without --whole, which has --flops.")
+    if flops and not whole:
+        raise ConfigurationError("--flops belongs to --whole. Budgets of a conversion are --params.")
+    configs = [CompressionConfig(flops=budget) for budget in flops]
     session.begin(model)
+    if whole:
+        _plan_whole(model, [config.flops or 0.0 for config in configs], calibration, load_options, session)
+        return
     from ..checkpoints.plan import plan as plan_checkpoint
     from ..figures.plan import draw_plan
     from ..planning.plan import FRACTIONS
@@ -65,3 +83,23 @@ def plan(
     if figure is not None:
         draw_plan(planned, figure)
     session.result(planned.to_dict(), lambda: show_plan(planned))
+
+
+def _plan_whole(
+    model: str, flops: list[float], calibration: CalibrationRequest, load_options: LoadOptions, session: Session
+) -> None:
+    """Shows what compressions of the whole model would lose."""
+    from ..checkpoints.compress import plan_whole
+    from ..compression.compress import FRACTIONS
+    from .tables import show_compression_plan
+
+    fractions = flops or list(FRACTIONS)
+    planned = plan_whole(
+        model,
+        CompressionConfig(flops=fractions[0]),
+        fractions=fractions,
+        calibration=calibration,
+        load_options=load_options,
+        progress=session.progress,
+    )
+    session.result(planned.to_dict(), lambda: show_compression_plan(planned))

@@ -73,7 +73,7 @@ Examples:
 @click.option("--score", default="gradient", show_default=True, help="What heads are ranked by; see collab heads.")
 @click.option("--steps", type=int, default=1, show_default=True, help="Remove them in so many steps, scoring anew.")
 @gathers("heal", _heal)
-@heal_options
+@heal_options(HealOptions().run.steps)
 @trainable_option("attention", "--heal-trainable")
 @loading_options
 @saving_options

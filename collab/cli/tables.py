@@ -16,6 +16,7 @@ from ..decomposition.options import FORMS
 from ..evaluation.options import LENGTHS
 
 if TYPE_CHECKING:
+    from ..compression.compress import CompressionPlan
     from ..evaluation.bench_report import BenchReport
     from ..heads.pruning import Pruning
     from ..io.history import Step
@@ -154,10 +155,11 @@ class _Card(Markdown):
     elements = {**Markdown.elements, "table_open": _Table}
 
 
-def show_step(step: Step, output: Path | None = None) -> None:
+def show_steps(steps: Sequence[Step], output: Path | None = None) -> None:
     """What was done to a model, as its card says it."""
     console = Console()
-    console.print(_Card(step.text))
+    for step in steps:
+        console.print(_Card(step.text))
     if output is not None:
         click.echo(f"Wrote {output}")
 
@@ -167,7 +169,7 @@ def show_pruning(pruning: Pruning, output: Path) -> None:
     from ..checkpoints.prune import pruning_step
 
     console = Console()
-    show_step(pruning_step(pruning.record))
+    show_steps([pruning_step(pruning.record)])
     for step in pruning.record.get("history", []):
         before, after = step["before"]["loss"], step["after"]["loss"]
         console.print(f"Healed in {step['steps']} steps: loss {before:.4f} → {after:.4f}", highlight=False)
@@ -195,6 +197,29 @@ def show_plan(plan: Plan) -> None:
         table.add_row(name, *map(str, enough))
     console.print(table)
     console.print(plan.recommendation, highlight=False)
+
+
+def show_compression_plan(plan: CompressionPlan) -> None:
+    """What compressions of several budgets would lose."""
+    console = Console()
+    layers = [layer["name"] for layer in plan.options[0]["layers"]] if plan.options else []
+    pattern, names = shortened(layers) if layers else ("", [])
+    table = plain_table(
+        "Budgets",
+        [plan.unit, "left", "loss"],
+        caption="loss: predicted, of the answers on held-out rows before any healing: one minus the cosine of "
+        "embeddings, or the divergence of classes. It adds up the losses of every change alone.",
+    )
+    for option in plan.options:
+        table.add_row(f"{option['budget']:g}", f"{option['reached']:.3f}", f"{option['predicted_loss']:.4f}")
+    console.print(table)
+    for option in plan.options:
+        parts = [part for layer in option["layers"] for part in layer if part not in ("name", "dropped")]
+        headings = list(dict.fromkeys(parts))
+        widths = plain_table(f"{plan.unit} {option['budget']:g}: {pattern}", ["layer", *headings])
+        for name, layer in zip(names, option["layers"], strict=True):
+            widths.add_row(name, *("dropped" if "dropped" in layer else str(layer[part]) for part in headings))
+        console.print(widths)
 
 
 def _faithfulness(plan: Plan, choices: Sequence[PlanOption]) -> Table:

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import logging
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import pad
 from transformers import PretrainedConfig, PreTrainedModel
 from transformers import initialization as init
 
 from ..errors import BudgetError, ConfigurationError, NotConvertedError, WeightsError
 from ..io.report import Count
 from ..modeling.collab_attention import CollaborativeAttention
-from ..modeling.collab_model import optional_parts
+from ..modeling.collab_config import CollaborativeConfig
+from ..modeling.collab_model import optional_parts, outermost
 from ..models.assembly import fill
 from ..models.families import Family, collaborative_layers, families
 from ..models.inputs import probe_inputs
@@ -91,7 +93,9 @@ class Expansion:
 def expand(model: PreTrainedModel, *, allow_error: float = 0.0) -> Expansion:
     """Converts a collaborative model back to the native class that it came from.
 
-    All weights outside the query and key projections are copied unchanged. The converted model is not changed.
+    All weights outside the query and key projections are copied unchanged. Narrower values are padded with zeros to the
+    width of the original's heads, and feed-forward layers to that of the widest. Dropped layers stay dropped. The
+    converted model is not changed.
 
     Args:
         model: a converted model, of a class that collab defines (import collab before loading it).
@@ -208,9 +212,12 @@ def _build(
             given = [parts[name][part] for part in (".".join([role, *rest]) for role in roles) if part in parts[name]]
             trainable[f"{name}.{native_name}"] = all(tensor.requires_grad for tensor in given)
         output = f"{family.output_name(expanded, name)}.weight"
-        if layer.spec.heads is not None and "dense" not in layer.native_names:
+        if "dense" not in layer.native_names:
             like = expanded.get_parameter(output)
-            state[output] = _whole(state[output], layer, 1) if output in state else torch.zeros_like(like)
+            state[output] = (
+                _whole(state[output], layer, layer.value_width, 1) if output in state else torch.zeros_like(like)
+            )
+    _pad_feed_forward(state, expanded, family)
     fill(expanded, {name: tensor.detach() for name, tensor in state.items()}, model, trainable)
     return expanded
 
@@ -220,24 +227,37 @@ def _native_parts(layer: CollaborativeAttention, native: NativeLayer, parts: dic
     kept = {name: tensor for name, tensor in parts.items() if name.partition(".")[0] in layer.native_names}
     for name, dim in (("value.weight", 0), ("value.bias", 0), ("dense.weight", 1)):
         if name in kept:
-            kept[name] = _whole(kept[name], layer, dim)
-    query_bias = _whole(native.query_bias, layer)
+            kept[name] = _whole(kept[name], layer, layer.value_width, dim)
+    width = layer.attention_head_size
+    query_bias = _whole(native.query_bias, layer, width)
     return kept | {
-        "query.weight": _whole(native.query, layer),
+        "query.weight": _whole(native.query, layer, width),
         "query.bias": query_bias,
-        "key.weight": _whole(native.key, layer),
+        "key.weight": _whole(native.key, layer, width),
         "key.bias": torch.zeros_like(query_bias),
     }
 
 
-def _whole(tensor: Tensor, layer: CollaborativeAttention, dim: int = 0) -> Tensor:
-    """Pads the rows (or columns) of a layer's heads to K with zeros for pruned heads."""
-    if layer.spec.heads is None:
+def _whole(tensor: Tensor, layer: CollaborativeAttention, width: int, dim: int = 0) -> Tensor:
+    """Pads the rows (or columns) of a layer's heads, `width` of each, to K with zeros, those of pruned heads too."""
+    full, shape = layer.attention_head_size, list(tensor.shape)
+    if layer.spec.heads is None and width == full:
         return tensor
-    width, shape = layer.attention_head_size, list(tensor.shape)
-    shape[dim] = layer.total_heads * width
-    rows = (torch.tensor(layer.heads, dtype=torch.long).unsqueeze(1) * width + torch.arange(width)).flatten()
+    shape[dim] = layer.total_heads * full
+    rows = (torch.tensor(layer.heads, dtype=torch.long).unsqueeze(1) * full + torch.arange(width)).flatten()
     return tensor.new_zeros(shape).index_copy(dim, rows.to(tensor.device), tensor)
+
+
+def _pad_feed_forward(state: dict[str, Tensor], expanded: PreTrainedModel, family: Family) -> None:
+    """Pads feed-forward layers to the width of the widest with neurons that contribute nothing."""
+    classes = family.base.feed_forward_classes
+    for name, block in outermost(expanded, classes):
+        names = classes[type(block)]
+        for parameter, dim in ((f"{names.up}.weight", 0), (f"{names.up}.bias", 0), (f"{names.down}.weight", 1)):
+            key = f"{name}.{parameter}"
+            if key in state:
+                missing = expanded.get_parameter(key).shape[dim] - state[key].shape[dim]
+                state[key] = pad(state[key], (0, missing) if dim or state[key].ndim == 1 else (0, 0, 0, missing))
 
 
 def _lacks_bias(expanded: PreTrainedModel, family: Family, name: str, native: NativeLayer) -> bool:
@@ -249,7 +269,10 @@ def _lacks_bias(expanded: PreTrainedModel, family: Family, name: str, native: Na
 def _native_config(config: PretrainedConfig, family: Family, native_class: type[PreTrainedModel]) -> PretrainedConfig:
     """The config of the native model."""
     values = config.to_dict()
-    for name in ("model_type", "auto_map", "architectures", "collab_layers"):
+    if config.collab_feed_forward:
+        widest = max(config.collab_feed_forward)
+        values |= {names.config_name: widest for names in family.base.feed_forward_classes.values()}
+    for name in ("model_type", "auto_map", "architectures", *(field.name for field in fields(CollaborativeConfig))):
         values.pop(name, None)
     config_class: Any = family.base.native_class().config_class
     native = config_class(**values)

@@ -17,7 +17,7 @@ from ..io.load import Checkpoint
 from ..modeling.collab_model import CollaborativeMixin
 from ..models.answers import Answer, answers_of
 from ..models.inputs import on_device
-from ..models.layers import count_bytes, count_parameters
+from ..models.layers import count_bytes, count_parameters, dropped_layers, matched_states
 from ..models.states import evaluating
 from .timing import time_in_turn
 
@@ -38,14 +38,8 @@ def agreement(original: PreTrainedModel, converted: PreTrainedModel, batches: It
         states) and ``embedding_cosine`` (mean cosine of their means over a row's tokens). Padding is ignored
         (`collab.models.answers`).
     """
-    sums: dict[str, float] = {}
-    counts: dict[str, int] = {}
+    sums = _Sums()
     rows = 0
-
-    def add(name: str, values: Tensor) -> None:
-        sums[name] = sums.get(name, 0.0) + float(values.double().sum())
-        counts[name] = counts.get(name, 0) + values.numel()
-
     with evaluating(original, converted), torch.no_grad():
         for batch in batches:
             moved = on_device(batch, original.device)
@@ -53,10 +47,47 @@ def agreement(original: PreTrainedModel, converted: PreTrainedModel, batches: It
             mask = moved.get("attention_mask")
             # Both as the original's kind of answer, because the converted model's config may have been changed.
             expected, actual = (answers_of(original, model(**moved), mask) for model in (original, converted))
-            _add_answers(expected, actual, add)
-    if not rows:
-        return None
-    return {"rows": rows, **{name: sums[name] / counts[name] for name in sums}}
+            sums.add(expected, actual)
+    return {"rows": rows, **sums.means} if rows else None
+
+
+def answers_on(original: PreTrainedModel, model: PreTrainedModel, batches: Iterable[Batch]) -> list[list[Answer]]:
+    """A model's answers on batches, as the original's kinds of answers, for `compare_answers`."""
+    answered = []
+    with evaluating(model), torch.no_grad():
+        for batch in batches:
+            moved = on_device(batch, model.device)
+            answered.append(answers_of(original, model(**moved), moved.get("attention_mask")))
+    return answered
+
+
+def compare_answers(expected: Iterable[list[Answer]], actual: Iterable[list[Answer]]) -> dict[str, float]:
+    """The agreement of answers with the original's, batch by batch; as in `agreement`, without ``rows``."""
+    sums = _Sums()
+    for first, second in zip(expected, actual, strict=True):
+        sums.add(first, second)
+    return sums.means
+
+
+class _Sums:
+    """Sums of how far answers agree, by the names in `agreement`."""
+
+    def __init__(self) -> None:
+        self._sums: dict[str, float] = {}
+        self._counts: dict[str, int] = {}
+
+    def add(self, expected: list[Answer], actual: list[Answer]) -> None:
+        """Adds the answers to one batch."""
+        _add_answers(expected, actual, self._add)
+
+    @property
+    def means(self) -> dict[str, float]:
+        """Means over rows, tokens or answers."""
+        return {name: total / self._counts[name] for name, total in self._sums.items()}
+
+    def _add(self, name: str, values: Tensor) -> None:
+        self._sums[name] = self._sums.get(name, 0.0) + float(values.double().sum())
+        self._counts[name] = self._counts.get(name, 0) + values.numel()
 
 
 def _add_answers(expected: list[Answer], actual: list[Answer], add: Any) -> None:
@@ -142,11 +173,13 @@ def speeds(first: PreTrainedModel, second: PreTrainedModel, batches: Sequence[Ba
 
 
 def _hidden_cosine(first: PreTrainedModel, second: PreTrainedModel, batches: Sequence[Batch]) -> list[float]:
+    """Mean cosine of a model's hidden states with its original's, layer by layer."""
     sums: np.ndarray | float = 0.0
     count = 0
     with torch.no_grad():
         for batch in batches:
-            states = [model(**batch, output_hidden_states=True).hidden_states[1:] for model in (first, second)]
+            ours, theirs = (model(**batch, output_hidden_states=True).hidden_states for model in (first, second))
+            states = ours[1:], matched_states(theirs, dropped_layers(first))
             mask = batch.get("attention_mask")
             seen = (
                 torch.ones_like(states[0][0][..., 0], dtype=torch.bool) if mask is None else mask.flatten(0, -2).bool()
@@ -177,6 +210,8 @@ def check_comparable(model: PreTrainedModel, original: PreTrainedModel) -> None:
         ("num_labels", "labels:"),
     ):
         actual, expected = getattr(model.config, name, None), getattr(original.config, name, None)
+        if name == "num_hidden_layers" and actual is not None:
+            actual += len(dropped_layers(model))
         if actual != expected:
             raise ConfigurationError(
                 f"The models cannot be compared: the original has {what} {expected}, this one {actual}. Name the model "

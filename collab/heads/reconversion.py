@@ -44,7 +44,10 @@ def read_pruned(source: Source) -> PrunedOriginal | None:
     Raises:
         CheckpointError: if a pruned original cannot be read.
     """
-    layers = read_config(source.folder).get("collab_layers")
+    config = read_config(source.folder)
+    layers = config.get("collab_layers")
+    if config.get("collab_feed_forward") or config.get("collab_dropped_layers"):
+        return None
     if not isinstance(layers, list) or not all(isinstance(layer, dict) for layer in layers):
         return None
     if all("heads" not in layer for layer in layers) or any(layer.get("form") != "concat" for layer in layers):
@@ -52,6 +55,8 @@ def read_pruned(source: Source) -> PrunedOriginal | None:
     loaded = load(str(source.folder))
     whole = [layer for layer in collaborative_layers(loaded.model).values() if layer.heads]
     if any(layer.head_ranks is None or set(layer.head_ranks) != {layer.attention_head_size} for layer in whole):
+        return None
+    if any(layer.value_width != layer.attention_head_size for layer in whole):
         return None
     keep = {layer.name: layer.heads for layer in head_layers(loaded.model)}
     checkpoint = replace(loaded, model=expand(loaded.model).model)

@@ -21,10 +21,7 @@ from ..modeling.collab_model import CollaborativeMixin
 from ..models.assembly import assemble
 from ..models.families import collaborative_layers
 from ..models.layers import head_layers
-from ..planning.config import ConversionConfig
-
-LOSSLESS = ConversionConfig(rank=1.0, form="concat", content="folded", compare=False)
-"""The original's own attention as a collaborative layer."""
+from ..planning.config import LOSSLESS
 
 
 def prune(model: PreTrainedModel, keep: Mapping[str, Sequence[int]]) -> PreTrainedModel:
@@ -78,7 +75,7 @@ def _prune_layer(
     """Removes the weights of all other heads from a model's state; returns the layer's new shape."""
     if kept == layer.heads:
         return layer.spec
-    spec, width = layer.spec, layer.attention_head_size
+    spec, width = layer.spec, layer.value_width
     content = "exact" if layer.content_bias is not None else "none" if layer.query_offset is None else "folded"
     output = layer.output_name(name)
     if not kept:
@@ -118,7 +115,7 @@ def _prune_layer(
                     state[f"{name}.{parameter}"] = torch.zeros_like(state[f"{name}.{parameter}"])
         rank = sum(head_ranks)
     heads = None if len(kept) == layer.total_heads else kept
-    return AttentionSpec(spec.form, rank, head_ranks, content, heads)
+    return AttentionSpec(spec.form, rank, head_ranks, content, heads, spec.value_width)
 
 
 _CONTENT = ("content_bias", "query_offset")

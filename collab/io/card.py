@@ -42,7 +42,13 @@ def render_card(template: str, metadata: Mapping[str, Any], **values: Any) -> st
 
 
 def write_card(
-    folder: Path, report: ConversionReport, *, base_model: str, source: Path | None, auto_class: str
+    folder: Path,
+    report: ConversionReport,
+    *,
+    base_model: str,
+    source: Path | None,
+    auto_class: str,
+    template: str = "converted",
 ) -> None:
     """Writes README.md.
 
@@ -52,11 +58,12 @@ def write_card(
         base_model: name of the original.
         source: folder of the original, whose license, pipeline tag and language are inherited.
         auto_class: the Auto class that loads the model with its head.
+        template: as in `render_card`.
     """
     original = source_metadata(source) if source is not None else {}
     sentence_transformers = (folder / "modules.json").is_file()
     text = render_card(
-        "converted",
+        template,
         {
             "base_model": base_model,
             "library_name": "sentence-transformers" if sentence_transformers else "transformers",

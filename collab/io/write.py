@@ -64,6 +64,7 @@ def save(
     checkpoint: Checkpoint | None = None,
     options: SaveOptions | None = None,
     steps: Sequence[Step] = (),
+    card: str = "converted",
 ) -> ConversionReport:
     """Saves a converted model with all that is needed to load it; it is moved into place only if it reloads.
 
@@ -74,6 +75,7 @@ def save(
             weights are copied. Without it the folder holds the model, its code, the card and the report.
         options: save options.
         steps: steps since the conversion, such as healing, for report and card.
+        card: name of the card's template.
 
     Returns:
         The report as written, with the result of the check.
@@ -102,6 +104,7 @@ def save(
             base_model=options.base_model or _base_model(source, model),
             source=source.folder if source else None,
             auto_class=auto_class_of(sys.modules[type(model).__module__], type(model)),
+            template=card,
         )
         for step in steps:
             append_to_card(folder, step, name=output.name)

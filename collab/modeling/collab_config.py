@@ -105,10 +105,12 @@ class CollaborativeConfig:
             form with R = K throughout, which is where the paper's models trained from scratch start.
         collab_feed_forward: number of neurons of each feed-forward layer, in the order of the model's modules; None
             means that of the native config throughout.
+        collab_dropped_layers: numbers, in the original model, of the layers that this one lacks; None means none.
     """
 
     collab_layers: list[dict[str, Any]] | None = None
     collab_feed_forward: list[int] | None = None
+    collab_dropped_layers: list[int] | None = None
 
     def validate_collab_layers(self) -> None:
         """Validates the entries; called by the config's own validation."""

@@ -16,4 +16,4 @@ class CollabDistilBertAttention(CollaborativeSelfAttention):
 @collaborative_family()
 class CollabDistilBertModel(CollaborativeBase, native.DistilBertModel):
     attention_classes = {native.DistilBertSelfAttention: CollabDistilBertAttention}
-    feed_forward_classes = {native.FFN: FeedForward("lin1", "lin2")}
+    feed_forward_classes = {native.FFN: FeedForward("lin1", "lin2", "hidden_dim")}

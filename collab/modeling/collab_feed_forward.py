@@ -14,10 +14,12 @@ class FeedForward(NamedTuple):
     Attributes:
         up: name of the linear layer with W_1, (D, N), N neurons.
         down: name of the linear layer with W_2, (N, D).
+        config_name: entry of the native config for N.
     """
 
     up: str = "intermediate.dense"
     down: str = "output.dense"
+    config_name: str = "intermediate_size"
 
     def narrow(self, native: nn.Module, width: int) -> None:
         """Replaces both linear layers by ones with `width` neurons, whose weights are not initialized.

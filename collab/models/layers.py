@@ -122,6 +122,41 @@ def passes_per_layer(model: PreTrainedModel, layers: list[HeadLayer]) -> float:
     return passes / len(layers)
 
 
+def entry_of(model: PreTrainedModel, name: str) -> str:
+    """The name of the layer that a module is in: an entry of the model's list of layers.
+
+    Raises:
+        UnsupportedArchitectureError: if it is in no list.
+    """
+    parts = name.split(".")
+    for length in range(len(parts) - 1, 0, -1):
+        parent = ".".join(parts[:length])
+        if isinstance(model.get_submodule(parent), nn.ModuleList) and parts[length].isdigit():
+            return ".".join(parts[: length + 1])
+    raise UnsupportedArchitectureError(f"{name} is not in a list of layers.")
+
+
+def dropped_layers(model: nn.Module) -> tuple[int, ...]:
+    """The numbers of the original's layers that a converted model lacks; a trainer may have wrapped the model."""
+    return tuple(getattr(getattr(model, "module", model).config, "collab_dropped_layers", None) or ())
+
+
+def matched_states(states: Sequence[Tensor], dropped: Sequence[int]) -> list[Tensor]:
+    """The original's hidden states that those of a converted model stand for, layer by layer.
+
+    Where layers were dropped, the one before them is to give what entered the layer after them.
+
+    Args:
+        states: the original's hidden states: the embeddings, and those after every layer.
+        dropped: numbers of the dropped layers.
+
+    Returns:
+        One for every layer of the converted model.
+    """
+    kept = [number for number in range(len(states) - 1) if number not in dropped]
+    return [states[number] for number in [*kept[1:], len(states) - 1]]
+
+
 def _converted(model: PreTrainedModel, name: str, layer: CollaborativeAttention) -> HeadLayer:
     output = model.get_submodule(layer.output_name(name))
     query, key, value = (getattr(layer, role) if layer.heads else None for role in ("query", "key", "value"))

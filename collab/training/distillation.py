@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -9,10 +10,13 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from ..models.answers import answers_of
+from ..models.layers import dropped_layers, matched_states
 from .run import GuardedTrainer
 
 
-def relative_errors(model: PreTrainedModel, student: Any, teacher: Any, mask: Tensor | None) -> Tensor:
+def relative_errors(
+    model: PreTrainedModel, student: Any, teacher: Any, mask: Tensor | None, dropped: Sequence[int] = ()
+) -> Tensor:
     """Relative squared errors of the student's hidden states after every layer, and of its logits if it has any.
 
     Each is ‖s - t‖²/‖t - t̄‖² over the tokens that are not padding, with t̄ the teacher's mean over them. It is 1 for a
@@ -23,13 +27,14 @@ def relative_errors(model: PreTrainedModel, student: Any, teacher: Any, mask: Te
         student: outputs with hidden states.
         teacher: the teacher's outputs with hidden states, without gradients.
         mask: (B, T), or (B, choices, T), or None without padding.
+        dropped: numbers of the teacher's layers that the student lacks.
 
     Returns:
         Shape (layers,) or (layers + logits,).
     """
     # Inside the model, the choices of an example are separate rows.
     by_row = None if mask is None else mask.flatten(0, -2)
-    states = zip(student.hidden_states[1:], teacher.hidden_states[1:], strict=True)
+    states = zip(student.hidden_states[1:], matched_states(teacher.hidden_states, dropped), strict=True)
     pairs = [(_seen(ours, by_row), _seen(theirs, by_row)) for ours, theirs in states]
     answered = zip(*(answers_of(model, output, mask) for output in (student, teacher)), strict=True)
     pairs += [(ours.rows, theirs.rows) for ours, theirs in answered if ours.kind != "states"]
@@ -61,7 +66,8 @@ def distillation_loss(
 ) -> tuple[Tensor, Any]:
     """The mean of `relative_errors` to a teacher's outputs on the same inputs, and the student's outputs."""
     actual = student(**inputs, output_hidden_states=True)
-    return relative_errors(teacher, actual, expected, inputs.get("attention_mask")).mean(), actual
+    mask, dropped = inputs.get("attention_mask"), dropped_layers(student)
+    return relative_errors(teacher, actual, expected, mask, dropped).mean(), actual
 
 
 class DistillationTrainer(GuardedTrainer):

@@ -9,7 +9,10 @@ from ..data.source import DataSource, check_length
 from ..errors import ConfigurationError
 from ..io.options import DTYPES, Dtype
 
-Trainable = Literal["factors", "attention", "all"]
+Precision = Dtype | Literal["auto"]
+PRECISIONS = ("auto", *DTYPES)
+
+Trainable = Literal["factors", "attention", "layers", "all"]
 
 
 @dataclass(frozen=True)
@@ -26,7 +29,8 @@ class RunOptions:
         weight_decay: weight decay of AdamW.
         evaluations: number of evaluations on the held-out rows, each with a checkpoint.
         patience: evaluations without improvement after which training stops; None to train to the end.
-        precision: ``bfloat16`` and ``float16`` compute in half precision and keep the weights in float32.
+        precision: ``bfloat16`` and ``float16`` compute in half precision and keep the weights in float32; ``auto`` is
+            bfloat16 where the processor multiplies it faster, and float32 elsewhere.
         gradient_accumulation_steps: number of forward and backward passes that a batch is divided into, to save memory.
         gradient_checkpointing: whether to recompute activations in the backward pass, to save memory.
         device: ``cpu`` or ``cuda``; None for a GPU if there is one.
@@ -44,7 +48,7 @@ class RunOptions:
     weight_decay: float = 0.0
     evaluations: int = 6
     patience: int | None = None
-    precision: Dtype = "float32"
+    precision: Precision = "float32"
     gradient_accumulation_steps: int = 1
     gradient_checkpointing: bool = False
     device: str | None = None
@@ -61,8 +65,8 @@ class RunOptions:
             raise ConfigurationError("learning_rate and epochs must be above 0.")
         if not 0 <= self.warmup < 1 or not self.weight_decay >= 0:
             raise ConfigurationError("warmup must be at least 0 and below 1, and weight_decay at least 0.")
-        if self.precision not in DTYPES:
-            raise ConfigurationError(f"Unknown precision {self.precision!r}; choose one of {', '.join(DTYPES)}.")
+        if self.precision not in PRECISIONS:
+            raise ConfigurationError(f"Unknown precision {self.precision!r}; choose one of {', '.join(PRECISIONS)}.")
         if self.batch_size % self.gradient_accumulation_steps:
             raise ConfigurationError(
                 f"A batch of {self.batch_size} rows cannot be divided into {self.gradient_accumulation_steps} "
@@ -110,7 +114,7 @@ class HealOptions:
 
     Attributes:
         trainable: parameters to train: ``factors`` (shared projections, M or cores, content), ``attention`` (value and
-            output projections as well) or ``all``.
+            output projections as well), ``layers`` (everything in the layers that have such attention) or ``all``.
         samples: largest number of rows; one in eight, and at most 512, are held out.
         max_length: largest number of tokens of a row; None for the model's limit.
         run: training settings.
@@ -126,7 +130,8 @@ class HealOptions:
 
     def __post_init__(self) -> None:
         if self.trainable not in get_args(Trainable):
-            raise ConfigurationError(f"Unknown trainable {self.trainable!r}; choose factors, attention or all.")
+            known = ", ".join(get_args(Trainable))
+            raise ConfigurationError(f"Unknown trainable {self.trainable!r}; choose one of {known}.")
         check_length(self.max_length)
         if self.samples < 2:
             raise ConfigurationError(f"samples must be at least 2, one of them to hold out, not {self.samples}.")

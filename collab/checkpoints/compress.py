@@ -1,0 +1,201 @@
+"""Compresses a model in a folder into another folder (`collab compress`)."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from ..calibration.calibrate import Calibration
+from ..calibration.options import CalibrationRequest
+from ..compression.compress import FRACTIONS, CompressionPlan, plan_compression
+from ..compression.compress import compress as compress_model
+from ..compression.options import CompressionConfig
+from ..conversion.convert import require_convertible
+from ..errors import CalibrationError
+from ..io.history import Step, table
+from ..io.load import Checkpoint, load_native
+from ..io.options import LoadOptions, Progress, SaveOptions, no_progress
+from ..io.read import resolve_source
+from ..io.report import Count
+from ..io.staging import check_output
+from ..io.write import save
+from ..models.layers import parameters
+from ..training.options import HealRequest
+from ..training.work import work_folder
+from .calibrate import calibrate
+from .heal import heal_conversion
+
+
+@dataclass(frozen=True)
+class CompressedCheckpoint:
+    """A compressed model as written.
+
+    Attributes:
+        steps: compression, and healing if there was any: sections of the card, with their records for the report.
+    """
+
+    steps: tuple[Step, ...]
+
+    @property
+    def record(self) -> dict[str, Any]:
+        """The record of the compression, with those of later steps as ``history``."""
+        return self.steps[0].record | {"history": [step.record for step in self.steps[1:]]}
+
+
+def compress(
+    model: str,
+    output: str | Path,
+    config: CompressionConfig,
+    *,
+    calibration: CalibrationRequest | None = None,
+    heal: HealRequest | None = None,
+    load_options: LoadOptions | None = None,
+    save_options: SaveOptions | None = None,
+    progress: Progress = no_progress,
+) -> CompressedCheckpoint:
+    """Compresses a checkpoint into a folder that appears whole or not at all.
+
+    Args:
+        model: folder or Hub id of an original.
+        output: folder to write.
+        config: settings of the compression.
+        calibration: rows to calibrate on; by default random vocabulary.
+        heal: data to heal the compressed model on; None for no training. Unfinished healing is kept in
+            `OUTPUT.training`, and the same call resumes it.
+        load_options: how to read the original.
+        save_options: how to write the result.
+        progress: called during calibration and compression, and after every step of healing.
+
+    Returns:
+        What was done, as written to `collab_report.json`.
+
+    Raises:
+        CollabError: as raised by `collab.load`, `collab.calibrate`, `collab.compress`, `collab.heal` and `collab.save`.
+            No output is left behind.
+    """
+    save_options = save_options or SaveOptions()
+    output = Path(output).expanduser()
+    progress("loading the model", 0, None)
+    checkpoint = _load(model, load_options)
+    check_output(output, checkpoint.source.folder, save_options.overwrite)
+    moments = _calibrate(checkpoint, calibration, progress)
+    compression = compress_model(checkpoint.model, config, moments, progress=progress)
+    report = compression.report
+    record = {"step": "compress", **report.to_dict(), "command": save_options.command}
+    steps = [Step("Compression", _section(record), record)]
+    if heal is not None:
+        restart = save_options.restart
+        steps.append(heal_conversion(compression.model, checkpoint, heal, output, restart=restart, progress=progress))
+    before, after = parameters(checkpoint.model), parameters(compression.model)
+    query_key, attention, whole = (Count(before[name], after[name]) for name in ("query_key", "attention", "model"))
+    conversion = replace(
+        compression.conversion,
+        report=replace(
+            compression.conversion.report,
+            layers=(),
+            query_key=query_key,
+            attention=attention,
+            model=whole,
+            settings=report.settings,
+            calibration=report.calibration,
+            agreement=report.agreement,
+            seconds=report.seconds,
+            source=model,
+            revision=checkpoint.source.revision,
+            notes=(*checkpoint.notes, *report.notes),
+        ),
+    )
+    progress("writing and checking", 0, None)
+    save(conversion, output, checkpoint, save_options, steps, card="compressed")
+    if heal is not None:
+        shutil.rmtree(work_folder(output), ignore_errors=True)
+    return CompressedCheckpoint(tuple(steps))
+
+
+def plan_whole(
+    model: str,
+    config: CompressionConfig,
+    *,
+    fractions: Sequence[float] = FRACTIONS,
+    calibration: CalibrationRequest | None = None,
+    load_options: LoadOptions | None = None,
+    progress: Progress = no_progress,
+) -> CompressionPlan:
+    """Predicts what compressing a checkpoint would lose; see `collab.plan_compression`.
+
+    Args:
+        model: folder or Hub id of an original.
+        config: settings of the compression.
+        fractions: the budgets.
+        calibration: rows to calibrate on; by default random vocabulary.
+        load_options: how to read the original.
+        progress: called while the model runs.
+
+    Raises:
+        CollabError: as raised by `collab.load`, `collab.calibrate` and `collab.plan_compression`.
+    """
+    progress("loading the model", 0, None)
+    checkpoint = _load(model, load_options)
+    moments = _calibrate(checkpoint, calibration, progress)
+    return plan_compression(checkpoint.model, config, moments, fractions=fractions, progress=progress)
+
+
+def _load(model: str, options: LoadOptions | None) -> Checkpoint:
+    options = options or LoadOptions()
+    checkpoint = load_native(resolve_source(model, options.revision), options)
+    require_convertible(checkpoint.model)
+    return checkpoint
+
+
+def _calibrate(checkpoint: Checkpoint, request: CalibrationRequest | None, progress: Progress) -> Calibration:
+    """Moments and rows; raises a CalibrationError if there are none."""
+    calibration, _ = calibrate(checkpoint, request or CalibrationRequest(), progress=progress)
+    if calibration is None:
+        raise CalibrationError(
+            "Compression needs rows that the model runs on: give text, images or other data with --calibration "
+            "(calibration=)."
+        )
+    return calibration
+
+
+def _section(record: dict[str, Any]) -> str:
+    """Compression as a section of the card."""
+    rows = []
+    for layer in record["layers"]:
+        if layer["dropped"]:
+            rows.append([f"`{layer['name']}`", "dropped", "", ""])
+            continue
+        rows.append(
+            [
+                f"`{layer['name']}`",
+                f"{layer['rank']} of {layer['full_rank']} ({layer['form']})",
+                f"{layer['value_width']} of {layer['full_value_width']}",
+                f"{layer['neurons']} of {layer['full_neurons']}",
+            ]
+        )
+    counts = [
+        [name, f"{record[key]['before']:,}", f"{record[key]['after']:,}", f"{record[key]['ratio']:.3f}"]
+        for name, key in (
+            (f"multiply-adds of the layers, {record['settings']['length']} tokens", "flops"),
+            ("parameters of the model", "parameters"),
+        )
+    ]
+    text = (
+        "Narrowed in closed form, without training, on "
+        f"`{record['calibration']['source']}` ({record['calibration'].get('rows', '?')} rows).\n\n"
+        f"{table(['', 'before', 'after', 'after / before'], counts)}\n\n"
+        f"{table(['layer', 'queries and keys', 'values of a head', 'neurons'], rows)}\n"
+    )
+    if record["speedup"] is not None:
+        text += f"\n{record['speedup']:.2f} times as fast as the original, measured when it was made.\n"
+    if record["agreement"]:
+        measured = {name: value for name, value in record["agreement"].items() if name != "rows"}
+        values = [[name.replace("_", " "), f"{value:.4f}"] for name, value in measured.items()]
+        text += (
+            f"\nBefore any healing, against the original on {record['agreement']['rows']} held-out rows:\n\n"
+            f"{table(['', 'agreement'], values)}"
+        )
+    return text

@@ -1,0 +1,167 @@
+"""`collab compress`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+import click
+
+from ..calibration.options import CalibrationRequest
+from ..compression.options import PARTS, CompressionConfig, Part
+from ..data.source import DataSource
+from ..errors import ConfigurationError
+from ..io.options import LoadOptions, SaveOptions
+from ..training.options import HealOptions, HealRequest, RunOptions
+from .options import (
+    calibration_options,
+    flops_option,
+    gathers,
+    heal_options,
+    loading_options,
+    model_argument,
+    output_argument,
+    saving_options,
+    seed_option,
+    unlabelled,
+)
+from .running import INTERRUPTED_TRAINING, Command, Session
+
+_RUN = RunOptions(steps=200, batch_size=64, evaluations=2, precision="auto")
+
+
+class PartsType(click.ParamType):
+    """Names of parts with commas between them."""
+
+    name = "parts"
+
+    def convert(
+        self, value: str | tuple[Part, ...], param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[Part, ...]:
+        """See `click.ParamType`."""
+        names = value.split(",") if isinstance(value, str) else value
+        parts = tuple(part for part in PARTS if part in names)
+        if len(parts) != len(names):
+            self.fail(f"{value!r} does not name parts out of {', '.join(PARTS)}.", param, ctx)
+        return parts
+
+
+only_option = click.option(
+    "--only",
+    type=PartsType(),
+    default=",".join(PARTS),
+    show_default=True,
+    help="The parts that may become smaller.",
+)
+drop_layers_option = click.option(
+    "--drop-layers", type=int, help="Drop so many layers.  [default: as many as are predicted to lose least]"
+)
+length_option = click.option(
+    "--row-length",
+    "length",
+    type=int,
+    default=CompressionConfig.length,
+    show_default=True,
+    help="Tokens of a row, for --flops and --speedup.",
+)
+native_option = click.option(
+    "--native",
+    is_flag=True,
+    help="Change only what the original's own class can hold: one width for all feed-forward layers, and fewer layers. "
+    "collab expand then writes a model that needs no code.",
+)
+
+
+def _heal(
+    heal: str | None,
+    heal_steps: int,
+    heal_precision: str,
+    calibration_source: Literal["default", "synthetic", "none"] | DataSource,
+    text_column: tuple[str, ...],
+    max_length: int | None,
+    calibration_subset: str | None,
+    calibration_split: str,
+    seed: int,
+) -> HealRequest | None:
+    """Healing, by default on the data of the calibration."""
+    if heal_steps == 0:
+        if heal is not None:
+            raise ConfigurationError("--heal names data to heal on, but --heal-steps is 0.")
+        return None
+    if heal is not None:
+        source = unlabelled(heal, text_column, calibration_subset, calibration_split)
+    else:
+        source = "synthetic" if isinstance(calibration_source, str) else calibration_source
+    run = RunOptions(
+        steps=heal_steps,
+        batch_size=_RUN.batch_size,
+        evaluations=max(_RUN.evaluations, heal_steps // 200),
+        precision=heal_precision,  # type: ignore[arg-type]
+        seed=seed,
+    )
+    return HealRequest(source, HealOptions("layers", 65536, max_length, run))
+
+
+@click.command(
+    cls=Command,
+    epilog="""\b
+Examples:
+  collab compress sentence-transformers/all-MiniLM-L6-v2 half --flops 0.5 --calibration sentences.txt
+  collab compress ./my-classifier faster --speedup 1.8 --calibration sentences.txt --heal-steps 1000
+  collab compress bert-base-uncased small --params 0.6 --only values,feed-forward""",
+)
+@model_argument
+@output_argument
+@gathers("config", CompressionConfig)
+@flops_option()
+@click.option("--params", type=float, help="The part of the whole model's parameters to keep at most, such as 0.6.")
+@click.option("--speedup", type=float, help="How many times as fast to be on this processor, such as 1.8.")
+@only_option
+@drop_layers_option
+@length_option
+@native_option
+@gathers("heal", _heal)
+@calibration_options
+@heal_options(_RUN.steps, "the rows of --calibration")
+@click.option(
+    "--heal-precision",
+    type=click.Choice(["auto", "float32", "bfloat16"]),
+    default=_RUN.precision,
+    show_default=True,
+    help="Precision of the arithmetic in healing. auto: bfloat16 where the processor multiplies it faster.",
+)
+@seed_option
+@loading_options
+@saving_options
+def compress(
+    model: str,
+    output: Path,
+    *,
+    config: CompressionConfig,
+    calibration: CalibrationRequest,
+    heal: HealRequest | None,
+    load_options: LoadOptions,
+    save_options: SaveOptions,
+    session: Session,
+) -> None:
+    """Make every part of MODEL, a folder or a Hub id, smaller, and write the result to the folder OUTPUT.
+
+    Give one budget: --flops, --params or --speedup. Needs no labels.
+    """
+    if heal is not None:
+        session.interrupted = INTERRUPTED_TRAINING
+    session.begin(model)
+    from ..checkpoints.compress import compress as compress_checkpoint
+    from .tables import show_steps
+
+    compressed = compress_checkpoint(
+        model,
+        output,
+        config,
+        calibration=calibration,
+        heal=heal,
+        load_options=load_options,
+        save_options=save_options,
+        progress=session.progress,
+    )
+    session.result(compressed.record, lambda: show_steps(compressed.steps, output))

@@ -1,0 +1,1 @@
+"""Compression: narrower queries, keys, values and feed-forward layers, and fewer layers, under one budget."""

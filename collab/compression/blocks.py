@@ -1,0 +1,81 @@
+"""The layers of an encoder: where each keeps its attention and its feed-forward layer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from transformers import PreTrainedModel
+
+from ..errors import UnsupportedArchitectureError
+from ..modeling.collab_attention import CollaborativeAttention, CollaborativeCrossAttention
+from ..modeling.collab_model import outermost
+from ..models.families import Family, collaborative_layers
+from ..models.layers import entry_of
+
+
+@dataclass(frozen=True)
+class Block:
+    """The module names of one layer of a collaborative model.
+
+    Attributes:
+        name: the whole layer, an entry of the model's list of layers.
+        attention: its attention layer.
+        output: the output projection W_O.
+        up: the first linear layer of its feed-forward layer, with W_1.
+        down: the second one, with W_2.
+        passes: how many times the model applies it: 1, or more where passes share weights (ALBERT).
+    """
+
+    name: str
+    attention: str
+    output: str
+    up: str
+    down: str
+    passes: float
+
+    @property
+    def list_name(self) -> str:
+        """Module name of the list of layers."""
+        return self.name.rpartition(".")[0]
+
+
+def blocks_of(model: PreTrainedModel, family: Family) -> list[Block]:
+    """The layers of a collaborative encoder, in order.
+
+    Raises:
+        UnsupportedArchitectureError: if its layers are not each an attention and a feed-forward layer of known names.
+    """
+    attention = collaborative_layers(model)
+    known = family.base.feed_forward_classes
+    feed_forward = list(outermost(model, known))
+    if any(isinstance(layer, CollaborativeCrossAttention) for layer in attention.values()):
+        raise UnsupportedArchitectureError("Decoders with cross-attention cannot be compressed, only converted.")
+    if len(attention) != len(feed_forward):
+        raise UnsupportedArchitectureError(
+            f"collab does not know the feed-forward layers of {family.native_model_type} models, so it cannot compress "
+            "them. Convert the model instead (collab convert)."
+        )
+    passes = (getattr(model.config, "num_hidden_layers", None) or len(attention)) * getattr(
+        model.config, "inner_group_num", 1
+    )
+    blocks = []
+    for (name, layer), (holder, module) in zip(attention.items(), feed_forward, strict=True):
+        names = known[type(module)]
+        blocks.append(
+            Block(
+                entry_of(model, name),
+                name,
+                layer.output_name(name),
+                f"{holder}.{names.up}",
+                f"{holder}.{names.down}",
+                passes / len(attention),
+            )
+        )
+    return blocks
+
+
+def attention_of(model: PreTrainedModel, block: Block) -> CollaborativeAttention:
+    """The attention layer of a block."""
+    layer = model.get_submodule(block.attention)
+    assert isinstance(layer, CollaborativeAttention)
+    return layer

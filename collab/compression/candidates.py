@@ -1,0 +1,258 @@
+"""A model at any widths: builds it, and predicts what it loses from one measurement of every part."""
+
+from __future__ import annotations
+
+import copy
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from ..calibration.calibrate import Calibration
+from ..decomposition import Form
+from ..errors import CalibrationError
+from ..evaluation.compare import answers_on, compare_answers
+from ..io.options import Progress
+from ..models.assembly import assemble
+from ..models.families import Family
+from ..models.layers import count_parameters
+from ..reparametrization.model import LayerProblems
+from .allocation import Curve, Point, Unit, Widths
+from .blocks import attention_of, blocks_of
+from .feed_forward import NarrowFeedForward
+from .options import CompressionConfig, Part
+from .queries_keys import NarrowQueriesKeys
+from .statistics import collect
+from .values import NarrowValues
+from .widths import Cost, Narrowed, Narrowing
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Losses:
+    """What changes cost, each alone: one minus the agreement of the answers on held-out rows.
+
+    Attributes:
+        parts: by layer, the measured loss of every part at half its width, relative to what was predicted there.
+        layers: loss of dropping each layer; empty if layers may not be dropped.
+    """
+
+    parts: tuple[Mapping[Part, float], ...]
+    layers: tuple[float, ...]
+
+
+class Candidates:
+    """A model at any widths.
+
+    Args:
+        native: the original.
+        model: its lossless conversion, which is not changed.
+        family: its family.
+        calibration: rows and moments.
+        config: settings of the compression.
+        progress: called while the model runs.
+    """
+
+    def __init__(
+        self,
+        native: PreTrainedModel,
+        model: PreTrainedModel,
+        family: Family,
+        calibration: Calibration,
+        config: CompressionConfig,
+        progress: Progress,
+    ) -> None:
+        if not calibration.fitted or not calibration.batches:
+            raise CalibrationError(
+                "Compression needs the rows of the calibration, so calibrate on text, images or batches, not on a "
+                "callable."
+            )
+        self.native, self.model = native, model
+        self.blocks = blocks_of(model, family)
+        self._config = config
+        self._held_out = calibration.batches
+        self._progress = progress
+        self._state = {name: tensor.detach() for name, tensor in model.state_dict().items()}
+        self._narrowed: dict[tuple[int, Part, int], Narrowed] = {}
+        statistics = collect(model, self.blocks, calibration.fitted, config.seed, progress)
+        self.tokens = min(sums.tokens for sums in statistics.values())
+        problems = LayerProblems(native, family, calibration.moments, native.device)
+        form: Form = "cp" if config.params is not None else "concat"
+        self.parts: list[dict[Part, Narrowing]] = []
+        for block, problem in zip(self.blocks, problems.values(), strict=True):
+            layer = attention_of(model, block)
+            output, up, down = map(self._linear, (block.output, block.up, block.down))
+            parts: dict[Part, Narrowing] = {
+                "queries-keys": NarrowQueriesKeys(block, layer, problem, form, config.length),
+                "values": NarrowValues(block, layer, output, statistics[block.output], config.length),
+                "feed-forward": NarrowFeedForward(block, up, down, statistics[block.down], config.length),
+            }
+            self.parts.append(parts)
+
+    def build(self, widths: Widths) -> PreTrainedModel:
+        """The model at some widths; it shares the weights that stay."""
+        state, specs, neurons = dict(self._state), [], []
+        kept = [number for number, chosen in enumerate(widths) if chosen is not None]
+        for number, chosen in enumerate(widths):
+            block = self.blocks[number]
+            if chosen is None:
+                _remove(state, (f"{block.name}.",))
+                continue
+            spec, count = attention_of(self.model, block).spec, self._linear(block.up).out_features
+            for part, width in chosen.items():
+                if width == self.parts[number][part].widths[0]:
+                    continue
+                narrowed = self._narrow(number, part, width)
+                _remove(state, narrowed.removed)
+                state |= narrowed.tensors
+                spec = replace(spec, **narrowed.spec)
+                count = count if narrowed.neurons is None else narrowed.neurons
+            specs.append(spec)
+            neurons.append(count)
+        config = copy.deepcopy(self.model.config)
+        config.collab_layers = [spec.to_dict() for spec in specs]
+        config.collab_feed_forward = neurons
+        if len(kept) < len(widths):
+            state = self._renumbered(state, kept)
+            config.num_hidden_layers = len(kept)
+            config.collab_dropped_layers = [number for number in range(len(widths)) if number not in kept]
+        trainable = {name: parameter.requires_grad for name, parameter in self.native.named_parameters()}
+        return assemble(type(self.model), config, state, self.model, trainable)
+
+    @property
+    def full(self) -> Widths:
+        """The original widths."""
+        return tuple(map(self._full, self._numbers))
+
+    @cached_property
+    def losses(self) -> Losses:
+        """Measures the loss of every part at half its width, and of dropping every layer."""
+        dropping = self._config.drop_layers != 0 and self.may_drop and "layers" in self._config.only
+        total = len(self.blocks) * (len(self._config.narrowed) + dropping)
+        measured: list[dict[Part, float]] = []
+        layers: list[float] = []
+        done = 0
+        self._progress("measuring widths", 0, total)
+        for number in self._numbers:
+            scales: dict[Part, float] = {}
+            for part in self._config.narrowed:
+                narrowing = self.parts[number][part]
+                width = _middle(narrowing.widths)
+                loss = self._loss(self._with(number, {**self._full(number), part: width}))
+                predicted = narrowing.predicted(width)
+                scales[part] = loss / predicted if predicted > 0 else 0.0
+                logger.info("layer %d, %s at %d: loss %.5f", number, part, width, loss)
+                done += 1
+                self._progress("measuring widths", done, total)
+            measured.append(scales)
+            if dropping:
+                layers.append(self._loss(self._with(number, None)))
+                done += 1
+                self._progress("measuring widths", done, total)
+        return Losses(tuple(measured), tuple(layers))
+
+    @property
+    def may_drop(self) -> bool:
+        """Whether layers can be dropped: every one has weights of its own, and there is more than one."""
+        return len(self.blocks) > 1 and all(block.passes == 1 for block in self.blocks)
+
+    def curves(self, unit: Unit) -> list[dict[Part, Curve]]:
+        """By layer, the cost and the predicted loss of every part at every width."""
+        curves: list[dict[Part, Curve]] = []
+        for number in self._numbers:
+            entry: dict[Part, Curve] = {}
+            for part in self._config.narrowed:
+                narrowing = self.parts[number][part]
+                scale = self.losses.parts[number][part]
+                entry[part] = [
+                    Point(width, self.cost(number, part, width, unit), scale * narrowing.predicted(width))
+                    for width in narrowing.widths
+                ]
+            curves.append(entry)
+        return curves
+
+    def fixed(self, unit: Unit, dropped: Sequence[int]) -> float:
+        """Cost of everything that keeps its width."""
+        cost = 0.0 if unit == "flops" else float(count_parameters(self.native))
+        for number in self._numbers:
+            for part, narrowing in self.parts[number].items():
+                full = self.cost(number, part, narrowing.widths[0], unit)
+                if unit == "flops" and part not in self._config.narrowed and number not in dropped:
+                    cost += full
+                if unit == "parameters" and part in self._config.narrowed and number not in dropped:
+                    cost -= full
+            if unit == "parameters" and number in dropped:
+                cost -= count_parameters(self.model.get_submodule(self.blocks[number].name))
+        return cost
+
+    def whole(self, unit: Unit) -> float:
+        """Cost of the original."""
+        if unit == "parameters":
+            return float(count_parameters(self.native))
+        return sum(
+            self.cost(number, part, narrowing.widths[0], unit)
+            for number in self._numbers
+            for part, narrowing in self.parts[number].items()
+        )
+
+    def cost(self, number: int, part: Part, width: int, unit: Unit) -> float:
+        """Cost of one part of one layer at a width, over all passes."""
+        cost: Cost = self.parts[number][part].cost(width)
+        return cost.parameters if unit == "parameters" else cost.flops * self.blocks[number].passes
+
+    def _full(self, number: int) -> dict[Part, int]:
+        return {part: self.parts[number][part].widths[0] for part in self._config.narrowed}
+
+    @property
+    def _numbers(self) -> range:
+        return range(len(self.blocks))
+
+    def _linear(self, name: str) -> nn.Linear:
+        layer = self.model.get_submodule(name)
+        assert isinstance(layer, nn.Linear)
+        return layer
+
+    def _narrow(self, number: int, part: Part, width: int) -> Narrowed:
+        key = (number, part, width)
+        if key not in self._narrowed:
+            self._narrowed[key] = self.parts[number][part].narrow(width)
+        return self._narrowed[key]
+
+    def _with(self, number: int, chosen: Mapping[Part, int] | None) -> Widths:
+        """The original widths but for one layer."""
+        return (*self.full[:number], chosen, *self.full[number + 1 :])
+
+    @cached_property
+    def _expected(self) -> list[list]:
+        return answers_on(self.native, self.native, self._held_out)
+
+    def _loss(self, widths: Widths) -> float:
+        """One minus the agreement of the model at some widths with the original, on held-out rows."""
+        agreed = compare_answers(self._expected, answers_on(self.native, self.build(widths), self._held_out))
+        if "kl" in agreed:
+            return agreed["kl"]
+        return agreed["absolute_difference"] if "absolute_difference" in agreed else 1 - agreed["embedding_cosine"]
+
+    def _renumbered(self, state: Mapping[str, Tensor], kept: Sequence[int]) -> dict[str, Tensor]:
+        """The weights under the names that they have in a model without the dropped layers."""
+        places = {f"{self.blocks[old].name}.": f"{self.blocks[0].list_name}.{new}." for new, old in enumerate(kept)}
+        renamed = {}
+        for name, tensor in state.items():
+            old = next((prefix for prefix in places if name.startswith(prefix)), "")
+            renamed[places.get(old, "") + name[len(old) :]] = tensor
+        return renamed
+
+
+def _remove(state: dict[str, Tensor], prefixes: tuple[str, ...]) -> None:
+    """Removes the parameters whose names have one of the prefixes."""
+    for name in [name for name in state if name.startswith(prefixes)]:
+        del state[name]
+
+
+def _middle(widths: Sequence[int]) -> int:
+    """The width closest to half of the original one."""
+    return min(widths[1:], key=lambda width: abs(width - widths[0] / 2), default=widths[0])

@@ -1,0 +1,371 @@
+"""Compresses an encoder: one budget for queries and keys, values, feed-forward layers and whole layers."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, replace
+from statistics import median
+from typing import Any
+
+from transformers import PreTrainedModel
+
+from ..calibration.calibrate import Calibration
+from ..conversion.convert import convert, require_convertible
+from ..errors import BudgetError, ConfigurationError, UnsupportedArchitectureError
+from ..evaluation.compare import agreement
+from ..evaluation.timing import time_in_turn
+from ..io.options import Progress, no_progress
+from ..io.report import Conversion, Count
+from ..models.families import collaborative_layers
+from ..models.inputs import longest_input, random_inputs
+from ..models.layers import count_parameters
+from ..planning.config import LOSSLESS
+from .allocation import Allocation, Unit, allocate
+from .candidates import Candidates
+from .options import CompressionConfig, Part
+
+logger = logging.getLogger(__name__)
+
+FRACTIONS = (0.75, 0.5, 0.33, 0.25)
+"""Budgets that a plan shows by default."""
+
+_ROWS = 8  # of a batch that speed is measured on
+_ROUNDS = 7
+_TRIES = 6
+_CLOSE = 0.03  # relative to the speed that was asked for
+
+
+@dataclass(frozen=True)
+class CompressedLayer:
+    """What is left of one layer of the original.
+
+    Attributes:
+        name: module name in the original.
+        dropped: whether the whole layer is gone.
+        form: form of its queries and keys.
+        rank: R, and `full_rank` K before.
+        full_rank: K.
+        value_width: width of each head's values, and `full_value_width` d before.
+        full_value_width: d.
+        neurons: width of the feed-forward layer, and `full_neurons` before.
+        full_neurons: number of neurons before.
+    """
+
+    name: str
+    dropped: bool
+    form: str
+    rank: int
+    full_rank: int
+    value_width: int
+    full_value_width: int
+    neurons: int
+    full_neurons: int
+
+
+@dataclass(frozen=True)
+class CompressionReport:
+    """The report of a compression.
+
+    Attributes:
+        layers: what is left of every layer of the original.
+        flops: multiply-adds of the layers for one row of `CompressionConfig.length` tokens, before and after.
+        parameters: of the whole model, before and after.
+        predicted_loss: predicted disagreement with the original, before any training: the sum over all changes, each
+            measured alone.
+        agreement: of the compressed model with the original on held-out rows (`collab.evaluation.compare`).
+        speedup: times as fast as the original, measured on 8 rows of that length on this machine; None if the budget
+            was another.
+        settings: the `CompressionConfig`.
+        calibration: what the compression was calibrated on.
+        notes: notes for the user.
+        seconds: wall-clock time.
+    """
+
+    layers: tuple[CompressedLayer, ...]
+    flops: Count
+    parameters: Count
+    predicted_loss: float
+    agreement: dict[str, Any] | None
+    speedup: float | None
+    settings: dict[str, Any]
+    calibration: dict[str, Any]
+    notes: tuple[str, ...]
+    seconds: float
+
+    def to_dict(self) -> dict[str, Any]:
+        """The report as JSON values."""
+        counts = {name: getattr(self, name).to_dict() for name in ("flops", "parameters")}
+        return asdict(self) | counts | {"notes": list(self.notes)}
+
+
+@dataclass(frozen=True)
+class Compression:
+    """A compressed model and its report.
+
+    Attributes:
+        model: a model of a collaborative class, on the device and in the dtype of the original.
+        report: what was made smaller, and what it costs.
+        conversion: the lossless conversion that it was made from, with the compressed model.
+    """
+
+    model: PreTrainedModel
+    report: CompressionReport
+    conversion: Conversion = field(repr=False)
+
+
+@dataclass(frozen=True)
+class CompressionPlan:
+    """What several budgets would cost.
+
+    Attributes:
+        unit: what the budgets are fractions of: ``flops`` or ``params``.
+        options: for each budget ``budget``, ``reached`` (the fraction that is left), ``predicted_loss`` and ``layers``
+            (see `CompressedLayer`).
+        seconds: wall-clock time.
+    """
+
+    unit: str
+    options: tuple[dict[str, Any], ...]
+    seconds: float
+
+    def to_dict(self) -> dict[str, Any]:
+        """The plan as JSON values."""
+        return asdict(self)
+
+
+def compress(
+    model: PreTrainedModel, config: CompressionConfig, calibration: Calibration, *, progress: Progress = no_progress
+) -> Compression:
+    """Makes every part of an encoder smaller within one budget, in closed form, without training.
+
+    Queries and keys become narrower heads, or shared dimensions if the budget is of parameters; values and neurons are
+    selected and the projections after them refitted; whole layers are dropped where that loses less. Which part of
+    which layer, and how much, follows from what every change alone costs on held-out rows. `collab.heal` then brings
+    the model closer to the original.
+
+    Args:
+        model: a native transformers model of a supported family, with any of its heads. It is not changed.
+        config: the budget and which parts may change.
+        calibration: result of `collab.calibrate` for this model.
+        progress: called while the model runs and layers are solved.
+
+    Returns:
+        The compressed model and its report.
+
+    Raises:
+        BudgetError: if the budget cannot be reached; the message says what can.
+        ConfigurationError: if more layers are to be dropped than the model has.
+        CalibrationError: if there are no rows to calibrate on, or activations are NaN or infinite.
+        UnsupportedArchitectureError: if collab does not convert the model, or does not know its feed-forward layers.
+        CollabError: as `collab.convert`.
+    """
+    start = time.perf_counter()
+    candidates, conversion = _candidates(model, config, calibration, progress)
+    unit, fraction = _unit(config)
+    speedup = None
+    if config.speedup is None:
+        allocation = _within(candidates, config, unit, fraction)
+        compressed = candidates.build(allocation.widths)
+    else:
+        allocation, compressed, speedup = _as_fast(candidates, config, progress)
+    notes = list(calibration.notes)
+    widest = max(parts["feed-forward"].widths[0] for parts in candidates.parts)
+    if candidates.tokens < widest:
+        notes.append(
+            f"The rows of the calibration have {candidates.tokens} tokens, fewer than the {widest} neurons of a layer, "
+            "so its refit rests on little data. Use more rows."
+        )
+        logger.warning(notes[-1])
+    progress("comparing with the original", 0, None)
+    report = CompressionReport(
+        layers=_layers(candidates, allocation, compressed),
+        flops=Count(round(candidates.whole("flops")), round(_flops(candidates, allocation))),
+        parameters=Count(count_parameters(model), count_parameters(compressed)),
+        predicted_loss=allocation.loss,
+        agreement=agreement(model, compressed, calibration.batches),
+        speedup=speedup,
+        settings=config.to_dict(),
+        calibration=calibration.summary,
+        notes=tuple(notes),
+        seconds=time.perf_counter() - start,
+    )
+    return Compression(compressed, report, replace(conversion, model=compressed))
+
+
+def plan_compression(
+    model: PreTrainedModel,
+    config: CompressionConfig,
+    calibration: Calibration,
+    *,
+    fractions: Sequence[float] = FRACTIONS,
+    progress: Progress = no_progress,
+) -> CompressionPlan:
+    """Predicts what compressions of several budgets lose, and which widths they choose.
+
+    Args:
+        model: as in `compress`.
+        config: settings; its budget says in what unit the others are, ``flops`` or ``params``.
+        calibration: as in `compress`.
+        fractions: the budgets.
+        progress: as in `compress`.
+
+    Returns:
+        An option for every budget that can be reached.
+
+    Raises:
+        CollabError: as `compress`.
+    """
+    start = time.perf_counter()
+    candidates, _ = _candidates(model, config, calibration, progress)
+    unit, _ = _unit(config)
+    options = []
+    for fraction in fractions:
+        try:
+            allocation = _within(candidates, config, unit, fraction)
+        except BudgetError as error:
+            logger.warning("%s", error)
+            continue
+        options.append(
+            {
+                "budget": fraction,
+                "reached": allocation.cost / candidates.whole(unit),
+                "predicted_loss": allocation.loss,
+                "layers": [
+                    {"name": block.name, **({"dropped": True} if chosen is None else dict(chosen))}
+                    for block, chosen in zip(candidates.blocks, allocation.widths, strict=True)
+                ],
+            }
+        )
+    return CompressionPlan("params" if unit == "parameters" else "flops", tuple(options), time.perf_counter() - start)
+
+
+def _candidates(
+    model: PreTrainedModel, config: CompressionConfig, calibration: Calibration, progress: Progress
+) -> tuple[Candidates, Conversion]:
+    family, _ = require_convertible(model)
+    if not family.base.feed_forward_classes:
+        raise UnsupportedArchitectureError(
+            f"collab does not know the feed-forward layers of {family.native_model_type} models, so it cannot compress "
+            "them. Convert the model instead (collab convert)."
+        )
+    conversion = convert(model, LOSSLESS)
+    return Candidates(model, conversion.model, family, calibration, config, progress), conversion
+
+
+def _unit(config: CompressionConfig) -> tuple[Unit, float]:
+    """What the budget is a fraction of, and the fraction; with a speed, the arithmetic to start from."""
+    if config.params is not None:
+        return "parameters", config.params
+    return "flops", config.flops if config.flops is not None else 1 / (config.speedup or 1.0)
+
+
+def _within(candidates: Candidates, config: CompressionConfig, unit: Unit, fraction: float) -> Allocation:
+    """The allocation of least predicted loss within a budget, over the numbers of layers to drop."""
+    budget = fraction * candidates.whole(unit)
+    curves = candidates.curves(unit)
+    options = []
+    for dropped in _drops(candidates, config):
+        fixed = candidates.fixed(unit, list(dropped))
+        options.append(allocate(curves, dropped, fixed, budget, config.native))
+    reached = [option for option in options if option.cost <= budget]
+    if not reached:
+        least = min(option.cost for option in options) / candidates.whole(unit)
+        name = "params" if unit == "parameters" else "flops"
+        raise BudgetError(
+            f"{name}={fraction:.3g} cannot be reached: with these parts at their smallest, {least:.3g} is left. Ask "
+            f"for more, or let more parts change (only={list(config.only)}, drop_layers={config.drop_layers})."
+        )
+    return min(reached, key=lambda option: option.loss)
+
+
+def _drops(candidates: Candidates, config: CompressionConfig) -> list[dict[int, float]]:
+    """The sets of layers that may be dropped, those that lose least first, with their losses."""
+    count = len(candidates.blocks)
+    if config.drop_layers and (not candidates.may_drop or config.drop_layers >= count):
+        raise ConfigurationError(
+            f"drop_layers={config.drop_layers} is impossible: the model has {count} layers"
+            f"{'' if candidates.may_drop else ', whose weights are shared'}, and one must stay."
+        )
+    losses = candidates.losses.layers
+    order = sorted(range(len(losses)), key=lambda number: losses[number])
+    counts = range(max(1, len(losses))) if config.drop_layers is None else [config.drop_layers]
+    return [{number: losses[number] for number in order[:dropped]} for dropped in counts]
+
+
+def _as_fast(
+    candidates: Candidates, config: CompressionConfig, progress: Progress
+) -> tuple[Allocation, PreTrainedModel, float]:
+    """The allocation whose model is as many times as fast as the original as the budget asks, measured.
+
+    Searches for the arithmetic that gives the speed: the closer, the less changes from one model to the next.
+    """
+    wanted = config.speedup or 1.0
+    rows = random_inputs(candidates.native, _ROWS, min(config.length, longest_input(candidates.native)))
+    low, high = 0.0, 1.0
+    fraction = 1 / wanted
+    best: tuple[Allocation, PreTrainedModel, float] | None = None
+    for number in range(_TRIES):
+        progress("measuring speed", number, _TRIES)
+        try:
+            allocation = _within(candidates, config, "flops", fraction)
+        except BudgetError:
+            low = fraction
+            fraction = (low + high) / 2
+            continue
+        model = candidates.build(allocation.widths)
+        speed = _times_as_fast(model, candidates.native, rows)
+        logger.info("%.3f of the arithmetic: %.2f times as fast", fraction, speed)
+        if best is None or abs(speed - wanted) < abs(best[2] - wanted):
+            best = allocation, model, speed
+        if abs(speed / wanted - 1) <= _CLOSE:
+            break
+        low, high = (fraction, high) if speed > wanted else (low, fraction)
+        # What is not in the layers takes a constant time, so the time of the layers is scaled.
+        fraction = min(max(fraction * speed / wanted, (3 * low + high) / 4), (low + 3 * high) / 4)
+    if best is None or best[2] < wanted * (1 - 5 * _CLOSE):
+        fastest = "" if best is None else f"; the closest was {best[2]:.2f}"
+        raise BudgetError(f"speedup={wanted:.3g} cannot be reached on this processor with these parts{fastest}.")
+    return best
+
+
+def _times_as_fast(model: PreTrainedModel, original: PreTrainedModel, rows: Any) -> float:
+    """The median ratio of the times of two models that run in turn."""
+    runs = [(original, [rows]), (model, [rows])]
+    time_in_turn(runs)  # warm
+    ratios = [first / second for first, second in (time_in_turn(runs) for _ in range(_ROUNDS))]
+    return median(ratios)
+
+
+def _flops(candidates: Candidates, allocation: Allocation) -> float:
+    """Multiply-adds of what an allocation leaves."""
+    dropped = [number for number, chosen in enumerate(allocation.widths) if chosen is None]
+    flops = candidates.fixed("flops", dropped)
+    for number, chosen in enumerate(allocation.widths):
+        for part, width in (chosen or {}).items():
+            flops += candidates.cost(number, part, width, "flops")
+    return flops
+
+
+def _layers(candidates: Candidates, allocation: Allocation, compressed: PreTrainedModel) -> tuple[CompressedLayer, ...]:
+    """What is left of every layer."""
+    left = iter(collaborative_layers(compressed).values())
+    layers = []
+    for number, (block, chosen) in enumerate(zip(candidates.blocks, allocation.widths, strict=True)):
+        full: dict[Part, int] = {part: narrowing.widths[0] for part, narrowing in candidates.parts[number].items()}
+        spec = None if chosen is None else next(left).spec
+        layers.append(
+            CompressedLayer(
+                name=block.name,
+                dropped=spec is None,
+                form=spec.form if spec else "",
+                rank=spec.rank if spec else 0,
+                full_rank=full["queries-keys"],
+                value_width=(spec.value_width or full["values"]) if spec else 0,
+                full_value_width=full["values"],
+                neurons=(chosen or {}).get("feed-forward", full["feed-forward"]) if spec else 0,
+                full_neurons=full["feed-forward"],
+            )
+        )
+    return tuple(layers)

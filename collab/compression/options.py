@@ -1,0 +1,85 @@
+"""Settings of compression. Does not import torch, so that the command line can show the defaults at once."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any, Literal, get_args
+
+from ..errors import ConfigurationError
+
+Part = Literal["queries-keys", "values", "feed-forward", "layers"]
+PARTS: tuple[Part, ...] = get_args(Part)
+
+
+@dataclass(frozen=True)
+class CompressionConfig:
+    """Settings of a compression: one of `flops`, `params` and `speedup` is the budget.
+
+    Attributes:
+        flops: fraction of the arithmetic of the model's layers to keep at most, in (0, 1]: multiply-adds of their
+            projections and scores for a row of `length` tokens.
+        params: fraction of the whole model's parameters to keep at most, in (0, 1].
+        speedup: how many times as fast as the original the model is to be, above 1, on this processor at 8 rows of
+            `length` tokens; measured while the budget is chosen.
+        only: the parts that may become smaller: ``queries-keys``, ``values``, ``feed-forward`` and ``layers``, which
+            are dropped as a whole.
+        drop_layers: number of layers to drop; None to drop as many as predicted to lose least.
+        length: tokens of a row that `flops` and `speedup` refer to.
+        native: whether to change only what the original's own class can hold: one width for all feed-forward layers,
+            and whole layers. `collab.expand` then gives a smaller model of that class.
+        seed: random seed of the directions in the model's output that the importance of neurons is measured in.
+
+    Raises:
+        ConfigurationError: if a value cannot be used.
+    """
+
+    flops: float | None = None
+    params: float | None = None
+    speedup: float | None = None
+    only: tuple[Part, ...] = PARTS
+    drop_layers: int | None = None
+    length: int = 128
+    native: bool = False
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        given = [name for name in ("flops", "params", "speedup") if getattr(self, name) is not None]
+        if len(given) != 1:
+            raise ConfigurationError(
+                f"Give one budget: flops, params or speedup, not {' and '.join(given) if given else 'none of them'}."
+            )
+        for name in ("flops", "params"):
+            value = getattr(self, name)
+            if value is not None and not (isinstance(value, int | float) and 0 < value <= 1):
+                raise ConfigurationError(f"{name} must be above 0 and at most 1, not {value!r}.")
+        if self.speedup is not None and not (isinstance(self.speedup, int | float) and 1 < self.speedup <= 100):
+            raise ConfigurationError(f"speedup must be above 1 and at most 100, not {self.speedup!r}.")
+        unknown = [part for part in self.only if part not in PARTS]
+        if unknown or not self.only:
+            raise ConfigurationError(f"only must name parts out of {', '.join(PARTS)}, not {list(self.only)}.")
+        if self.drop_layers is not None:
+            _check_whole("drop_layers", self.drop_layers, 0)
+            if self.drop_layers and "layers" not in self.only:
+                raise ConfigurationError("drop_layers drops layers, but only does not name layers.")
+        _check_whole("length", self.length, 1)
+        _check_whole("seed", self.seed, 0)
+        if self.native and not set(self.only) & {"feed-forward", "layers"}:
+            raise ConfigurationError(
+                "The original's own class can hold narrower feed-forward layers and fewer layers, so with native=True "
+                "only must name feed-forward or layers."
+            )
+
+    @property
+    def narrowed(self) -> tuple[Part, ...]:
+        """The parts whose widths may change."""
+        widths: tuple[Part, ...] = ("feed-forward",) if self.native else ("queries-keys", "values", "feed-forward")
+        return tuple(part for part in widths if part in self.only)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The settings as JSON values."""
+        return asdict(self) | {"only": list(self.only)}
+
+
+def _check_whole(name: str, value: Any, lowest: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < lowest:
+        raise ConfigurationError(f"{name} must be a whole number of at least {lowest}, not {value!r}.")

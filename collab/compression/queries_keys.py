@@ -1,0 +1,86 @@
+"""Narrower queries and keys: the forms of a conversion, at every rank."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+
+import torch
+from torch import Tensor, nn
+
+from ..decomposition import Form, SolverOptions
+from ..decomposition.decay import decay
+from ..decomposition.options import Content
+from ..modeling.collab_attention import CollaborativeAttention
+from ..planning.cost import LayerShape
+from ..planning.predict import predict
+from ..reparametrization.layer import LayerProblem, spec_of, state_of
+from .blocks import Block
+from .widths import Cost, Narrowed, Narrowing
+
+_STEP = 4
+"""Dimensions of each head, on average, between two ranks to choose from."""
+
+_RANKS = (0.5, 0.375, 0.25, 0.1875, 0.125)
+"""Ranks to choose from in the cp form, as fractions of K."""
+
+
+class NarrowQueriesKeys(Narrowing):
+    """Queries and keys of an attention layer, in one form.
+
+    Args:
+        block: the layer's names.
+        layer: the attention layer.
+        problem: its approximation problem.
+        form: ``concat``, narrower heads, which are the cheapest to compute; or ``cp``, shared dimensions, which are the
+            smallest.
+        length: tokens of a row.
+    """
+
+    def __init__(
+        self, block: Block, layer: CollaborativeAttention, problem: LayerProblem, form: Form, length: int
+    ) -> None:
+        self._block, self._problem, self._form = block, problem, form
+        self._like: nn.Linear = layer.query
+        self._shape = LayerShape.of(problem)
+        self._content: Content = "folded" if form == "concat" else "exact"
+        self._length = length
+
+    @property
+    def widths(self) -> Sequence[int]:
+        """K, and the ranks below it."""
+        full, heads = self._shape.full_rank, self._shape.num_heads
+        if self._form == "concat":
+            return [full, *range(full - _STEP * heads, 0, -_STEP * heads)]
+        return [full, *(round(part * full) for part in _RANKS)]
+
+    def predicted(self, width: int) -> float:
+        """See `Narrowing`: the squared error of the scores relative to all scores."""
+        if width == self._shape.full_rank:
+            return 0.0
+        if self._form == "concat":
+            return float(self._decay[width])
+        return predict(self._problem, self._form, width, self._content, SolverOptions()) ** 2
+
+    def cost(self, width: int) -> Cost:
+        """See `Narrowing`; includes the scores."""
+        shape = self._shape
+        if width == shape.full_rank:
+            return Cost(shape.flops_before(self._length) / 2, shape.parameters_before)
+        flops = shape.flops(self._form, width, self._content, self._length) / 2
+        return Cost(flops, shape.parameters(self._form, width, self._content))
+
+    def narrow(self, width: int) -> Narrowed:
+        """See `Narrowing`."""
+        with torch.no_grad():
+            solution = self._problem.solve(self._form, width, self._content, SolverOptions())
+        factors = solution.factors.to(self._like.weight)
+        spec = spec_of(factors)
+        name = self._block.attention
+        changed = {field: getattr(spec, field) for field in ("form", "rank", "head_ranks", "content")}
+        removed = tuple(f"{name}.{part}" for part in ("query.", "key.", "mixing", "content_bias.", "query_offset"))
+        return Narrowed({f"{name}.{key}": tensor for key, tensor in state_of(factors).items()}, removed, changed)
+
+    @cached_property
+    def _decay(self) -> Tensor:
+        return decay(self._problem.whitened, "concat")

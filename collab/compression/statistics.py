@@ -1,0 +1,134 @@
+"""Statistics on real rows: the inputs of a model's projections, and what errors in their outputs do to its answers.
+
+Notation: D hidden size, K = H·d width of the heads' outputs, N neurons of a feed-forward layer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from ..data.features import Batch
+from ..errors import CalibrationError
+from ..io.options import Progress, no_progress
+from ..models.answers import answers_of
+from ..models.inputs import on_device
+from ..models.states import evaluating, frozen
+from .blocks import Block
+
+
+class ProjectionStatistics:
+    """Sums over tokens of the inputs of a linear layer, and of the gradients at its output.
+
+    Args:
+        layer: the linear layer.
+    """
+
+    def __init__(self, layer: nn.Linear) -> None:
+        like = layer.weight
+        self._sum = like.new_zeros(layer.in_features, dtype=torch.float64)
+        self._products = like.new_zeros(layer.in_features, layer.in_features, dtype=torch.float32)
+        self._gradients = like.new_zeros(layer.out_features, layer.out_features, dtype=torch.float32)
+        self.tokens = 0
+
+    def add(self, inputs: Tensor, gradients: Tensor) -> None:
+        """Adds the inputs, (tokens, in), and the gradients at the outputs, (tokens, out)."""
+        self._sum += inputs.sum(0, dtype=torch.float64)
+        self._products += inputs.T @ inputs
+        self._gradients += gradients.T @ gradients
+        self.tokens += len(inputs)
+
+    @property
+    def mean(self) -> Tensor:
+        """Mean input, (in,), float64."""
+        return self._sum / self.tokens
+
+    @property
+    def covariance(self) -> Tensor:
+        """Covariance of the inputs, (in, in), float64."""
+        return self._products.double() / self.tokens - torch.outer(self.mean, self.mean)
+
+    @property
+    def metric_root(self) -> Tensor:
+        """G^{1/2} with G the mean product of the gradients, (out, out), float64.
+
+        The directions of the gradients are random ones of the model's answers, so ‖e G^{1/2}‖² is the expected squared
+        change of the answers when an output changes by e.
+        """
+        values, vectors = torch.linalg.eigh(self._gradients.double() / self.tokens)
+        return (vectors * values.clamp(min=0).sqrt()) @ vectors.T
+
+
+def collect(
+    model: PreTrainedModel,
+    blocks: Sequence[Block],
+    batches: Sequence[Batch],
+    seed: int,
+    progress: Progress = no_progress,
+) -> dict[str, ProjectionStatistics]:
+    """Statistics of every output projection W_O and every W_2, by module name, from one pass forward and back.
+
+    Args:
+        model: the collaborative model, which is not changed.
+        blocks: its layers.
+        batches: rows.
+        seed: random seed of the directions in the output.
+        progress: called after every batch.
+
+    Raises:
+        CalibrationError: if an activation is NaN or infinite, or the model returned nothing that depends on the layers.
+    """
+    names = [name for block in blocks for name in (block.output, block.down)]
+    layers = {name: model.get_submodule(name) for name in names}
+    statistics = {name: ProjectionStatistics(layer) for name, layer in layers.items()}  # type: ignore[arg-type]
+    recorded: list[tuple[str, Tensor, Tensor]] = []
+
+    def record(name: str) -> Any:
+        def hook(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+            if not output.requires_grad:
+                output.requires_grad_(True)  # the graph starts at the first projection
+            recorded.append((name, inputs[0].detach(), output))
+
+        return hook
+
+    handles = [layer.register_forward_hook(record(name)) for name, layer in layers.items()]
+    generator = torch.Generator().manual_seed(seed)
+    progress("measuring layers", 0, len(batches))
+    try:
+        with evaluating(model), frozen(model), torch.enable_grad():
+            for number, batch in enumerate(batches, 1):
+                recorded.clear()
+                moved = on_device(batch, model.device)
+                mask = moved.get("attention_mask")
+                answers = answers_of(model, model(**moved), mask)
+                if not answers:
+                    raise CalibrationError("The model returned no answers in calibration.")
+                objective = torch.stack([(a.values * a.direction(generator)).sum() for a in answers]).sum()
+                gradients = torch.autograd.grad(objective, [output for _, _, output in recorded], allow_unused=True)
+                for (name, inputs, output), gradient in zip(recorded, gradients, strict=True):
+                    gradient = torch.zeros_like(output) if gradient is None else gradient
+                    statistics[name].add(*(_seen(tensor.float(), mask) for tensor in (inputs, gradient)))
+                progress("measuring layers", number, len(batches))
+    finally:
+        for handle in handles:
+            handle.remove()
+    for name, sums in statistics.items():
+        if not sums.tokens or not all(bool(value.isfinite().all()) for value in (sums.mean, sums.covariance)):
+            raise CalibrationError(
+                f"Activations of {name} are NaN or infinite, or it was never called. Check the model in its dtype, or "
+                "use other data."
+            )
+    return statistics
+
+
+def _seen(states: Tensor, mask: Tensor | None) -> Tensor:
+    """(B, T, D) → (tokens, D), without padding."""
+    if mask is not None:
+        by_row = mask.flatten(0, -2)
+        if by_row.shape == states.shape[:2]:
+            return states[by_row.bool()]
+    return states.flatten(0, -2)

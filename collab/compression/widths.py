@@ -1,0 +1,76 @@
+"""A part of a layer at every width: what it costs, what it is predicted to lose, and its weights."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What a part of the model costs.
+
+    Attributes:
+        flops: multiply-adds for one row.
+        parameters: number of parameters.
+    """
+
+    flops: float
+    parameters: float
+
+    def __add__(self, other: Cost) -> Cost:
+        return Cost(self.flops + other.flops, self.parameters + other.parameters)
+
+    def __sub__(self, other: Cost) -> Cost:
+        return Cost(self.flops - other.flops, self.parameters - other.parameters)
+
+
+@dataclass(frozen=True)
+class Narrowed:
+    """The weights of a part at some width.
+
+    Attributes:
+        tensors: parameters by name, which replace those of the same names.
+        removed: prefixes of the names of the parameters that are gone.
+        spec: changed entries of the attention layer's `AttentionSpec`.
+        neurons: width of the feed-forward layer, if this is one.
+    """
+
+    tensors: Mapping[str, Tensor]
+    removed: tuple[str, ...] = ()
+    spec: Mapping[str, Any] = field(default_factory=dict)
+    neurons: int | None = None
+
+
+class Narrowing(ABC):
+    """One part of one layer: queries and keys, values and output, or the feed-forward layer."""
+
+    @property
+    @abstractmethod
+    def widths(self) -> Sequence[int]:
+        """The widths to choose from, falling; the first is the original one."""
+
+    @abstractmethod
+    def predicted(self, width: int) -> float:
+        """The expected squared change of the model's answers along a random direction, by the statistics.
+
+        Only ratios between widths matter: the change itself is measured at one of them.
+        """
+
+    @abstractmethod
+    def cost(self, width: int) -> Cost:
+        """What the part costs at a width, for one pass."""
+
+    @abstractmethod
+    def narrow(self, width: int) -> Narrowed:
+        """The part at a width below the original one."""
+
+
+def steps_of(full: int, step: int, least: int) -> list[int]:
+    """Widths from `full` down to `least`: `full` itself, and multiples of `step` below it."""
+    highest = (full - 1) // step * step
+    return [full, *(width for width in range(highest, 0, -step) if width >= least)]

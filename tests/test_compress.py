@@ -1,0 +1,334 @@
+"""Compression: every part narrower within one budget, exact where nothing is lost, reloadable, and back to native."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from processes import run
+from reload import outputs_without_collab
+from tiny import (
+    BERT,
+    BY_TYPE,
+    LETTERS,
+    Row,
+    batches,
+    every_family,
+    largest_difference,
+    outputs,
+    random_model,
+    save_with_tokenizer,
+    tiny_model,
+)
+from transformers import AutoModel, BertForSequenceClassification, BertModel, PreTrainedModel
+
+import collab
+from collab.compression import compress as compress_module
+from collab.compression.allocation import Point, allocate, convex_hull
+from collab.compression.feed_forward import eliminate
+from collab.errors import BudgetError, CalibrationError, ConfigurationError, UnsupportedArchitectureError
+from collab.models.inputs import probe_inputs
+
+TEXT = [" ".join(LETTERS[(i * 7 + j * j) % 26] for j in range(2 + i % 9)) for i in range(96)]
+
+
+def compressed(model: PreTrainedModel, **settings: object) -> collab.Compression:
+    """A compressed model, calibrated on batches that go with it."""
+    calibration = collab.calibrate(model, batches(model, 12))
+    return collab.compress(model, collab.CompressionConfig(**settings), calibration)  # type: ignore[arg-type]
+
+
+def able(row: Row) -> Row:
+    """The row of a family that can be compressed; skips the others."""
+    if not row.family.base.feed_forward_classes:
+        pytest.skip("its feed-forward layers are not known")
+    return row
+
+
+class TestCompress:
+    @every_family
+    def test_every_family_within_its_budget_and_back_to_native(self, row: Row, tmp_path: Path) -> None:
+        model = tiny_model(able(row))
+        before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+        compression = compressed(model, flops=0.6, drop_layers=0)
+        report = compression.report
+        assert report.flops.ratio <= 0.6
+        assert report.parameters.after == sum(tensor.numel() for tensor in compression.model.parameters())
+        assert report.parameters.after < report.parameters.before
+        assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+        expected = outputs(compression.model)
+        assert all(bool(tensor.isfinite().all()) for tensor in expected.values())
+        compression.model.save_pretrained(tmp_path)
+        assert largest_difference(expected, outputs(type(compression.model).from_pretrained(tmp_path))) == 0
+        expansion = collab.expand(compression.model)
+        assert expansion.output_difference < 1e-5 * max(1.0, expansion.output_scale)
+        assert type(expansion.model) is type(model)
+
+    def test_whole_budget_changes_nothing(self) -> None:
+        model = tiny_model(BERT)
+        report = compressed(model, flops=1.0).report
+        assert report.flops.ratio == 1
+        assert report.predicted_loss == 0
+        assert not any(layer.dropped for layer in report.layers)
+
+    @pytest.mark.parametrize("part", ["queries-keys", "values", "feed-forward"])
+    def test_only_one_part(self, part: str) -> None:
+        model = tiny_model(BERT)
+        layers = compressed(model, flops=0.9, only=(part,)).report.layers
+        narrower = {
+            "queries-keys": any(layer.rank < layer.full_rank for layer in layers),
+            "values": any(layer.value_width < layer.full_value_width for layer in layers),
+            "feed-forward": any(layer.neurons < layer.full_neurons for layer in layers),
+        }
+        assert narrower == {name: name == part for name in narrower}
+
+    def test_neurons_that_repeat_others_cost_nothing(self) -> None:
+        model = tiny_model(BERT)
+        with torch.no_grad():
+            for layer in model.encoder.layer:
+                layer.intermediate.dense.weight[16:] = layer.intermediate.dense.weight[:16].repeat(2, 1)
+                layer.intermediate.dense.bias[16:] = layer.intermediate.dense.bias[:16].repeat(2)
+        compression = compressed(model, flops=0.74, length=8, only=("feed-forward",), drop_layers=0)
+        assert [layer.neurons for layer in compression.report.layers] == [16, 16]
+        # λ of the least squares, relative to the variance of an activation, is 1e-4.
+        assert largest_difference(outputs(model), outputs(compression.model)) < 5e-3
+
+    def test_values_of_low_rank_cost_nothing(self) -> None:
+        model = tiny_model(BERT)
+        with torch.no_grad():
+            for layer in model.encoder.layer:
+                value = layer.attention.self.value
+                value.weight[:] = value.weight.view(4, 8, 32)[:, :4].repeat(1, 2, 1).view(32, 32)
+        compression = compressed(model, flops=0.85, length=8, only=("values",), drop_layers=0)
+        assert all(layer.value_width == 4 for layer in compression.report.layers)
+        assert largest_difference(outputs(model), outputs(compression.model)) < 1e-3
+
+    def test_drops_layers(self, tmp_path: Path) -> None:
+        model = tiny_model(BERT, num_hidden_layers=4)
+        compression = compressed(model, flops=0.5, drop_layers=2, only=("layers",))
+        assert sum(layer.dropped for layer in compression.report.layers) == 2
+        config = compression.model.config
+        assert config.num_hidden_layers == 2
+        left = [number for number in range(4) if number not in config.collab_dropped_layers]
+        native = BertModel(config=model.config).eval()
+        native.load_state_dict(model.state_dict())
+        native.encoder.layer = torch.nn.ModuleList(native.encoder.layer[number] for number in left)
+        assert largest_difference(outputs(native), outputs(compression.model)) < 1e-5
+        assert collab.expand(compression.model).model.config.num_hidden_layers == 2
+        compression.model.save_pretrained(tmp_path)
+        assert AutoModel.from_pretrained(tmp_path).config.collab_dropped_layers == config.collab_dropped_layers
+
+    def test_budget_of_parameters_shares_dimensions(self) -> None:
+        model = tiny_model(BERT)
+        whole = sum(parameter.numel() for parameter in model.parameters())
+        report = compressed(model, params=0.75, drop_layers=0).report
+        assert report.parameters.after <= 0.75 * whole
+        assert {layer.form for layer in report.layers if layer.rank < layer.full_rank} <= {"cp"}
+
+    def test_native_widths(self) -> None:
+        model = tiny_model(BERT, num_hidden_layers=3)
+        compression = compressed(model, flops=0.6, native=True)
+        kept = [layer for layer in compression.report.layers if not layer.dropped]
+        assert len({layer.neurons for layer in kept}) == 1
+        assert all(layer.rank == layer.full_rank for layer in kept)
+        assert all(layer.value_width == layer.full_value_width for layer in kept)
+        native = collab.expand(compression.model).model
+        assert native.config.intermediate_size == kept[0].neurons
+        assert sum(tensor.numel() for tensor in native.parameters()) < sum(
+            tensor.numel() for tensor in model.parameters()
+        )
+
+    def test_speed_decides_the_arithmetic(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Speed is the inverse of the arithmetic here, with a constant part, so that timing does not matter."""
+        model = tiny_model(BERT, intermediate_size=512)
+        width = model.config.intermediate_size
+
+        def times(candidate: PreTrainedModel, original: PreTrainedModel, rows: object) -> float:
+            left = sum(candidate.config.collab_feed_forward) / (width * original.config.num_hidden_layers)
+            return 1 / (0.2 + 0.8 * left)
+
+        monkeypatch.setattr(compress_module, "_times_as_fast", times)
+        report = compressed(model, speedup=1.5, only=("feed-forward",)).report
+        assert report.speedup == pytest.approx(1.5, rel=0.04)
+        with pytest.raises(BudgetError, match="closest was"):
+            compressed(model, speedup=6.0, only=("feed-forward",))
+
+    def test_same_widths_and_weights_every_time(self) -> None:
+        model = tiny_model(BERT)
+        first, second = (compressed(model, flops=0.6) for _ in range(2))
+        assert first.report.layers == second.report.layers
+        assert largest_difference(outputs(first.model), outputs(second.model)) == 0
+
+    def test_classifier_is_judged_by_its_classes(self) -> None:
+        model = random_model(BertForSequenceClassification, BERT.config())
+        report = compressed(model, flops=0.7).report
+        assert report.agreement is not None
+        assert {"kl", "top1"} <= set(report.agreement)
+
+    def test_healing_comes_closer_without_dropped_layers(self) -> None:
+        pytest.importorskip("accelerate", reason="the train extra is not installed")
+        model = tiny_model(BERT, num_hidden_layers=3)
+        compression = compressed(model, flops=0.5, drop_layers=1)
+        options = collab.HealOptions(
+            "layers", 96, run=collab.RunOptions(1e-3, batch_size=8, steps=24, evaluations=2, device="cpu")
+        )
+        healing = collab.heal(compression.model, model, options=options)
+        assert healing.record["after"]["loss"] < healing.record["before"]["loss"]
+
+    def test_heads_can_be_pruned_afterwards(self) -> None:
+        model = compressed(tiny_model(BERT), flops=0.6, drop_layers=0).model
+        name = collab.inspect(model).layers[0].name
+        pruned = collab.prune(model, {name: [0, 2]})
+        assert pruned.get_submodule(name).value_width == model.get_submodule(name).value_width
+        expansion = collab.expand(pruned)
+        assert expansion.output_difference < 1e-5 * max(1.0, expansion.output_scale)
+
+    def test_plan_predicts_more_loss_for_less(self) -> None:
+        model = tiny_model(BERT)
+        calibration = collab.calibrate(model, batches(model, 12))
+        plan = collab.plan_compression(
+            model, collab.CompressionConfig(flops=0.5), calibration, fractions=(0.8, 0.6, 0.0001)
+        )
+        assert [option["budget"] for option in plan.options] == [0.8, 0.6]
+        assert all(option["reached"] <= option["budget"] for option in plan.options)
+        assert plan.options[0]["predicted_loss"] < plan.options[1]["predicted_loss"]
+
+
+class TestRefusals:
+    def test_budget_that_cannot_be_reached(self) -> None:
+        model = tiny_model(BERT)
+        with pytest.raises(BudgetError, match=r"is left\. Ask for more"):
+            compressed(model, flops=0.001)
+
+    def test_too_many_layers_to_drop(self) -> None:
+        with pytest.raises(ConfigurationError, match="one must stay"):
+            compressed(tiny_model(BERT), flops=0.5, drop_layers=2)
+        with pytest.raises(ConfigurationError, match="shared"):
+            compressed(tiny_model(BY_TYPE["albert"], num_hidden_groups=1), flops=0.5, drop_layers=1)
+
+    def test_calibration_without_rows(self) -> None:
+        model = tiny_model(BERT)
+        calibration = collab.calibrate(model, lambda model: [model(**batch) for batch in batches(model, 3)])
+        with pytest.raises(CalibrationError, match="needs the rows"):
+            collab.compress(model, collab.CompressionConfig(flops=0.5), calibration)
+
+    def test_few_tokens_are_noted_and_finite(self) -> None:
+        model = tiny_model(BERT, intermediate_size=256)
+        compression = compressed(model, flops=0.4)
+        assert "Use more rows" in compression.report.notes[-1]
+        assert all(bool(tensor.isfinite().all()) for tensor in compression.model.state_dict().values())
+
+    def test_decoder_with_cross_attention(self) -> None:
+        model = tiny_model(BERT, is_decoder=True, add_cross_attention=True)
+        rows = [batch | {"encoder_hidden_states": torch.randn(2, 5, 32)} for batch in batches(model, 12)]
+        calibration = collab.calibrate(model, rows)
+        with pytest.raises(UnsupportedArchitectureError, match="cross-attention"):
+            collab.compress(model, collab.CompressionConfig(flops=0.5), calibration)
+
+    @pytest.mark.parametrize(
+        ("settings", "message"),
+        [
+            ({}, "one budget"),
+            ({"flops": 0.5, "params": 0.5}, "flops and params"),
+            ({"flops": 0}, "above 0"),
+            ({"flops": 1.5}, "at most 1"),
+            ({"speedup": 1}, "above 1"),
+            ({"flops": 0.5, "only": ()}, "only must name"),
+            ({"flops": 0.5, "only": ("heads",)}, "only must name"),
+            ({"flops": 0.5, "only": ("values",), "drop_layers": 1}, "does not name layers"),
+            ({"flops": 0.5, "drop_layers": -1}, "at least 0"),
+            ({"flops": 0.5, "length": 0}, "at least 1"),
+            ({"flops": 0.5, "native": True, "only": ("values",)}, "native=True"),
+        ],
+    )
+    def test_settings(self, settings: dict, message: str) -> None:
+        with pytest.raises(ConfigurationError, match=message):
+            collab.CompressionConfig(**settings)
+
+
+class TestAlgebra:
+    def test_elimination_gives_the_least_squares_error(self) -> None:
+        """The loss after a removal is the error of the best refit of what stays, by dense least squares."""
+        generator = torch.Generator().manual_seed(0)
+        inputs = torch.randn(400, 12, generator=generator, dtype=torch.float64) @ torch.randn(
+            12, 12, generator=generator, dtype=torch.float64
+        )
+        inputs = inputs - inputs.mean(0)
+        weight = torch.randn(12, 5, generator=generator, dtype=torch.float64)
+        order, losses = eliminate(inputs.T @ inputs / len(inputs), weight, step=2)
+        assert sorted(order) == list(range(12))
+        for removed in (2, 6, 10):
+            kept = order[removed:]
+            refit = torch.linalg.lstsq(inputs[:, kept], inputs @ weight).solution
+            error = (inputs @ weight - inputs[:, kept] @ refit).square().sum() / len(inputs)
+            assert losses[removed // 2] == pytest.approx(float(error), rel=0.02)
+
+    def test_allocation_is_optimal_on_convex_curves(self) -> None:
+        generator = np.random.default_rng(0)
+        curves = []
+        for _ in range(3):
+            slopes = np.sort(generator.uniform(0.1, 2, 4)).cumsum()
+            curves.append({"values": [Point(5 - i, 5.0 - i, float(slopes[:i].sum())) for i in range(5)]})
+        for budget in range(4, 15):
+            found = allocate(curves, {}, 0.0, budget, False)
+            best = min(
+                sum(point.loss for point in chosen)
+                for chosen in itertools.product(*(curve["values"] for curve in curves))
+                if sum(point.cost for point in chosen) <= budget
+            )
+            assert found.cost <= budget
+            assert found.loss == pytest.approx(best)
+
+    def test_hull_leaves_out_what_is_never_best(self) -> None:
+        curve = [Point(4, 4.0, 0.0), Point(3, 3.0, 3.0), Point(2, 2.0, 2.0), Point(1, 5.0, 9.0)]
+        assert [point.width for point in convex_hull(curve)] == [4, 2]
+
+
+class TestCommand:
+    def test_writes_what_reloads_anywhere(self, tmp_path: Path) -> None:
+        folder = save_with_tokenizer(tiny_model(BERT, num_hidden_layers=3), tmp_path / "model")
+        (tmp_path / "text.txt").write_text("\n".join(TEXT))
+        out = tmp_path / "out"
+        result = run(
+            *("compress", folder, out, "--flops", "0.5", "--calibration", tmp_path / "text.txt"),
+            *("--heal-steps", "6", "--drop-layers", "1"),
+        )
+        assert result.exit_code == 0, result.output
+        report = json.loads((out / "collab_report.json").read_text())
+        assert [step["step"] for step in report["history"]] == ["compress", "heal"]
+        assert report["history"][0]["flops"]["ratio"] <= 0.5
+        assert "## Compression" in (out / "README.md").read_text()
+        model = AutoModel.from_pretrained(out)
+        job = {"folder": out, "auto_class": "AutoModel", "inputs": probe_inputs(model)}
+        (apart,) = outputs_without_collab([job], tmp_path)
+        assert largest_difference(outputs(model), apart) < 1e-6
+        assert not (tmp_path / "out.training").exists()
+        native = run("expand", out, tmp_path / "native")
+        assert native.exit_code == 0, native.output
+        assert type(AutoModel.from_pretrained(tmp_path / "native")) is BertModel
+
+    def test_plan_of_the_whole_model(self, tmp_path: Path) -> None:
+        folder = save_with_tokenizer(tiny_model(BERT), tmp_path / "model")
+        result = run("plan", folder, "--whole", "--flops", "0.6", "--json", "--calibration-samples", "64")
+        assert result.exit_code == 0, result.output
+        assert json.loads(result.stdout)["options"][0]["reached"] <= 0.6
+
+    @pytest.mark.parametrize(
+        ("options", "message"),
+        [
+            ([], "one budget"),
+            (["--flops", "0.5", "--only", "heads"], "does not name parts"),
+            (["--flops", "0.5", "--heal", "x.txt", "--heal-steps", "0"], "--heal-steps is 0"),
+            (["--flops", "0.5", "--calibration", "none"], "needs rows"),
+        ],
+    )
+    def test_bad_options(self, options: list[str], message: str, tmp_path: Path) -> None:
+        folder = save_with_tokenizer(tiny_model(BERT), tmp_path / "model")
+        result = run("compress", folder, tmp_path / "out", *options)
+        assert result.exit_code in (1, 2)
+        assert message in result.stderr
+        assert not (tmp_path / "out").exists()
