@@ -11,10 +11,11 @@ from typing import Any
 import torch
 import transformers
 from torch import Tensor
-from transformers import AutoConfig, AutoImageProcessor, AutoTokenizer, PreTrainedModel
+from transformers import AutoConfig, AutoFeatureExtractor, AutoImageProcessor, AutoTokenizer, PreTrainedModel
 
 from ..errors import CheckpointError, DataError, UnsupportedArchitectureError, WeightsError, first_line
 from ..models.families import Family, families, refuse_unsupported
+from ..models.inputs import input_kind
 from .options import LoadOptions
 from .read import Source, check_weight_files, read_config, read_model, read_tensors, resolve_source
 
@@ -52,14 +53,15 @@ class Checkpoint:
 
     @cached_property
     def processor(self) -> Any | None:
-        """The tokenizer or image processor; None if there is none or it does not load."""
-        loader: Any = AutoTokenizer if self.model.main_input_name == "input_ids" else AutoImageProcessor
+        """The tokenizer, image processor or feature extractor; None if there is none or it does not load."""
+        loaders = {"text": AutoTokenizer, "images": AutoImageProcessor, "audio": AutoFeatureExtractor}
+        loader: Any = loaders[input_kind(self.model)]
         try:
             return loader.from_pretrained(
                 self.source.folder, trust_remote_code=self.trust_remote_code, local_files_only=True
             )
         except (OSError, ValueError, ImportError, KeyError, TypeError) as error:
-            logger.info("No tokenizer or image processor: %s", error)
+            logger.info("No tokenizer, image processor or feature extractor: %s", error)
             return None
 
     @property

@@ -221,7 +221,7 @@ def _pin_image_processor(source: Path, folder: Path) -> None:
     if not path.is_file():
         return
     settings = read_json(path)
-    if "image_processor_type" in settings:
+    if "image_processor_type" in settings or "feature_extractor_type" in settings:
         return
     try:
         settings["image_processor_type"] = type(AutoImageProcessor.from_pretrained(source)).__name__

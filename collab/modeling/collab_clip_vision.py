@@ -1,0 +1,12 @@
+"""Collaborative vision tower of CLIP."""
+
+from transformers.models.clip import modeling_clip as native
+
+from .collab_family import collaborative_family
+from .collab_layouts import AttentionWithOutProj
+from .collab_model import CollaborativeBase
+
+
+@collaborative_family(native.CLIPVisionModelWithProjection)
+class CollabCLIPVisionModel(CollaborativeBase, native.CLIPVisionModel):
+    attention_classes = {native.CLIPAttention: AttentionWithOutProj}

@@ -1,0 +1,12 @@
+"""Collaborative HuBERT."""
+
+from transformers.models.hubert import modeling_hubert as native
+
+from .collab_family import collaborative_family
+from .collab_layouts import AttentionWithOutProj
+from .collab_model import CollaborativeBase
+
+
+@collaborative_family()
+class CollabHubertModel(CollaborativeBase, native.HubertModel):
+    attention_classes = {native.HubertAttention: AttentionWithOutProj}

@@ -1,0 +1,12 @@
+"""Collaborative encoder of Whisper."""
+
+from transformers.models.whisper import modeling_whisper as native
+
+from .collab_family import collaborative_family
+from .collab_layouts import AttentionWithOutProj
+from .collab_model import CollaborativeBase
+
+
+@collaborative_family(without=["WhisperModel", "WhisperForCausalLM", "WhisperForConditionalGeneration"])
+class CollabWhisperEncoder(CollaborativeBase, native.WhisperEncoder):
+    attention_classes = {native.WhisperAttention: AttentionWithOutProj}
