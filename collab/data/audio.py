@@ -44,8 +44,8 @@ def read_wav(path: Path) -> Recording:
     if width not in _TYPES:
         raise DataError(f"{path} has samples of {8 * width} bits; give WAV files of 8, 16 or 32.")
     samples = np.frombuffer(data, _TYPES[width]).astype(np.float32)
-    samples = samples / 128 - 1 if width == 1 else samples / 2.0 ** (8 * width - 1)
-    return Recording(samples.reshape(-1, channels).mean(axis=1), rate)
+    waveform = samples / 128 - 1 if width == 1 else samples / 2.0 ** (8 * width - 1)
+    return Recording(waveform.reshape(-1, channels).mean(axis=1).astype(np.float32), rate)
 
 
 def recordings_in(folder: Path) -> Iterator[Recording]:

@@ -47,11 +47,7 @@ def image_features(model: PreTrainedModel, processor: Any, rows: Sequence[Row]) 
     names = ("pixel_values", "pixel_attention_mask", "spatial_shapes")
     encoded = (processor(images=[row.convert("RGB")], return_tensors="pt") for row in rows)
     return [
-        {
-            name: image[name][0].to(model.dtype if name == "pixel_values" else torch.long)
-            for name in names
-            if name in image
-        }
+        {name: image[name][0].to(model.dtype if name == names[0] else torch.long) for name in names if name in image}
         for image in encoded
     ]
 
@@ -65,8 +61,8 @@ def audio_features(model: PreTrainedModel, extractor: Any, rows: Sequence[Record
     for row in rows:
         if row.rate != extractor.sampling_rate:
             raise DataError(
-                f"A recording has {row.rate} samples per second, and the model takes {extractor.sampling_rate}. Resample "
-                f"the files, for example with ffmpeg -i in.wav -ar {extractor.sampling_rate} out.wav."
+                f"A recording has {row.rate} samples per second, and the model takes {extractor.sampling_rate}. "
+                f"Resample the files, for example with ffmpeg -i in.wav -ar {extractor.sampling_rate} out.wav."
             )
     name = model.main_input_name
     encoded = (extractor(row.waveform, sampling_rate=row.rate, return_tensors="pt") for row in rows)
@@ -87,8 +83,8 @@ def synthetic_features(model: PreTrainedModel, tokenizer: Any | None, samples: i
     """
     if model.main_input_name != "input_ids":
         raise DataError(
-            f"There is no synthetic data for {input_kind(model)}. Give a folder of {input_kind(model)} or a data set; to "
-            "convert by the weights alone, choose no calibration (none)."
+            f"There is no synthetic data for {input_kind(model)}. Give a folder of {input_kind(model)} or a data set; "
+            "to convert by the weights alone, choose no calibration (none)."
         )
     generator = torch.Generator().manual_seed(seed)
     words, before, after = _vocabulary(model, tokenizer)
