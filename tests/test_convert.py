@@ -254,7 +254,8 @@ class TestBadInput:
         }
         rope = transformers.ModernBertModel(transformers.ModernBertConfig(**tiny, pad_token_id=0))
         with pytest.raises(
-            collab.errors.UnsupportedArchitectureError, match=r"rotary position.*Supported: albert, bert, camembert"
+            collab.errors.UnsupportedArchitectureError,
+            match=r"rotary position.*Supported: albert, bert, bert-generation",
         ):
             collab.convert(rope, collab.ConversionConfig(rank=8))
         disentangled = transformers.DebertaV2Model(transformers.DebertaV2Config(**tiny))

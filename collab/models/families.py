@@ -151,14 +151,15 @@ def require_family(config: PretrainedConfig) -> Family:
     position = getattr(config, "position_embedding_type", None) or "absolute"
     if position != "absolute":
         raise UnsupportedArchitectureError(
-            f"position_embedding_type={position!r} is not supported: {RELATIVE.because}. Only absolute positions convert."
+            f"position_embedding_type={position!r} is not supported: {RELATIVE.because}. Only absolute positions "
+            "convert."
         )
     family = families()[config.model_type]
     crosses = any(issubclass(kind, CollaborativeCrossAttention) for kind in family.base.attention_classes.values())
     if getattr(config, "add_cross_attention", False) and not crosses:
         raise UnsupportedArchitectureError(
-            f"{config.model_type} models with add_cross_attention cannot be converted: one class serves their attention to "
-            "the sequence itself and to another. Convert the encoder without cross-attention."
+            f"{config.model_type} models with add_cross_attention cannot be converted: one class serves their attention "
+            "to the sequence itself and to another. Convert the encoder without cross-attention."
         )
     return family
 

@@ -1,7 +1,7 @@
 """Why models of other families are not converted, and what to do instead.
 
-One table by `model_type`, so that a refusal needs nothing but the config. `tests/test_refusals.py` compares it with what
-the installed transformers calls an encoder.
+One table by `model_type`, so that a refusal needs nothing but the config. `tests/test_refusals.py` compares it with
+what the installed transformers calls an encoder.
 """
 
 from __future__ import annotations
@@ -42,9 +42,7 @@ SEVERAL = Refusal("its tokens have queries or scores of several kinds, each from
 WINDOWS = Refusal(
     "its attention runs in windows or over coarser keys, of a size that changes from stage to stage", _KEEP
 )
-NORMED = Refusal(
-    "it normalizes or scales queries and keys by head or by entry, so that the scores are not bilinear", _KEEP
-)
+NORMED = Refusal("it normalizes queries and keys, or bounds the scores, so that they are not bilinear", _KEEP)
 NONE = Refusal("it has no attention between tokens, so there is nothing to convert", _KEEP)
 QUANTIZED = Refusal("its projections are quantized layers", "Convert the model that it was quantized from.")
 DECODER = Refusal(
@@ -72,8 +70,10 @@ _BY_REASON: dict[Refusal, tuple[str, ...]] = {
     DISENTANGLED: ("deberta", "deberta-v2", "sew-d"),
     RELATIVE: ("funnel", "granite_speech5_ctc", "jina_bert", "parakeet_ctc", "wav2vec2-bert", "xlnet"),
     SPARSE: ("big_bird", "longformer", "mra", "nystromformer", "reformer", "yoso"),
-    MIXED: ("canine", "convbert", "cvt", "levit", "mobilebert", "mobilevit", "mobilevitv2", "squeezebert", "swiftformer"),
-    SEVERAL: ("lilt", "luke", "lxmert", "perceiver", "timesformer"),
+    MIXED: (
+        "canine", "convbert", "cvt", "levit", "mobilebert", "mobilevit", "mobilevitv2", "squeezebert", "swiftformer",
+    ),
+    SEVERAL: ("lilt", "luke"),
     WINDOWS: ("dinat", "donut-swin", "hiera", "pvt", "pvt_v2", "segformer", "swin"),
     NORMED: ("swinv2", "videoprism", "videoprism_vision_model"),
     NONE: (
@@ -83,19 +83,16 @@ _BY_REASON: dict[Refusal, tuple[str, ...]] = {
     QUANTIZED: ("ibert",),
     DECODER: ("bart", "encoder-decoder", "imagegpt", "mbart", "mvp", "shieldgemma2"),
     TOWERS: (
-        "align", "altclip", "blip", "blip-2", "chinese_clip", "clip", "clipseg", "metaclip_2", "siglip", "siglip2", "tipsv2",
+        "align", "altclip", "blip", "blip-2", "chinese_clip", "clip", "clipseg", "metaclip_2", "siglip", "siglip2",
+        "tipsv2",
     ),
     PLAIN: (
-        "audio-spectrogram-transformer", "beit", "data2vec-audio", "data2vec-vision", "flaubert", "layoutlmv2", "markuplm",
-        "tapas", "tipsv2_text_model", "umt5", "videomae", "vivit", "wavlm", "xlm",
+        "audio-spectrogram-transformer", "beit", "data2vec-audio", "data2vec-vision", "flaubert", "layoutlmv2", "lxmert",
+        "markuplm", "perceiver", "tapas", "timesformer", "tipsv2_text_model", "umt5", "videomae", "vivit", "wavlm", "xlm",
     ),
 }  # fmt: skip
 
-REFUSALS: dict[str, Refusal] = {
-    model_type: refusal
-    for refusal, types in sorted(_BY_REASON.items(), key=lambda item: item[1])
-    for model_type in types
-}
+REFUSALS: dict[str, Refusal] = {model_type: refusal for refusal, types in _BY_REASON.items() for model_type in types}
 """Refusals by `model_type`."""
 
 
