@@ -4,6 +4,7 @@ from transformers.models.bert_generation import modeling_bert_generation as nati
 
 from .collab_attention import CollaborativeCrossAttention, CollaborativeSelfAttention
 from .collab_family import collaborative_family
+from .collab_feed_forward import FeedForward
 from .collab_model import CollaborativeBase
 
 
@@ -13,3 +14,4 @@ class CollabBertGenerationEncoder(CollaborativeBase, native.BertGenerationEncode
         native.BertGenerationSelfAttention: CollaborativeSelfAttention,
         native.BertGenerationCrossAttention: CollaborativeCrossAttention,
     }
+    feed_forward_classes = {native.BertGenerationLayer: FeedForward()}

@@ -4,6 +4,7 @@ from transformers.models.blip import modeling_blip as native
 
 from .collab_attention import CollaborativeSelfAttention
 from .collab_family import collaborative_family
+from .collab_feed_forward import FeedForward
 from .collab_model import CollaborativeBase
 
 
@@ -15,3 +16,4 @@ class CollabBlipAttention(CollaborativeSelfAttention):
 @collaborative_family()
 class CollabBlipVisionModel(CollaborativeBase, native.BlipVisionModel):
     attention_classes = {native.BlipAttention: CollabBlipAttention}
+    feed_forward_classes = {native.BlipMLP: FeedForward("fc1", "fc2")}

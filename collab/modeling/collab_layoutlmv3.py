@@ -7,6 +7,7 @@ from transformers.models.layoutlmv3 import modeling_layoutlmv3 as native
 
 from .collab_attention import CollaborativeSelfAttention
 from .collab_family import collaborative_family
+from .collab_feed_forward import FeedForward
 from .collab_model import CollaborativeBase
 
 
@@ -34,3 +35,4 @@ class CollabLayoutLMv3Attention(CollaborativeSelfAttention):
 @collaborative_family()
 class CollabLayoutLMv3Model(CollaborativeBase, native.LayoutLMv3Model):
     attention_classes = {native.LayoutLMv3SelfAttention: CollabLayoutLMv3Attention}
+    feed_forward_classes = {native.LayoutLMv3Layer: FeedForward()}

@@ -4,6 +4,7 @@ from transformers.models.roberta_prelayernorm import modeling_roberta_prelayerno
 
 from .collab_attention import CollaborativeCrossAttention, CollaborativeSelfAttention
 from .collab_family import collaborative_family
+from .collab_feed_forward import FeedForward
 from .collab_model import CollaborativeBase
 
 
@@ -13,3 +14,4 @@ class CollabRobertaPreLayerNormModel(CollaborativeBase, native.RobertaPreLayerNo
         native.RobertaPreLayerNormSelfAttention: CollaborativeSelfAttention,
         native.RobertaPreLayerNormCrossAttention: CollaborativeCrossAttention,
     }
+    feed_forward_classes = {native.RobertaPreLayerNormLayer: FeedForward()}

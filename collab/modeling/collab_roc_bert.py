@@ -4,6 +4,7 @@ from transformers.models.roc_bert import modeling_roc_bert as native
 
 from .collab_attention import CollaborativeCrossAttention, CollaborativeSelfAttention
 from .collab_family import collaborative_family
+from .collab_feed_forward import FeedForward
 from .collab_model import CollaborativeBase
 
 
@@ -13,3 +14,4 @@ class CollabRoCBertModel(CollaborativeBase, native.RoCBertModel):
         native.RoCBertSelfAttention: CollaborativeSelfAttention,
         native.RoCBertCrossAttention: CollaborativeCrossAttention,
     }
+    feed_forward_classes = {native.RoCBertLayer: FeedForward()}

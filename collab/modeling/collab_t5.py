@@ -3,6 +3,7 @@
 from transformers.models.t5 import modeling_t5 as native
 
 from .collab_family import collaborative_family
+from .collab_feed_forward import FeedForward
 from .collab_model import CollaborativeBase
 from .collab_t5_attention import CollabT5Attention
 
@@ -14,3 +15,4 @@ _WITH_DECODER = [
 @collaborative_family(inner=[native.T5Stack], without=_WITH_DECODER)
 class CollabT5EncoderModel(CollaborativeBase, native.T5EncoderModel):
     attention_classes = {native.T5Attention: CollabT5Attention}
+    feed_forward_classes = {native.T5DenseActDense: FeedForward("wi", "wo")}

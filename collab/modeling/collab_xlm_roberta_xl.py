@@ -4,6 +4,7 @@ from transformers.models.xlm_roberta_xl import modeling_xlm_roberta_xl as native
 
 from .collab_attention import CollaborativeCrossAttention, CollaborativeSelfAttention
 from .collab_family import collaborative_family
+from .collab_feed_forward import FeedForward
 from .collab_model import CollaborativeBase
 
 
@@ -13,3 +14,4 @@ class CollabXLMRobertaXLModel(CollaborativeBase, native.XLMRobertaXLModel):
         native.XLMRobertaXLSelfAttention: CollaborativeSelfAttention,
         native.XLMRobertaXLCrossAttention: CollaborativeCrossAttention,
     }
+    feed_forward_classes = {native.XLMRobertaXLLayer: FeedForward()}

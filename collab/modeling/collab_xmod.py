@@ -4,6 +4,7 @@ from transformers.models.xmod import modeling_xmod as native
 
 from .collab_attention import CollaborativeCrossAttention, CollaborativeSelfAttention
 from .collab_family import collaborative_family
+from .collab_feed_forward import FeedForward
 from .collab_model import CollaborativeBase
 
 
@@ -13,3 +14,4 @@ class CollabXmodModel(CollaborativeBase, native.XmodModel):
         native.XmodSelfAttention: CollaborativeSelfAttention,
         native.XmodCrossAttention: CollaborativeCrossAttention,
     }
+    feed_forward_classes = {native.XmodLayer: FeedForward()}

@@ -158,8 +158,8 @@ def require_family(config: PretrainedConfig) -> Family:
     crosses = any(issubclass(kind, CollaborativeCrossAttention) for kind in family.base.attention_classes.values())
     if getattr(config, "add_cross_attention", False) and not crosses:
         raise UnsupportedArchitectureError(
-            f"{config.model_type} models with add_cross_attention cannot be converted: one class serves their attention "
-            "to the sequence itself and to another. Convert the encoder without cross-attention."
+            f"{config.model_type} models with add_cross_attention cannot be converted: one class serves their "
+            "attention to the sequence itself and to another. Convert the encoder without cross-attention."
         )
     return family
 

@@ -87,8 +87,9 @@ _BY_REASON: dict[Refusal, tuple[str, ...]] = {
         "tipsv2",
     ),
     PLAIN: (
-        "audio-spectrogram-transformer", "beit", "data2vec-audio", "data2vec-vision", "flaubert", "layoutlmv2", "lxmert",
-        "markuplm", "perceiver", "tapas", "timesformer", "tipsv2_text_model", "umt5", "videomae", "vivit", "wavlm", "xlm",
+        "audio-spectrogram-transformer", "beit", "data2vec-audio", "data2vec-vision", "flaubert", "layoutlmv2",
+        "lxmert", "markuplm", "perceiver", "tapas", "timesformer", "tipsv2_text_model", "umt5", "videomae", "vivit",
+        "wavlm", "xlm",
     ),
 }  # fmt: skip
 
