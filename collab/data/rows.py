@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from ..errors import DataError
@@ -40,6 +40,22 @@ def read_rows(source: DataSource, samples: int, *, kind: Kind = "text", seed: in
     if not sample:
         raise DataError(f"{source.path} has no rows.")
     return [row[0] if len(row) == 1 else row for row in sample]
+
+
+def all_rows(source: DataSource) -> Iterator[Row]:
+    """All rows of text of a source, in order; empty ones are omitted.
+
+    Raises:
+        DataError: as `read_rows`.
+    """
+    records = open_records(source)
+    if not records.names:
+        raise DataError(f"{source.path} has no rows.")
+    columns = _columns(records, "text")
+    for record in records:
+        row = tuple(record[name] for name in columns)
+        if all(isinstance(text, str) and text.strip() for text in row):
+            yield row[0] if len(row) == 1 else row
 
 
 def _columns(records: Records, kind: Kind) -> tuple[str, ...]:

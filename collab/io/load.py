@@ -33,6 +33,7 @@ class Checkpoint:
         unused: checkpoint weights that the model's class does not use (for example a pooler beside a language-modelling
             head), saved with the model again.
         notes: notes for the user.
+        new_tokenizer: a tokenizer that takes the place of the one in the folder; None for none.
         trust_remote_code: whether transformers may run a tokenizer's code that comes with the checkpoint.
     """
 
@@ -42,6 +43,7 @@ class Checkpoint:
     unused: dict[str, Tensor] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     trust_remote_code: bool = False
+    new_tokenizer: Any | None = None
 
     @classmethod
     def of(cls, model: PreTrainedModel, processor: Any | None = None) -> Checkpoint:
@@ -54,6 +56,8 @@ class Checkpoint:
     @cached_property
     def processor(self) -> Any | None:
         """The tokenizer, image processor or feature extractor; None if there is none or it does not load."""
+        if self.new_tokenizer is not None:
+            return self.new_tokenizer
         loaders = {"text": AutoTokenizer, "images": AutoImageProcessor, "audio": AutoFeatureExtractor}
         loader: Any = loaders[input_kind(self.model)]
         try:
