@@ -17,6 +17,8 @@ from .conversion.expand import ExpandedLayer as ExpandedLayer
 from .conversion.expand import Expansion as Expansion
 from .conversion.expand import expand as expand
 from .conversion.in_order import calibrate_in_order as calibrate_in_order
+from .conversion.vocabulary import KeptTokens as KeptTokens
+from .conversion.vocabulary import keep_tokens as keep_tokens
 from .data.examples import Examples as Examples
 from .data.examples import read_examples as read_examples
 from .data.source import DataSource as DataSource

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import csv
 import json
+import wave
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 import transformers
@@ -231,6 +233,22 @@ class TestSources:
         calibration = collab.calibrate(model, collab.DataSource(str(tmp_path)), tokenizer=processor)
         assert calibration.summary["rows"] == 4
         with pytest.raises(collab.errors.DataError, match="no synthetic data for images"):
+            collab.calibrate(model)
+
+    def test_recordings(self, tmp_path: Path) -> None:
+        for number in range(3):
+            with wave.open(str(tmp_path / f"{number}.wav"), "wb") as file:
+                file.setnchannels(1 + number % 2)
+                file.setsampwidth(2)
+                file.setframerate(16000)
+                file.writeframes((np.random.default_rng(number).normal(0, 3000, 320)).astype("<i2").tobytes())
+        model = tiny_model(BY_TYPE["wav2vec2"], transformers.Wav2Vec2ForSequenceClassification)
+        source = collab.DataSource(str(tmp_path))
+        extractor = transformers.Wav2Vec2FeatureExtractor()
+        assert collab.calibrate(model, source, tokenizer=extractor).summary["rows"] == 3
+        with pytest.raises(collab.errors.DataError, match="has 16000 samples per second, and the model takes 8000"):
+            collab.calibrate(model, source, tokenizer=transformers.Wav2Vec2FeatureExtractor(sampling_rate=8000))
+        with pytest.raises(collab.errors.DataError, match="no synthetic data for audio"):
             collab.calibrate(model)
 
 

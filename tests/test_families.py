@@ -17,6 +17,7 @@ from tiny import (
     Row,
     converted,
     every_family,
+    every_family_and_form,
     every_form,
     every_head,
     full_rank,
@@ -34,8 +35,16 @@ from collab.models.inputs import probe_inputs
 
 
 def is_text(row: Row) -> bool:
-    return row.model_type not in ("vit", "deit")
+    return row.family.base.main_input_name == "input_ids"
 
+
+NOT_CONVERTED = {
+    "whisper": ("WhisperModel", "WhisperForCausalLM", "WhisperForConditionalGeneration"),
+    "t5": ("T5Model", "T5ForConditionalGeneration", "T5ForSequenceClassification", "T5ForQuestionAnswering"),
+    "mt5": ("MT5Model", "MT5ForConditionalGeneration", "MT5ForSequenceClassification", "MT5ForQuestionAnswering"),
+    "splinter": ("SplinterForPreTraining",),
+}
+"""Models with a decoder, of which only the encoder is converted, and one that takes marked questions only."""
 
 text_families = pytest.mark.parametrize("row", [row for row in ROWS if is_text(row)], ids=lambda row: row.model_type)
 
@@ -52,6 +61,8 @@ def test_every_task_head_of_transformers(row: Row) -> None:
         if name.startswith("AutoModel") and mapping is not None and row.config_class in mapping:
             natives = mapping[row.config_class]
             for native in natives if isinstance(natives, tuple | list) else (natives,):
+                if native.__name__ in NOT_CONVERTED.get(row.model_type, ()):
+                    continue
                 assert row.family.collaborative_class(native) is not None, f"{name} loads {native.__name__}"
 
 
@@ -67,9 +78,17 @@ def test_classes_are_found_by_name(row: Row, native_class: type[PreTrainedModel]
     assert model_class.config_class.model_type == f"collab_{native_class.config_class.model_type}"
 
 
+@every_family_and_form
+def test_exact_at_full_rank(row: Row, form: str) -> None:
+    check_exact(row, row.family.base.native_class(), form)
+
+
 @every_head
-@every_form
-def test_exact_at_full_rank(row: Row, native_class: type[PreTrainedModel], form: str) -> None:
+def test_every_head_exact_at_full_rank(row: Row, native_class: type[PreTrainedModel]) -> None:
+    check_exact(row, native_class, "cp")
+
+
+def check_exact(row: Row, native_class: type[PreTrainedModel], form: str) -> None:
     native = random_model(native_class, row.config())
     model = converted(native, full_rank(native), form)
     assert type(model) is row.family.collaborative_class(native_class)
@@ -80,8 +99,7 @@ def test_exact_at_full_rank(row: Row, native_class: type[PreTrainedModel], form:
             assert largest_difference(native(**inputs), model(**inputs)) < 1e-5
 
 
-@every_family
-@every_form
+@every_family_and_form
 def test_reduced_rank_runs_the_same_in_every_kernel(row: Row, form: str) -> None:
     model = converted(tiny_model(row), 13, form)
     inputs = probe_inputs(model)
@@ -93,10 +111,11 @@ def test_reduced_rank_runs_the_same_in_every_kernel(row: Row, form: str) -> None
     assert largest_difference(*outputs) < 1e-5
 
 
-@text_families
-@every_form
+@every_family_and_form
 @pytest.mark.parametrize("implementation", ["eager", "sdpa"])
 def test_padding_does_not_leak(row: Row, form: str, implementation: str) -> None:
+    if not is_text(row):
+        pytest.skip("takes no text")
     model = converted(tiny_model(row), 13, form)
     model.set_attn_implementation(implementation)
     tokens = torch.randint(2, 60, (1, 9))
@@ -108,10 +127,11 @@ def test_padding_does_not_leak(row: Row, form: str, implementation: str) -> None
     assert float((alone - beside).abs().max()) < 1e-5
 
 
-@every_family
-@every_form
+@every_family_and_form
 @pytest.mark.parametrize("implementation", ["eager", "sdpa"])
 def test_attentions_and_hidden_states_are_recorded(row: Row, form: str, implementation: str) -> None:
+    if row.model_type == "layoutlmv3" and implementation == "sdpa":
+        pytest.skip("the native block does not pass the request on to its attention")
     native = tiny_model(row)
     native.set_attn_implementation("eager")
     model = converted(native, full_rank(native), form)
@@ -138,8 +158,7 @@ def test_attentions_are_recorded_though_the_original_was_asked_before(row: Row) 
         assert len(model(**inputs, output_attentions=True).attentions) > 0
 
 
-@every_family
-@every_form
+@every_family_and_form
 def test_trains(row: Row, form: str) -> None:
     model = converted(tiny_model(row), 13, form).train()
     inputs = probe_inputs(model)

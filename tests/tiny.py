@@ -3,33 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
-from transformers import (
-    AlbertConfig,
-    BertConfig,
-    BertTokenizerFast,
-    CamembertConfig,
-    DeiTConfig,
-    DistilBertConfig,
-    ElectraConfig,
-    MPNetConfig,
-    PretrainedConfig,
-    PreTrainedModel,
-    RobertaConfig,
-    ViTConfig,
-    XLMRobertaConfig,
-)
+from transformers import BertTokenizerFast, PretrainedConfig, PreTrainedModel
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 import collab
 from collab.decomposition import FORMS
 from collab.models.families import Family, families
 from collab.models.inputs import probe_inputs
+from collab.models.layers import head_layers
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
@@ -57,17 +45,53 @@ _IMAGE = {
 }
 
 
+_TOWER = {name: value for name, value in _TEXT.items() if name != "type_vocab_size"}
+_AUDIO = {
+    "vocab_size": 20,
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "intermediate_size": 48,
+    "conv_dim": [16, 16],
+    "conv_kernel": [3, 2],
+    "conv_stride": [2, 2],
+    "num_feat_extract_layers": 2,
+    "num_conv_pos_embeddings": 4,
+    "num_conv_pos_embedding_groups": 2,
+    "layerdrop": 0.0,
+    "mask_time_prob": 0.0,
+    "tdnn_dim": [16, 16],
+    "tdnn_kernel": [3, 1],
+    "tdnn_dilation": [1, 1],
+    "xvector_output_dim": 16,
+    "codevector_dim": 16,
+    "proj_codevector_dim": 16,
+    "num_codevectors_per_group": 4,
+}
+_T5 = {
+    "vocab_size": 60,
+    "d_model": 32,
+    "d_kv": 6,
+    "d_ff": 48,
+    "num_layers": 2,
+    "num_heads": 4,
+    "relative_attention_num_buckets": 8,
+    "relative_attention_max_distance": 16,
+    "pad_token_id": 1,
+    "decoder_start_token_id": 1,
+}
+
+
 @dataclass(frozen=True)
 class Row:
     """A family's tiny config."""
 
-    config_class: type[PretrainedConfig]
+    model_type: str
     values: dict[str, Any]
-    variants: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     @property
-    def model_type(self) -> str:
-        return self.config_class.model_type
+    def config_class(self) -> type[PretrainedConfig]:
+        return CONFIG_MAPPING[self.model_type]
 
     @property
     def family(self) -> Family:
@@ -78,13 +102,13 @@ class Row:
 
 
 ROWS = [
-    Row(BertConfig, _TEXT),
-    Row(RobertaConfig, _TEXT),
-    Row(XLMRobertaConfig, _TEXT),
-    Row(CamembertConfig, _TEXT),
-    Row(ElectraConfig, _TEXT | {"embedding_size": 16}),
+    Row("bert", _TEXT),
+    Row("roberta", _TEXT),
+    Row("xlm-roberta", _TEXT),
+    Row("camembert", _TEXT),
+    Row("electra", _TEXT | {"embedding_size": 16}),
     Row(
-        DistilBertConfig,
+        "distilbert",
         {
             "vocab_size": 60,
             "dim": 32,
@@ -96,12 +120,78 @@ ROWS = [
         },
     ),
     Row(
-        AlbertConfig,
+        "albert",
         _TEXT | {"embedding_size": 16, "num_hidden_layers": 4, "num_hidden_groups": 2, "inner_group_num": 2},
     ),
-    Row(MPNetConfig, {name: value for name, value in _TEXT.items() if name != "type_vocab_size"}),
-    Row(ViTConfig, _IMAGE),
-    Row(DeiTConfig, _IMAGE),
+    Row("mpnet", _TOWER),
+    Row("ernie", _TEXT),
+    Row("xlm-roberta-xl", _TEXT),
+    Row("roberta-prelayernorm", _TEXT),
+    Row("data2vec-text", _TEXT),
+    Row("xmod", _TEXT | {"languages": ["en_XX", "de_DE"], "default_language": "en_XX"}),
+    Row("bert-generation", _TOWER),
+    Row("layoutlm", _TEXT | {"max_2d_position_embeddings": 8}),
+    Row(
+        "layoutlmv3",
+        _TEXT
+        | {
+            "max_2d_position_embeddings": 1024,
+            "coordinate_size": 5,
+            "shape_size": 6,
+            "rel_pos_bins": 8,
+            "rel_2d_pos_bins": 8,
+            "max_rel_pos": 16,
+            "max_rel_2d_pos": 16,
+            "input_size": 16,
+            "patch_size": 8,
+        },
+    ),
+    Row("rembert", _TEXT | {"input_embedding_size": 16, "output_embedding_size": 24}),
+    Row("megatron-bert", _TEXT),
+    Row("roc_bert", _TEXT | {"pronunciation_vocab_size": 60, "shape_vocab_size": 60}),
+    Row("splinter", _TEXT),
+    Row("t5", _T5),
+    Row("mt5", _T5),
+    Row("clip_text_model", _TOWER),
+    Row("siglip_text_model", _TOWER),
+    Row("siglip2_text_model", _TOWER),
+    Row("vit", _IMAGE),
+    Row("deit", _IMAGE),
+    Row("vit_msn", _IMAGE),
+    Row("ijepa", _IMAGE),
+    Row("dinov2", _IMAGE),
+    Row("dinov2_with_registers", _IMAGE),
+    Row("clip_vision_model", _IMAGE),
+    Row("siglip_vision_model", _IMAGE),
+    Row(
+        "siglip2_vision_model",
+        {name: value for name, value in _IMAGE.items() if name != "image_size"} | {"num_patches": 9},
+    ),
+    Row("blip_vision_model", _IMAGE),
+    Row("wav2vec2", _AUDIO),
+    Row("hubert", _AUDIO),
+    Row("unispeech", _AUDIO),
+    Row("unispeech-sat", _AUDIO),
+    Row("sew", _AUDIO),
+    Row(
+        "whisper",
+        {
+            "vocab_size": 60,
+            "d_model": 32,
+            "encoder_layers": 2,
+            "encoder_attention_heads": 4,
+            "encoder_ffn_dim": 48,
+            "decoder_layers": 1,
+            "decoder_attention_heads": 4,
+            "num_mel_bins": 8,
+            "max_source_positions": 9,
+            "classifier_proj_size": 16,
+            "pad_token_id": 1,
+            "bos_token_id": 1,
+            "eos_token_id": 1,
+            "decoder_start_token_id": 1,
+        },
+    ),
 ]
 BY_TYPE = {row.model_type: row for row in ROWS}
 BERT = BY_TYPE["bert"]
@@ -115,6 +205,15 @@ every_head = pytest.mark.parametrize(
         for model in row.family.models
     ],
 )
+every_family_and_form = pytest.mark.parametrize(
+    ("row", "form"),
+    [
+        pytest.param(row, form, id=f"{row.model_type}-{form}")
+        for number, row in enumerate(ROWS)
+        for form in (FORMS if row is BERT else (FORMS[number % 3],))
+    ],
+)
+"""Every form of BERT; of the other families one each, because a form knows nothing of the family."""
 every_form = pytest.mark.parametrize("form", FORMS)
 
 
@@ -165,8 +264,8 @@ def random_text(batch: int, length: int, *, left: bool = False, types: bool = Fa
 
 
 def full_rank(model: PreTrainedModel) -> int:
-    """K of a tiny model: its hidden size."""
-    return model.config.hidden_size
+    """K of a tiny model."""
+    return head_layers(model)[0].total * head_layers(model)[0].head_dim
 
 
 def tensors(output: Any) -> dict[str, Tensor]:

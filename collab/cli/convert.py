@@ -113,6 +113,12 @@ Examples:
     is_flag=True,
     help="Calibrate every layer with the layers before it converted; as many passes as there are layers.",
 )
+@click.option(
+    "--keep-tokens",
+    metavar="FILE|auto",
+    help="Leave out of tokenizer and embedding all tokens that this text does not use: a file, or auto for the text of "
+    "--calibration or --heal. Exact on text of the same tokens; other words are split or become unknown.",
+)
 @gathers("heal", _heal)
 @heal_options(HealOptions().run.steps)
 @solver_options
@@ -133,6 +139,7 @@ def convert(
     load_options: LoadOptions,
     save_options: SaveOptions,
     dtype: Dtype | None,
+    keep_tokens: str | None,
     push_to_hub: str | None,
     session: Session,
 ) -> None:
@@ -160,6 +167,7 @@ def convert(
         load_options=load_options,
         save_options=save_options,
         dtype=None if dtype is None else getattr(torch, dtype),
+        keep_tokens=keep_tokens,
         progress=session.progress,
     )
     session.result(report.to_dict(), lambda: show_report(report, output))

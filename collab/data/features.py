@@ -10,11 +10,12 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from ..errors import DataError
-from ..models.inputs import has_choices, longest_input, longest_text
+from ..models.inputs import has_choices, input_kind, longest_input, longest_text
+from .audio import Recording
 from .rows import Row
 
 Feature = dict[str, Any]
-"""A tokenizer's output for one row, or the pixels of one image."""
+"""A tokenizer's output for one row, the pixels of one image, or one recording."""
 Batch = dict[str, Tensor]
 
 SYNTHETIC_LENGTH = 16
@@ -43,10 +44,29 @@ def text_features(
 
 def image_features(model: PreTrainedModel, processor: Any, rows: Sequence[Row]) -> list[Feature]:
     """Pixel values of images."""
+    names = ("pixel_values", "pixel_attention_mask", "spatial_shapes")
+    encoded = (processor(images=[row.convert("RGB")], return_tensors="pt") for row in rows)
     return [
-        {"pixel_values": processor(images=[row.convert("RGB")], return_tensors="pt")["pixel_values"][0].to(model.dtype)}
-        for row in rows
+        {name: image[name][0].to(model.dtype if name == names[0] else torch.long) for name in names if name in image}
+        for image in encoded
     ]
+
+
+def audio_features(model: PreTrainedModel, extractor: Any, rows: Sequence[Recording]) -> list[Feature]:
+    """Waveforms or spectrograms of recordings.
+
+    Raises:
+        DataError: if a recording has another sampling rate than the model takes.
+    """
+    for row in rows:
+        if row.rate != extractor.sampling_rate:
+            raise DataError(
+                f"A recording has {row.rate} samples per second, and the model takes {extractor.sampling_rate}. "
+                f"Resample the files, for example with ffmpeg -i in.wav -ar {extractor.sampling_rate} out.wav."
+            )
+    name = model.main_input_name
+    encoded = (extractor(row.waveform, sampling_rate=row.rate, return_tensors="pt") for row in rows)
+    return [{name: features[name][0].to(model.dtype)} for features in encoded]
 
 
 def synthetic_features(model: PreTrainedModel, tokenizer: Any | None, samples: int, seed: int = 0) -> list[Feature]:
@@ -63,8 +83,8 @@ def synthetic_features(model: PreTrainedModel, tokenizer: Any | None, samples: i
     """
     if model.main_input_name != "input_ids":
         raise DataError(
-            "There is no synthetic data for images. Give a folder of images or a data set; to convert by the weights "
-            "alone, choose no calibration (none)."
+            f"There is no synthetic data for {input_kind(model)}. Give a folder of {input_kind(model)} or a data set; "
+            "to convert by the weights alone, choose no calibration (none)."
         )
     generator = torch.Generator().manual_seed(seed)
     words, before, after = _vocabulary(model, tokenizer)
@@ -91,7 +111,7 @@ def collate(model: PreTrainedModel, tokenizer: Any | None, features: Sequence[Fe
             "encoder_hidden_states or a callable that runs the model (Python), or convert by the weights alone, with "
             "no calibration (none)."
         )
-    if tokenizer is None or "pixel_values" in features[0]:
+    if tokenizer is None or "input_ids" not in features[0]:
         batch = {name: torch.stack([torch.as_tensor(row[name]) for row in features]) for name in features[0]}
     else:
         batch = dict(tokenizer.pad(list(features), return_tensors="pt", verbose=False))
@@ -107,7 +127,7 @@ def row_batches(model: PreTrainedModel, processor: Any | None, features: Sequenc
 
 
 def length_of(feature: Feature) -> int:
-    """Tokens of a row; 1 for an image."""
+    """Tokens of a row; 1 for an image or a recording."""
     return len(feature["input_ids"]) if "input_ids" in feature else 1
 
 
@@ -157,7 +177,7 @@ def tokens_in_batch(model: PreTrainedModel) -> int:
 
 
 def batched(model: PreTrainedModel, processor: Any | None, features: Sequence[Feature]) -> list[Batch]:
-    """Padded batches of rows of similar length; images one at a time, because each is some hundred tokens.
+    """Padded batches of rows of similar length; images and recordings one at a time: each is some hundred tokens.
 
     Args:
         model: the model to run on them.
@@ -165,12 +185,12 @@ def batched(model: PreTrainedModel, processor: Any | None, features: Sequence[Fe
         features: one per row.
     """
     lengths = [length_of(feature) for feature in features]
-    images = model.main_input_name == "pixel_values"
+    single = input_kind(model) != "text"
     order = sorted(range(len(features)), key=lambda row: (lengths[row], row))
     batches, start, tokens = [], 0, tokens_in_batch(model)
     while start < len(order):
         stop = start + 1
-        while not images and stop < len(order) and (stop + 1 - start) * lengths[order[stop]] <= tokens:
+        while not single and stop < len(order) and (stop + 1 - start) * lengths[order[stop]] <= tokens:
             stop += 1
         batches.append(collate(model, processor, [features[row] for row in order[start:stop]]))
         start = stop

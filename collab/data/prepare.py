@@ -10,15 +10,15 @@ from typing import Any, Literal
 from transformers import PreTrainedModel
 
 from ..errors import DataError
-from ..models.inputs import longest_text
-from .features import Feature, image_features, length_of, synthetic_features, text_features
+from ..models.inputs import input_kind, longest_text
+from .features import Feature, audio_features, image_features, length_of, synthetic_features, text_features
 from .rows import read_rows
 from .source import DataSource
 
 logger = logging.getLogger(__name__)
 
 Unlabelled = DataSource | Literal["synthetic"] | Iterable[Any]
-"""A source, random vocabulary (``"synthetic"``), or strings, pairs of strings or images."""
+"""A source, random vocabulary (``"synthetic"``), or strings, pairs of strings, images or recordings."""
 
 
 def features_of(
@@ -48,21 +48,26 @@ def features_of(
     """
     if isinstance(data, str) and data == "synthetic":
         return synthetic_features(model, processor, samples, seed), {"source": "synthetic", "rows": samples}
-    images = model.main_input_name == "pixel_values"
+    kind = input_kind(model)
     summary: dict[str, Any] = {"source": "rows"}
     if isinstance(data, str):
         data = DataSource(data)
     if isinstance(data, DataSource):
         name = Path(data.path).name if Path(data.path).expanduser().exists() else data.path
         summary = {"source": name, "columns": list(data.columns), "subset": data.subset, "split": data.split}
-        data = read_rows(data, samples, images=images, seed=seed)
+        data = read_rows(data, samples, kind=kind, seed=seed)
     rows = list(data)[:samples]
     require_two(rows)
     summary["rows"] = len(rows)
     if processor is None:
-        raise DataError("Text needs the model's tokenizer, and images its image processor: pass tokenizer=...")
-    if images:
+        raise DataError(
+            "Text needs the model's tokenizer, images its image processor and recordings its feature extractor: pass "
+            "tokenizer=..."
+        )
+    if kind == "images":
         return image_features(model, processor, rows), summary
+    if kind == "audio":
+        return audio_features(model, processor, rows), summary
     features = text_features(model, processor, rows, max_length)
     longest = max(map(length_of, features))
     if longest >= longest_text(model, max_length):

@@ -1,4 +1,4 @@
-"""Sources of data: files, folders of images and data sets on the Hub, all read through `datasets`."""
+"""Sources of data: files, folders of images or recordings, and data sets on the Hub."""
 
 from __future__ import annotations
 
@@ -6,9 +6,12 @@ import csv
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..errors import ConfigurationError, DataError, first_line
+
+if TYPE_CHECKING:
+    from ..models.inputs import Kind
 
 _BUILDERS = {
     ".txt": "text",
@@ -31,8 +34,8 @@ class DataSource:
     """A source of rows.
 
     Attributes:
-        path: a text file with one row per line, a CSV, TSV, JSON Lines or Parquet file, a folder of images, or the
-            name of a data set on the Hub.
+        path: a text file with one row per line, a CSV, TSV, JSON Lines or Parquet file, a folder of images or of WAV
+            files, or the name of a data set on the Hub.
         columns: one column, or two for pairs. In a CSV or TSV file without a header, their numbers from 0. If empty,
             the usual names are tried, or the only column is used.
         subset: configuration of a data set on the Hub.
@@ -82,12 +85,12 @@ class Records(Iterable[dict[str, Any]]):
         return name
 
 
-def open_records(source: DataSource, *, images: bool = False, seed: int | None = None) -> Records:
+def open_records(source: DataSource, *, kind: Kind = "text", seed: int | None = None) -> Records:
     """Opens a source, to be read in one pass.
 
     Args:
         source: the source.
-        images: whether a folder holds images.
+        kind: what the rows are, which tells what a folder holds.
         seed: shuffles a data set on the Hub, limited to a hundred thousand rows; None to read all in order.
 
     Raises:
@@ -98,7 +101,11 @@ def open_records(source: DataSource, *, images: bool = False, seed: int | None =
     path = Path(source.path).expanduser()
     datasets.disable_progress_bars()
     try:
-        if path.is_dir() and images:
+        if path.is_dir() and kind == "audio":
+            from .audio import recordings_in  # numpy is slow to import
+
+            return Records(source, ({"audio": recording} for recording in recordings_in(path)), ["audio"])
+        if path.is_dir() and kind == "images":
             stream = datasets.load_dataset("imagefolder", data_dir=str(path), split="train", streaming=True)
         elif path.is_file():
             if path.suffix not in _BUILDERS:

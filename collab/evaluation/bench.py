@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 
 from ..errors import ConfigurationError, OutOfMemoryError, first_line
 from ..io.options import Progress, no_progress
-from ..models.inputs import longest_input, random_inputs
+from ..models.inputs import input_kind, longest_input, random_inputs
 from ..models.layers import count_bytes, count_parameters
 from ..models.states import evaluating
 from .bench_report import BenchedModel, BenchReport, BenchSetting, PeakMemory
@@ -101,7 +101,7 @@ def lengths_of(
         raise ConfigurationError(
             f"{names[0]} and {names[1]} take inputs of different kinds, so they cannot be compared."
         )
-    if models[0].main_input_name == "pixel_values":
+    if input_kind(models[0]) != "text" and models[0].main_input_name != "input_values":
         if options.lengths is not None:
             raise ConfigurationError(f"{names[0]} takes images of one size, so lengths (--length) do not apply.")
         sizes = {str((model.config.image_size, model.config.num_channels)) for model in models}

@@ -11,10 +11,11 @@ from typing import Any
 import torch
 import transformers
 from torch import Tensor
-from transformers import AutoConfig, AutoImageProcessor, AutoTokenizer, PreTrainedModel
+from transformers import AutoConfig, AutoFeatureExtractor, AutoImageProcessor, AutoTokenizer, PreTrainedModel
 
 from ..errors import CheckpointError, DataError, UnsupportedArchitectureError, WeightsError, first_line
 from ..models.families import Family, families, refuse_unsupported
+from ..models.inputs import input_kind
 from .options import LoadOptions
 from .read import Source, check_weight_files, read_config, read_model, read_tensors, resolve_source
 
@@ -32,6 +33,7 @@ class Checkpoint:
         unused: checkpoint weights that the model's class does not use (for example a pooler beside a language-modelling
             head), saved with the model again.
         notes: notes for the user.
+        new_tokenizer: a tokenizer that takes the place of the one in the folder; None for none.
         trust_remote_code: whether transformers may run a tokenizer's code that comes with the checkpoint.
     """
 
@@ -41,6 +43,7 @@ class Checkpoint:
     unused: dict[str, Tensor] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     trust_remote_code: bool = False
+    new_tokenizer: Any | None = None
 
     @classmethod
     def of(cls, model: PreTrainedModel, processor: Any | None = None) -> Checkpoint:
@@ -52,14 +55,17 @@ class Checkpoint:
 
     @cached_property
     def processor(self) -> Any | None:
-        """The tokenizer or image processor; None if there is none or it does not load."""
-        loader: Any = AutoTokenizer if self.model.main_input_name == "input_ids" else AutoImageProcessor
+        """The tokenizer, image processor or feature extractor; None if there is none or it does not load."""
+        if self.new_tokenizer is not None:
+            return self.new_tokenizer
+        loaders = {"text": AutoTokenizer, "images": AutoImageProcessor, "audio": AutoFeatureExtractor}
+        loader: Any = loaders[input_kind(self.model)]
         try:
             return loader.from_pretrained(
                 self.source.folder, trust_remote_code=self.trust_remote_code, local_files_only=True
             )
         except (OSError, ValueError, ImportError, KeyError, TypeError) as error:
-            logger.info("No tokenizer or image processor: %s", error)
+            logger.info("No tokenizer, image processor or feature extractor: %s", error)
             return None
 
     @property

@@ -92,6 +92,8 @@ class ConversionReport:
         revision: commit on the Hub; None for a model from elsewhere.
         command: the command line; None if converted from Python.
         verification: result of reloading the exported model; None before it is exported.
+        keep_tokens: tokens and parameters before and after others were left out of the vocabulary; None if none were.
+            The parameters above are those of the smaller model.
         notes: notes for the user.
         history: steps after the conversion, such as healing.
         original_history: steps that collab had done on the original, such as fine-tuning.
@@ -112,6 +114,7 @@ class ConversionReport:
     revision: str | None = None
     command: str | None = None
     verification: dict[str, Any] | None = None
+    keep_tokens: dict[str, Any] | None = None
     notes: tuple[str, ...] = ()
     history: tuple[dict[str, Any], ...] = ()
     original_history: tuple[dict[str, Any], ...] = ()
@@ -136,6 +139,7 @@ class ConversionReport:
             "layers": [layer.to_dict() for layer in self.layers],
             "comparison": self.comparison,
             "verification": self.verification,
+            "keep_tokens": self.keep_tokens,
             "notes": list(self.notes),
             "history": list(self.history),
             "original_history": list(self.original_history),

@@ -160,29 +160,34 @@ def _verified(
     with staged(output, options.overwrite) as folder:
         model.save_pretrained(folder, state_dict=state, max_shard_size=options.max_shard_size)
         if checkpoint is not None:
-            carry_over(checkpoint.source.folder, folder, checkpoint.trust_remote_code)
+            carry_over(checkpoint.source.folder, folder, checkpoint.trust_remote_code, checkpoint.new_tokenizer)
         yield folder, verify(folder, model)
 
 
-def carry_over(source: Path, folder: Path, trust_remote_code: bool = False) -> None:
+def carry_over(source: Path, folder: Path, trust_remote_code: bool = False, new_tokenizer: Any | None = None) -> None:
     """Copies tokenizer, image processor and other files of a model, and checks that they still load.
 
     Args:
         source: folder of the original.
         folder: folder of the converted model, with its config.
         trust_remote_code: whether transformers may run a tokenizer's code that comes with the original; it is copied.
+        new_tokenizer: a tokenizer to write instead of the original's; None for none.
 
     Raises:
         VerificationError: if the tokenizer loads differently.
     """
-    patterns = (*_CARRIED, "*.py") if trust_remote_code else _CARRIED
+    carried = _CARRIED if new_tokenizer is None else _CARRIED[_CARRIED.index("preprocessor_config.json") :]
+    patterns = (*carried, "*.py") if trust_remote_code else carried
     own = {path.name for path in Path(modeling.__path__[0]).glob("collab_*.py")}  # written with models that run on it
     for path in sorted({path for pattern in patterns for path in source.glob(pattern) if path.is_file()}):
         # generation_config.json is written with models that generate
         if path.name not in own and not (folder / path.name).exists():
             shutil.copyfile(path, folder / path.name)
     _copy_sentence_transformers_modules(source, folder)
-    _pin_tokenizer(source, folder, trust_remote_code)
+    if new_tokenizer is None:
+        _pin_tokenizer(source, folder, trust_remote_code)
+    else:
+        new_tokenizer.save_pretrained(folder)
     _pin_image_processor(source, folder)
 
 
@@ -224,7 +229,7 @@ def _pin_image_processor(source: Path, folder: Path) -> None:
     if not path.is_file():
         return
     settings = read_json(path)
-    if "image_processor_type" in settings:
+    if "image_processor_type" in settings or "feature_extractor_type" in settings:
         return
     try:
         settings["image_processor_type"] = type(AutoImageProcessor.from_pretrained(source)).__name__

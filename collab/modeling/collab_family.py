@@ -4,7 +4,7 @@ This file is copied into every exported model; it imports only torch, transforme
 """
 
 import sys
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Sequence
 from typing import Any, TypeVar
 
 from huggingface_hub.dataclasses import strict
@@ -12,12 +12,14 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.models.auto import modeling_auto
 
 from .collab_config import CollaborativeConfig
-from .collab_model import CollaborativeBase, CollaborativeHead
+from .collab_model import CollaborativeBase, CollaborativeHead, CollaborativeMixin, CollaborativePart
 
 Base = TypeVar("Base", bound=type[CollaborativeBase])
 
 
-def collaborative_family(*others: type[PreTrainedModel], without: Container[str] = ()) -> Callable[[Base], Base]:
+def collaborative_family(
+    *others: type[PreTrainedModel], inner: Sequence[type[PreTrainedModel]] = (), without: Container[str] = ()
+) -> Callable[[Base], Base]:
     """Completes a family from its main model: a decorator that adds the other classes to the module.
 
     For the config and for every native model class it defines a class whose name is ``Collab`` and the native one's,
@@ -33,31 +35,34 @@ def collaborative_family(*others: type[PreTrainedModel], without: Container[str]
     The native model classes are those that transformers' Auto classes load for the native config.
 
     Args:
-        *others: further native model classes, such as an encoder inside the main model.
+        *others: further native model classes, which no Auto class loads.
+        inner: native model classes that exist only inside the others, such as an encoder.
         without: names of native model classes that are not converted, such as those with a decoder.
     """
 
     def complete(base: Base) -> Base:
-        module = sys.modules[base.__module__]
+        def add(derived: type) -> None:
+            setattr(sys.modules[base.__module__], derived.__name__, derived)
+
+        def version(native: type[PreTrainedModel], kind: type[CollaborativeMixin]) -> None:
+            name = f"Collab{native.__name__}"
+            values = {"base_class": base, "__module__": base.__module__, "__doc__": f"Collaborative {native.__name__}."}
+            add(type(name, (kind, native), values))
+
         native_config: Any = base.native_class().config_class
         base.config_class = collaborative_config(native_config, base.__module__)
-        setattr(module, base.config_class.__name__, base.config_class)
-        loaded = [native for native in auto_loaded(native_config) if native.__name__ not in without]
-        for native in dict.fromkeys((*others, *loaded)):
-            if native is not base.native_class():
-                derived = {
-                    "base_class": base,
-                    "__module__": base.__module__,
-                    "__doc__": f"Collaborative {native.__name__}.",
-                }
-                name = f"Collab{native.__name__}"
-                setattr(module, name, type(name, (CollaborativeHead, native), derived))
+        add(base.config_class)
+        for native in inner:
+            version(native, CollaborativePart)
+        for native in dict.fromkeys((*others, *auto_loaded(native_config))):
+            if native is not base.native_class() and native.__name__ not in without:
+                version(native, CollaborativeHead)
         return base
 
     return complete
 
 
-def collaborative_config(native: type[PreTrainedConfig], module: str) -> type[PreTrainedConfig]:
+def collaborative_config(native: Any, module: str) -> type[PreTrainedConfig]:
     """The collaborative version of a native config class, as a class of the module of that name."""
     values = {"model_type": f"collab_{native.model_type}", "__module__": module, "__doc__": native.__doc__}
     return strict(type(f"Collab{native.__name__}", (CollaborativeConfig, native), values))

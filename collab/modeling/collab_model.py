@@ -153,26 +153,29 @@ class CollaborativeBase(CollaborativeMixin):
         super().__init_subclass__(**kwargs)
 
 
-class CollaborativeHead(CollaborativeMixin):
-    """Mixin for the other models of a family: those with a head, and those inside the main model.
-
-    Class attributes:
-        base_class: the family's main model.
-    """
+class CollaborativePart(CollaborativeMixin):
+    """Mixin for a model that exists only inside others of its family, such as an encoder."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
-        if "config_class" not in vars(cls):
-            cls.config_class = cls.base_class.config_class
+        cls.config_class = cls.base_class.config_class
+        super().__init_subclass__(**kwargs)
+
+
+class CollaborativeHead(CollaborativeMixin):
+    """Mixin for a model with a head on the main model of its family."""
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        cls.config_class = cls.base_class.config_class
         super().__init_subclass__(**kwargs)
 
 
 def family_models(module: ModuleType) -> tuple[type[CollaborativeMixin], ...]:
-    """The collaborative model classes that a family's file defines, the main one first."""
+    """The collaborative model classes that a family's file defines and that load by themselves, the main one first."""
     models = [
         member
         for member in vars(module).values()
         if isinstance(member, type)
-        and issubclass(member, CollaborativeMixin)
+        and issubclass(member, CollaborativeBase | CollaborativeHead)
         and issubclass(member, PreTrainedModel)
         and member.__module__ == module.__name__
     ]
@@ -228,7 +231,7 @@ def auto_classes(module: ModuleType) -> dict[str, tuple[type[CollaborativeMixin]
         known = tuple(collaborative[native_class] for native_class in natives if native_class in collaborative)
         if known:
             loadable[name] = known
-    # AutoModel loads an encoder-decoder natively, of which only the encoder is converted.
+    # The native AutoModel loads an encoder with its decoder, which is not converted.
     return {"AutoModel": models[:1]} | loadable
 
 
@@ -241,7 +244,10 @@ def auto_map(model_class: type[CollaborativeMixin]) -> dict[str, str]:
     module = sys.modules[model_class.__module__]
     file = module.__name__.rpartition(".")[2]
     entries = {"AutoConfig": f"{file}.{model_class.config_class.__name__}"}  # type: ignore[union-attr]
-    for name, classes in auto_classes(module).items():
+    loadable = auto_classes(module)
+    if all(model_class not in classes for classes in loadable.values()):
+        loadable["AutoModel"] = (model_class,)  # no Auto class loads the native one
+    for name, classes in loadable.items():
         chosen = model_class if model_class in classes else classes[0]
         entries[name] = f"{file}.{chosen.__name__}"
     return entries

@@ -20,38 +20,7 @@ from .. import modeling
 from ..errors import AlreadyConvertedError, UnsupportedArchitectureError
 from ..modeling.collab_attention import CollaborativeAttention, CollaborativeCrossAttention
 from ..modeling.collab_model import CollaborativeBase, CollaborativeMixin, auto_classes, family_models
-
-_ROPE = (
-    "its rotary position embeddings rotate queries and keys by position, so no single matrix A_h gives the scores "
-    "of a head"
-)
-_DISENTANGLED = "its disentangled attention also applies the query and key projections to relative positions"
-_RELATIVE = "its relative position terms depend on the queries and keys of each head"
-_SPARSE = "its attention layer has a built-in sparse pattern"
-_DECODER = "it is a decoder or an encoder-decoder, and only encoders such as BERT are supported"
-
-UNSUPPORTED: dict[str, str] = {
-    "bart": _DECODER,
-    "big_bird": _SPARSE,
-    "deberta": _DISENTANGLED,
-    "deberta-v2": _DISENTANGLED,
-    "esm": _ROPE,
-    "eurobert": _ROPE,
-    "funnel": _RELATIVE,
-    "gpt2": _DECODER,
-    "jina_bert": _RELATIVE,
-    "llama": _ROPE,
-    "longformer": _SPARSE,
-    "mbart": _DECODER,
-    "modernbert": _ROPE,
-    "modernbert-decoder": _ROPE,
-    "neobert": _ROPE,
-    "nomic_bert": _ROPE,
-    "roformer": _ROPE,
-    "t5": _DECODER,
-    "xlnet": _RELATIVE,
-}
-"""Unsupported model types with the reason; other model types without a family are reported as unknown."""
+from .refusals import RELATIVE, refusal_of
 
 
 @dataclass(frozen=True)
@@ -182,9 +151,17 @@ def require_family(config: PretrainedConfig) -> Family:
     position = getattr(config, "position_embedding_type", None) or "absolute"
     if position != "absolute":
         raise UnsupportedArchitectureError(
-            f"position_embedding_type={position!r} is not supported: {_RELATIVE}. Only absolute positions convert."
+            f"position_embedding_type={position!r} is not supported: {RELATIVE.because}. Only absolute positions "
+            "convert."
         )
-    return families()[config.model_type]
+    family = families()[config.model_type]
+    crosses = any(issubclass(kind, CollaborativeCrossAttention) for kind in family.base.attention_classes.values())
+    if getattr(config, "add_cross_attention", False) and not crosses:
+        raise UnsupportedArchitectureError(
+            f"{config.model_type} models with add_cross_attention cannot be converted: one class serves their "
+            "attention to the sequence itself and to another. Convert the encoder without cross-attention."
+        )
+    return family
 
 
 def refuse_unsupported(model_type: str) -> None:
@@ -202,10 +179,10 @@ def refuse_unsupported(model_type: str) -> None:
             f"This model is collaborative already (model_type {model_type}). Convert the original model instead; its "
             "name is in the converted model's README.md as base_model."
         )
-    reason = UNSUPPORTED.get(model_type)
-    because = f": {reason}" if reason else ": collab does not know this architecture"
+    refusal = refusal_of(model_type)
     raise UnsupportedArchitectureError(
-        f"Models of type {model_type!r} cannot be converted{because}. Supported: {', '.join(supported)}."
+        f"Models of type {model_type!r} cannot be converted: {refusal.because}. {refusal.instead} Supported: "
+        f"{', '.join(supported)}."
     )
 
 

@@ -1,12 +1,36 @@
-"""A model's inputs: how long they may be, and random batches."""
+"""A model's inputs: of what kind they are, how long they may be, and random batches."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Literal
 
 import torch
 from torch import Tensor
 from transformers import AutoModelForMultipleChoice, PreTrainedModel
+
+from ..errors import UnsupportedArchitectureError
+
+Kind = Literal["text", "images", "audio"]
+"""What a model reads; a model of text and images counts as one of text."""
+
+_KINDS: dict[str, Kind] = {
+    "input_ids": "text",
+    "pixel_values": "images",
+    "input_values": "audio",
+    "input_features": "audio",
+}
+
+
+def input_kind(model: PreTrainedModel) -> Kind:
+    """What a model reads.
+
+    Raises:
+        UnsupportedArchitectureError: if it is something else.
+    """
+    if model.main_input_name not in _KINDS:
+        raise UnsupportedArchitectureError(f"Models that read {model.main_input_name} are not supported.")
+    return _KINDS[model.main_input_name]
 
 
 def longest_input(model: PreTrainedModel) -> int:
@@ -30,7 +54,7 @@ def has_choices(model: PreTrainedModel) -> bool:
 
 
 def probe_inputs(model: PreTrainedModel, seed: int = 0) -> dict[str, Tensor]:
-    """A small random batch that a model accepts: two sequences, the second one padded, or two images.
+    """A small random batch that a model accepts: two sequences, the second one padded, or two images or recordings.
 
     Args:
         model: a model of a supported family, with any head.
@@ -52,20 +76,23 @@ def random_inputs(
     states: int | None = None,
     seed: int = 0,
 ) -> dict[str, Tensor]:
-    """A random batch that a model accepts: sequences of equal length without padding, or images.
+    """A random batch that a model accepts: sequences of equal length without padding, images or recordings.
 
     Args:
         model: a model of a supported family, with any head.
         rows: B.
-        length: T; images have the size of the model's config.
+        length: T; images, and recordings of a fixed length, have the size that the model's config says.
         vocabulary: token ids are below this number; None for the model's whole vocabulary.
         states: S, the number of encoder states for cross-attention; None for T.
         seed: random seed.
     """
     generator = torch.Generator().manual_seed(seed)
     config = model.config
-    if model.main_input_name == "pixel_values":
-        return {"pixel_values": random_images(model, rows, generator).to(model.device, model.dtype)}
+    if input_kind(model) == "images":
+        return on_device(random_images(model, rows, generator), model.device)
+    if input_kind(model) == "audio":
+        return on_device(random_audio(model, rows, length, generator), model.device)
+    config = getattr(config, "text_config", config)
     inputs = {
         "input_ids": torch.randint(vocabulary or config.vocab_size, (rows, length), generator=generator),
         "attention_mask": torch.ones(rows, length, dtype=torch.long),
@@ -75,6 +102,8 @@ def random_inputs(
     if getattr(config, "add_cross_attention", False):
         other = torch.randn(rows, states or length, config.hidden_size, generator=generator)
         inputs["encoder_hidden_states"] = other.to(model.dtype)
+    if hasattr(model.config, "vision_config"):
+        inputs |= random_images(model, rows, generator)
     return on_device(inputs, model.device)
 
 
@@ -83,8 +112,39 @@ def on_device(batch: Mapping[str, Tensor], device: torch.device) -> dict[str, Te
     return {name: value.to(device) for name, value in batch.items()}
 
 
-def random_images(model: PreTrainedModel, rows: int, generator: torch.Generator) -> Tensor:
-    """Random images of the size of a model's config, (B, C, height, width)."""
-    size = model.config.image_size
-    height, width = size if isinstance(size, list | tuple) else (size, size)
-    return torch.randn(rows, model.config.num_channels, height, width, generator=generator)
+def random_images(model: PreTrainedModel, rows: int, generator: torch.Generator) -> dict[str, Tensor]:
+    """Random images of the size of a model's config.
+
+    Returns:
+        ``pixel_values``, (B, C, height, width). Of a model that takes images cut into patches (B, patches, pixels),
+        with ``pixel_attention_mask`` and ``spatial_shapes``; the second image has fewer patches.
+    """
+    config = getattr(model.config, "vision_config", model.config)
+    if hasattr(config, "image_size"):
+        size = config.image_size
+        height, width = size if isinstance(size, list | tuple) else (size, size)
+        pixels = torch.randn(rows, getattr(config, "num_channels", 3), height, width, generator=generator)
+        return {"pixel_values": pixels.to(model.dtype)}
+    side = int(config.num_patches**0.5)
+    pixels = torch.randn(rows, config.num_patches, config.num_channels * config.patch_size**2, generator=generator)
+    shapes = torch.full((rows, 2), side)
+    shapes[1:2, 0] = max(1, side - 1)
+    seen = torch.arange(config.num_patches) < shapes.prod(dim=1, keepdim=True)  # (B, patches)
+    return {"pixel_values": pixels.to(model.dtype), "pixel_attention_mask": seen.long(), "spatial_shapes": shapes}
+
+
+def random_audio(model: PreTrainedModel, rows: int, length: int, generator: torch.Generator) -> dict[str, Tensor]:
+    """Random recordings: spectrograms of the size of a model's config, or waveforms of `length` frames.
+
+    Returns:
+        ``input_features``, (B, mel bins, frames), or ``input_values``, (B, samples).
+    """
+    config = model.config
+    if model.main_input_name == "input_features":
+        shape: tuple[int, ...] = (rows, config.num_mel_bins, 2 * config.max_source_positions)
+    else:
+        samples = length * getattr(config, "squeeze_factor", 1)
+        for kernel, stride in zip(reversed(config.conv_kernel), reversed(config.conv_stride), strict=True):
+            samples = (samples - 1) * stride + kernel
+        shape = (rows, samples)
+    return {model.main_input_name: torch.randn(*shape, generator=generator).to(model.dtype)}

@@ -9,7 +9,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from ..errors import UnsupportedArchitectureError
-from ..models.inputs import has_choices, longest_input, random_images
+from ..models.inputs import has_choices, input_kind, longest_input, random_audio, random_images
 
 _LONGEST = 128
 _IMAGE = ("batch",)
@@ -18,21 +18,18 @@ _CHOICES = ("batch", "choices", "length")
 
 
 def check_exportable(model: PreTrainedModel) -> None:
-    """Checks that a model is one forward pass over text or images.
+    """Checks that a model is one forward pass over text, images or recordings.
 
     Raises:
         UnsupportedArchitectureError: if it is not.
     """
     name = type(model).__name__
-    if model.config.is_encoder_decoder or getattr(model.config, "is_decoder", False) or model.can_generate():
+    if _takes(model, "decoder_input_ids") or getattr(model.config, "is_decoder", False) or model.can_generate():
         raise UnsupportedArchitectureError(
             f"{name} generates text with a cache that grows at every step, and one ONNX graph holds no such cache. "
             "Encoders and their task heads export."
         )
-    if model.main_input_name not in ("input_ids", "pixel_values"):
-        raise UnsupportedArchitectureError(
-            f"{name} takes {model.main_input_name}; models that take input_ids or pixel_values export to ONNX."
-        )
+    input_kind(model)  # raises
 
 
 def input_axes(model: PreTrainedModel) -> dict[str, tuple[str, ...]]:
@@ -40,22 +37,25 @@ def input_axes(model: PreTrainedModel) -> dict[str, tuple[str, ...]]:
 
     Token types are an input if the model has more than one.
     """
-    if model.main_input_name == "pixel_values":
-        return {"pixel_values": _IMAGE}
+    if input_kind(model) == "images":
+        generator = torch.Generator().manual_seed(0)
+        return dict.fromkeys(random_images(model, 1, generator), _IMAGE)
+    if input_kind(model) == "audio":
+        return {model.main_input_name: ("batch", "samples") if model.main_input_name == "input_values" else _IMAGE}
     axes = _CHOICES if has_choices(model) else _TEXT
     names = ["input_ids", "attention_mask"]
     types = getattr(model.config, "type_vocab_size", None) or 0
-    if types > 1 and _takes_token_types(model):
+    if types > 1 and _takes(model, "token_type_ids"):
         names.append("token_type_ids")
     return dict.fromkeys(names, axes)
 
 
-def _takes_token_types(model: PreTrainedModel) -> bool:
-    return "token_type_ids" in inspect.signature(model.forward).parameters
+def _takes(model: PreTrainedModel, name: str) -> bool:
+    return name in inspect.signature(model.forward).parameters
 
 
 def sample(model: PreTrainedModel, batch: int, length: int, generator: torch.Generator) -> dict[str, Tensor]:
-    """Random inputs: images, or padded sequences, each half as long as the previous one.
+    """Random inputs: images, recordings, or padded sequences, each half as long as the previous one.
 
     Args:
         model: a model that passed `check_exportable`.
@@ -68,8 +68,10 @@ def sample(model: PreTrainedModel, batch: int, length: int, generator: torch.Gen
     """
     config = model.config
     axes = input_axes(model)
-    if "pixel_values" in axes:
-        return {"pixel_values": random_images(model, batch, generator)}
+    if input_kind(model) == "images":
+        return random_images(model, batch, generator)
+    if input_kind(model) == "audio":
+        return random_audio(model, batch, length, generator)
     length = min(length, longest_input(model))
     shape: tuple[int, ...] = (batch, length)
     seen = torch.tensor([max(1, length >> row) for row in range(batch)]).unsqueeze(1) > torch.arange(length)  # (B, T)

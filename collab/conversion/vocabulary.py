@@ -1,0 +1,233 @@
+"""Leaves out the tokens that a text never uses: from the tokenizer, the embedding and every head as wide as it.
+
+Text whose tokens all stay is encoded as before, to the same tokens under new ids, so the model's outputs are the same:
+
+- WordPiece takes the longest token that fits, and that one stays;
+- BPE merges by rank, and every merge on the way to a token that stays is kept with its parts;
+- a unigram model takes the most probable tokens, and leaving out others makes none more probable.
+
+Other words are split into shorter tokens that stay, or become unknown.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from ..errors import ConfigurationError, DataError, VerificationError
+from ..io.report import Count
+from ..modeling.collab_model import optional_parts
+from ..models.assembly import assemble
+from ..models.layers import count_parameters
+
+_ROWS = 1000  # texts that are encoded at a time
+
+
+@dataclass(frozen=True)
+class KeptTokens:
+    """Result of `keep_tokens`.
+
+    Attributes:
+        model: the model with the smaller vocabulary.
+        tokenizer: its tokenizer.
+        ids: former ids of the tokens, in the order of the new ones.
+        texts: number of texts.
+        tokens: tokens of the vocabulary before and after.
+        parameters: of the model before and after.
+    """
+
+    model: PreTrainedModel
+    tokenizer: Any
+    ids: tuple[int, ...]
+    texts: int
+    tokens: Count
+    parameters: Count
+
+    def to_dict(self) -> dict[str, Any]:
+        """The result without model, tokenizer and ids, as JSON values."""
+        return {"texts": self.texts, "tokens": self.tokens.to_dict(), "parameters": self.parameters.to_dict()}
+
+    def cut(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Selects the rows of the tokens in other tensors that are as long as the vocabulary was."""
+        rows = torch.tensor(self.ids)
+        return {
+            name: tensor[rows] if tensor.ndim and len(tensor) == self.tokens.before else tensor
+            for name, tensor in tensors.items()
+        }
+
+
+def keep_tokens(model: PreTrainedModel, tokenizer: Any, texts: Iterable[str]) -> KeptTokens:
+    """Keeps the tokens that texts use, and the special ones, and leaves out all others.
+
+    Args:
+        model: a model of tokens, native or converted, which is not changed.
+        tokenizer: its tokenizer, of the fast type, which is not changed.
+        texts: texts such as the model will be used on; the result is exact on text of the same tokens.
+
+    Returns:
+        A smaller model and its tokenizer.
+
+    Raises:
+        ConfigurationError: if the tokenizer is not of the fast type, or of another kind than WordPiece, BPE or unigram.
+        DataError: if there is no text.
+        VerificationError: if the smaller tokenizer encodes one of the texts differently.
+    """
+    if not getattr(tokenizer, "is_fast", False):
+        raise ConfigurationError("Tokens are left out of fast tokenizers only; this one has no tokenizer.json.")
+    serialized = json.loads(tokenizer.backend_tokenizer.to_str())
+    used: set[int] = set()
+    sample: list[str] = []
+    count = 0
+    for batch in _batches(texts):
+        count += len(batch)
+        sample += batch[: max(0, _ROWS - len(sample))]
+        for ids in tokenizer(batch, verbose=False)["input_ids"]:
+            used.update(ids)
+    if not count:
+        raise DataError("There is no text to take tokens from.")
+    embedding: Any = model.get_input_embeddings()
+    size = len(embedding.weight)
+    used |= _always(model, tokenizer)
+    used = _with_parts(serialized["model"], used)
+    ids = tuple(sorted(number for number in used if 0 <= number < size))
+    numbers = {former: number for number, former in enumerate(ids)}
+    smaller = _smaller_tokenizer(tokenizer, serialized, numbers)
+    for before, after in zip(tokenizer(sample)["input_ids"], smaller(sample)["input_ids"], strict=True):
+        if [numbers[number] for number in before] != after:
+            raise VerificationError("The smaller tokenizer encodes some of the texts differently from the original's.")
+    result = _smaller_model(model, ids, size)
+    parameters = Count(count_parameters(model), count_parameters(result))
+    return KeptTokens(result, smaller, ids, count, Count(size, len(ids)), parameters)
+
+
+def _batches(texts: Iterable[str]) -> Iterator[list[str]]:
+    remaining = iter(texts)
+    while batch := list(islice(remaining, _ROWS)):
+        yield batch
+
+
+def _always(model: PreTrainedModel, tokenizer: Any) -> set[int]:
+    """Ids that stay whether they are used or not: added and special tokens, and those that the config names."""
+    kept = {*tokenizer.all_special_ids, *tokenizer.added_tokens_decoder}
+    for name, value in model.config.to_dict().items():
+        if name.endswith("_token_id"):
+            kept.update(value if isinstance(value, list) else [value] if isinstance(value, int) else [])
+    # RoBERTa and its derivatives number positions from the padding id on, so that one has to stay what it is.
+    embeddings = getattr(model.base_model, "embeddings", None)
+    padding = getattr(getattr(embeddings, "position_embeddings", None), "padding_idx", None)
+    return kept | set(range(padding or 0))
+
+
+def _with_parts(tokenizer_model: dict[str, Any], used: set[int]) -> set[int]:
+    """The used ids, and those without which they could not be formed, or text not be read."""
+    kind, vocabulary = tokenizer_model["type"], tokenizer_model["vocab"]
+    if kind == "WordPiece":
+        return used
+    if kind == "Unigram":
+        pieces = [piece for piece, _ in vocabulary]
+        return used | {number for number, piece in enumerate(pieces) if _is_byte(piece)} | {tokenizer_model["unk_id"]}
+    if kind != "BPE":
+        raise ConfigurationError(f"Tokens are left out of WordPiece, BPE and unigram tokenizers, not of {kind}.")
+    parts: dict[str, list[str]] = {}
+    for first, second in map(_pair, tokenizer_model["merges"]):
+        parts.setdefault(first + second, []).extend((first, second))
+    names = {number: name for name, number in vocabulary.items()}
+    # The alphabet: single characters, which stand for bytes in most tokenizers, and bytes written out.
+    reached = {name for name in vocabulary if len(name) == 1 or _is_byte(name)}
+    waiting = [names[number] for number in used if number in names]
+    while waiting:
+        name = waiting.pop()
+        if name not in reached:
+            reached.add(name)
+            waiting += parts.get(name, [])
+    return used | {vocabulary[name] for name in reached if name in vocabulary}
+
+
+def _pair(merge: str | list[str]) -> tuple[str, str]:
+    first, second = merge.split(" ") if isinstance(merge, str) else merge
+    return first, second
+
+
+def _is_byte(token: str) -> bool:
+    return len(token) == 6 and token.startswith("<0x") and token.endswith(">")
+
+
+def _smaller_tokenizer(tokenizer: Any, serialized: dict[str, Any], numbers: Mapping[int, int]) -> Any:
+    """A tokenizer of the same class with some of the tokens, under new ids."""
+    trimmed = _renumbered(serialized, numbers)
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        tokenizer.save_pretrained(folder)
+        for path in folder.iterdir():
+            if path.name not in ("tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja"):
+                path.unlink()
+        (folder / "tokenizer.json").write_text(json.dumps(trimmed, ensure_ascii=False), encoding="utf-8")
+        path = folder / "tokenizer_config.json"
+        settings = json.loads(path.read_text(encoding="utf-8"))
+        if "added_tokens_decoder" in settings:
+            added = settings["added_tokens_decoder"].items()
+            settings["added_tokens_decoder"] = {str(numbers[int(former)]): token for former, token in added}
+            path.write_text(json.dumps(settings, ensure_ascii=False), encoding="utf-8")
+        return type(tokenizer).from_pretrained(folder)
+
+
+def _renumbered(serialized: dict[str, Any], numbers: Mapping[int, int]) -> dict[str, Any]:
+    """The contents of tokenizer.json with some of the tokens, under new ids."""
+    trimmed = copy.deepcopy(serialized)
+    model = trimmed["model"]
+    if model["type"] == "Unigram":
+        model["vocab"] = [model["vocab"][former] for former in numbers if former < len(model["vocab"])]
+        model["unk_id"] = numbers[model["unk_id"]]
+    else:
+        model["vocab"] = {name: numbers[former] for name, former in model["vocab"].items() if former in numbers}
+    if "merges" in model:
+        known = model["vocab"]
+        model["merges"] = [
+            merge for merge in model["merges"] if all(part in known for part in (*_pair(merge), "".join(_pair(merge))))
+        ]
+    for token in trimmed["added_tokens"]:
+        token["id"] = numbers[token["id"]]
+    if trimmed.get("padding"):
+        trimmed["padding"]["pad_id"] = numbers[trimmed["padding"]["pad_id"]]
+    processor = trimmed.get("post_processor")
+    for step in (processor or {}).get("processors") or [processor or {}]:
+        for name in ("sep", "cls"):
+            if isinstance(step.get(name), list):
+                step[name][1] = numbers[step[name][1]]
+        special = step.get("special_tokens")
+        for entry in special.values() if isinstance(special, dict) else ():
+            entry["ids"] = [numbers[former] for former in entry["ids"]]
+    return trimmed
+
+
+def _smaller_model(model: PreTrainedModel, ids: tuple[int, ...], size: int) -> PreTrainedModel:
+    """A model of the same class with some of the rows of its embedding, and of what is as long."""
+    config = copy.deepcopy(model.config)
+    numbers = {former: number for number, former in enumerate(ids)}
+    for name, value in config.to_dict().items():
+        if name.endswith("_token_id") and isinstance(value, int | list):
+            setattr(config, name, [numbers[n] for n in value] if isinstance(value, list) else numbers.get(value, value))
+    config.vocab_size = len(ids)
+    with torch.device("meta"):
+        shapes = {
+            name: tensor.shape for name, tensor in type(model)(config, **optional_parts(model)).state_dict().items()
+        }
+    rows = torch.tensor(ids)
+    state = {}
+    for name, tensor in model.state_dict().items():
+        for dim, (before, after) in enumerate(zip(tensor.shape, shapes[name], strict=True)):
+            if before != after:
+                tensor = tensor.index_select(dim, rows.to(tensor.device))
+        state[name] = tensor.detach().clone()
+    trainable = {name: parameter.requires_grad for name, parameter in model.named_parameters()}
+    return assemble(type(model), config, state, model, trainable)

@@ -1,0 +1,38 @@
+"""Collaborative LayoutLMv3."""
+
+from typing import Any
+
+from torch import Tensor
+from transformers.models.layoutlmv3 import modeling_layoutlmv3 as native
+
+from .collab_attention import CollaborativeSelfAttention
+from .collab_family import collaborative_family
+from .collab_feed_forward import FeedForward
+from .collab_model import CollaborativeBase
+
+
+class CollabLayoutLMv3Attention(CollaborativeSelfAttention):
+    """Adds biases by relative position and place on the page, which do not depend on queries or keys."""
+
+    @classmethod
+    def scores_input(cls, native: Any, given: dict[str, Any]) -> tuple[Any, Tensor | None]:
+        biases = [bias for name in ("rel_pos", "rel_2d_pos") if (bias := given.get(name)) is not None]
+        return given.get("attention_mask"), sum(biases) / native.attention_head_size**0.5 if biases else None
+
+    def forward(  # type: ignore[override]
+        self,
+        hidden_states: Tensor,
+        attention_mask: Any = None,
+        rel_pos: Any = None,
+        rel_2d_pos: Any = None,
+        **kwargs: Any,
+    ) -> tuple[Tensor, Tensor | None]:
+        """As the native layer; see `CollaborativeSelfAttention.forward`."""
+        _, bias = self.scores_input(self, {"rel_pos": rel_pos, "rel_2d_pos": rel_2d_pos})
+        return super().forward(hidden_states, attention_mask, position_bias=bias, **kwargs)
+
+
+@collaborative_family()
+class CollabLayoutLMv3Model(CollaborativeBase, native.LayoutLMv3Model):
+    attention_classes = {native.LayoutLMv3SelfAttention: CollabLayoutLMv3Attention}
+    feed_forward_classes = {native.LayoutLMv3Layer: FeedForward()}

@@ -1,0 +1,113 @@
+"""Why models of other families are not converted, and what to do instead.
+
+One table by `model_type`, so that a refusal needs nothing but the config. `tests/test_refusals.py` compares it with
+what the installed transformers calls an encoder.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from transformers.models.auto import modeling_auto
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """Why an architecture is not converted.
+
+    Attributes:
+        because: the reason, which completes "Models of type … cannot be converted: ".
+        instead: what to do, a sentence.
+    """
+
+    because: str
+    instead: str
+
+
+_KEEP = "Keep the model as it is, or choose one of a supported family."
+
+ROTARY = Refusal(
+    "rotary position embeddings rotate queries and keys by position, so no single matrix gives the scores of a head",
+    _KEEP,
+)
+DISENTANGLED = Refusal(
+    "its disentangled attention uses the query and key projections a second time, for relative positions", _KEEP
+)
+RELATIVE = Refusal("its relative position terms are read by the queries or keys of each head", _KEEP)
+SPARSE = Refusal("its attention computes only some of the scores, by a pattern, hashing or sampling", _KEEP)
+MIXED = Refusal(
+    "its attention is mixed with convolutions, or its queries, keys and values do not read the same states", _KEEP
+)
+SEVERAL = Refusal("its tokens have queries or scores of several kinds, each from projections of its own", _KEEP)
+WINDOWS = Refusal(
+    "its attention runs in windows or over coarser keys, of a size that changes from stage to stage", _KEEP
+)
+NORMED = Refusal("it normalizes queries and keys, or bounds the scores, so that they are not bilinear", _KEEP)
+NONE = Refusal("it has no attention between tokens, so there is nothing to convert", _KEEP)
+QUANTIZED = Refusal("its projections are quantized layers", "Convert the model that it was quantized from.")
+DECODER = Refusal(
+    "it is a decoder or an encoder with a decoder, and only encoders are converted",
+    "Of T5, mT5 and Whisper the encoder alone converts: save it from its own class (T5EncoderModel, WhisperEncoder).",
+)
+DETECTOR = Refusal("it detects objects with a decoder on top of an image encoder", "Convert the image encoder alone.")
+TOWERS = Refusal(
+    "it holds several models, each with a config of its own",
+    "Convert its text and its vision model separately where they are of a supported family (CLIP, SigLIP and SigLIP 2: "
+    "CLIPTextModel, CLIPVisionModel and so on).",
+)
+PLAIN = Refusal(
+    "no file describes this family yet, though its attention has a form that collab converts",
+    "docs/families.md says how to add it: a file of about twelve lines and a row of a test.",
+)
+UNCLEAR = Refusal("collab does not know this architecture", _KEEP)
+
+_BY_REASON: dict[Refusal, tuple[str, ...]] = {
+    ROTARY: (
+        "dinov3_vit", "emu3", "esm", "esmc", "eurobert", "gte", "jina_embeddings_v3", "lasr_ctc", "llama4", "mllama",
+        "modernbert", "modernbert-decoder", "modernvbert", "molmo2_text", "nemotron3_diarization", "neobert", "neomme",
+        "nomic_bert", "roformer", "t5gemma", "ultrabert", "ultravbert", "vjepa2", "wav2vec2-conformer",
+    ),
+    DISENTANGLED: ("deberta", "deberta-v2", "sew-d"),
+    RELATIVE: ("funnel", "granite_speech5_ctc", "jina_bert", "parakeet_ctc", "wav2vec2-bert", "xlnet"),
+    SPARSE: ("big_bird", "longformer", "mra", "nystromformer", "reformer", "yoso"),
+    MIXED: (
+        "canine", "convbert", "cvt", "levit", "mobilebert", "mobilevit", "mobilevitv2", "squeezebert", "swiftformer",
+    ),
+    SEVERAL: ("lilt", "luke"),
+    WINDOWS: ("dinat", "donut-swin", "hiera", "pvt", "pvt_v2", "segformer", "swin"),
+    NORMED: ("swinv2", "videoprism", "videoprism_vision_model"),
+    NONE: (
+        "bit", "convnext", "convnextv2", "efficientnet", "fnet", "focalnet", "hgnet_v2", "mobilenet_v1", "mobilenet_v2",
+        "poolformer", "pp_lcnet", "regnet", "resnet", "textnet", "timm_wrapper",
+    ),
+    QUANTIZED: ("ibert",),
+    DECODER: ("bart", "encoder-decoder", "imagegpt", "mbart", "mvp", "shieldgemma2"),
+    TOWERS: (
+        "align", "altclip", "blip", "blip-2", "chinese_clip", "clip", "clipseg", "metaclip_2", "siglip", "siglip2",
+        "tipsv2",
+    ),
+    PLAIN: (
+        "audio-spectrogram-transformer", "beit", "data2vec-audio", "data2vec-vision", "flaubert", "layoutlmv2",
+        "lxmert", "markuplm", "perceiver", "tapas", "timesformer", "tipsv2_text_model", "umt5", "videomae", "vivit",
+        "wavlm", "xlm",
+    ),
+}  # fmt: skip
+
+REFUSALS: dict[str, Refusal] = {model_type: refusal for refusal, types in _BY_REASON.items() for model_type in types}
+"""Refusals by `model_type`."""
+
+
+def refusal_of(model_type: str) -> Refusal:
+    """Why a `model_type` without a family is not converted."""
+    if model_type in REFUSALS:
+        return REFUSALS[model_type]
+    if any(model_type in names for names in _TEXT_WRITERS):
+        return DECODER
+    return DETECTOR if model_type in modeling_auto.MODEL_FOR_OBJECT_DETECTION_MAPPING_NAMES else UNCLEAR
+
+
+_TEXT_WRITERS = (
+    modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+    modeling_auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES,
+    modeling_auto.MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES,
+)

@@ -1,0 +1,159 @@
+"""Leaving out tokens that a text never uses: exact on text of the tokens that stay."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from tiny import BERT, BY_TYPE, random_model, save_with_tokenizer, tiny_model
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+
+import collab
+from collab.errors import ConfigurationError, DataError
+
+CORPUS = ["the cat sat on the mat", "a dog sat near the cat", "birds sing in the early morning", "the mat is early"] * 3
+USED = ["the cat sat on the mat", "birds sing"]
+
+
+def trained(kind: str) -> transformers.PreTrainedTokenizerFast:
+    """A tokenizer of a kind, trained on a few sentences, with special tokens around a text."""
+    special = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
+    if kind == "WordPiece":
+        tokenizer = Tokenizer(models.WordPiece(unk_token="<unk>"))
+        tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+        trainer: Any = trainers.WordPieceTrainer(vocab_size=90, special_tokens=special, show_progress=False)
+    elif kind == "BPE":
+        tokenizer = Tokenizer(models.BPE())
+        tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
+        tokenizer.decoder = decoders.ByteLevel()
+        alphabet = pre_tokenizers.ByteLevel.alphabet()
+        trainer = trainers.BpeTrainer(
+            vocab_size=340, special_tokens=special, initial_alphabet=alphabet, show_progress=False
+        )
+    else:
+        tokenizer = Tokenizer(models.Unigram())
+        tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+        trainer = trainers.UnigramTrainer(vocab_size=70, special_tokens=special, unk_token="<unk>", show_progress=False)
+    tokenizer.train_from_iterator(CORPUS, trainer)
+    ends = [(name, tokenizer.token_to_id(name)) for name in ("<s>", "</s>")]
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="<s> $A </s>", pair="<s> $A </s> $B </s>", special_tokens=ends
+    )
+    names = {
+        "bos_token": "<s>",
+        "pad_token": "<pad>",
+        "eos_token": "</s>",
+        "unk_token": "<unk>",
+        "mask_token": "<mask>",
+    }
+    return transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, **names)
+
+
+@pytest.mark.parametrize("kind", ["WordPiece", "BPE", "Unigram"])
+@pytest.mark.parametrize("model_type", ["bert", "roberta"])
+def test_exact_on_text_of_the_same_tokens(kind: str, model_type: str) -> None:
+    tokenizer = trained(kind)
+    row = BY_TYPE[model_type]
+    config = row.config(vocab_size=len(tokenizer) + 3, pad_token_id=tokenizer.pad_token_id)
+    native_class = transformers.AutoModelForMaskedLM._model_mapping[row.config_class]
+    model = random_model(native_class, config)
+    kept = collab.keep_tokens(model, tokenizer, USED)
+    assert kept.tokens.after == kept.model.config.vocab_size == len(kept.tokenizer) < kept.tokens.before
+    assert kept.parameters.after < kept.parameters.before
+    assert set(tokenizer.all_special_tokens) <= set(kept.tokenizer.get_vocab())
+    assert kept.tokenizer.pad_token_id == kept.model.config.pad_token_id
+    assert kept.model.get_output_embeddings().weight is kept.model.get_input_embeddings().weight
+    for text in (*USED, "the mat", "birds on the cat"):
+        before, after = tokenizer(text, return_tensors="pt"), kept.tokenizer(text, return_tensors="pt")
+        assert tokenizer.tokenize(text) == kept.tokenizer.tokenize(text)
+        assert kept.tokenizer.decode(after["input_ids"][0]) == tokenizer.decode(before["input_ids"][0])
+        with torch.no_grad():
+            expected, actual = (
+                each(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]).logits
+                for each, batch in ((model, before), (kept.model, after))
+            )
+        torch.testing.assert_close(actual, expected[..., list(kept.ids)], rtol=0, atol=1e-6)
+
+
+def test_other_words_are_split_or_unknown() -> None:
+    tokenizer = trained("WordPiece")
+    kept = collab.keep_tokens(tiny_model(BERT, vocab_size=len(tokenizer)), tokenizer, USED)
+    assert "<unk>" not in tokenizer.tokenize("dog")
+    assert "<unk>" in kept.tokenizer.tokenize("dog")
+
+
+def test_a_byte_level_tokenizer_still_reads_everything() -> None:
+    tokenizer = trained("BPE")
+    kept = collab.keep_tokens(tiny_model(BERT, vocab_size=len(tokenizer)), tokenizer, USED)
+    text = "Zürich 東京 early"
+    assert kept.tokenizer.decode(kept.tokenizer(text)["input_ids"], skip_special_tokens=True).strip() == text
+
+
+def test_what_cannot_be_trimmed() -> None:
+    tokenizer = trained("WordPiece")
+    model = tiny_model(BERT, vocab_size=len(tokenizer))
+    with pytest.raises(DataError, match="no text"):
+        collab.keep_tokens(model, tokenizer, [])
+    with pytest.raises(ConfigurationError, match="fast tokenizers only"):
+        collab.keep_tokens(model, object(), USED)
+    words = transformers.PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.WordLevel({"a": 0, "?": 1}, "?")))
+    with pytest.raises(ConfigurationError, match="not of WordLevel"):
+        collab.keep_tokens(model, words, ["a"])
+
+
+class TestCheckpoints:
+    @pytest.fixture
+    def source(self, tmp_path: Path) -> Path:
+        model = tiny_model(BERT, transformers.BertForSequenceClassification)
+        return save_with_tokenizer(model, tmp_path / "original")
+
+    def test_converts_and_reloads(self, source: Path, tmp_path: Path) -> None:
+        text = tmp_path / "corpus.txt"
+        text.write_text("a b c\nb d\n")
+        config = collab.ConversionConfig(rank=32)
+        report = collab.checkpoints.convert(str(source), tmp_path / "out", config, keep_tokens=str(text))
+        assert report.keep_tokens["tokens"] == {"before": 60, "after": 9, "ratio": 0.15}
+        assert json.loads((tmp_path / "out" / "collab_report.json").read_text())["keep_tokens"] == report.keep_tokens
+        assert "The vocabulary has 9 of 60 tokens" in (tmp_path / "out" / "README.md").read_text()
+        results = []
+        for folder in (source, tmp_path / "out"):
+            tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+            model = transformers.AutoModelForSequenceClassification.from_pretrained(folder)
+            with torch.no_grad():
+                results.append(model(**tokenizer("c d a", return_tensors="pt")).logits)
+        torch.testing.assert_close(*results, rtol=0, atol=1e-5)
+
+    def test_the_text_of_calibration(self, source: Path, tmp_path: Path) -> None:
+        text = tmp_path / "corpus.txt"
+        text.write_text("a b c\nb d\nc d\n")
+        config = collab.ConversionConfig(rank=8, refine="none", compare=False)
+        request = collab.CalibrationRequest(collab.DataSource(str(text)))
+        report = collab.checkpoints.convert(
+            str(source), tmp_path / "out", config, calibration=request, keep_tokens="auto"
+        )
+        assert report.keep_tokens["tokens"]["after"] == 9
+        with pytest.raises(ConfigurationError, match="give one, or a file of text"):
+            collab.checkpoints.convert(str(source), tmp_path / "other", config, keep_tokens="auto")
+
+
+@pytest.mark.slow
+def test_a_real_checkpoint(demo_folder: Path, shared_data: Path) -> None:
+    with (shared_data / "data" / "stsb" / "dev.csv").open(newline="", encoding="utf-8") as file:
+        texts = [text for record in csv.reader(file) for text in record[:2]]
+    tokenizer = transformers.AutoTokenizer.from_pretrained(demo_folder)
+    model = transformers.AutoModel.from_pretrained(demo_folder).eval()
+    kept = collab.keep_tokens(model, tokenizer, texts)
+    assert kept.tokens.after < 0.25 * kept.tokens.before
+    for start in range(0, 256, 64):
+        batch = texts[start : start + 64]
+        with torch.no_grad():
+            before, after = (
+                each(**tokens(batch, padding=True, truncation=True, return_tensors="pt")).last_hidden_state
+                for each, tokens in ((model, tokenizer), (kept.model, kept.tokenizer))
+            )
+        torch.testing.assert_close(after, before, rtol=0, atol=1e-6)
