@@ -168,6 +168,7 @@ class TestFromACheckpoint:
             "collab_family.py",
             "collab_files.txt",
             "collab_model.py",
+            "collab_projections.py",
             "collab_report.json",
             "config.json",
             "config_sentence_transformers.json",

@@ -104,12 +104,7 @@ class CollaborativeMixin(_Model):
         if isinstance(module, OutputBias) and module.bias is not None:
             init.zeros_(module.bias)
         if isinstance(module, CollaborativeAttention) and module.heads:
-            if module.spec.form != "concat":
-                init.normal_(module.mixing, mean=0.0, std=module.initial_mixing_std)
-            if module.content_bias is not None:
-                init.zeros_(module.content_bias.weight)
-            if module.query_offset is not None:
-                init.zeros_(module.query_offset)
+            module.init_heads(init.normal_, init.zeros_)
 
     def save_pretrained(self, save_directory: str | os.PathLike, *args: Any, **kwargs: Any) -> None:
         """Saves the model with the code that it runs on, so that it loads where collab is not installed.
