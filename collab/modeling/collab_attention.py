@@ -34,7 +34,6 @@ from .collab_kernel import (
     content_as_columns,
     eager_attention_forward,
     one_row,
-    pack,
 )
 from .collab_projections import SharedProjections
 
@@ -152,8 +151,11 @@ class CollaborativeAttention(SharedProjections):
 
     def values(self, hidden_states: Tensor) -> Tensor:
         """Y W_V + b_V by head, shape (B, H, S, d)."""
-        projected = self.value(hidden_states)  # (B, S, H·d)
-        return projected.view(*projected.shape[:-1], self.num_attention_heads, -1).transpose(1, 2)
+        return self._values_by_head(self.value(hidden_states))
+
+    def _values_by_head(self, projected: Tensor) -> Tensor:
+        """(B, S, H·d) → (B, H, S, d)."""
+        return projected.unflatten(-1, (self.num_attention_heads, -1)).transpose(1, 2)
 
     def attend(
         self,
@@ -224,20 +226,18 @@ class CollaborativeAttention(SharedProjections):
         """The part of the family's attention layer after the heads: its output projection, if it owns one."""
         return self.dense(context) if "dense" in self.native_names else context
 
-    def _merge(self, value: Tensor) -> Tensor:
-        """Values for the cache: (B, 1, S, H·d) beside a shared key, because caches need the same shape for both."""
-        return value if self.head_ranks is not None else value.transpose(1, 2).flatten(-2).unsqueeze(1)
+    def _cached(self, hidden_states: Tensor) -> tuple[Tensor, Tensor]:
+        """What a cache holds: (B, 1, S, R), one key for all heads, or R + H with content biases; and (B, 1, S, H·d)."""
+        key = self.key(hidden_states)  # (B, S, R)
+        if self.content_bias is not None:
+            key = torch.cat([key, self.content_bias(hidden_states)], dim=-1)  # (B, S, R + H)
+        return key.unsqueeze(1), self.value(hidden_states).unsqueeze(1)
 
-    def _unpack(self, packed: Tensor, value: Tensor) -> tuple[Tensor, Tensor | None, Tensor]:
-        """Keys, content bias (B, H, S) and values (B, H, S, d) from the results of `pack` and `_merge`."""
-        if self.head_ranks is None:
-            value = value.squeeze(1).unflatten(-1, (self.num_attention_heads, -1)).transpose(1, 2)
-        if self.content_bias is None:
-            return packed, None, value
-        if self.head_ranks is None:
-            heads = self.num_attention_heads
-            return packed[..., :-heads], packed[:, 0, :, -heads:].transpose(1, 2), value
-        return packed[..., :-1], packed[..., -1], value
+    def _read(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor | None, Tensor]:
+        """Keys (B, 1 or H, S, r), content bias (B, H, S) and values (B, H, S, d) from what a cache holds."""
+        projected = key[:, 0, :, : self.spec.rank]  # (B, S, R)
+        content = None if self.content_bias is None else key[:, 0, :, self.spec.rank :].transpose(1, 2)
+        return self.keys_by_head(projected), content, self._values_by_head(value.squeeze(1))
 
 
 class CollaborativeSelfAttention(CollaborativeAttention):
@@ -256,8 +256,8 @@ class CollaborativeSelfAttention(CollaborativeAttention):
         Args:
             hidden_states: x = y, (B, T, D).
             attention_mask: as in `attend`.
-            past_key_values: a transformers cache. It holds one shared key of R dimensions for each token, and the
-                content biases beside it.
+            past_key_values: a transformers cache. It holds one key of R dimensions for each token, whatever the form,
+                and the content biases beside it.
             encoder_hidden_states: not used; blocks for either kind of attention pass it to both.
             **kwargs: for `attend`.
         """
@@ -270,10 +270,10 @@ class CollaborativeSelfAttention(CollaborativeAttention):
                 nothing = hidden_states.new_zeros(len(hidden_states), 1, seen, 1)
                 seen = cache.update(nothing, nothing, self.layer_idx)[0].shape[2]
             return self.without_heads(hidden_states, seen)
-        key, value, content = self.keys(hidden_states), self.values(hidden_states), self.bias(hidden_states)
-        if cache is not None:
-            packed = cache.update(pack(key, content), self._merge(value), self.layer_idx)
-            key, content, value = self._unpack(*packed)
+        if cache is None:
+            key, content, value = self.keys(hidden_states), self.bias(hidden_states), self.values(hidden_states)
+        else:
+            key, content, value = self._read(*cache.update(*self._cached(hidden_states), self.layer_idx))
         context, weights = self.attend(self.query(hidden_states), key, value, content, attention_mask, **kwargs)
         return self.output(context, hidden_states), weights
 
@@ -304,16 +304,13 @@ class CollaborativeCrossAttention(CollaborativeAttention):
             )
         if past_key_values is not None and past_key_values.is_updated.get(self.layer_idx):
             layer = past_key_values.cross_attention_cache.layers[self.layer_idx]
-            packed = layer.keys, layer.values
+            cached = layer.keys, layer.values
         else:
-            packed = (
-                pack(self.keys(encoder_hidden_states), self.bias(encoder_hidden_states)),
-                self._merge(self.values(encoder_hidden_states)),
-            )
+            cached = self._cached(encoder_hidden_states)
             if past_key_values is not None:
-                packed = past_key_values.cross_attention_cache.update(*packed, self.layer_idx)
+                cached = past_key_values.cross_attention_cache.update(*cached, self.layer_idx)
                 past_key_values.is_updated[self.layer_idx] = True
-        key, content, value = self._unpack(*packed)
+        key, content, value = self._read(*cached)
         context, weights = self.attend(self.query(hidden_states), key, value, content, attention_mask, **kwargs)
         return self.output(context, hidden_states), weights
 

@@ -114,8 +114,11 @@ class SharedProjections(nn.Module):
         return self.mixer(projected.dtype)(projected.unsqueeze(1), None)
 
     def keys(self, hidden_states: Tensor) -> Tensor:
-        """Y W̃_K, shape (B, 1, S, R): one key for all heads; (B, H, S, max_h r_h) in the concat form."""
-        projected = self.key(hidden_states)  # (B, S, R)
+        """Y W̃_K for the kernels, as `keys_by_head` returns it."""
+        return self.keys_by_head(self.key(hidden_states))
+
+    def keys_by_head(self, projected: Tensor) -> Tensor:
+        """Y W̃_K, (B, S, R), as one key for all heads, (B, 1, S, R); as (B, H, S, max_h r_h) in the concat form."""
         return projected.unsqueeze(1) if self.head_ranks is None else self._split(projected)
 
     def bias(self, hidden_states: Tensor) -> Tensor | None:
