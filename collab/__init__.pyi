@@ -54,6 +54,7 @@ from .io.report import ConversionReport as ConversionReport
 from .io.report import Count as Count
 from .io.report import LayerReport as LayerReport
 from .io.write import save as save
+from .models.cache import CacheBytes as CacheBytes
 from .planning.config import ConversionConfig as ConversionConfig
 from .planning.plan import Plan as Plan
 from .planning.plan import PlanOption as PlanOption
