@@ -165,6 +165,7 @@ class TestFromACheckpoint:
             "collab_kernel.py",
             "collab_bert.py",
             "collab_config.py",
+            "collab_feed_forward.py",
             "collab_family.py",
             "collab_files.txt",
             "collab_model.py",
