@@ -31,6 +31,7 @@ import collab
 from collab.modeling.collab_attention import CollaborativeAttention
 from collab.models.families import families
 from collab.models.inputs import probe_inputs
+from collab.models.states import set_dropout
 
 
 def is_text(row: Row) -> bool:
@@ -156,18 +157,14 @@ def test_gradient_checkpointing(row: Row) -> None:
     model = converted(tiny_model(row), 13).train()
     if not model.supports_gradient_checkpointing:
         pytest.skip(f"transformers has no gradient checkpointing for {row.model_type}")
-    for module in model.modules():
-        if isinstance(module, torch.nn.Dropout):
-            module.p = 0.0
-        if isinstance(module, CollaborativeAttention):
-            module.attention_dropout = 0.0
     inputs = probe_inputs(model)
     gradients = []
     for enable in (False, True):
         if enable:
             model.gradient_checkpointing_enable()
         model.zero_grad()
-        model(**inputs).last_hidden_state.square().mean().backward()
+        with set_dropout(model, 0.0):
+            model(**inputs).last_hidden_state.square().mean().backward()
         with_gradient = {name: weight for name, weight in model.named_parameters() if weight.grad is not None}
         gradients.append({name: weight.grad.clone() for name, weight in with_gradient.items()})
     for name, gradient in gradients[0].items():
@@ -233,10 +230,10 @@ class TestALBERT:
 
 
 class TestDecoders:
-    """BERT-style decoders: causal, with caches, with cross-attention."""
+    """Causal, with caches, with cross-attention."""
 
     @every_form
-    @pytest.mark.parametrize("model_type", ["bert", "roberta", "xlm-roberta", "camembert", "electra"])
+    @pytest.mark.parametrize("model_type", ["bert", "roberta", "xlm-roberta", "camembert", "electra", "opt"])
     def test_generation_with_a_cache(self, model_type: str, form: str) -> None:
         row = BY_TYPE[model_type]
         native_class = transformers.AutoModelForCausalLM._model_mapping[row.config_class]

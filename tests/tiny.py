@@ -19,6 +19,7 @@ from transformers import (
     DistilBertConfig,
     ElectraConfig,
     MPNetConfig,
+    OPTConfig,
     PretrainedConfig,
     PreTrainedModel,
     RobertaConfig,
@@ -100,11 +101,26 @@ ROWS = [
         _TEXT | {"embedding_size": 16, "num_hidden_layers": 4, "num_hidden_groups": 2, "inner_group_num": 2},
     ),
     Row(MPNetConfig, {name: value for name, value in _TEXT.items() if name != "type_vocab_size"}),
+    Row(
+        OPTConfig,
+        {
+            "vocab_size": 60,
+            "hidden_size": 32,
+            "word_embed_proj_dim": 32,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 4,
+            "ffn_dim": 48,
+            "max_position_embeddings": 40,
+            "pad_token_id": 1,
+        },
+    ),
     Row(ViTConfig, _IMAGE),
     Row(DeiTConfig, _IMAGE),
 ]
 BY_TYPE = {row.model_type: row for row in ROWS}
 BERT = BY_TYPE["bert"]
+DECODERS = [row for row in ROWS if row.model_type in ("opt",)]
+"""Families of decoders, whose configs need not say so."""
 
 every_family = pytest.mark.parametrize("row", ROWS, ids=[row.model_type for row in ROWS])
 every_head = pytest.mark.parametrize(
