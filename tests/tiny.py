@@ -18,6 +18,7 @@ from transformers import (
     DeiTConfig,
     DistilBertConfig,
     ElectraConfig,
+    GPT2Config,
     MPNetConfig,
     OPTConfig,
     PretrainedConfig,
@@ -102,6 +103,19 @@ ROWS = [
     ),
     Row(MPNetConfig, {name: value for name, value in _TEXT.items() if name != "type_vocab_size"}),
     Row(
+        GPT2Config,
+        {
+            "vocab_size": 60,
+            "n_embd": 32,
+            "n_layer": 2,
+            "n_head": 4,
+            "n_inner": 48,
+            "n_positions": 40,
+            "pad_token_id": 1,
+            "eos_token_id": 2,
+        },
+    ),
+    Row(
         OPTConfig,
         {
             "vocab_size": 60,
@@ -119,7 +133,7 @@ ROWS = [
 ]
 BY_TYPE = {row.model_type: row for row in ROWS}
 BERT = BY_TYPE["bert"]
-DECODERS = [row for row in ROWS if row.model_type in ("opt",)]
+DECODERS = [row for row in ROWS if row.model_type in ("gpt2", "opt")]
 """Families of decoders, whose configs need not say so."""
 
 every_family = pytest.mark.parametrize("row", ROWS, ids=[row.model_type for row in ROWS])

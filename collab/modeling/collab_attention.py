@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from torch.nn.attention.flex_attention import BlockMask, create_mask
 from transformers.cache_utils import EncoderDecoderCache
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+from transformers.pytorch_utils import Conv1D
 
 from .collab_config import AttentionSpec
 from .collab_kernel import (
@@ -92,7 +93,7 @@ class CollaborativeAttention(SharedProjections):
         self.attention_dropout: float = getattr(dropout, "p", dropout)
         for name, native_name in self.native_names.items():
             if name not in ("query", "key", "value") and hasattr(native, native_name):
-                setattr(self, name, getattr(native, native_name))
+                setattr(self, name, as_linear(getattr(native, native_name)))
         if not self.heads:
             return
         self.value = native_value
@@ -127,7 +128,7 @@ class CollaborativeAttention(SharedProjections):
     @classmethod
     def native_projection(cls, native: Any, role: str) -> nn.Linear:
         """A native layer's ``query``, ``key`` or ``value`` projection; of a fused one a view of its rows."""
-        whole = getattr(native, cls.native_names[role])
+        whole = as_linear(getattr(native, cls.native_names[role]))
         roles = cls.roles_of(cls.native_names[role])
         if len(roles) == 1:
             return whole
@@ -332,6 +333,17 @@ class OutputBias(nn.Module):
         """(B, T, 0) → (B, T, D)."""
         output = context.new_zeros(*context.shape[:-1], self.width)
         return output if self.bias is None else output + self.bias
+
+
+def as_linear(module: Any) -> Any:
+    """GPT-2's `Conv1D` as a linear layer with a copy of its weight, which it stores transposed; others unchanged."""
+    if not isinstance(module, Conv1D):
+        return module
+    linear = nn.Linear(module.nx, module.nf, device="meta")
+    weight = module.weight.detach().T.contiguous()  # (out, in)
+    linear.weight = nn.Parameter(weight, requires_grad=module.weight.requires_grad)
+    linear.bias = module.bias
+    return linear
 
 
 def _dense_mask(mask: Any, projected: Tensor, key: Tensor) -> Any:

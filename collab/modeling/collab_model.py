@@ -71,6 +71,8 @@ class CollaborativeMixin(_Model):
 
     def __init__(self, config: Any, *args: Any, **kwargs: Any) -> None:
         base, requested = self.base_class, config._attn_implementation
+        if (reason := base.unsupported(config)) is not None:
+            raise ValueError(f"{type(self).__name__} cannot be built from this config: {reason}.")
         if not isinstance(self, CollaborativeBase):
             # The native constructor builds native parts, which may support fewer kernels than their replacements.
             config._attn_implementation = "eager"
@@ -146,6 +148,11 @@ class CollaborativeBase(CollaborativeMixin):
         cls.base_class = cls
         cls.versions = {native: version for part in cls.parts for native, version in part.versions.items()}
         super().__init_subclass__(**kwargs)
+
+    @classmethod
+    def unsupported(cls, config: Any) -> str | None:
+        """Why models of the family with this config, native or not, cannot be collaborative; None if they can."""
+        return None
 
 
 class CollaborativeHead(CollaborativeMixin):

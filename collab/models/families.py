@@ -28,27 +28,26 @@ _ROPE = (
 _DISENTANGLED = "its disentangled attention also applies the query and key projections to relative positions"
 _RELATIVE = "its relative position terms depend on the queries and keys of each head"
 _SPARSE = "its attention layer has a built-in sparse pattern"
-_DECODER = "it is a decoder or an encoder-decoder, and only encoders such as BERT are supported"
+_ENCODER_DECODER = "it is an encoder-decoder, and only encoders and decoders are supported"
 
 UNSUPPORTED: dict[str, str] = {
-    "bart": _DECODER,
+    "bart": _ENCODER_DECODER,
     "big_bird": _SPARSE,
     "deberta": _DISENTANGLED,
     "deberta-v2": _DISENTANGLED,
     "esm": _ROPE,
     "eurobert": _ROPE,
     "funnel": _RELATIVE,
-    "gpt2": _DECODER,
     "jina_bert": _RELATIVE,
     "llama": _ROPE,
     "longformer": _SPARSE,
-    "mbart": _DECODER,
+    "mbart": _ENCODER_DECODER,
     "modernbert": _ROPE,
     "modernbert-decoder": _ROPE,
     "neobert": _ROPE,
     "nomic_bert": _ROPE,
     "roformer": _ROPE,
-    "t5": _DECODER,
+    "t5": _ENCODER_DECODER,
     "xlnet": _RELATIVE,
 }
 """Unsupported model types with the reason; other model types without a family are reported as unknown."""
@@ -86,6 +85,11 @@ class Family:
     def collaborative_class(self, native: type[PreTrainedModel]) -> type[CollaborativeMixin] | None:
         """The collaborative version of a native model class, or None if there is none."""
         return next((model for model in self.models if model.native_class() is native), None)
+
+    def check_config(self, config: PretrainedConfig) -> None:
+        """Raises an UnsupportedArchitectureError for settings of a model of the family that do not convert."""
+        if (reason := self.base.unsupported(config)) is not None:
+            raise UnsupportedArchitectureError(f"This {config.model_type} model cannot be converted: {reason}.")
 
     def attention_layers(self, model: PreTrainedModel) -> dict[str, nn.Module]:
         """A native model's attention layers by module name, in the order of ranks.
@@ -184,7 +188,9 @@ def require_family(config: PretrainedConfig) -> Family:
         raise UnsupportedArchitectureError(
             f"position_embedding_type={position!r} is not supported: {_RELATIVE}. Only absolute positions convert."
         )
-    return families()[config.model_type]
+    family = families()[config.model_type]
+    family.check_config(config)
+    return family
 
 
 def refuse_unsupported(model_type: str) -> None:
