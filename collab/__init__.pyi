@@ -1,5 +1,6 @@
 from . import checkpoints as checkpoints
 from . import errors as errors
+from . import nn as nn
 from .calibration.calibrate import Calibration as Calibration
 from .calibration.calibrate import PreparedData as PreparedData
 from .calibration.calibrate import calibrate as calibrate
@@ -62,6 +63,7 @@ from .io.report import ConversionReport as ConversionReport
 from .io.report import Count as Count
 from .io.report import LayerReport as LayerReport
 from .io.write import save as save
+from .models.cache import CacheBytes as CacheBytes
 from .planning.config import ConversionConfig as ConversionConfig
 from .planning.plan import Plan as Plan
 from .planning.plan import PlanOption as PlanOption

@@ -18,7 +18,7 @@ class RankError(ConfigurationError):
 
 
 class ShapeError(CollabError, ValueError):
-    """Weights do not have the shapes of one multi-head attention layer."""
+    """Weights or inputs do not have the shapes of one multi-head attention layer."""
 
 
 class CheckpointError(CollabError, OSError):

@@ -32,12 +32,14 @@ from collab.heads.inspection import Inspection, LayerInspection
 from collab.heads.scores import HeadScores
 from collab.io.history import Step, table
 from collab.io.report import ConversionReport, Count, LayerReport
+from collab.models.cache import CacheBytes
 from collab.planning.plan import Plan, PlanOption, Spectrum
 from collab.reparametrization.layer import LayerProblem
 
 BERT = BY_TYPE["bert"]
 SIDES = ("encoder", "decoder")
 Run = Callable[..., Result]
+CACHE = CacheBytes(12_582_912, 25_165_824, "bfloat16")
 
 
 @pytest.fixture
@@ -288,16 +290,22 @@ class TestWidth:
         self.check(capsys, "held out", "100,000,000+"[:-1], "0.1234 (R=1024)", "after / before")
 
     def test_plan(self, capsys: pytest.CaptureFixture[str]) -> None:
-        choice = PlanOption("tucker", 1024, 0.1, [0.1], 0.5, 0.9, {32: 0.1, 128: 12.5, 512: 0.1}, 12_582_912, True)
+        choice = PlanOption("tucker", 1024, 0.1, [0.1], 0.5, 0.9, {32: 0.1, 128: 12.5, 512: 0.1}, CACHE, True)
         spectra = [Spectrum(name, [1024, 4096], [0.5, 1.0], [0.5, 1.0], [0.95, 1.0]) for name in self.NAMES]
-        show_plan(Plan([choice] * 3, spectra, "Take it.", None, 10**9, 10**10, 25_165_824))
-        self.check(capsys, "query/key", "model", "512 tokens", "cache", "12,582,912", "product")
+        show_plan(Plan([choice] * 3, spectra, "Take it.", None, 10**9, 10**10, CACHE))
+        self.check(capsys, "query/key", "model", "512 tokens", "keys", "12,582,912", "25,165,824", "product")
 
     def test_bench(self, capsys: pytest.CaptureFixture[str]) -> None:
         names = ("/a/folder/" + "of-a-long-name-" * 8, "original")
         models = [
             BenchedModel(
-                name, "CollaborativeBertForSequenceClassification", 10**10, 10**11, "sdpa", PeakMemory(10**11, 10**9)
+                name,
+                "CollaborativeBertForSequenceClassification",
+                10**10,
+                10**11,
+                "sdpa",
+                CACHE,
+                PeakMemory(10**11, 10**9),
             )
             for name in names
         ]
@@ -314,8 +322,17 @@ class TestWidth:
             for i, name in enumerate(self.NAMES)
         )
         counts = {"query_key": 10**8, "attention": 2 * 10**8, "model": 10**10}
-        show_inspection(Inspection("t5", 4096, layers, 1.0, counts, ()))
-        self.check(capsys, "layer", "query/key", "value/output", "content_bias", "2048 tokens", "(1.00)")
+        show_inspection(Inspection("t5", 4096, layers, 1.0, counts, CACHE, ()))
+        self.check(
+            capsys,
+            "layer",
+            "query/key",
+            "value/output",
+            "content_bias",
+            "2048 tokens",
+            "(1.00)",
+            "holds 12,582,912 bytes",
+        )
 
     @pytest.mark.parametrize("heads", [12, 16, 40])
     def test_scores(self, capsys: pytest.CaptureFixture[str], heads: int) -> None:

@@ -32,6 +32,7 @@ import collab
 from collab.modeling.collab_attention import CollaborativeAttention
 from collab.models.families import families
 from collab.models.inputs import probe_inputs
+from collab.models.states import set_dropout
 
 
 def is_text(row: Row) -> bool:
@@ -132,6 +133,8 @@ def test_padding_does_not_leak(row: Row, form: str, implementation: str) -> None
 def test_attentions_and_hidden_states_are_recorded(row: Row, form: str, implementation: str) -> None:
     if row.model_type == "layoutlmv3" and implementation == "sdpa":
         pytest.skip("the native block does not pass the request on to its attention")
+    if row.model_type == "gpt2" and implementation == "sdpa":
+        pytest.skip("transformers' GPT-2 does not tell its layers that attentions are wanted")
     native = tiny_model(row)
     native.set_attn_implementation("eager")
     model = converted(native, full_rank(native), form)
@@ -175,18 +178,14 @@ def test_gradient_checkpointing(row: Row) -> None:
     model = converted(tiny_model(row), 13).train()
     if not model.supports_gradient_checkpointing:
         pytest.skip(f"transformers has no gradient checkpointing for {row.model_type}")
-    for module in model.modules():
-        if isinstance(module, torch.nn.Dropout):
-            module.p = 0.0
-        if isinstance(module, CollaborativeAttention):
-            module.attention_dropout = 0.0
     inputs = probe_inputs(model)
     gradients = []
     for enable in (False, True):
         if enable:
             model.gradient_checkpointing_enable()
         model.zero_grad()
-        model(**inputs).last_hidden_state.square().mean().backward()
+        with set_dropout(model, 0.0):
+            model(**inputs).last_hidden_state.square().mean().backward()
         with_gradient = {name: weight for name, weight in model.named_parameters() if weight.grad is not None}
         gradients.append({name: weight.grad.clone() for name, weight in with_gradient.items()})
     for name, gradient in gradients[0].items():
@@ -252,10 +251,10 @@ class TestALBERT:
 
 
 class TestDecoders:
-    """BERT-style decoders: causal, with caches, with cross-attention."""
+    """Causal, with caches, with cross-attention."""
 
     @every_form
-    @pytest.mark.parametrize("model_type", ["bert", "roberta", "xlm-roberta", "camembert", "electra"])
+    @pytest.mark.parametrize("model_type", ["bert", "roberta", "xlm-roberta", "camembert", "electra", "gpt2", "opt"])
     def test_generation_with_a_cache(self, model_type: str, form: str) -> None:
         row = BY_TYPE[model_type]
         native_class = transformers.AutoModelForCausalLM._model_mapping[row.config_class]
@@ -287,6 +286,37 @@ class TestDecoders:
         assert largest_difference({"logits": expected.logits}, {"logits": actual.logits}) < 1e-5
         assert len(actual.cross_attentions) == len(expected.cross_attentions) == 2
         torch.testing.assert_close(actual.cross_attentions[0], expected.cross_attentions[0], rtol=1e-4, atol=1e-5)
+
+    @every_form
+    @pytest.mark.parametrize(
+        "changes",
+        [{"scale_attn_by_inverse_layer_idx": True}, {"scale_attn_weights": False}, {"reorder_and_upcast_attn": True}],
+    )
+    def test_gpt2_as_its_config_scales_scores(self, form: str, changes: dict[str, bool]) -> None:
+        native = tiny_model(BY_TYPE["gpt2"], transformers.GPT2LMHeadModel, **changes)
+        inputs = probe_inputs(native)
+        with torch.no_grad():
+            expected, actual = native(**inputs).logits, converted(native, 32, form)(**inputs).logits
+        torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-5)
+
+    def test_gpt2_with_cross_attention_is_refused(self) -> None:
+        native = tiny_model(BY_TYPE["gpt2"], add_cross_attention=True)
+        for verb in (collab.plan, collab.inspect):
+            with pytest.raises(collab.errors.UnsupportedArchitectureError, match="cross-attention is not supported"):
+                verb(native)
+        with pytest.raises(collab.errors.UnsupportedArchitectureError, match="cross-attention is not supported"):
+            collab.convert(native, collab.ConversionConfig(rank=8))
+        with pytest.raises(ValueError, match="cross-attention is not supported"):
+            AutoModel.from_config(BY_TYPE["gpt2"].family.config_class(add_cross_attention=True))
+
+    @every_form
+    def test_opt_whose_embeddings_are_narrower_and_normalized_after(self, form: str) -> None:
+        changes = {"word_embed_proj_dim": 16, "do_layer_norm_before": False}
+        native = tiny_model(BY_TYPE["opt"], transformers.OPTForCausalLM, **changes)
+        inputs = probe_inputs(native)
+        with torch.no_grad():
+            expected, actual = native(**inputs).logits, converted(native, 32, form)(**inputs).logits
+        torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-5)
 
     def test_cross_attention_is_cached(self) -> None:
         config = BY_TYPE["bert"].config(is_decoder=True, add_cross_attention=True, eos_token_id=None)

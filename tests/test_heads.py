@@ -253,7 +253,9 @@ class TestScores:
         layers = head_layers(model)
         width = layers[0].head_dim
         with torch.no_grad():
-            layers[0].output.weight[:, width : 2 * width] = 0
+            output = layers[0].output
+            weight = output.weight if isinstance(output, torch.nn.Linear) else output.weight.T  # of GPT-2's Conv1D
+            weight[:, width : 2 * width] = 0
         objective = OwnAnswers(model, [probe_inputs(model)])
         gradient = gradient_importance(objective, layers)[layers[0].name]
         without, _ = ablation(objective, layers)

@@ -192,9 +192,37 @@ ROWS = [
             "decoder_start_token_id": 1,
         },
     ),
+    Row(
+        "gpt2",
+        {
+            "vocab_size": 60,
+            "n_embd": 32,
+            "n_layer": 2,
+            "n_head": 4,
+            "n_inner": 48,
+            "n_positions": 40,
+            "pad_token_id": 1,
+            "eos_token_id": 2,
+        },
+    ),
+    Row(
+        "opt",
+        {
+            "vocab_size": 60,
+            "hidden_size": 32,
+            "word_embed_proj_dim": 32,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 4,
+            "ffn_dim": 48,
+            "max_position_embeddings": 40,
+            "pad_token_id": 1,
+        },
+    ),
 ]
 BY_TYPE = {row.model_type: row for row in ROWS}
 BERT = BY_TYPE["bert"]
+DECODERS = [row for row in ROWS if row.model_type in ("gpt2", "opt")]
+"""Families of decoders, whose configs need not say so."""
 
 every_family = pytest.mark.parametrize("row", ROWS, ids=[row.model_type for row in ROWS])
 every_head = pytest.mark.parametrize(

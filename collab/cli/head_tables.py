@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from ..heads.options import SCORES
-from .tables import plain_table, shortened
+from .tables import cache_sentence, plain_table, shortened
 
 if TYPE_CHECKING:
     from ..heads.inspection import Inspection, LayerInspection
@@ -104,6 +104,8 @@ def show_inspection(inspection: Inspection) -> None:
         f"attention and {count['query_key'] / count['model']:.1%} of the model's {count['model']:,}.",
         highlight=False,
     )
+    if inspection.cache is not None:
+        console.print(cache_sentence(inspection.cache), highlight=False)
     for sentence in (*inspection.explanation, *_past(inspection)):
         console.print(sentence, markup=False, highlight=False)
 

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from ..heads.pruning import Pruning
     from ..io.history import Step
     from ..io.report import ConversionReport
+    from ..models.cache import CacheBytes
     from ..planning.plan import Plan, PlanOption
 
 _WIDTH = 80
@@ -240,15 +241,25 @@ def _faithfulness(plan: Plan, choices: Sequence[PlanOption]) -> Table:
 def _running_costs(plan: Plan, choices: Sequence[PlanOption]) -> Table:
     """Arithmetic and cache of every option."""
     lengths = list(choices[0].flops) if choices else []
+    cache = ""
+    if plan.cache is not None:
+        cache = (
+            f"keys, values: bytes of a cache for each token, in {plan.cache.dtype} (the original's: "
+            f"{plan.cache.keys:,} and {plan.cache.values:,})."
+        )
     table = plain_table(
         "What it would cost to run",
-        ["form", "rank", *(f"{length} tokens" for length in lengths), "cache"],
-        caption="tokens: the part of the original's arithmetic of query/key projections and scores that is left, for a "
-        f"sequence of so many; cache: bytes of keys for each token (the original's: {plan.cache_bytes:,}).",
+        ["form", "rank", *(f"{length} tokens" for length in lengths), *["keys", "values"] * bool(cache)],
+        caption=_caption(
+            "tokens: the part of the original's arithmetic of query/key projections and scores that is left, for a "
+            "sequence of so many.",
+            cache,
+        ),
     )
     for option in choices:
         work = (f"{option.flops[length]:.2f}" for length in lengths)
-        table.add_row(option.form, str(option.rank), *work, f"{option.cache_bytes:,}")
+        held = [] if option.cache is None else [f"{option.cache.keys:,}", f"{option.cache.values:,}"]
+        table.add_row(option.form, str(option.rank), *work, *held)
     return table
 
 
@@ -260,6 +271,9 @@ def show_bench(report: BenchReport) -> None:
     if len(report.models) == 2:
         console.print(_ratios(report))
     console.print(_sizes(report, labels))
+    for label, model in zip(labels, report.models, strict=True):
+        if model.cache is not None:
+            console.print(f"{label}: {cache_sentence(model.cache)}", highlight=False)
     for note in report.notes:
         console.print(note, markup=False, highlight=False)
 
@@ -326,6 +340,13 @@ def _sizes(report: BenchReport, labels: list[str]) -> Table:
             row.append(_megabytes(None if memory is None else memory.libraries_bytes))
         table.add_row(*row)
     return table
+
+
+def cache_sentence(cache: CacheBytes) -> str:
+    """What a cache holds."""
+    return (
+        f"A cache holds {cache.keys:,} bytes of keys and {cache.values:,} of values for each token, in {cache.dtype}."
+    )
 
 
 def _milliseconds(seconds: float) -> str:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PretrainedConfig, PreTrainedModel
 from transformers import initialization as init
+from transformers.pytorch_utils import Conv1D
 
 from ..calibration.calibrate import Calibration
 from ..decomposition import Factors, Form
@@ -205,7 +206,7 @@ def check_weights(model: PreTrainedModel, family: Family) -> None:
 
 def check_plain(name: str, projection: nn.Module) -> None:
     """Raises a WeightsError for a projection that is not a plain linear layer."""
-    if type(projection) is not nn.Linear or type(projection.weight) is not nn.Parameter:
+    if type(projection) not in (nn.Linear, Conv1D) or type(projection.weight) is not nn.Parameter:
         raise WeightsError(
             f"{name} is a {type(projection).__name__}, not a plain linear layer. Load the model without quantization, "
             "and merge adapters (merge_and_unload) before converting."
@@ -262,7 +263,7 @@ def _build(
     trainable: dict[str, bool] = {}
     for name, tensor in native.state_dict(keep_vars=True).items():
         owner = _owner(name, layers)
-        parts = {name: tensor} if owner is None else _parts(name, tensor, owner, family.roles(layers[owner]))
+        parts = {name: tensor} if owner is None else _parts(name, tensor, owner, layers[owner], family)
         for part, values in parts.items():
             state[part] = values.detach() if share and len(parts) == 1 else values.detach().clone()
             trainable[part] = tensor.requires_grad
@@ -299,13 +300,15 @@ def _owner(name: str, layers: dict[str, nn.Module]) -> str | None:
     return next((layer for layer in layers if name.startswith(f"{layer}.")), None)
 
 
-def _parts(name: str, tensor: Tensor, owner: str, roles: Mapping[str, Sequence[str]]) -> dict[str, Tensor]:
+def _parts(name: str, tensor: Tensor, owner: str, layer: nn.Module, family: Family) -> dict[str, Tensor]:
     """What a native attention layer's parameter is in the collaborative one, by name; nothing for queries and keys."""
     module, *parameter = name.removeprefix(f"{owner}.").split(".")
-    rows = tensor.chunk(len(roles[module]))
+    roles = family.roles(layer)[module]
+    if tensor.ndim == 2 and isinstance(layer.get_submodule(module), Conv1D):  # which stores its weight transposed
+        tensor = tensor.T.contiguous()
     return {
         ".".join([owner, role, *parameter]): part
-        for role, part in zip(roles[module], rows, strict=True)
+        for role, part in zip(roles, tensor.chunk(len(roles)), strict=True)
         if role not in ("query", "key")
     }
 

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 from transformers import PretrainedConfig, PreTrainedModel
 from transformers import initialization as init
+from transformers.pytorch_utils import Conv1D
 
 from ..errors import BudgetError, ConfigurationError, NotConvertedError, WeightsError
 from ..io.report import Count
@@ -202,13 +203,17 @@ def _build(
             parts[owner][name.removeprefix(f"{owner}.")] = tensor
     for name, layer in layers.items():
         whole = _native_parts(layer, native_layers[name], parts[name])
-        for native_name, like in expanded.get_submodule(name).state_dict().items():
+        native = expanded.get_submodule(name)
+        for native_name, like in native.state_dict().items():
             module, *rest = native_name.split(".")
             roles = layer.roles_of(module)
+            transposed = like.ndim == 2 and isinstance(native.get_submodule(module), Conv1D)
+            like = like.T if transposed else like
             found = [whole.get(".".join([role, *rest])) for role in roles]
             # Absent are biases that the model lacks, and the values of a layer without heads.
             rows = [torch.zeros_like(like.chunk(len(roles))[0]) if row is None else row for row in found]
-            state[f"{name}.{native_name}"] = torch.cat(rows).to(next(model.parameters()))
+            joined = torch.cat(rows).to(next(model.parameters()))
+            state[f"{name}.{native_name}"] = joined.T.contiguous() if transposed else joined
             given = [parts[name][part] for part in (".".join([role, *rest]) for role in roles) if part in parts[name]]
             trainable[f"{name}.{native_name}"] = all(tensor.requires_grad for tensor in given)
         output = f"{family.output_name(expanded, name)}.weight"

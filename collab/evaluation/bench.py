@@ -13,6 +13,7 @@ from transformers import PreTrainedModel
 
 from ..errors import ConfigurationError, OutOfMemoryError, first_line
 from ..io.options import Progress, no_progress
+from ..models.cache import CacheBytes, cache_bytes
 from ..models.inputs import input_kind, longest_input, random_inputs
 from ..models.layers import count_bytes, count_parameters
 from ..models.states import evaluating
@@ -70,8 +71,9 @@ def bench(
                 if device.type == "cuda" and options.memory and done == len(grid):
                     memories = [_peak(model, run) for model, run in zip(placed, runs, strict=True)]
             progress("measuring", done, len(grid))
+        caches = [cache_bytes(model) for model in placed]
     return BenchReport(
-        models=tuple(_measured(*entry) for entry in zip(names, models, memories, strict=True)),
+        models=tuple(_measured(*entry) for entry in zip(names, models, caches, memories, strict=True)),
         settings=tuple(settings),
         unit="tokens" if grid[0][1] is not None else "images",
         rounds=options.rounds,
@@ -84,9 +86,9 @@ def bench(
     )
 
 
-def _measured(name: str, model: PreTrainedModel, memory: PeakMemory | None) -> BenchedModel:
+def _measured(name: str, model: PreTrainedModel, cache: CacheBytes | None, memory: PeakMemory | None) -> BenchedModel:
     implementation = str(model.config._attn_implementation)
-    return BenchedModel(name, type(model).__name__, count_parameters(model), None, implementation, memory)
+    return BenchedModel(name, type(model).__name__, count_parameters(model), None, implementation, cache, memory)
 
 
 def lengths_of(

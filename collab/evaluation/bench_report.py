@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from ..io.report import installed_versions
+from ..models.cache import CacheBytes
 from .timing import Spread
 
 
@@ -33,6 +34,7 @@ class BenchedModel:
         parameters: number of its parameters, tied ones counted once.
         file_bytes: size of its weights files; None for a model in memory.
         attention: attention implementation in transformers.
+        cache: what the cache of a decoder holds for each token; None for an encoder.
         memory: peak memory; None if it was not measured.
     """
 
@@ -41,6 +43,7 @@ class BenchedModel:
     parameters: int
     file_bytes: int | None
     attention: str
+    cache: CacheBytes | None
     memory: PeakMemory | None
 
 

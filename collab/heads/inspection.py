@@ -11,6 +11,7 @@ from transformers import PreTrainedModel
 
 from ..errors import ConfigurationError
 from ..modeling.collab_attention import CollaborativeAttention
+from ..models.cache import CacheBytes, cache_bytes
 from ..models.layers import HeadLayer, head_layers, parameters, passes_per_layer
 from ..planning.cost import LayerShape
 
@@ -57,6 +58,7 @@ class Inspection:
         layers: one entry per attention layer.
         passes: how often one forward pass of the model runs each attention layer; above 1 where weights are shared.
         parameters: counts for queries and keys, attention and the whole model.
+        cache: what the cache of a decoder holds for each token; None for an encoder.
         explanation: sentences that explain the counts.
         report: conversion report of a converted model, as in its folder.
     """
@@ -66,6 +68,7 @@ class Inspection:
     layers: tuple[LayerInspection, ...]
     passes: float
     parameters: dict[str, int]
+    cache: CacheBytes | None
     explanation: tuple[str, ...]
     report: dict[str, Any] = field(default_factory=dict)
 
@@ -94,6 +97,7 @@ def inspect(
         inspections,
         passes_per_layer(model, layers),
         parameters(model),
+        cache_bytes(model),
         tuple(_explain(model, layers, inspections)),
         report or {},
     )

@@ -10,6 +10,7 @@ from torch.nn import functional
 from transformers import PreTrainedModel
 
 from ..data.features import Batch
+from ..modeling.collab_attention import as_linear
 from ..models.layers import HeadLayer
 from ..models.states import eager_attention
 
@@ -61,7 +62,7 @@ class AttentionStatistics:
         means = {name: total / self._tokens for name, total in self._sums.items()}
         mean = self._context_sum / self._tokens
         covariance = self._context_products / self._tokens - mean.unsqueeze(2) * mean.unsqueeze(1)  # (H, d, d)
-        output = self._layer.output.weight.detach().double().cpu()  # type: ignore[operator]
+        output = as_linear(self._layer.output).weight.detach().double().cpu()
         by_head = output.unflatten(1, (len(self._layer.heads), -1)).transpose(0, 1)  # (H, D, d)
         variance = ((by_head @ covariance) * by_head).sum((1, 2))
         return {**means, "output_variance": variance.clamp(min=0)}

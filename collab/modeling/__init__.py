@@ -1,6 +1,6 @@
 """The code that a converted model runs on, which is copied into every export.
 
-One file for each family of models, and six shared ones. They import only torch, transformers and each other, by
+One file for each family of models, and shared ones. They import only torch, transformers and each other, by
 single-dot imports, because that is what ``trust_remote_code=True`` can load from an exported folder.
 """
 

@@ -13,23 +13,21 @@ and c_h ∈ R^{D_k} the content bias, into which the original query bias went. F
 of each head's query, and no additive bias is left. Values and output are the original ones. A layer may have only some
 of the original's heads, or none; H is then the number that it has, and d stays.
 
-This file is copied into every exported model; it imports only torch and transformers.
+This file is copied into every exported model; it imports only torch, transformers and its own folder.
 """
 
 from collections.abc import Callable
-from itertools import groupby
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 from torch.nn.attention.flex_attention import BlockMask, create_mask
 from transformers.cache_utils import EncoderDecoderCache
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+from transformers.pytorch_utils import Conv1D
 
 from .collab_config import AttentionSpec
 from .collab_kernel import (
-    Mix,
     Scoring,
     additive_bias,
     additive_mask,
@@ -37,11 +35,11 @@ from .collab_kernel import (
     content_as_columns,
     eager_attention_forward,
     one_row,
-    pack,
 )
+from .collab_projections import SharedProjections
 
 
-class CollaborativeAttention(nn.Module):
+class CollaborativeAttention(SharedProjections):
     """Multi-head attention with query and key projections shared by the heads; base of self- and cross-attention.
 
     It is built from the native layer that it replaces: the value projection and everything after the attention stay
@@ -74,64 +72,34 @@ class CollaborativeAttention(nn.Module):
     scaled: ClassVar[bool] = True
     path: str = "auto"
 
-    query: nn.Linear
-    key: nn.Linear
     value: nn.Module
     dense: nn.Module
-    mixing: nn.Parameter
-    content_bias: nn.Linear | None
-    query_offset: nn.Parameter | None
 
     def __init__(self, native: Any, spec: AttentionSpec, config: Any) -> None:
-        super().__init__()
         native_query, native_key, native_value = (
             self.native_projection(native, role) for role in ("query", "key", "value")
         )
+        total = self.heads_of(native)
+        head_dim = native_query.out_features // total  # d
+        widths = native_query.in_features, native_key.in_features
+        super().__init__(spec, total, head_dim, widths, content=native_query.bias is not None)
+        if not self.scaled:
+            self.scaling = 1.0
         self.config = getattr(native, "config", None) or config  # a tower's own, in a model of several
-        self.spec = spec
-        self.total_heads = total = self.heads_of(native)
-        self.heads = tuple(range(total)) if spec.heads is None else spec.heads
-        if self.heads and self.heads[-1] >= total:
-            raise ValueError(f"heads {list(self.heads)} must be numbers below {total}.")
-        self.num_attention_heads = len(self.heads)
-        self.attention_head_size = native_query.out_features // total  # d
-        self.value_width = spec.value_width or self.attention_head_size
-        self.scaling = self.attention_head_size**-0.5 if self.scaled else 1.0
+        self.value_width = spec.value_width or head_dim
         self.is_causal = getattr(native, "is_causal", False)
         self.layer_idx = getattr(native, "layer_idx", None)
         dropout: Any = getattr(native, self.native_dropout)
         self.attention_dropout: float = getattr(dropout, "p", dropout)
-        self.content_bias = self.query_offset = None
-        self.head_ranks: tuple[int, ...] | None = None
-        if spec.form == "concat":
-            self.head_ranks = spec.head_ranks or _evenly(spec.rank, self.num_attention_heads)
-            if len(self.head_ranks) != self.num_attention_heads:
-                raise ValueError(f"head_ranks must name {self.num_attention_heads} heads, not {len(self.head_ranks)}.")
-            # Neighbouring heads of equal width are split together.
-            self._owned = [(owned, len(list(heads))) for owned, heads in groupby(self.head_ranks)]
-            self._widths = [owned * count for owned, count in self._owned]
-
         for name, native_name in self.native_names.items():
             if name not in ("query", "key", "value") and hasattr(native, native_name):
-                setattr(self, name, getattr(native, native_name))
+                setattr(self, name, as_linear(getattr(native, native_name)))
         if not self.heads:
             return
-        self.query = nn.Linear(native_query.in_features, spec.rank, bias=False)
-        self.key = nn.Linear(native_key.in_features, spec.rank, bias=False)
         self.value = native_value
         width = self.num_attention_heads * self.value_width
         if width != native_value.out_features:
             self.value = nn.Linear(native_value.in_features, width, bias=native_value.bias is not None)
-        if spec.form == "cp":
-            self.mixing = nn.Parameter(torch.empty(self.num_attention_heads, spec.rank))
-        elif spec.form == "tucker":
-            self.mixing = nn.Parameter(torch.empty(self.num_attention_heads, spec.rank, spec.rank))
-        content = spec.content or ("none" if native_query.bias is None else "exact")
-        if content == "exact":
-            self.content_bias = nn.Linear(native_key.in_features, self.num_attention_heads, bias=False)
-        elif content == "folded":
-            rows = 1 if spec.form == "concat" else self.num_attention_heads
-            self.query_offset = nn.Parameter(torch.empty(rows, spec.rank))
 
     @classmethod
     def output_name(cls, name: str) -> str:
@@ -160,7 +128,7 @@ class CollaborativeAttention(nn.Module):
     @classmethod
     def native_projection(cls, native: Any, role: str) -> nn.Linear:
         """A native layer's ``query``, ``key`` or ``value`` projection; of a fused one a view of its rows."""
-        whole = getattr(native, cls.native_names[role])
+        whole = as_linear(getattr(native, cls.native_names[role]))
         roles = cls.roles_of(cls.native_names[role])
         if len(roles) == 1:
             return whole
@@ -182,50 +150,13 @@ class CollaborativeAttention(nn.Module):
         """
         return given.get("attention_mask"), given.get("position_bias")
 
-    @property
-    def initial_mixing_std(self) -> float:
-        """Standard deviation of M or the cores that gives initial scores the variance of d independent dimensions."""
-        per_score = self.spec.rank**2 if self.spec.form == "tucker" else self.spec.rank
-        return (self.attention_head_size / per_score) ** 0.5
-
-    def queries(self, hidden_states: Tensor) -> Tensor:
-        """X W̃_Q G_h + u_h for every head, shape (B, H, T, R), or (B, H, T, max_h r_h) in the concat form."""
-        return self._mixed(self.query(hidden_states))
-
-    def mixer(self, dtype: torch.dtype) -> Mix:
-        """Mixes shared queries, X W̃_Q, into queries by head. Under autocast `dtype` is theirs, not that of M."""
-        offset = None if self.query_offset is None else self.query_offset.to(dtype)  # (H, R), or (1, R)
-        if self.head_ranks is not None:
-            return lambda shared, room: self._split(_plus(shared, offset).squeeze(1))
-        offset = None if offset is None else offset.unsqueeze(1)  # (H, 1, R)
-        mixing = self.mixing.to(dtype)
-        if self.spec.form == "tucker":
-            return lambda shared, room: _plus(shared @ mixing, offset)  # (B, 1, T, R) @ (H, R, R)
-        mixing = mixing.unsqueeze(1)  # (H, 1, R)
-        # A trace cannot hold ``out=None``, so there are two calls.
-        if offset is None:
-            return lambda shared, room: shared * mixing if room is None else torch.mul(shared, mixing, out=room)
-        return lambda shared, room: (
-            torch.addcmul(offset, shared, mixing) if room is None else torch.addcmul(offset, shared, mixing, out=room)
-        )
-
-    def _mixed(self, projected: Tensor) -> Tensor:
-        """Queries by head, (B, H, T, r), from shared ones, (B, T, R)."""
-        return self.mixer(projected.dtype)(projected.unsqueeze(1), None)
-
-    def keys(self, hidden_states: Tensor) -> Tensor:
-        """Y W̃_K, shape (B, 1, S, R): one key for all heads; (B, H, S, max_h r_h) in the concat form."""
-        projected = self.key(hidden_states)  # (B, S, R)
-        return projected.unsqueeze(1) if self.head_ranks is None else self._split(projected)
-
     def values(self, hidden_states: Tensor) -> Tensor:
         """Y W_V + b_V by head, shape (B, H, S, d)."""
-        projected = self.value(hidden_states)  # (B, S, H·d)
-        return projected.view(*projected.shape[:-1], self.num_attention_heads, -1).transpose(1, 2)
+        return self._values_by_head(self.value(hidden_states))
 
-    def bias(self, hidden_states: Tensor) -> Tensor | None:
-        """The content term y·c_h before scaling, shape (B, H, S)."""
-        return None if self.content_bias is None else self.content_bias(hidden_states).transpose(1, 2)
+    def _values_by_head(self, projected: Tensor) -> Tensor:
+        """(B, S, H·d) → (B, H, S, d)."""
+        return projected.unflatten(-1, (self.num_attention_heads, -1)).transpose(1, 2)
 
     def attend(
         self,
@@ -296,29 +227,18 @@ class CollaborativeAttention(nn.Module):
         """The part of the family's attention layer after the heads: its output projection, if it owns one."""
         return self.dense(context) if "dense" in self.native_names else context
 
-    def _merge(self, value: Tensor) -> Tensor:
-        """Values for the cache: (B, 1, S, H·d) beside a shared key, because caches need the same shape for both."""
-        return value if self.head_ranks is not None else value.transpose(1, 2).flatten(-2).unsqueeze(1)
+    def _cached(self, hidden_states: Tensor) -> tuple[Tensor, Tensor]:
+        """What a cache holds: (B, 1, S, R), one key for all heads, or R + H with content biases; and (B, 1, S, H·d)."""
+        key = self.key(hidden_states)  # (B, S, R)
+        if self.content_bias is not None:
+            key = torch.cat([key, self.content_bias(hidden_states)], dim=-1)  # (B, S, R + H)
+        return key.unsqueeze(1), self.value(hidden_states).unsqueeze(1)
 
-    def _unpack(self, packed: Tensor, value: Tensor) -> tuple[Tensor, Tensor | None, Tensor]:
-        """Keys, content bias (B, H, S) and values (B, H, S, d) from the results of `pack` and `_merge`."""
-        if self.head_ranks is None:
-            value = value.squeeze(1).unflatten(-1, (self.num_attention_heads, -1)).transpose(1, 2)
-        if self.content_bias is None:
-            return packed, None, value
-        if self.head_ranks is None:
-            heads = self.num_attention_heads
-            return packed[..., :-heads], packed[:, 0, :, -heads:].transpose(1, 2), value
-        return packed[..., :-1], packed[..., -1], value
-
-    def _split(self, projected: Tensor) -> Tensor:
-        """Shared dimensions (B, T, R) split among the heads that own them, padded with zeros, (B, H, T, max_h r_h)."""
-        widest = max(owned for owned, _ in self._owned)
-        pieces = []
-        for part, (owned, count) in zip(projected.split(self._widths, dim=-1), self._owned, strict=True):
-            piece = part.unflatten(-1, (count, owned))  # (B, T, count, owned)
-            pieces.append(piece if owned == widest else functional.pad(piece, (0, widest - owned)))
-        return (torch.cat(pieces, dim=-2) if len(pieces) > 1 else pieces[0]).transpose(1, 2)
+    def _read(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor | None, Tensor]:
+        """Keys (B, 1 or H, S, r), content bias (B, H, S) and values (B, H, S, d) from what a cache holds."""
+        projected = key[:, 0, :, : self.spec.rank]  # (B, S, R)
+        content = None if self.content_bias is None else key[:, 0, :, self.spec.rank :].transpose(1, 2)
+        return self.keys_by_head(projected), content, self._values_by_head(value.squeeze(1))
 
 
 class CollaborativeSelfAttention(CollaborativeAttention):
@@ -337,8 +257,8 @@ class CollaborativeSelfAttention(CollaborativeAttention):
         Args:
             hidden_states: x = y, (B, T, D).
             attention_mask: as in `attend`.
-            past_key_values: a transformers cache. It holds one shared key of R dimensions for each token, and the
-                content biases beside it.
+            past_key_values: a transformers cache. It holds one key of R dimensions for each token, whatever the form,
+                and the content biases beside it.
             encoder_hidden_states: not used; blocks for either kind of attention pass it to both.
             **kwargs: for `attend`.
         """
@@ -351,10 +271,10 @@ class CollaborativeSelfAttention(CollaborativeAttention):
                 nothing = hidden_states.new_zeros(len(hidden_states), 1, seen, 1)
                 seen = cache.update(nothing, nothing, self.layer_idx)[0].shape[2]
             return self.without_heads(hidden_states, seen)
-        key, value, content = self.keys(hidden_states), self.values(hidden_states), self.bias(hidden_states)
-        if cache is not None:
-            packed = cache.update(pack(key, content), self._merge(value), self.layer_idx)
-            key, content, value = self._unpack(*packed)
+        if cache is None:
+            key, content, value = self.keys(hidden_states), self.bias(hidden_states), self.values(hidden_states)
+        else:
+            key, content, value = self._read(*cache.update(*self._cached(hidden_states), self.layer_idx))
         context, weights = self.attend(self.query(hidden_states), key, value, content, attention_mask, **kwargs)
         return self.output(context, hidden_states), weights
 
@@ -385,16 +305,13 @@ class CollaborativeCrossAttention(CollaborativeAttention):
             )
         if past_key_values is not None and past_key_values.is_updated.get(self.layer_idx):
             layer = past_key_values.cross_attention_cache.layers[self.layer_idx]
-            packed = layer.keys, layer.values
+            cached = layer.keys, layer.values
         else:
-            packed = (
-                pack(self.keys(encoder_hidden_states), self.bias(encoder_hidden_states)),
-                self._merge(self.values(encoder_hidden_states)),
-            )
+            cached = self._cached(encoder_hidden_states)
             if past_key_values is not None:
-                packed = past_key_values.cross_attention_cache.update(*packed, self.layer_idx)
+                cached = past_key_values.cross_attention_cache.update(*cached, self.layer_idx)
                 past_key_values.is_updated[self.layer_idx] = True
-        key, content, value = self._unpack(*packed)
+        key, content, value = self._read(*cached)
         context, weights = self.attend(self.query(hidden_states), key, value, content, attention_mask, **kwargs)
         return self.output(context, hidden_states), weights
 
@@ -418,17 +335,19 @@ class OutputBias(nn.Module):
         return output if self.bias is None else output + self.bias
 
 
+def as_linear(module: Any) -> Any:
+    """GPT-2's `Conv1D` as a linear layer with a copy of its weight, which it stores transposed; others unchanged."""
+    if not isinstance(module, Conv1D):
+        return module
+    linear = nn.Linear(module.nx, module.nf, device="meta")
+    weight = module.weight.detach().T.contiguous()  # (out, in)
+    linear.weight = nn.Parameter(weight, requires_grad=module.weight.requires_grad)
+    linear.bias = module.bias
+    return linear
+
+
 def _dense_mask(mask: Any, projected: Tensor, key: Tensor) -> Any:
     """A flex attention block mask as a boolean mask, for kernels other than flex attention; other masks unchanged."""
     if not isinstance(mask, BlockMask):
         return mask
     return create_mask(mask.mask_mod, mask.shape[0], None, projected.shape[1], key.shape[2], device=key.device)
-
-
-def _plus(tensor: Tensor, offset: Tensor | None) -> Tensor:
-    return tensor if offset is None else tensor + offset
-
-
-def _evenly(rank: int, num_heads: int) -> tuple[int, ...]:
-    """`rank` dimensions divided evenly among the heads, the first ones getting the remainder."""
-    return tuple(rank // num_heads + (h < rank % num_heads) for h in range(num_heads))

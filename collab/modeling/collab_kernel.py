@@ -324,18 +324,8 @@ def _content_columns(query: Tensor, key: Tensor, content: Tensor) -> tuple[Tenso
         reading = torch.eye(heads, dtype=query.dtype, device=query.device).unsqueeze(1)  # (H, 1, H)
     else:
         reading = query.new_ones(1, 1, 1)
-    return reading.expand(*query.shape[:-1], -1), _key_columns(key, content)
-
-
-def _key_columns(key: Tensor, content: Tensor) -> Tensor:
-    return content.transpose(1, 2).unsqueeze(1) if key.shape[1] == 1 else content.unsqueeze(-1)
-
-
-def pack(key: Tensor, content: Tensor | None) -> Tensor:
-    """Keys with the content bias as columns: (B, 1, S, r + H) if the key is shared, (B, H, S, r + 1) otherwise."""
-    if content is None:
-        return key
-    return torch.cat([key, _key_columns(key, content)], dim=-1)
+    columns = content.transpose(1, 2).unsqueeze(1) if key.shape[1] == 1 else content.unsqueeze(-1)
+    return reading.expand(*query.shape[:-1], -1), columns
 
 
 def _is_recorded() -> bool:

@@ -71,6 +71,8 @@ class CollaborativeMixin(_Model):
 
     def __init__(self, config: Any, *args: Any, **kwargs: Any) -> None:
         base, requested = self.base_class, config._attn_implementation
+        if (reason := base.unsupported(config)) is not None:
+            raise ValueError(f"{type(self).__name__} cannot be built from this config: {reason}.")
         if not isinstance(self, CollaborativeBase):
             # The native constructor builds native parts, which may support fewer kernels than their replacements.
             config._attn_implementation = "eager"
@@ -104,12 +106,7 @@ class CollaborativeMixin(_Model):
         if isinstance(module, OutputBias) and module.bias is not None:
             init.zeros_(module.bias)
         if isinstance(module, CollaborativeAttention) and module.heads:
-            if module.spec.form != "concat":
-                init.normal_(module.mixing, mean=0.0, std=module.initial_mixing_std)
-            if module.content_bias is not None:
-                init.zeros_(module.content_bias.weight)
-            if module.query_offset is not None:
-                init.zeros_(module.query_offset)
+            module.init_heads(init.normal_, init.zeros_)
 
     def save_pretrained(self, save_directory: str | os.PathLike, *args: Any, **kwargs: Any) -> None:
         """Saves the model with the code that it runs on, so that it loads where collab is not installed.
@@ -151,6 +148,11 @@ class CollaborativeBase(CollaborativeMixin):
         cls.base_class = cls
         cls.versions = {native: version for part in cls.parts for native, version in part.versions.items()}
         super().__init_subclass__(**kwargs)
+
+    @classmethod
+    def unsupported(cls, config: Any) -> str | None:
+        """Why models of the family with this config, native or not, cannot be collaborative; None if they can."""
+        return None
 
 
 class CollaborativePart(CollaborativeMixin):

@@ -56,6 +56,11 @@ class Family:
         """The collaborative version of a native model class, or None if there is none."""
         return next((model for model in self.models if model.native_class() is native), None)
 
+    def check_config(self, config: PretrainedConfig) -> None:
+        """Raises an UnsupportedArchitectureError for settings of a model of the family that do not convert."""
+        if (reason := self.base.unsupported(config)) is not None:
+            raise UnsupportedArchitectureError(f"This {config.model_type} model cannot be converted: {reason}.")
+
     def attention_layers(self, model: PreTrainedModel) -> dict[str, nn.Module]:
         """A native model's attention layers by module name, in the order of ranks.
 
@@ -161,6 +166,7 @@ def require_family(config: PretrainedConfig) -> Family:
             f"{config.model_type} models with add_cross_attention cannot be converted: one class serves their "
             "attention to the sequence itself and to another. Convert the encoder without cross-attention."
         )
+    family.check_config(config)
     return family
 
 

@@ -84,6 +84,7 @@ def family_of(model: PreTrainedModel) -> Family:
     """
     for family in families().values():
         if model.config.model_type in (family.native_model_type, family.config_class.model_type):
+            family.check_config(model.config)
             return family
     refuse_unsupported(model.config.model_type)
     raise UnsupportedArchitectureError(f"collab does not know models of type {model.config.model_type!r}.")

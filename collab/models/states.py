@@ -76,7 +76,10 @@ def _names(module: nn.Module) -> list[str]:
     """Names of a module's attributes that are dropout probabilities."""
     if isinstance(module, nn.Dropout):
         return ["p"]
-    return ["attention_dropout"] if isinstance(module, CollaborativeAttention) else []
+    if isinstance(module, CollaborativeAttention):
+        return ["attention_dropout"]
+    # Modules that drop by a function hold its probability.
+    return ["dropout"] if isinstance(getattr(module, "dropout", None), float) else []
 
 
 @contextlib.contextmanager

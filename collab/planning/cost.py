@@ -108,6 +108,6 @@ class LayerShape:
             return _FUSED[0] + _FUSED[1] * self.head_dim
         return _PLAIN[0] + _PLAIN[1] * (width + self.head_dim)
 
-    def cached_numbers(self, form: Form, rank: int, content: str) -> int:
-        """Numbers per token in a key cache: one shared key, or narrower keys; and the content bias."""
+    def cached_numbers(self, rank: int, content: str) -> int:
+        """Numbers per token in a cache of keys: one key for all heads, whatever the form, and the content biases."""
         return rank + (self.num_heads if self.content and content == "exact" else 0)

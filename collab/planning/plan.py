@@ -14,6 +14,7 @@ from ..decomposition import FORMS, Form, SolverOptions
 from ..decomposition.options import Content
 from ..errors import BudgetError
 from ..io.options import Progress, no_progress
+from ..models.cache import CacheBytes, cache_bytes
 from ..models.families import require_family
 from ..models.layers import count_parameters
 from ..reparametrization.layer import LayerProblem
@@ -39,7 +40,7 @@ class PlanOption:
         query_key: query/key parameters relative to the original's.
         model: parameters of the whole model relative to the original's.
         flops: FLOPs of query/key projections and scores relative to the original's, by sequence length.
-        cache_bytes: bytes per token of a key cache, all layers together, in the model's dtype.
+        cache: what a cache would hold for each token; None for an encoder.
         frontier: whether no other option has at most as many parameters and a lower error.
     """
 
@@ -50,7 +51,7 @@ class PlanOption:
     query_key: float
     model: float
     flops: dict[int, float]
-    cache_bytes: int
+    cache: CacheBytes | None
     frontier: bool = False
 
 
@@ -84,7 +85,7 @@ class Plan:
         calibration: summary of the calibration; None if errors are of the weights.
         query_key_parameters: query/key parameters of the original.
         model_parameters: parameters of the original.
-        cache_bytes: bytes per token of the original's key cache.
+        cache: what the original's cache holds for each token; None for an encoder.
     """
 
     options: list[PlanOption]
@@ -93,7 +94,7 @@ class Plan:
     calibration: dict[str, Any] | None
     query_key_parameters: int
     model_parameters: int
-    cache_bytes: int
+    cache: CacheBytes | None
 
     def to_dict(self) -> dict[str, Any]:
         """The plan as JSON values."""
@@ -148,7 +149,7 @@ def plan(
             errors[form, part].append(predict(problem, form, rank, content, solver) if rank else 1.0)
         progress("predicting", len(spectra), len(problems))
 
-    original = _Original(shapes, count_parameters(model), torch.finfo(model.dtype).bits // 8)
+    original = _Original(shapes, count_parameters(model), cache_bytes(model))
     fitting = [key for key in errors if all(ranks[key])]
     options = _mark_frontier([original.option(key[0], ranks[key], errors[key], content, lengths) for key in fitting])
     return Plan(
@@ -158,7 +159,7 @@ def plan(
         calibration=None if calibration is None else calibration.summary,
         query_key_parameters=original.query_key,
         model_parameters=original.parameters,
-        cache_bytes=original.cache_bytes,
+        cache=original.cache,
     )
 
 
@@ -169,22 +170,17 @@ class _Original:
     Attributes:
         shapes: shapes of its attention layers.
         parameters: parameters of the whole model.
-        number_bytes: bytes of a number in its dtype.
+        cache: what its cache holds for each token, measured; None for an encoder.
     """
 
     shapes: list[LayerShape]
     parameters: int
-    number_bytes: int
+    cache: CacheBytes | None
 
     @property
     def query_key(self) -> int:
         """Query/key parameters."""
         return sum(shape.parameters_before for shape in self.shapes)
-
-    @property
-    def cache_bytes(self) -> int:
-        """Bytes per token of a key cache."""
-        return self.number_bytes * sum(shape.full_rank for shape in self.shapes)
 
     def option(
         self, form: Form, ranks: list[int], errors: list[float], content: Content, lengths: Sequence[int]
@@ -192,6 +188,8 @@ class _Original:
         """The costs of converting each layer at its rank, beside its predicted errors."""
         pairs = list(zip(self.shapes, ranks, strict=True))
         after = sum(shape.parameters(form, rank, content) for shape, rank in pairs)
+        cached = sum(shape.cached_numbers(rank, content) for shape, rank in pairs)
+        full = sum(shape.full_rank for shape in self.shapes)
         return PlanOption(
             form=form,
             rank=max(ranks),
@@ -204,7 +202,7 @@ class _Original:
                 / sum(shape.flops_before(length) for shape in self.shapes)
                 for length in lengths
             },
-            cache_bytes=self.number_bytes * sum(shape.cached_numbers(form, rank, content) for shape, rank in pairs),
+            cache=None if self.cache is None else replace(self.cache, keys=self.cache.keys * cached // full),
         )
 
 

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from ..data.features import Batch
+from ..modeling.collab_attention import as_linear
 from ..models.families import Family
 from ..models.inputs import on_device
 from ..models.states import evaluating
@@ -80,7 +81,7 @@ class Observer:
     def projections(self, name: str) -> tuple[nn.Linear, nn.Linear]:
         """W_V and W_O of a layer."""
         layer = self._layers[name]
-        output: Any = self._family.output_projection(self.model, name)
+        output = as_linear(self._family.output_projection(self.model, name))
         return self._family.projection(layer, "value"), output
 
     @contextlib.contextmanager

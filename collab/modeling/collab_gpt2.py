@@ -1,0 +1,41 @@
+"""Collaborative GPT-2."""
+
+from typing import Any
+
+from torch import Tensor, nn
+from transformers.models.gpt2 import modeling_gpt2 as native
+
+from .collab_attention import CollaborativeSelfAttention
+from .collab_config import AttentionSpec
+from .collab_family import collaborative_family
+from .collab_model import CollaborativeBase
+
+
+class CollabGPT2Attention(CollaborativeSelfAttention):
+    native_names = {
+        "query": "c_attn",
+        "key": "c_attn",
+        "value": "c_attn",
+        "dense": "c_proj",
+        "resid_dropout": "resid_dropout",
+    }
+    native_heads = "num_heads"
+    native_dropout = "attn_dropout"
+
+    resid_dropout: nn.Module
+
+    def __init__(self, native: Any, spec: AttentionSpec, config: Any) -> None:
+        super().__init__(native, spec, config)
+        self.scaling = native.scaling  # which the config may divide by the number of the layer
+
+    def output(self, context: Tensor, hidden_states: Tensor) -> Tensor:
+        return self.resid_dropout(self.dense(context))
+
+
+@collaborative_family()
+class CollabGPT2Model(CollaborativeBase, native.GPT2Model):
+    attention_classes = {native.GPT2Attention: CollabGPT2Attention}
+
+    @classmethod
+    def unsupported(cls, config: Any) -> str | None:
+        return "its cross-attention is not supported" if config.add_cross_attention else None

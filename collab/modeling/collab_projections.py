@@ -1,0 +1,144 @@
+"""Query and key projections that all heads share, in the three forms; what every collaborative layer is built on.
+
+The notation and the forms are those of `collab_attention`.
+
+This file is copied into every exported model; it imports only torch and its own folder.
+"""
+
+from collections.abc import Callable
+from itertools import groupby
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from .collab_config import AttentionSpec
+from .collab_kernel import Mix
+
+
+class SharedProjections(nn.Module):
+    """Shared queries and keys, what each head makes of them, and the content term.
+
+    Args:
+        spec: form, rank, content and heads.
+        total: number of heads of the original layer.
+        head_dim: d.
+        widths: D_q and D_k.
+        content: whether a spec that leaves the content open has a content term.
+
+    Raises:
+        ValueError: if the heads of the spec do not fit.
+    """
+
+    query: nn.Linear
+    key: nn.Linear
+    mixing: nn.Parameter
+    content_bias: nn.Linear | None
+    query_offset: nn.Parameter | None
+
+    def __init__(
+        self, spec: AttentionSpec, total: int, head_dim: int, widths: tuple[int, int], *, content: bool
+    ) -> None:
+        super().__init__()
+        self.spec = spec
+        self.total_heads = total
+        self.heads = tuple(range(total)) if spec.heads is None else spec.heads
+        if self.heads and self.heads[-1] >= total:
+            raise ValueError(f"heads {list(self.heads)} must be numbers below {total}.")
+        self.num_attention_heads = len(self.heads)
+        self.attention_head_size = head_dim
+        self.scaling = head_dim**-0.5
+        self.content_bias = self.query_offset = None
+        self.head_ranks: tuple[int, ...] | None = None
+        if spec.form == "concat":
+            self.head_ranks = spec.head_ranks or _evenly(spec.rank, self.num_attention_heads)
+            if len(self.head_ranks) != self.num_attention_heads:
+                raise ValueError(f"head_ranks must name {self.num_attention_heads} heads, not {len(self.head_ranks)}.")
+            # Neighbouring heads of equal width are split together.
+            self._owned = [(owned, len(list(heads))) for owned, heads in groupby(self.head_ranks)]
+            self._widths = [owned * count for owned, count in self._owned]
+        if not self.heads:
+            return
+        query_width, key_width = widths
+        self.query = nn.Linear(query_width, spec.rank, bias=False)
+        self.key = nn.Linear(key_width, spec.rank, bias=False)
+        if spec.form == "cp":
+            self.mixing = nn.Parameter(torch.empty(self.num_attention_heads, spec.rank))
+        elif spec.form == "tucker":
+            self.mixing = nn.Parameter(torch.empty(self.num_attention_heads, spec.rank, spec.rank))
+        stored = spec.content or ("exact" if content else "none")
+        if stored == "exact":
+            self.content_bias = nn.Linear(key_width, self.num_attention_heads, bias=False)
+        elif stored == "folded":
+            rows = 1 if spec.form == "concat" else self.num_attention_heads
+            self.query_offset = nn.Parameter(torch.empty(rows, spec.rank))
+
+    def init_heads(self, normal: Callable[..., object], zeros: Callable[[Tensor], object]) -> None:
+        """Initializes M or the cores, so that scores have the variance of d independent dimensions; no content.
+
+        Args:
+            normal: `torch.nn.init.normal_` or a function like it.
+            zeros: `torch.nn.init.zeros_` or a function like it.
+        """
+        if self.spec.form != "concat":
+            per_score = self.spec.rank**2 if self.spec.form == "tucker" else self.spec.rank
+            normal(self.mixing, mean=0.0, std=(self.attention_head_size / per_score) ** 0.5)
+        if self.content_bias is not None:
+            zeros(self.content_bias.weight)
+        if self.query_offset is not None:
+            zeros(self.query_offset)
+
+    def queries(self, hidden_states: Tensor) -> Tensor:
+        """X W̃_Q G_h + u_h for every head, shape (B, H, T, R), or (B, H, T, max_h r_h) in the concat form."""
+        return self._mixed(self.query(hidden_states))
+
+    def mixer(self, dtype: torch.dtype) -> Mix:
+        """Mixes shared queries, X W̃_Q, into queries by head. Under autocast `dtype` is theirs, not that of M."""
+        offset = None if self.query_offset is None else self.query_offset.to(dtype)  # (H, R), or (1, R)
+        if self.head_ranks is not None:
+            return lambda shared, room: self._split(_plus(shared, offset).squeeze(1))
+        offset = None if offset is None else offset.unsqueeze(1)  # (H, 1, R)
+        mixing = self.mixing.to(dtype)
+        if self.spec.form == "tucker":
+            return lambda shared, room: _plus(shared @ mixing, offset)  # (B, 1, T, R) @ (H, R, R)
+        mixing = mixing.unsqueeze(1)  # (H, 1, R)
+        # A trace cannot hold ``out=None``, so there are two calls.
+        if offset is None:
+            return lambda shared, room: shared * mixing if room is None else torch.mul(shared, mixing, out=room)
+        return lambda shared, room: (
+            torch.addcmul(offset, shared, mixing) if room is None else torch.addcmul(offset, shared, mixing, out=room)
+        )
+
+    def _mixed(self, projected: Tensor) -> Tensor:
+        """Queries by head, (B, H, T, r), from shared ones, (B, T, R)."""
+        return self.mixer(projected.dtype)(projected.unsqueeze(1), None)
+
+    def keys(self, hidden_states: Tensor) -> Tensor:
+        """Y W̃_K for the kernels, as `keys_by_head` returns it."""
+        return self.keys_by_head(self.key(hidden_states))
+
+    def keys_by_head(self, projected: Tensor) -> Tensor:
+        """Y W̃_K, (B, S, R), as one key for all heads, (B, 1, S, R); as (B, H, S, max_h r_h) in the concat form."""
+        return projected.unsqueeze(1) if self.head_ranks is None else self._split(projected)
+
+    def bias(self, hidden_states: Tensor) -> Tensor | None:
+        """The content term y·c_h before scaling, shape (B, H, S)."""
+        return None if self.content_bias is None else self.content_bias(hidden_states).transpose(1, 2)
+
+    def _split(self, projected: Tensor) -> Tensor:
+        """Shared dimensions (B, T, R) split among the heads that own them, padded with zeros, (B, H, T, max_h r_h)."""
+        widest = max(owned for owned, _ in self._owned)
+        pieces = []
+        for part, (owned, count) in zip(projected.split(self._widths, dim=-1), self._owned, strict=True):
+            piece = part.unflatten(-1, (count, owned))  # (B, T, count, owned)
+            pieces.append(piece if owned == widest else functional.pad(piece, (0, widest - owned)))
+        return (torch.cat(pieces, dim=-2) if len(pieces) > 1 else pieces[0]).transpose(1, 2)
+
+
+def _plus(tensor: Tensor, offset: Tensor | None) -> Tensor:
+    return tensor if offset is None else tensor + offset
+
+
+def _evenly(rank: int, num_heads: int) -> tuple[int, ...]:
+    """`rank` dimensions divided evenly among the heads, the first ones getting the remainder."""
+    return tuple(rank // num_heads + (h < rank % num_heads) for h in range(num_heads))

@@ -1,0 +1,5 @@
+"""Collaborative attention as a layer to build models with, for use in place of `torch.nn.MultiheadAttention`."""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

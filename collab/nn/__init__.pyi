@@ -1,0 +1,1 @@
+from .multihead_attention import MultiheadAttention as MultiheadAttention

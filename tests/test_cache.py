@@ -1,0 +1,100 @@
+"""What a decoder's cache holds: one key for all heads, as `plan`, `inspect` and `bench` report it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from processes import run
+from tiny import BERT, DECODERS, ROWS, converted, every_form, random_model, tiny_model
+from transformers import BertLMHeadModel, DynamicCache, PreTrainedModel
+
+import collab
+from collab.models.cache import CacheBytes, cache_bytes
+
+D, H, LAYERS = 32, 4, 2
+ONCE = collab.BenchOptions(batch_sizes=(1,), lengths=(4,), rounds=1, device="cpu")
+
+
+def decoder(**changes: Any) -> PreTrainedModel:
+    """A tiny decoder, whose original's cache has D keys and D values in each layer."""
+    return random_model(BertLMHeadModel, BERT.config(is_decoder=True, eos_token_id=None, **changes))
+
+
+@every_form
+@pytest.mark.parametrize("content", ["exact", "folded"])
+def test_a_key_is_as_wide_as_the_rank(form: str, content: str) -> None:
+    """In the concat form too, whose heads are of different widths."""
+    model = converted(decoder(), 9, form, content=content)
+    cache = DynamicCache(config=model.config)
+    with torch.no_grad():
+        model(torch.tensor([[5, 9, 11], [7, 8, 6]]), past_key_values=cache, use_cache=True)
+    width = 9 + (H if content == "exact" else 0)
+    assert [tuple(layer.keys.shape) for layer in cache.layers] == [(2, 1, 3, width)] * LAYERS
+    assert [tuple(layer.values.shape) for layer in cache.layers] == [(2, 1, 3, D)] * LAYERS
+    assert cache_bytes(model) == CacheBytes(4 * width * LAYERS, 4 * D * LAYERS, "float32")
+
+
+@every_form
+@pytest.mark.parametrize(("cross", "calibrated"), [(False, False), (False, True), (True, False)])
+def test_plans_say_what_a_conversion_then_holds(form: str, cross: bool, calibrated: bool) -> None:
+    model = decoder(add_cross_attention=cross).bfloat16()
+    calibration = collab.calibrate(model, options=collab.CalibrationOptions(samples=8)) if calibrated else None
+    for content in ("exact", "folded"):
+        plan = collab.plan(model, calibration, fractions=(0.5,), content=content)
+        assert plan.cache == cache_bytes(model) == CacheBytes(*[2 * D * LAYERS * (1 + cross)] * 2, "bfloat16")
+        option = next(option for option in plan.options if option.form == form)
+        config = collab.ConversionConfig(rank=option.rank, form=form, content=content, refine="none")
+        assert cache_bytes(collab.convert(model, config, calibration=calibration).model) == option.cache
+
+
+@pytest.mark.parametrize("row", [row for row in ROWS if row not in DECODERS], ids=lambda row: row.model_type)
+def test_encoders_have_none(row: Any) -> None:
+    for model in (native := tiny_model(row), converted(native)):
+        assert cache_bytes(model) is None
+        assert collab.inspect(model).cache is None
+
+
+def test_inspect_and_bench_measure_it() -> None:
+    native = decoder().train()
+    model = converted(native, 8, content="folded")
+    sizes = [CacheBytes(4 * width * LAYERS, 4 * D * LAYERS, "float32") for width in (8, D)]
+    assert [collab.inspect(each).cache for each in (model, native)] == sizes
+    assert native.training
+    assert [each.cache for each in collab.bench([model, native], ONCE).models] == sizes
+    report = collab.bench([model], replace(ONCE, dtype="bfloat16"))
+    assert report.models[0].cache == CacheBytes(2 * 8 * LAYERS, 2 * D * LAYERS, "bfloat16")
+
+
+def test_commands_show_it(tmp_path: Path) -> None:
+    decoder().save_pretrained(tmp_path / "model")
+    collab.checkpoints.convert(
+        str(tmp_path / "model"), tmp_path / "out", collab.ConversionConfig(rank=8, content="folded", refine="none")
+    )
+    for folder, width in (("model", D), ("out", 8)):
+        expected = f"{4 * width * LAYERS} bytes of keys and {4 * D * LAYERS} of values for each token, in float32"
+        shown = run("inspect", tmp_path / folder)
+        assert shown.exit_code == 0, shown.output
+        assert expected in " ".join(shown.stdout.split())
+        shown = run("bench", tmp_path / folder, "--rounds", 1, "--batch-size", 1, "--length", 4, "--no-memory")
+        assert shown.exit_code == 0, shown.output
+        assert expected in " ".join(shown.stdout.split())
+    shown = " ".join(run("plan", tmp_path / "model", "--calibration", "none").stdout.split())
+    assert f"(the original's: {4 * D * LAYERS} and {4 * D * LAYERS})" in shown
+
+
+@every_form
+@pytest.mark.parametrize("implementation", ["dynamic", "static"])
+@pytest.mark.parametrize("beams", [1, 3])
+def test_generation_is_the_same_with_a_cache(form: str, implementation: str, beams: int) -> None:
+    """Beams reorder the cache; padding on the left hides its first keys."""
+    model = converted(decoder(), 9, form)
+    transformers.set_seed(0)
+    prompt = torch.tensor([[1, 1, 5, 9], [7, 8, 6, 11]])
+    given = {"attention_mask": (prompt != 1).long(), "max_new_tokens": 8, "do_sample": False, "num_beams": beams}
+    plain = model.generate(prompt, use_cache=False, **given)
+    assert torch.equal(model.generate(prompt, cache_implementation=implementation, **given), plain)
