@@ -24,7 +24,8 @@ from typing import Any
 import numpy as np
 import torch
 import transformers
-from common import RESULTS, demo_folder, kept, machine, markdown, shared_data, stsb, write
+from common import RESULTS, demo_folder, kept, machine, markdown, stsb, write
+from judge import paragraphs
 
 import collab
 from collab.decomposition import decompose
@@ -39,12 +40,6 @@ def sentences(split: str) -> list[str]:
     first, second, _ = stsb(split)
     rows = sorted({*first, *second})
     return [rows[i] for i in np.random.default_rng(0).permutation(len(rows))]
-
-
-def paragraphs() -> list[str]:
-    """WikiText paragraphs: long text."""
-    text = (shared_data() / "data" / "wikitext2" / "wiki.valid.tokens").read_text(encoding="utf-8")
-    return [line.strip() for line in text.splitlines() if len(line) > 200]
 
 
 class Model:

@@ -136,7 +136,7 @@ def main() -> None:
             "task": name,
             "seconds": median(times[name]),
             "base": base,
-            "ratio": median(one / two for one, two in zip(times[name], times[base], strict=True)),
+            "ratio": median(taken / before for taken, before in zip(times[name], times[base], strict=True)),
         }
         for name, (_, base) in tasks.items()
     ]

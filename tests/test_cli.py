@@ -240,7 +240,7 @@ class TestPlan:
         figure = tmp_path / "plan.png"
         result = CliRunner().invoke(main, ["plan", str(model), "--figure", str(figure)])
         assert result.exit_code == 0, result.output
-        for expected in ("concat", "tucker", "query/key", "90 % of the energy", "form at rank"):
+        for expected in ("concat", "tucker", "query/key", "90 % of the energy", "form at rank", "before refinement"):
             assert expected in " ".join(result.stdout.split()), expected
         assert figure.stat().st_size > 10_000
         result = CliRunner().invoke(main, ["plan", str(model), "--params", "0.4", "--json", "--calibration", "none"])
@@ -290,7 +290,7 @@ class TestWidth:
     def test_plan(self, capsys: pytest.CaptureFixture[str]) -> None:
         choice = PlanOption("tucker", 1024, 0.1, [0.1], 0.5, 0.9, {32: 0.1, 128: 12.5, 512: 0.1}, 12_582_912, True)
         spectra = [Spectrum(name, [1024, 4096], [0.5, 1.0], [0.5, 1.0], [0.95, 1.0]) for name in self.NAMES]
-        show_plan(Plan([choice] * 3, spectra, "Take it.", None, 10**9, 10**10, 25_165_824))
+        show_plan(Plan([choice] * 3, spectra, "Take it.", "Refined.", None, 10**9, 10**10, 25_165_824))
         self.check(capsys, "query/key", "model", "512 tokens", "cache", "12,582,912", "product")
 
     def test_bench(self, capsys: pytest.CaptureFixture[str]) -> None:

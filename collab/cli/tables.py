@@ -194,7 +194,7 @@ def show_plan(plan: Plan) -> None:
         )
         table.add_row(name, *map(str, enough))
     console.print(table)
-    console.print(plan.recommendation, highlight=False)
+    console.print(f"{plan.recommendation} {plan.refinement}", highlight=False)
 
 
 def _faithfulness(plan: Plan, choices: Sequence[PlanOption]) -> Table:
