@@ -1,8 +1,8 @@
 """A model whose one attention layer serves twelve passes: a real ALBERT on chemical reactions, with no training.
 
 For every form and rank, on 128 reactions that no conversion has seen, 15 % of the tokens masked: accuracy on the masked
-tokens, and the Kullback-Leibler divergence of the predictions from the original's, without refinement and with it. Moments
-are pooled over the passes.
+tokens, and the Kullback-Leibler divergence of the predictions from the original's, without refinement and with it.
+Moments are pooled over the passes.
 
     python benchmarks/albert.py
 
