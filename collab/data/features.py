@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel
 
 from ..errors import DataError
@@ -17,8 +18,7 @@ Feature = dict[str, Any]
 """A tokenizer's output for one row, or the pixels of one image."""
 Batch = dict[str, Tensor]
 
-SYNTHETIC_LENGTH = 16
-
+_LENGTHS = (16, 32, 64, 128)  # tokens of a row of random words
 _TOKENS, _GRAPH_BYTES = 640, 112 * 10**6
 
 
@@ -50,13 +50,19 @@ def image_features(model: PreTrainedModel, processor: Any, rows: Sequence[Row]) 
 
 
 def synthetic_features(model: PreTrainedModel, tokenizer: Any | None, samples: int, seed: int = 0) -> list[Feature]:
-    """Sequences of random vocabulary, between the special tokens that the tokenizer adds at the ends.
+    """Rows of random vocabulary, between the special tokens that the tokenizer adds at the ends.
+
+    Which tokens a layer attends to depends on how long the row is. Rows therefore have 16, 32, 64 and 128 tokens,
+    as far as the model takes them; those of each length have as many tokens together, and all rows 16 for each sample.
 
     Args:
         model: the model to run on them.
         tokenizer: tells which tokens are special or unused; without one, only those that the config names are omitted.
-        samples: number of sequences.
+        samples: number of rows at most.
         seed: seed of the random tokens.
+
+    Returns:
+        The rows, by length.
 
     Raises:
         DataError: if the model does not take tokens.
@@ -68,10 +74,16 @@ def synthetic_features(model: PreTrainedModel, tokenizer: Any | None, samples: i
         )
     generator = torch.Generator().manual_seed(seed)
     words, before, after = _vocabulary(model, tokenizer)
-    length = max(1, min(SYNTHETIC_LENGTH, longest_input(model)) - len(before) - len(after))
-    drawn = words[torch.randint(len(words), (samples, length), generator=generator)]  # (N, length)
-    ids = torch.cat([before.expand(samples, -1), drawn, after.expand(samples, -1)], dim=1)
-    return [{"input_ids": row, "attention_mask": [1] * len(row)} for row in ids.tolist()]
+    longest = longest_input(model)
+    lengths = [length for length in _LENGTHS if length <= longest] or [longest]
+    tokens = lengths[0] * samples / len(lengths)  # of each length
+    rows = [length for length in lengths for _ in range(max(1, round(tokens / length)))][:samples]
+    features = []
+    for length in rows:
+        drawn = words[torch.randint(len(words), (max(1, length - len(before) - len(after)),), generator=generator)]
+        ids = torch.cat([before, drawn, after]).tolist()
+        features.append({"input_ids": ids, "attention_mask": [1] * len(ids)})
+    return features
 
 
 def collate(model: PreTrainedModel, tokenizer: Any | None, features: Sequence[Feature]) -> Batch:
@@ -79,7 +91,7 @@ def collate(model: PreTrainedModel, tokenizer: Any | None, features: Sequence[Fe
 
     Args:
         model: the model to run on it.
-        tokenizer: pads the rows; None only for rows of equal length.
+        tokenizer: pads the rows; without one, they are padded with zeros.
         features: one per row.
 
     Raises:
@@ -92,7 +104,8 @@ def collate(model: PreTrainedModel, tokenizer: Any | None, features: Sequence[Fe
             "no calibration (none)."
         )
     if tokenizer is None or "pixel_values" in features[0]:
-        batch = {name: torch.stack([torch.as_tensor(row[name]) for row in features]) for name in features[0]}
+        columns = {name: [torch.as_tensor(row[name]) for row in features] for name in features[0]}
+        batch = {name: pad_sequence(values, batch_first=True) for name, values in columns.items()}
     else:
         batch = dict(tokenizer.pad(list(features), return_tensors="pt", verbose=False))
     if has_choices(model):
