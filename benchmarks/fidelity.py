@@ -62,7 +62,7 @@ def settings(quick: bool) -> list[dict[str, Any]]:
 def urgency(setting: dict[str, Any]) -> tuple[bool, ...]:
     """Sorts settings by what a run that is stopped early should have done."""
     main = setting.get("rank") in (128, 64)
-    return ("content" in setting, "params" in setting, not main, setting["calibration"] == "real")
+    return ("content" in setting, "params" in setting, not main, setting["form"] != "cp")
 
 
 def setting_of(row: dict[str, Any]) -> dict[str, Any]:
