@@ -42,7 +42,7 @@ from collab.models.answers import Answer
 WORK = Path(__file__).parent / "work"
 STEPS = {"sst2": 1000, "cola": 800}
 FORMS = ("cp", "tucker", "concat")
-RANKS = (128, 64)
+RANKS = (64, 128)
 COMPARED = ("sampled", "fixed size")
 SETTING = ("task", "direction", "seed", "form", "rank", "refine")
 
@@ -148,7 +148,8 @@ def settings() -> Iterator[dict[str, Any]]:
                                 yield dict(zip(SETTING, (task, name, seed, form, rank, refine), strict=True))
 
     yield from product((*PROBABILITIES, "fixed size"), (0,), ("cp", "concat"), ("none",))
-    yield from product(COMPARED, (0, 1, 2), ("cp",), ("none", "auto"))
+    yield from product(COMPARED, (0, 1, 2), ("cp",), ("none",))
+    yield from product(COMPARED, (0, 1, 2), ("cp",), ("auto",))
     yield from product(COMPARED, (0, 1, 2), FORMS, ("none", "auto"))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -206,8 +207,10 @@ class TestSources:
         """As many tokens in rows of each length, as far as the model takes them; without a tokenizer too."""
         lengths = [len(ids) for ids in self.synthetic_rows(tokenizer if padded else None)]
         assert sorted(lengths) == [16] * 12 + [32] * 6  # 16 tokens for each of 24 samples; the model takes 40 in a row
+        assert {len(ids) for ids in self.synthetic_rows(tokenizer, max_length=20)} == {16}
+        assert {len(ids) for ids in self.synthetic_rows(tokenizer, max_length=9)} == {9}
 
-    def synthetic_rows(self, tokenizer: BertTokenizer | None) -> list[Tensor]:
+    def synthetic_rows(self, tokenizer: BertTokenizer | None, max_length: int | None = None) -> list[Tensor]:
         model, rows = tiny_model(BERT), []
 
         def see(module: PreTrainedModel, args: tuple, kwargs: dict[str, Tensor]) -> None:
@@ -215,7 +218,8 @@ class TestSources:
             rows.extend(ids[mask] for ids, mask in zip(kwargs["input_ids"], masks, strict=True))
 
         model.register_forward_pre_hook(see, with_kwargs=True)
-        summary = collab.calibrate(model, tokenizer=tokenizer, options=FEW).summary
+        options = replace(FEW, max_length=max_length)
+        summary = collab.calibrate(model, tokenizer=tokenizer, options=options).summary
         assert summary["source"] == "synthetic"
         assert summary["rows"] == len(rows)
         return rows

@@ -11,7 +11,7 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel
 
 from ..errors import DataError
-from ..models.inputs import has_choices, longest_input, longest_text
+from ..models.inputs import has_choices, longest_text
 from .rows import Row
 
 Feature = dict[str, Any]
@@ -49,7 +49,9 @@ def image_features(model: PreTrainedModel, processor: Any, rows: Sequence[Row]) 
     ]
 
 
-def synthetic_features(model: PreTrainedModel, tokenizer: Any | None, samples: int, seed: int = 0) -> list[Feature]:
+def synthetic_features(
+    model: PreTrainedModel, tokenizer: Any | None, samples: int, max_length: int | None = None, seed: int = 0
+) -> list[Feature]:
     """Rows of random vocabulary, between the special tokens that the tokenizer adds at the ends.
 
     Which tokens a layer attends to depends on how long the row is. Rows therefore have 16, 32, 64 and 128 tokens,
@@ -59,6 +61,7 @@ def synthetic_features(model: PreTrainedModel, tokenizer: Any | None, samples: i
         model: the model to run on them.
         tokenizer: tells which tokens are special or unused; without one, only those that the config names are omitted.
         samples: number of rows at most.
+        max_length: tokens of a row at most; None for as many as the model takes, which is also the limit.
         seed: seed of the random tokens.
 
     Returns:
@@ -74,7 +77,7 @@ def synthetic_features(model: PreTrainedModel, tokenizer: Any | None, samples: i
         )
     generator = torch.Generator().manual_seed(seed)
     words, before, after = _vocabulary(model, tokenizer)
-    longest = longest_input(model)
+    longest = longest_text(model, max_length)
     lengths = [length for length in _LENGTHS if length <= longest] or [longest]
     tokens = lengths[0] * samples / len(lengths)  # of each length
     rows = [length for length in lengths for _ in range(max(1, round(tokens / length)))][:samples]

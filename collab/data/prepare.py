@@ -47,7 +47,7 @@ def features_of(
         DataError: if the data cannot be read or used, or there are fewer than two rows.
     """
     if isinstance(data, str) and data == "synthetic":
-        features = synthetic_features(model, processor, samples, seed)
+        features = synthetic_features(model, processor, samples, max_length, seed)
         return features, {"source": "synthetic", "rows": len(features)}
     images = model.main_input_name == "pixel_values"
     summary: dict[str, Any] = {"source": "rows"}
