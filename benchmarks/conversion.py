@@ -2,7 +2,7 @@
 
 Of the demo checkpoint, everything in turn in one run:
 
-- calibrating on 1,024 rows, against a plain forward pass over the same rows;
+- calibrating on random words, against a plain forward pass over the same rows;
 - the whole command `collab convert`, against a process that loads the model and runs the same rows, both with their
   imports;
 - `collab.convert` of the loaded model in each form, and all that the command does but its imports and refinement.
@@ -32,7 +32,7 @@ from transformers import AutoModel, AutoTokenizer
 import collab
 from collab.data.features import Batch, batched, row_batches, synthetic_features
 
-RANK, REPEATS, ROWS, ROWS_IN_BATCH = 128, 3, 1024, 32
+RANK, REPEATS, SAMPLES, ROWS_IN_BATCH = 128, 3, 1024, 32
 FORMS = ("concat", "cp", "tucker")
 FORWARD, PROCESS = f"forward pass, {ROWS_IN_BATCH} rows at a time", "process: import, load, run the rows"
 
@@ -60,7 +60,7 @@ class Tasks:
         self.checkpoint, self.folder, self.rows = demo_folder(), folder, folder / "rows.json"
         self.native = AutoModel.from_pretrained(self.checkpoint).eval()
         self.tokenizer = AutoTokenizer.from_pretrained(self.checkpoint)
-        features = synthetic_features(self.native, self.tokenizer, ROWS)
+        features = synthetic_features(self.native, self.tokenizer, SAMPLES)
         self.rows.write_text(json.dumps(features))
         self.plain = row_batches(self.native, self.tokenizer, features, ROWS_IN_BATCH)
         self.own = batched(self.native, self.tokenizer, features)
@@ -136,15 +136,15 @@ def main() -> None:
             "task": name,
             "seconds": median(times[name]),
             "base": base,
-            "ratio": median(one / two for one, two in zip(times[name], times[base], strict=True)),
+            "ratio": median(taken / before for taken, before in zip(times[name], times[base], strict=True)),
         }
         for name, (_, base) in tasks.items()
     ]
     table = markdown(
-        [f"demo checkpoint, R = {RANK}, {ROWS:,} rows", "seconds", "ratio", "to"],
+        [f"demo checkpoint, R = {RANK}, {16 * SAMPLES:,} tokens", "seconds", "ratio", "to"],
         [[row["task"], f"{row['seconds']:.2f}", f"{row['ratio']:.2f}", row["base"]] for row in rows],
     )
-    write("conversion", {"machine": machine(), "rank": RANK, "data": ROWS, "rows": rows}, table)
+    write("conversion", {"machine": machine(), "rank": RANK, "samples": SAMPLES, "rows": rows}, table)
 
 
 if __name__ == "__main__":

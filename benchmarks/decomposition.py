@@ -157,7 +157,7 @@ def sweep_seconds(width: int, heads: int, rank: int, with_rival: bool) -> dict[s
     result = {"width": width, "heads": heads, "rank": rank, "seconds": median(ours)}
     if theirs:
         result |= {"rival_seconds": median(theirs)}
-        result |= {"speedup": median(one / two for one, two in zip(theirs, ours, strict=True))}
+        result |= {"speedup": median(their / our for their, our in zip(theirs, ours, strict=True))}
     return result
 
 
@@ -205,9 +205,9 @@ def main() -> None:
     for number in LAYERS:
         for rank in RANKS:
             races.append(race(number, rank))
-            one = races[-1]
-            print(f"layer {number} R={rank}: {one['speedup']:.0f} times faster to {one['rival_error']:.4f}", flush=True)
-    geometric_mean = math.exp(sum(math.log(one["speedup"]) for one in races) / len(races))
+            row = races[-1]
+            print(f"layer {number} R={rank}: {row['speedup']:.0f} times faster to {row['rival_error']:.4f}", flush=True)
+    geometric_mean = math.exp(sum(math.log(row["speedup"]) for row in races) / len(races))
     base = sweep_seconds(768, 12, 384, with_rival=True)
     memory = []
     for label, width, rank, layer in (
@@ -244,17 +244,17 @@ def table(result: dict[str, Any]) -> str:
     """The results in words and tables."""
     rows = [
         [
-            f"{one['layer']}, {one['rank']}",
-            f"{one['rival_error']:.4f}",
-            f"{one['rival_seconds']:.2f}",
-            f"{one['seconds_to_rival_error']:.3f}",
-            f"{one['speedup']:.0f}",
-            f"{one['error_at_equal_time']:.4f}",
-            f"{one['final_error']:.4f}",
-            f"{one['final_seconds']:.2f}",
-            f"{one['degeneracy']:.1f} / {one['rival_degeneracy']:.1f}",
+            f"{row['layer']}, {row['rank']}",
+            f"{row['rival_error']:.4f}",
+            f"{row['rival_seconds']:.2f}",
+            f"{row['seconds_to_rival_error']:.3f}",
+            f"{row['speedup']:.0f}",
+            f"{row['error_at_equal_time']:.4f}",
+            f"{row['final_error']:.4f}",
+            f"{row['final_seconds']:.2f}",
+            f"{row['degeneracy']:.1f} / {row['rival_degeneracy']:.1f}",
         ]
-        for one in result["races"]
+        for row in result["races"]
     ]
     races = markdown(
         [
@@ -273,22 +273,22 @@ def table(result: dict[str, Any]) -> str:
     ridge = markdown(
         ["after 200 sweeps: layer, R", "error", "degeneracy", "error without ridge", "degeneracy"],
         [
-            [f"{one['layer']}, {one['rank']}"]
-            + [f"{one['ridge'][label][key]:.4g}" for label in ("on", "off") for key in ("error", "degeneracy")]
-            for one in result["races"]
+            [f"{row['layer']}, {row['rank']}"]
+            + [f"{row['ridge'][label][key]:.4g}" for label in ("on", "off") for key in ("error", "degeneracy")]
+            for row in result["races"]
         ],
     )
     memory = markdown(
         ["peak memory beyond the inputs", "R", "collab MB", "rival MB", "ratio"],
         [
             [
-                one["shape"],
-                str(one["rank"]),
-                f"{one['bytes'] / 1e6:.1f}",
-                f"{one['rival_bytes'] / 1e6:.1f}",
-                f"{one['ratio']:.3f}",
+                point["shape"],
+                str(point["rank"]),
+                f"{point['bytes'] / 1e6:.1f}",
+                f"{point['rival_bytes'] / 1e6:.1f}",
+                f"{point['ratio']:.3f}",
             ]
-            for one in result["memory"]
+            for point in result["memory"]
         ],
     )
     growth = markdown(
@@ -296,15 +296,15 @@ def table(result: dict[str, Any]) -> str:
         [
             [
                 f"growing {name}",
-                str(one["width"]),
-                str(one["heads"]),
-                str(one["rank"]),
-                f"{one['seconds']:.4f}",
-                f"{one['rival_seconds']:.3f}" if "rival_seconds" in one else "",
-                f"{one['speedup']:.0f}" if "speedup" in one else "",
+                str(point["width"]),
+                str(point["heads"]),
+                str(point["rank"]),
+                f"{point['seconds']:.4f}",
+                f"{point['rival_seconds']:.3f}" if "rival_seconds" in point else "",
+                f"{point['speedup']:.0f}" if "speedup" in point else "",
             ]
             for name, points in result["growth"].items()
-            for one in points
+            for point in points
         ],
     )
     base = result["bert_base_sweep"]
@@ -326,27 +326,31 @@ def draw(result: dict[str, Any]) -> None:
     import matplotlib.pyplot as plt
 
     figure, axes = plt.subplots(3, 3, figsize=(11, 10), layout="constrained")
-    for axis, one in zip(axes.flat, result["races"], strict=False):
-        count = len(one["errors"])
-        times = [one["final_seconds"] * (index + 1) / count for index in range(count)]
-        axis.plot(times, one["errors"], color=COLORS["collab"], label="collab")
-        axis.plot(*zip(*one["rival_curve"], strict=True), color=COLORS["rival"], label="tensorly")
-        lowest, highest = one["final_error"], max(one["start_error"], one["rival_error"])
+    for axis, row in zip(axes.flat, result["races"], strict=False):
+        count = len(row["errors"])
+        times = [row["final_seconds"] * (index + 1) / count for index in range(count)]
+        axis.plot(times, row["errors"], color=COLORS["collab"], label="collab")
+        axis.plot(*zip(*row["rival_curve"], strict=True), color=COLORS["rival"], label="tensorly")
+        lowest, highest = row["final_error"], max(row["start_error"], row["rival_error"])
         axis.set_ylim(lowest - 0.1 * (highest - lowest), highest + 0.5 * (highest - lowest))
-        axis.axhline(one["rival_error"], color=COLORS["rival"], linewidth=0.8, linestyle=":")
+        axis.axhline(row["rival_error"], color=COLORS["rival"], linewidth=0.8, linestyle=":")
         axis.set(
-            xscale="log", title=f"layer {one['layer']}, R = {one['rank']}", xlabel="seconds", ylabel="relative error"
+            xscale="log", title=f"layer {row['layer']}, R = {row['rank']}", xlabel="seconds", ylabel="relative error"
         )
     axes.flat[0].legend()
     for axis, (name, points) in zip(axes[2], result["growth"].items(), strict=True):
         for key, label in (("seconds", "collab"), ("rival_seconds", "rival")):
-            known = [one for one in points if key in one]
+            known = [point for point in points if key in point]
             axis.loglog(
-                [one[name] for one in known], [one[key] for one in known], "o-", color=COLORS[label], label=label
+                [point[name] for point in known],
+                [point[key] for point in known],
+                "o-",
+                color=COLORS[label],
+                label=label,
             )
         letter = {"width": "D", "heads": "H", "rank": "R"}[name]
         axis.set(title=f"a sweep, growing {letter}", xlabel=letter, ylabel="seconds")
-        axis.set_xticks([one[name] for one in points], [str(one[name]) for one in points])
+        axis.set_xticks([point[name] for point in points], [str(point[name]) for point in points])
         axis.set_ylim(5e-4, 0.5)
         axis.minorticks_off()
     figure.savefig(RESULTS / "decomposition.png", dpi=150)

@@ -1,31 +1,34 @@
 """How much of an embedder's quality a conversion keeps, with no training: STS-B dev on the demo checkpoint.
 
 Every row is one run of `collab convert` and then `SentenceTransformer(folder)`: Spearman correlation of cosine
-similarities with the human scores, mean cosine to the original's embeddings, mean score error on the calibration rows
-that were held out, and seconds of the whole command. What is calibrated is converted twice: without refinement, and
-with it, whose CPU seconds are told apart. Rivals in the same run: the paper's setting (`parafac` from a random start)
-and per-head SVD, both on the weights alone.
+similarities with the human scores, mean cosine to the original's embeddings of these sentences and of WikiText
+paragraphs, mean score error on sentences that were not calibrated on, and seconds of the whole command. What is
+calibrated is converted twice: without refinement, and with it, whose CPU seconds are told apart. Rivals: the paper's
+setting (`parafac` from a random start) and per-head SVD, both on the weights alone.
 
     python benchmarks/fidelity.py           # at equal R, at equal parameters, folded content
     python benchmarks/fidelity.py --quick   # R = 128 and 64 only
+    python benchmarks/fidelity.py --table   # write the table and the figure again, run nothing
 
-Writes results/fidelity.json, .md and .png. Rows are kept as they finish, and a run that was stopped goes on. About 45
-minutes on two cores.
+Writes results/fidelity.json, .md and .png after every row. Only rows that are missing or out of date are run: to run
+one again, delete it or its key "refined". What matters most is run first. About an hour and a half on two cores.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
+import contextlib
+import io
 import tempfile
 import time
+from datetime import date
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 import transformers
-from common import COLORS, RESULTS, demo_folder, machine, markdown, write
+from common import COLORS, RESULTS, demo_folder, kept, machine, markdown, write
 from judge import Judge, stsb_sentences
 
 import collab
@@ -35,22 +38,41 @@ REFERENCE = collab.SolverOptions(method="tensorly", max_sweeps=100, tolerance=1e
 FORMS = ("concat", "cp", "tucker")
 
 
+SETTING = ("form", "calibration", "rank", "params", "content", "solver")
+
+
 def settings(quick: bool) -> list[dict[str, Any]]:
-    """What is run: form, calibration, and how much is kept."""
+    """What is run, in the order of the table: form, calibration, and how much is kept."""
     ranks = (128, 64) if quick else RANKS
     rows: list[dict[str, Any]] = []
     for rank in ranks:
         rows += [{"form": form, "calibration": "none", "rank": rank} for form in FORMS]
         rows += [{"form": "cp", "calibration": "none", "rank": rank, "solver": "tensorly"}]
-        rows += [{"form": form, "calibration": data, "rank": rank} for data in ("synthetic", "real") for form in FORMS]
-        if rank in (128, 64):
-            rows += [{"form": form, "calibration": "real", "rank": rank, "content": "folded"} for form in FORMS]
+        for content in ({}, {"content": "folded"}):
+            for data in ("synthetic", "real"):
+                rows += [{"form": form, "calibration": data, "rank": rank} | content for form in FORMS]
     if not quick:
         for params in (0.35, 0.18):
             rows += [
                 {"form": form, "calibration": data, "params": params} for data in ("none", "real") for form in FORMS
             ]
     return rows
+
+
+def urgency(setting: dict[str, Any]) -> tuple[bool, ...]:
+    """Sorts settings by what a run that is stopped early should have done."""
+    main = setting.get("rank") in (128, 64)
+    return ("content" in setting, "params" in setting, not main, setting["form"] != "cp")
+
+
+def setting_of(row: dict[str, Any]) -> dict[str, Any]:
+    """What a row was measured with."""
+    return {name: row[name] for name in SETTING if name in row}
+
+
+def outdated(row: dict[str, Any]) -> bool:
+    """Whether a row is from before refinement, or before its calibration data changed."""
+    return row["calibration"] != "none" and "refined" not in row
 
 
 class Bench:
@@ -101,6 +123,7 @@ class Bench:
             converted = transformers.AutoModel.from_pretrained(output)
         errors = collab.score_errors(self.original, converted, self.moments)
         return setting | {
+            "date": date.today().isoformat(),
             "ranks": [layer.rank for layer in report.layers],
             "query_key_ratio": report.query_key.ratio,
             "model_ratio": report.model.ratio,
@@ -114,30 +137,43 @@ class Bench:
 
 
 def main() -> None:
-    """Runs everything."""
+    """Runs what is missing or out of date."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--quick", action="store_true")
-    quick = parser.parse_args().quick
+    parser.add_argument("--table", action="store_true")
+    given = parser.parse_args()
     transformers.logging.disable_progress_bar()
-    partial = RESULTS / "fidelity.partial.json"
-    done = json.loads(partial.read_text()) if partial.exists() else []
+    result = kept("fidelity")
+    rows: list[dict[str, Any]] = result.get("rows", [])
+    order = settings(quick=False)
     with tempfile.TemporaryDirectory() as folder:
-        bench = Bench(Path(folder))
-        for setting in settings(quick):
-            if any(row["setting"] == setting for row in done):
+        bench = None if given.table else Bench(Path(folder))
+        for setting in sorted(settings(given.quick), key=urgency):
+            if bench is None or any(setting_of(row) == setting and not outdated(row) for row in rows):
                 continue
-            done.append(bench.row(setting) | {"setting": setting})
-            partial.write_text(json.dumps(done))
-            refined = done[-1].get("refined", done[-1])
+            new = bench.row(setting)
+            rows = sorted([*(row for row in rows if setting_of(row) != setting), new], key=lambda r: place(r, order))
+            result = {"machine": machine(), "original_spearman": bench.judge.spearman, "rows": rows}
+            save(result)
+            refined = new.get("refined", new)
             print(
-                f"{setting}: {done[-1]['spearman']:.2f} {done[-1]['cosine']:.4f}, "
-                f"refined {refined['spearman']:.2f} {refined['cosine']:.4f}",
+                f"{setting}: {new['spearman']:.2f} {new['cosine']:.4f} {new['paragraphs']:.4f}, "
+                f"refined {refined['spearman']:.2f} {refined['cosine']:.4f} {refined['paragraphs']:.4f}",
                 flush=True,
             )
-    result = {"machine": machine(), "original_spearman": bench.judge.spearman, "rows": done}
-    write("fidelity", result, table(result))
+    save(result)
+
+
+def place(row: dict[str, Any], order: list[dict[str, Any]]) -> int:
+    """Where in the table a row stands."""
+    return order.index(setting_of(row))
+
+
+def save(result: dict[str, Any]) -> None:
+    """Writes the results so far."""
+    with contextlib.redirect_stdout(io.StringIO()):
+        write("fidelity", result, table(result))
     draw(result)
-    partial.unlink()
 
 
 def label(row: dict[str, Any]) -> str:
@@ -150,9 +186,11 @@ def label(row: dict[str, Any]) -> str:
 
 def table(result: dict[str, Any]) -> str:
     """The results as tables: at equal R and at equal parameters."""
-    headings = ["", "R", "query/key left", "score error", "Spearman", "cosine", "solve s", "command s"]
-    headings += ["refined: Spearman", "cosine", "CPU s"]
+    headings = ["", "R", "query/key left", "score error", "Spearman", "cosine", "paragraphs", "solve s", "command s"]
+    headings += ["refined: Spearman", "cosine", "paragraphs", "CPU s"]
     parts = [f"Original: Spearman {result['original_spearman']:.2f}."]
+    if any(outdated(row) for row in result["rows"]):
+        parts.append("† From before refinement and before the calibration data changed; not run again.")
     groups = {f"R = {rank}": [r for r in result["rows"] if r.get("rank") == rank] for rank in RANKS}
     for params in sorted({row["params"] for row in result["rows"] if "params" in row}, reverse=True):
         groups[f"{params:.0%} of the query/key parameters"] = [r for r in result["rows"] if r.get("params") == params]
@@ -160,17 +198,16 @@ def table(result: dict[str, Any]) -> str:
         if rows:
             cells = [
                 [
-                    label(row),
+                    label(row) + (" †" if outdated(row) else ""),
                     str(row["ranks"][0])
                     if len(set(row["ranks"])) == 1
                     else f"{min(row['ranks'])} to {max(row['ranks'])}",
                     f"{row['query_key_ratio']:.3f}",
                     f"{row['score_error']:.4f}",
-                    f"{row['spearman']:.2f}",
-                    f"{row['cosine']:.4f}",
+                    *quality(row),
                     f"{row['solve_seconds']:.1f}",
                     f"{row['seconds']:.1f}",
-                    *_refined(row),
+                    *refined(row),
                 ]
                 for row in rows
             ]
@@ -178,12 +215,16 @@ def table(result: dict[str, Any]) -> str:
     return "\n\n".join(parts)
 
 
-def _refined(row: dict[str, Any]) -> list[str]:
+def quality(row: dict[str, Any]) -> list[str]:
+    """Spearman and cosines; rows from before paragraphs were measured lack that cosine."""
+    paragraphs = f"{row['paragraphs']:.4f}" if "paragraphs" in row else ""
+    return [f"{row['spearman']:.2f}", f"{row['cosine']:.4f}", paragraphs]
+
+
+def refined(row: dict[str, Any]) -> list[str]:
     """What refinement makes of a row."""
-    refined = row.get("refined")
-    if refined is None:
-        return ["", "", ""]
-    return [f"{refined['spearman']:.2f}", f"{refined['cosine']:.4f}", f"{refined['refine_cpu_seconds']:.1f}"]
+    after = row.get("refined")
+    return ["", "", "", ""] if after is None else [*quality(after), f"{after['refine_cpu_seconds']:.1f}"]
 
 
 def draw(result: dict[str, Any]) -> None:

@@ -121,6 +121,20 @@ class TestHealing:
 
 
 class TestCalibration:
+    @pytest.mark.parametrize("labels", [2, 3])
+    def test_every_row_of_a_sure_classifier_counts(self, labels: int) -> None:
+        """The draw decides the direction of the answers' change and not its size: of two classes, nothing."""
+        model = head(BertForSequenceClassification, num_labels=labels)
+        with torch.no_grad():
+            model.classifier.bias[0] += 6
+        weights = []
+        for seed in range(8):
+            options = collab.CalibrationOptions(held_out=0.5, seed=seed)
+            moments = collab.calibrate(model, [tokens(8)] * 2, options=options).moments
+            weights.append(torch.stack([layer.head_weight.sum() for layer in moments.values()]))
+        spread = torch.stack(weights).std(0) / torch.stack(weights).mean(0)
+        assert (spread < (1e-4 if labels == 2 else 0.5)).all(), spread
+
     @pytest.mark.parametrize("problem_type", ["regression", "multi_label_classification"])
     def test_logits_that_are_no_distribution(self, problem_type: str) -> None:
         """As one softmax, they would leave no doubt, and nothing to learn from."""

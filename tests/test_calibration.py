@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import wave
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -61,15 +62,21 @@ def layer_names(model: PreTrainedModel) -> list[str]:
 
 
 class TestMoments:
-    def test_against_the_definition(self) -> None:
+    @pytest.mark.parametrize("answers", ["states", "classes", "labels"])
+    def test_against_the_definition(self, answers: str) -> None:
         """Finite differences: how the output moves in a direction when a score does, for every head and pair."""
-        model = tiny_model(BERT, num_hidden_layers=1)
+        if answers == "states":
+            model = tiny_model(BERT, num_hidden_layers=1)
+        else:
+            problem = {"classes": "single_label_classification", "labels": "multi_label_classification"}[answers]
+            changes = {"num_hidden_layers": 1, "num_labels": 3, "problem_type": problem}
+            model = random_model(transformers.BertForSequenceClassification, BERT.config(**changes))
         inputs = {name: value[:1] for name, value in probe_inputs(model).items()}
         calibration = collab.calibrate(model, [inputs] * 400)
         moments = calibration.moments[layer_names(model)[0]]
 
         states: dict[str, Tensor] = {}
-        layer = model.encoder.layer[0].attention.self
+        layer = model.base_model.encoder.layer[0].attention.self
         layer.register_forward_pre_hook(lambda module, args: states.update(x=args[0].detach()))
         model.set_attn_implementation("eager")
         shift = torch.zeros(1, 4, 8, 8, dtype=torch.float32, requires_grad=True)
@@ -80,11 +87,19 @@ class TestMoments:
 
         transformers.AttentionInterface.register("shifted", shifted)
         model.config._attn_implementation = "shifted"
-        output = model(input_ids=inputs["input_ids"]).last_hidden_state
+        output = model(input_ids=inputs["input_ids"])[0]
+        if answers == "states":  # E over Gaussian directions is the sum over coordinates
+            entries = output.flatten()
+        elif answers == "classes":  # and over those of classes that of the Fisher information, Σ p (e - p)(e - p)ᵀ
+            p = output.detach().softmax(-1).flatten()
+            entries = p.sqrt() * (output.flatten() - (p * output.flatten()).sum())
+        else:
+            p = output.detach().sigmoid().flatten()
+            entries = (p * (1 - p)).sqrt() * output.flatten()
         x = None
         expected_key = torch.zeros(32, 32)
         expected_weight = torch.zeros(4)
-        for entry in output.flatten():  # E over Gaussian directions is the sum over coordinates
+        for entry in entries:
             (gradient,) = torch.autograd.grad(entry, shift, retain_graph=True)
             x = states["x"]
             u = gradient @ x.unsqueeze(1)  # (1, H, T, D)
@@ -183,17 +198,33 @@ class TestSources:
         assert calibration.batches == []
 
     def test_synthetic_leaves_out_special_and_unused_tokens(self, tokenizer: BertTokenizer) -> None:
-        model = tiny_model(BERT)
-        seen: list[Tensor] = []
-        model.register_forward_pre_hook(lambda module, args, kwargs: seen.append(kwargs["input_ids"]), with_kwargs=True)
-        collab.calibrate(model, tokenizer=tokenizer, options=FEW)
-        ids = torch.cat(seen)
-        assert (ids[:, 0] == 2).all()
-        assert (ids[:, -1] == 3).all()
-        assert ids[:, 1:-1].min() >= 6
-        assert ids.shape == (24, 16)
-        model._forward_pre_hooks.clear()
-        assert collab.calibrate(model, options=FEW).summary["source"] == "synthetic", "without a tokenizer too"
+        rows = self.synthetic_rows(tokenizer)
+        for ids in rows:
+            assert ids[0] == 2
+            assert ids[-1] == 3
+            assert ids[1:-1].min() >= 6
+
+    @pytest.mark.parametrize("padded", [True, False])
+    def test_synthetic_rows_are_short_and_long(self, tokenizer: BertTokenizer, padded: bool) -> None:
+        """As many tokens in rows of each length, as far as the model takes them; without a tokenizer too."""
+        lengths = [len(ids) for ids in self.synthetic_rows(tokenizer if padded else None)]
+        assert sorted(lengths) == [16] * 12 + [32] * 6  # 16 tokens for each of 24 samples; the model takes 40 in a row
+        assert {len(ids) for ids in self.synthetic_rows(tokenizer, max_length=20)} == {16}
+        assert {len(ids) for ids in self.synthetic_rows(tokenizer, max_length=9)} == {9}
+
+    def synthetic_rows(self, tokenizer: BertTokenizer | None, max_length: int | None = None) -> list[Tensor]:
+        model, rows = tiny_model(BERT), []
+
+        def see(module: PreTrainedModel, args: tuple, kwargs: dict[str, Tensor]) -> None:
+            masks = kwargs["attention_mask"].bool()
+            rows.extend(ids[mask] for ids, mask in zip(kwargs["input_ids"], masks, strict=True))
+
+        model.register_forward_pre_hook(see, with_kwargs=True)
+        options = replace(FEW, max_length=max_length)
+        summary = collab.calibrate(model, tokenizer=tokenizer, options=options).summary
+        assert summary["source"] == "synthetic"
+        assert summary["rows"] == len(rows)
+        return rows
 
     @pytest.mark.parametrize("suffix", ["txt", "csv", "tsv", "jsonl", "parquet"])
     def test_files(self, tmp_path: Path, suffix: str) -> None:

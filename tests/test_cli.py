@@ -180,8 +180,8 @@ class TestCalibration:
 
     def test_default_is_synthetic(self, run: Run, model: Path, tmp_path: Path) -> None:
         report = self.report(run(model, tmp_path / "out", "--rank", 8, "--json"))
-        assert report["calibration"] == {"source": "synthetic", "rows": 1024, "tokens": 896 * 16}
-        assert report["agreement"]["rows"] == 128
+        assert report["calibration"] == {"source": "synthetic", "rows": 768, "tokens": 896 * 16}
+        assert report["agreement"]["rows"] == 96
         assert all(layer["held_out_error"] > 0 for layer in report["layers"])
 
     def test_none_and_full_rank(self, run: Run, model: Path, tmp_path: Path) -> None:
@@ -242,7 +242,7 @@ class TestPlan:
         figure = tmp_path / "plan.png"
         result = CliRunner().invoke(main, ["plan", str(model), "--figure", str(figure)])
         assert result.exit_code == 0, result.output
-        for expected in ("concat", "tucker", "query/key", "90 % of the energy", "form at rank"):
+        for expected in ("concat", "tucker", "query/key", "90 % of the energy", "form at rank", "before refinement"):
             assert expected in " ".join(result.stdout.split()), expected
         assert figure.stat().st_size > 10_000
         result = CliRunner().invoke(main, ["plan", str(model), "--params", "0.4", "--json", "--calibration", "none"])
@@ -292,7 +292,7 @@ class TestWidth:
     def test_plan(self, capsys: pytest.CaptureFixture[str]) -> None:
         choice = PlanOption("tucker", 1024, 0.1, [0.1], 0.5, 0.9, {32: 0.1, 128: 12.5, 512: 0.1}, CACHE, True)
         spectra = [Spectrum(name, [1024, 4096], [0.5, 1.0], [0.5, 1.0], [0.95, 1.0]) for name in self.NAMES]
-        show_plan(Plan([choice] * 3, spectra, "Take it.", None, 10**9, 10**10, CACHE))
+        show_plan(Plan([choice] * 3, spectra, "Take it.", "Refined.", None, 10**9, 10**10, CACHE))
         self.check(capsys, "query/key", "model", "512 tokens", "keys", "12,582,912", "25,165,824", "product")
 
     def test_bench(self, capsys: pytest.CaptureFixture[str]) -> None:

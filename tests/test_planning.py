@@ -197,6 +197,7 @@ class TestPlan:
         assert {option.form for option in plan.options} == set(FORMS)
         json.dumps(plan.to_dict())
         assert "form at rank" in plan.recommendation
+        assert plan.refinement == "Nothing is refined: that needs rows to calibrate on."
 
     def test_numbers(self) -> None:
         model = tiny_model(BERT)
@@ -205,6 +206,7 @@ class TestPlan:
         assert len(plan.options) == 6
         assert plan.query_key_parameters == 2 * 2112
         assert plan.cache is None  # of an encoder
+        assert "before refinement" in plan.refinement
         for option in plan.options:
             config = collab.ConversionConfig(rank=option.rank, form=option.form, refine="none")
             report = collab.convert(model, config, calibration=calibration).report

@@ -46,6 +46,11 @@ class Calibration:
     notes: tuple[str, ...] = ()
     fitted: list[Batch] = field(default_factory=list)
 
+    @property
+    def can_refine(self) -> bool:
+        """Whether there are rows to refine converted layers on, and others to judge them."""
+        return bool(self.fitted and self.batches)
+
 
 @dataclass(frozen=True)
 class PreparedData:

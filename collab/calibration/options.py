@@ -15,7 +15,7 @@ class CalibrationOptions:
     """Settings of calibration.
 
     Attributes:
-        samples: largest number of rows.
+        samples: largest number of rows; of random vocabulary, a sixteenth of the number of tokens.
         max_length: largest number of tokens of a row; None for the model's limit.
         held_out: fraction of the rows that is held out of the moments, to measure how well they generalize.
         seed: random seed of the sample, of random vocabulary and of random directions in the output.

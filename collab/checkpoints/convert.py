@@ -12,13 +12,13 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from ..calibration.options import CalibrationRequest
+from ..conversion.convert import check_cast, is_lossless, require_convertible
 from ..conversion.convert import convert as convert_model
-from ..conversion.convert import is_lossless, require_convertible
 from ..conversion.vocabulary import KeptTokens
 from ..conversion.vocabulary import keep_tokens as keep_tokens_of
 from ..data.rows import all_rows
 from ..data.source import DataSource
-from ..errors import ConfigurationError, WeightsError
+from ..errors import ConfigurationError
 from ..heads.reconversion import read_pruned
 from ..io.load import Checkpoint, load_native
 from ..io.options import LoadOptions, Progress, SaveOptions, no_progress
@@ -186,10 +186,5 @@ def _cast(state: Mapping[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
         WeightsError: if a tensor does not fit the dtype.
     """
     cast = {name: tensor.to(dtype) if tensor.is_floating_point() else tensor for name, tensor in state.items()}
-    for name, tensor in cast.items():
-        if tensor.is_floating_point() and not tensor.isfinite().all() and state[name].isfinite().all():
-            raise WeightsError(
-                f"{name} does not fit {str(dtype).removeprefix('torch.')}: its largest entry is "
-                f"{float(state[name].abs().max()):.3g}. Use bfloat16 or float32."
-            )
+    check_cast(state, cast)
     return cast

@@ -19,7 +19,7 @@ from ..errors import ConfigurationError, DataError
 from ..evaluation.compare import check_tokenizers
 from ..heads.options import PruneOptions
 from ..io.history import Metric, Step, table
-from ..io.load import Checkpoint, load
+from ..io.load import Checkpoint, load, load_source
 from ..io.options import LoadOptions, Progress, SaveOptions, no_progress
 from ..io.read import read_config, resolve_source
 from ..io.staging import check_output
@@ -113,8 +113,8 @@ def finetune(
     check_output(output, source.folder, save_options.overwrite)
     examples = data.read(task)
     head, seed = _head(task, read_config(source.folder), examples, data), options.run.seed
-    loaded = load(
-        model, load_options, auto_class=task.auto_class, config_changes=head, new_head=data.new_head, seed=seed
+    loaded = load_source(
+        source, load_options, auto_class=task.auto_class, config_changes=head, new_head=data.new_head, seed=seed
     )
     loaded.model.float()
     finetuning = finetune_model(

@@ -197,7 +197,7 @@ def show_plan(plan: Plan) -> None:
         )
         table.add_row(name, *map(str, enough))
     console.print(table)
-    console.print(plan.recommendation, highlight=False)
+    console.print(f"{plan.recommendation} {plan.refinement}", highlight=False)
 
 
 def show_compression_plan(plan: CompressionPlan) -> None:

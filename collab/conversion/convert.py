@@ -224,6 +224,16 @@ def check_finite(model: PreTrainedModel) -> None:
             raise WeightsError(f"{name} has NaN or infinite entries, so the model cannot be converted.")
 
 
+def check_cast(exact: Mapping[str, Tensor], cast: Mapping[str, Tensor]) -> None:
+    """Raises a WeightsError, naming the tensor, if a cast made a finite tensor infinite."""
+    for name, tensor in cast.items():
+        if tensor.is_floating_point() and not tensor.isfinite().all() and exact[name].isfinite().all():
+            raise WeightsError(
+                f"{name} does not fit {str(tensor.dtype).removeprefix('torch.')}: its largest entry is "
+                f"{float(exact[name].abs().max()):.3g}. Use bfloat16 or float32."
+            )
+
+
 def check_structure(model: PreTrainedModel) -> None:
     """Checks that a model is the one that its config describes, because the converted model is built from the config.
 
@@ -349,16 +359,10 @@ def _fitting(factors: Factors, like: Tensor, name: str) -> Factors:
     """Casts factors to the dtype and device of a tensor.
 
     Raises:
-        WeightsError: if a parameter does not fit the dtype; the message names it within layer `name`.
+        WeightsError: if a parameter does not fit the dtype; the message names it in layer `name`.
     """
     cast = factors.to(like)
-    exact = state_of(factors)
-    for parameter, tensor in state_of(cast).items():
-        if not tensor.isfinite().all():
-            raise WeightsError(
-                f"{name}.{parameter} does not fit {str(tensor.dtype).removeprefix('torch.')}: its largest entry is "
-                f"{float(exact[parameter].abs().max()):.3g}. Convert the model in bfloat16 or float32."
-            )
+    check_cast(*({f"{name}.{key}": tensor for key, tensor in state_of(each).items()} for each in (factors, cast)))
     return cast
 
 

@@ -30,7 +30,7 @@ def refine_options(config: ConversionConfig, calibration: Calibration | None) ->
     steps = config.refine
     if steps in ("none", 0):
         return None
-    if calibration is None or not calibration.fitted or not calibration.batches:
+    if calibration is None or not calibration.can_refine:
         if steps == "auto":
             return None
         raise ConfigurationError(

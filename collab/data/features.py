@@ -7,10 +7,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel
 
 from ..errors import DataError
-from ..models.inputs import has_choices, input_kind, longest_input, longest_text
+from ..models.inputs import has_choices, input_kind, longest_text
 from .audio import Recording
 from .rows import Row
 
@@ -18,8 +19,7 @@ Feature = dict[str, Any]
 """A tokenizer's output for one row, the pixels of one image, or one recording."""
 Batch = dict[str, Tensor]
 
-SYNTHETIC_LENGTH = 16
-
+_LENGTHS = (16, 32, 64, 128)  # tokens of a row of random words
 _TOKENS, _GRAPH_BYTES = 640, 112 * 10**6
 
 
@@ -69,14 +69,23 @@ def audio_features(model: PreTrainedModel, extractor: Any, rows: Sequence[Record
     return [{name: features[name][0].to(model.dtype)} for features in encoded]
 
 
-def synthetic_features(model: PreTrainedModel, tokenizer: Any | None, samples: int, seed: int = 0) -> list[Feature]:
-    """Sequences of random vocabulary, between the special tokens that the tokenizer adds at the ends.
+def synthetic_features(
+    model: PreTrainedModel, tokenizer: Any | None, samples: int, max_length: int | None = None, seed: int = 0
+) -> list[Feature]:
+    """Rows of random vocabulary, between the special tokens that the tokenizer adds at the ends.
+
+    Which tokens a layer attends to depends on how long the row is. Rows therefore have 16, 32, 64 and 128 tokens,
+    as far as the model takes them; those of each length have as many tokens together, and all rows 16 for each sample.
 
     Args:
         model: the model to run on them.
         tokenizer: tells which tokens are special or unused; without one, only those that the config names are omitted.
-        samples: number of sequences.
+        samples: number of rows at most.
+        max_length: tokens of a row at most; None for as many as the model takes, which is also the limit.
         seed: seed of the random tokens.
+
+    Returns:
+        The rows, by length.
 
     Raises:
         DataError: if the model does not take tokens.
@@ -88,10 +97,16 @@ def synthetic_features(model: PreTrainedModel, tokenizer: Any | None, samples: i
         )
     generator = torch.Generator().manual_seed(seed)
     words, before, after = _vocabulary(model, tokenizer)
-    length = max(1, min(SYNTHETIC_LENGTH, longest_input(model)) - len(before) - len(after))
-    drawn = words[torch.randint(len(words), (samples, length), generator=generator)]  # (N, length)
-    ids = torch.cat([before.expand(samples, -1), drawn, after.expand(samples, -1)], dim=1)
-    return [{"input_ids": row, "attention_mask": [1] * len(row)} for row in ids.tolist()]
+    longest = longest_text(model, max_length)
+    lengths = [length for length in _LENGTHS if length <= longest] or [longest]
+    tokens = lengths[0] * samples / len(lengths)  # of each length
+    rows = [length for length in lengths for _ in range(max(1, round(tokens / length)))][:samples]
+    features = []
+    for length in rows:
+        drawn = words[torch.randint(len(words), (max(1, length - len(before) - len(after)),), generator=generator)]
+        ids = torch.cat([before, drawn, after]).tolist()
+        features.append({"input_ids": ids, "attention_mask": [1] * len(ids)})
+    return features
 
 
 def collate(model: PreTrainedModel, tokenizer: Any | None, features: Sequence[Feature]) -> Batch:
@@ -99,7 +114,7 @@ def collate(model: PreTrainedModel, tokenizer: Any | None, features: Sequence[Fe
 
     Args:
         model: the model to run on it.
-        tokenizer: pads the rows; None only for rows of equal length.
+        tokenizer: pads the rows; without one, they are padded with zeros.
         features: one per row.
 
     Raises:
@@ -112,7 +127,8 @@ def collate(model: PreTrainedModel, tokenizer: Any | None, features: Sequence[Fe
             "no calibration (none)."
         )
     if tokenizer is None or "input_ids" not in features[0]:
-        batch = {name: torch.stack([torch.as_tensor(row[name]) for row in features]) for name in features[0]}
+        columns = {name: [torch.as_tensor(row[name]) for row in features] for name in features[0]}
+        batch = {name: pad_sequence(values, batch_first=True) for name, values in columns.items()}
     else:
         batch = dict(tokenizer.pad(list(features), return_tensors="pt", verbose=False))
     if has_choices(model):

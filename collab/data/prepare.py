@@ -47,7 +47,8 @@ def features_of(
         DataError: if the data cannot be read or used, or there are fewer than two rows.
     """
     if isinstance(data, str) and data == "synthetic":
-        return synthetic_features(model, processor, samples, seed), {"source": "synthetic", "rows": samples}
+        features = synthetic_features(model, processor, samples, max_length, seed)
+        return features, {"source": "synthetic", "rows": len(features)}
     kind = input_kind(model)
     summary: dict[str, Any] = {"source": "rows"}
     if isinstance(data, str):

@@ -84,24 +84,13 @@ class Checkpoint:
             )
 
 
-def load(
-    name: str,
-    options: LoadOptions | None = None,
-    *,
-    auto_class: Any = None,
-    config_changes: dict[str, Any] | None = None,
-    new_head: bool = False,
-    seed: int = 0,
-) -> Checkpoint:
+def load(name: str, options: LoadOptions | None = None, *, auto_class: Any = None) -> Checkpoint:
     """Reads a native or a converted model.
 
     Args:
         name: a folder or a Hub id.
         options: load options.
         auto_class: the Auto class to load with; None for the class that the config names.
-        config_changes: values of the config to replace, such as the labels of a new head.
-        new_head: whether to initialize everything outside the base model at random.
-        seed: random seed for weights that the checkpoint lacks.
 
     Returns:
         The model in evaluation mode, in the dtype of the checkpoint.
@@ -110,7 +99,31 @@ def load(
         CheckpointError: if it is missing, incomplete or damaged, or has no class with such a head.
     """
     options = options or LoadOptions()
-    source = resolve_source(name, options.revision)
+    return load_source(resolve_source(name, options.revision), options, auto_class=auto_class)
+
+
+def load_source(
+    source: Source,
+    options: LoadOptions,
+    *,
+    auto_class: Any = None,
+    config_changes: dict[str, Any] | None = None,
+    new_head: bool = False,
+    seed: int = 0,
+) -> Checkpoint:
+    """Reads a native or a converted model from where it is, if wanted with another head.
+
+    Args:
+        source: where it is.
+        options: load options.
+        auto_class: as in `load`.
+        config_changes: values of the config to replace, such as the labels of a new head.
+        new_head: whether to initialize everything outside the base model at random.
+        seed: random seed for weights that the checkpoint lacks.
+
+    Raises:
+        CheckpointError: as `load`.
+    """
     raw = read_config(source.folder)
     files = check_weight_files(source.folder)
     config = config_of(source)

@@ -54,32 +54,43 @@ class Answer:
         return self.kind not in ("numbers", "states")
 
     def direction(self, generator: torch.Generator) -> Tensor:
-        """A random direction of the shape of the values, zero at padding, to measure a change of the values along.
+        """A random direction g of the shape of the values, zero at padding, to measure a change δ of the values along.
 
-        For logits it is the gradient of the log-likelihood of a sample from their distribution, so that the squared
-        change is on average the KL divergence (the Fisher metric). For numbers and states it is Gaussian.
+        For numbers and states g is Gaussian. For logits E[(g·δ)²] is δᵀFδ, with F = diag(p) - p pᵀ the Fisher
+        information of their distribution p; it is twice the KL divergence that a small change causes. Gradients of the
+        log-likelihood of a sample, e_c - p with c drawn from p, have that second moment too, but where the model is
+        sure nearly all of them are about zero and a few are large, so that few rows count. Here every row counts: class
+        c has probability q_c ∝ p_c‖e_c - p‖², and g = ±√(p_c/q_c) (e_c - p) always has the squared norm
+        tr F = 1 - ‖p‖². Likewise g = ±√(p(1 - p)) for each independent label.
         """
-        values = self.values.detach()
         if not self.uncertain:
-            direction = torch.randn(values.shape, generator=generator).to(values.device)
+            direction = torch.randn(self.values.shape, generator=generator).to(self.values.device)
+        elif self.kind in ("class", "span"):
+            direction = self._class_direction(generator)
         else:
-            drawn, probabilities = self.draw(generator), self._probabilities
-            if self.kind in ("class", "span"):
-                ones = torch.ones_like(drawn, dtype=values.dtype).unsqueeze(-1)
-                direction = (-probabilities).scatter_add(-1, drawn.unsqueeze(-1), ones)
-            else:
-                direction = drawn - probabilities
+            direction = (self._probabilities * (1 - self._probabilities)).sqrt()
+            direction = direction * _signs(direction, generator)
         if self.seen is None:
             return direction
-        return direction * self.seen.view(*self.seen.shape, *[1] * (values.ndim - self.seen.ndim)).to(direction)
+        seen = self.seen.view(*self.seen.shape, *[1] * (self.values.ndim - self.seen.ndim))
+        return direction * seen.to(direction)
+
+    def _class_direction(self, generator: torch.Generator) -> Tensor:
+        """A direction of the logits of a softmax; see `direction`."""
+        probabilities = self._probabilities
+        norm = probabilities.square().sum(-1, keepdim=True)  # ‖p‖²
+        distances = (1 - 2 * probabilities + norm).clamp(min=0)  # ‖e_c - p‖²
+        weights = (probabilities * distances).clamp(min=torch.finfo(norm.dtype).tiny)
+        drawn = _drawn(weights, generator).unsqueeze(-1)
+        direction = (-probabilities).scatter_add(-1, drawn, torch.ones_like(norm))  # e_c - p
+        length = direction.square().sum(-1, keepdim=True).clamp(min=torch.finfo(norm.dtype).tiny)
+        return direction * ((1 - norm).clamp(min=0) / length).sqrt() * _signs(norm, generator)
 
     def draw(self, generator: torch.Generator) -> Tensor:
         """A sample from the distribution: class indices, (B,) or (B, T), or labels, 0 or 1, (B, C or T)."""
         probabilities = self._probabilities
         if self.kind in ("class", "span"):
-            flat = probabilities.flatten(0, -2).cpu()
-            drawn = torch.multinomial(flat, 1, generator=generator)
-            return drawn.to(probabilities.device).view(probabilities.shape[:-1])
+            return _drawn(probabilities, generator)
         return torch.bernoulli(probabilities.cpu(), generator=generator).to(probabilities.device)
 
     def log_likelihood(self, drawn: Tensor) -> Tensor:
@@ -136,6 +147,17 @@ class Answer:
     def _probabilities(self) -> Tensor:
         logits = self._logits.detach()
         return logits.softmax(-1) if self.kind in ("class", "span") else logits.sigmoid()
+
+
+def _drawn(weights: Tensor, generator: torch.Generator) -> Tensor:
+    """Indices drawn by weights along the last axis, (…, C) → (…)."""
+    drawn = torch.multinomial(weights.flatten(0, -2).cpu(), 1, generator=generator)
+    return drawn.to(weights.device).view(weights.shape[:-1])
+
+
+def _signs(like: Tensor, generator: torch.Generator) -> Tensor:
+    """Random signs, 1 or -1."""
+    return (torch.randint(0, 2, like.shape, generator=generator) * 2 - 1).to(like)
 
 
 def answers_of(model: PreTrainedModel, output: Any, mask: Tensor | None) -> list[Answer]:

@@ -82,6 +82,7 @@ class Plan:
         options: options by form and falling size.
         spectra: spectra of each layer, as in the paper's first figure.
         recommendation: the recommended option in words.
+        refinement: in words, what refinement adds to it.
         calibration: summary of the calibration; None if errors are of the weights.
         query_key_parameters: query/key parameters of the original.
         model_parameters: parameters of the original.
@@ -91,6 +92,7 @@ class Plan:
     options: list[PlanOption]
     spectra: list[Spectrum]
     recommendation: str
+    refinement: str
     calibration: dict[str, Any] | None
     query_key_parameters: int
     model_parameters: int
@@ -156,6 +158,7 @@ def plan(
         options=options,
         spectra=spectra,
         recommendation=_recommend(options, calibration is not None, max(lengths)),
+        refinement=_refinement(calibration),
         calibration=None if calibration is None else calibration.summary,
         query_key_parameters=original.query_key,
         model_parameters=original.parameters,
@@ -263,3 +266,13 @@ def _recommend(options: list[PlanOption], calibrated: bool, length: int) -> str:
             f"{fastest.error:.3f}."
         )
     return text
+
+
+def _refinement(calibration: Calibration | None) -> str:
+    """What a conversion does after solving the layers, in words."""
+    if calibration is None or not calibration.can_refine:
+        return "Nothing is refined: that needs rows to calibrate on."
+    return (
+        "Predicted errors are those before refinement, by which a conversion then brings the output of each attention "
+        "layer closer to the original's, at the same size, on the rows of the calibration."
+    )

@@ -94,7 +94,7 @@ class RefineOptions:
 
     steps: int = 150
     rows: int = 32
-    tokens: int = 1024
+    tokens: int = 512
     learning_rate: float | None = None
     seed: int = 0
 
