@@ -61,8 +61,8 @@ def test_a_refusal_names_architecture_reason_and_what_to_do(model_type: str) -> 
 
 
 def test_no_weights_are_needed(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text(json.dumps({"model_type": "modernbert"}))
-    with pytest.raises(UnsupportedArchitectureError, match="rotary position embeddings"):
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "roformer"}))
+    with pytest.raises(UnsupportedArchitectureError, match="rotary positions"):
         collab.checkpoints.convert(str(tmp_path), tmp_path / "out", collab.ConversionConfig(rank=8))
 
 

@@ -34,6 +34,10 @@ _TEXT = {
     "type_vocab_size": 2,
     "pad_token_id": 1,
 }
+_ROTARY = {name: value for name, value in _TEXT.items() if name != "type_vocab_size"} | {
+    "bos_token_id": 2,
+    "eos_token_id": 3,
+}
 _IMAGE = {
     "hidden_size": 32,
     "num_hidden_layers": 2,
@@ -218,6 +222,13 @@ ROWS = [
             "pad_token_id": 1,
         },
     ),
+    Row("jina_embeddings_v3", _TEXT),
+    Row("gte", _TEXT),
+    Row("nomic_bert", _TEXT),
+    Row("eurobert", _ROTARY | {"num_key_value_heads": 2}),
+    Row("modernbert", _ROTARY | {"num_hidden_layers": 3, "local_attention": 6}),
+    Row("esm", _ROTARY | {"position_embedding_type": "rotary", "mask_token_id": 4, "token_dropout": False}),
+    Row("dinov3_vit", _IMAGE | {"num_register_tokens": 2, "pos_embed_rescale": None}),
 ]
 BY_TYPE = {row.model_type: row for row in ROWS}
 BERT = BY_TYPE["bert"]
@@ -320,6 +331,15 @@ def outputs(model: PreTrainedModel) -> dict[str, Tensor]:
     """What a model answers to inputs that go with it, by name."""
     with torch.no_grad():
         return tensors(model(**probe_inputs(model)))
+
+
+def of_seen(output: Any, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
+    """A model's outputs without those of padding, where kernels differ if a local layer shows it only padding."""
+    mask = inputs.get("attention_mask", torch.ones(0))
+    return {
+        name: value[mask.bool()] if value.shape[: mask.ndim] == mask.shape else value
+        for name, value in tensors(output).items()
+    }
 
 
 def largest_difference(first: Any, second: Any) -> float:

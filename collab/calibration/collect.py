@@ -16,7 +16,7 @@ from ..io.options import Progress, no_progress
 from ..models.answers import answers_of
 from ..models.families import Family
 from ..models.states import eager_attention, evaluating, frozen
-from ..reparametrization.moments import Accumulator, LayerMoments, pooled
+from ..reparametrization.moments import Accumulator, LayerMoments, RotaryAccumulator, pooled
 
 
 @dataclass
@@ -115,6 +115,9 @@ class Collector:
 
     def _accumulator(self, layer: nn.Module, family: Family) -> Accumulator:
         query, key = (family.projection(layer, role) for role in ("query", "key"))
+        if family.is_rotary(layer):
+            width = query.in_features + (query.bias is not None or key.bias is not None)
+            return RotaryAccumulator(width, width, family.num_heads(layer), self.model.device)
         return Accumulator(query.in_features, key.in_features, family.num_heads(layer), self.model.device)
 
     def _learn(self, output: Any) -> None:

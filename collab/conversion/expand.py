@@ -14,11 +14,18 @@ from transformers import PretrainedConfig, PreTrainedModel
 from transformers import initialization as init
 from transformers.pytorch_utils import Conv1D
 
-from ..errors import BudgetError, ConfigurationError, NotConvertedError, WeightsError
+from ..errors import (
+    BudgetError,
+    ConfigurationError,
+    NotConvertedError,
+    UnsupportedArchitectureError,
+    WeightsError,
+)
 from ..io.report import Count
 from ..modeling.collab_attention import CollaborativeAttention
 from ..modeling.collab_config import CollaborativeConfig
 from ..modeling.collab_model import optional_parts, outermost
+from ..modeling.collab_rotary import CollaborativeRotaryAttention
 from ..models.assembly import fill
 from ..models.families import Family, collaborative_layers, families
 from ..models.inputs import probe_inputs
@@ -108,6 +115,7 @@ def expand(model: PreTrainedModel, *, allow_error: float = 0.0) -> Expansion:
 
     Raises:
         NotConvertedError: if the model is not collaborative.
+        UnsupportedArchitectureError: if it has rotary positions.
         ConfigurationError: if `allow_error` is not between 0 and 1.
         BudgetError: if a layer's error is larger; the message names it.
         WeightsError: if a weight is NaN, infinite, quantized or not in memory.
@@ -116,6 +124,10 @@ def expand(model: PreTrainedModel, *, allow_error: float = 0.0) -> Expansion:
         raise ConfigurationError(f"allow_error must be a relative error from 0 to 1, not {allow_error}.")
     family, native_class = require_expandable(model)
     layers = collaborative_layers(model)
+    if any(isinstance(layer, CollaborativeRotaryAttention) for layer in layers.values()):
+        raise UnsupportedArchitectureError(
+            "Models with rotary positions cannot be expanded yet. Use the original, or serve the model as it is."
+        )
     native_layers, reports = {}, []
     for name, layer in layers.items():
         with torch.no_grad():

@@ -81,7 +81,7 @@ def _errors(
     with torch.no_grad():
         factors = factors_of(layer).to(problem.tensor.query)
         return {
-            "error": problem.tensor.relative_error(factors),
+            "error": problem.error(factors),
             "score_error": None if problem.moments is None else problem.score_error(factors, problem.moments),
             "held_out_error": None if held_out is None else problem.score_error(factors, held_out[name]),
         }

@@ -13,6 +13,8 @@ from .options import METHODS as METHODS
 from .options import Content as Content
 from .options import Form as Form
 from .options import SolverOptions as SolverOptions
+from .rotary import RotaryFactors as RotaryFactors
+from .rotary import decompose_rotary as decompose_rotary
 from .solve import decompose as decompose
 from .solve import full_rank_factors as full_rank_factors
 from .tucker import decompose_tucker as decompose_tucker

@@ -21,8 +21,8 @@ def decay(tensor: HeadTensor, form: Form) -> Tensor:
     """
     if form != "tucker":
         values = torch.stack([head_spectrum(tensor, h)[1] for h in range(tensor.num_heads)])  # (H, d)
-        return _tail(values.flatten().square().sort(descending=True).values)
-    return torch.maximum(*(_tail(_side_energy(tensor, side)) for side in ("query", "key")))
+        return tail(values.flatten().square().sort(descending=True).values)
+    return torch.maximum(*(tail(_side_energy(tensor, side)) for side in ("query", "key")))
 
 
 def _side_energy(tensor: HeadTensor, side: str) -> Tensor:
@@ -36,7 +36,7 @@ def _side_energy(tensor: HeadTensor, side: str) -> Tensor:
     return torch.nn.functional.pad(values, (0, missing)) if missing > 0 else values[: tensor.full_rank]
 
 
-def _tail(energy: Tensor) -> Tensor:
+def tail(energy: Tensor) -> Tensor:
     """What is left beyond each number of leading terms, relative to all, (K + 1,)."""
     total = energy.sum()
     if not total > 0:

@@ -131,21 +131,21 @@ class Factors:
         query, mixing, key = self.query, self.mixing, self.key
         if self.form == "cp":
             largest = mixing.gather(0, mixing.abs().argmax(dim=0, keepdim=True))  # (1, R)
-            norm = _safe(mixing.norm(dim=0)) * torch.where(largest < 0, -1.0, 1.0).squeeze(0).to(mixing.dtype)
+            norm = safe(mixing.norm(dim=0)) * torch.where(largest < 0, -1.0, 1.0).squeeze(0).to(mixing.dtype)
             query, mixing = query * norm, mixing / norm
         query_norm, key_norm = query.norm(dim=0), key.norm(dim=0)
         energy = query_norm * key_norm  # (R,)
         # A component without queries stays one of the keys, because folded content may need it.
         common = torch.where(energy > 0, energy.sqrt(), torch.maximum(query_norm, key_norm))
-        query = query * (common / _safe(query_norm))
-        key = key * (common / _safe(key_norm))
+        query = query * (common / safe(query_norm))
+        key = key * (common / safe(key_norm))
         if self.form == "cp":
             order = energy.argsort(descending=True, stable=True)
             query, mixing, key = query[:, order], mixing[:, order], key[:, order]
         return Factors(self.form, query=query.contiguous(), key=key.contiguous(), mixing=mixing.contiguous())
 
     def _equal_norms(self) -> Factors:
-        query_norm, key_norm = _safe(self.query.norm(dim=0)), _safe(self.key.norm(dim=0))  # (R,)
+        query_norm, key_norm = safe(self.query.norm(dim=0)), safe(self.key.norm(dim=0))  # (R,)
         mixing = self.mixing * query_norm[:, None] * key_norm  # (H, R, R)
         scale = (mixing.norm() / self.rank**0.5).sqrt()  # of a_r and of b_r
         if scale == 0:
@@ -190,7 +190,7 @@ def tucker_factors(query: Tensor, key: Tensor, cores: Tensor, rank: int) -> Fact
     )
 
 
-def _safe(norm: Tensor) -> Tensor:
+def safe(norm: Tensor) -> Tensor:
     """Norms with zeros replaced by one, to divide by."""
     return torch.where(norm > 0, norm, torch.ones_like(norm))
 

@@ -100,6 +100,14 @@ class Whitening:
         scale = self._head.repeat_interleave(tensor.head_dim)  # (K,)
         return HeadTensor(query * scale, self._whiten_keys(tensor.key), tensor.num_heads)
 
+    def whiten_factors(self, factors: Factors) -> Factors:
+        """What factors approximate the whitened tensor by."""
+        query = self._query_axes.mT @ factors.query * self._query_root  # (D_q, R)
+        if factors.form == "concat":  # whose mixing stays 0/1, so the dimensions themselves are scaled
+            return replace(factors, query=query * (factors.mixing.T @ self._head), key=self._whiten_keys(factors.key))
+        scale = self._head.view(-1, *[1] * (factors.mixing.ndim - 1))
+        return replace(factors, query=query, key=self._whiten_keys(factors.key), mixing=factors.mixing * scale)
+
     def unwhiten(self, factors: Factors) -> Factors:
         """Factors of the whitened tensor as factors of the original; the row of a constant is dropped."""
         query = self._query_axes @ (factors.query[: len(self._query_root)] / self._query_root)  # (D_q, R)

@@ -125,8 +125,10 @@ def _layer(layer: HeadLayer, lengths: Sequence[int]) -> LayerInspection:
     original: dict[int, int] = dict.fromkeys(lengths, 0)
     width = _width(layer)
     biased = "query.bias" in shapes or "content_bias" in shapes or "query_offset" in shapes
-    shape = LayerShape(width, width, len(layer.heads), layer.head_dim, biased, biased)
-    whole = LayerShape(width, width, layer.total, layer.head_dim, biased, biased)
+    # With rotary positions there is no content, and several heads may share a key, and its values.
+    key_heads = layer.value.out_features // layer.head_dim if layer.rotary and layer.value is not None else None
+    rest = (layer.head_dim, biased, biased and not layer.rotary, key_heads, layer.rotary)
+    shape, whole = LayerShape(width, width, len(layer.heads), *rest), LayerShape(width, width, layer.total, *rest)
     for length in lengths:
         original[length] = whole.flops_before(length)
         if form == "original":

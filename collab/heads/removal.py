@@ -14,7 +14,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from ..conversion.convert import convert
-from ..errors import ConfigurationError
+from ..errors import ConfigurationError, UnsupportedArchitectureError
 from ..modeling.collab_attention import CollaborativeAttention
 from ..modeling.collab_config import AttentionSpec
 from ..modeling.collab_model import CollaborativeMixin
@@ -38,9 +38,14 @@ def prune(model: PreTrainedModel, keep: Mapping[str, Sequence[int]]) -> PreTrain
 
     Raises:
         ConfigurationError: if a layer or a head does not exist, or no head of the whole model would be left.
+        UnsupportedArchitectureError: if the model has rotary positions.
         CollabError: as `collab.convert` for an original.
     """
     check_keep(model, keep)
+    if any(layer.rotary for layer in head_layers(model)):
+        raise UnsupportedArchitectureError(
+            "Heads of models with rotary positions cannot be removed yet. Convert with a smaller rank instead."
+        )
     converted = model if isinstance(model, CollaborativeMixin) else convert(model, LOSSLESS).model
     specs: list[AttentionSpec] = []
     state: dict[str, Tensor] = {name: tensor.detach() for name, tensor in converted.state_dict().items()}

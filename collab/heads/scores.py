@@ -12,6 +12,7 @@ from torch import Tensor
 
 from ..data.prepare import Unlabelled
 from ..data.task import Task
+from ..errors import ConfigurationError
 from ..io.load import Checkpoint
 from ..io.options import Progress, no_progress
 from ..models.layers import HeadLayer, head_layers
@@ -163,11 +164,17 @@ def score_rows(
         changes = 2 * living_heads(layers)
         without, alone = ablation(objective, layers, _counter(progress, "ablation", changes))
         scores |= {name: values for name, values in (("ablation", without), ("alone", alone)) if options.wants(name)}
-    if options.wants("like_weights"):
+    rotary = any(layer.rotary for layer in living)
+    if rotary and "like_weights" in options.scores:
+        raise ConfigurationError(
+            "like_weights compares heads by their matrix A_h, but with rotary positions a head has one for every "
+            "distance. Use like_maps."
+        )
+    if options.wants("like_weights") and not rotary:
         likeness["weights"] = {layer.name: product_likeness(layer) for layer in living}
     for kind, matrices in likeness.items():
         scores[f"like_{kind}"] = {name: _most_similar(matrix) for name, matrix in matrices.items()}
-    shared = {layer.name: usage for layer in living if (usage := sharing(layer)) is not None}
+    shared = {layer.name: usage for layer in living if not rotary and (usage := sharing(layer)) is not None}
     return HeadScores(
         layers=tuple(layer.name for layer in layers),
         heads={layer.name: layer.heads for layer in layers},

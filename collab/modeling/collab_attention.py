@@ -150,11 +150,21 @@ class CollaborativeAttention(SharedProjections):
         """
         return given.get("attention_mask"), given.get("position_bias")
 
+    def project(self, queries: Tensor, keys: Tensor, positions: Any = None) -> tuple[Tensor, Tensor]:
+        """Shared queries (B, T, R) and keys (B, 1 or H, S, r), for `attend`.
+
+        Args:
+            queries: x, (B, T, D_q).
+            keys: y, (B, S, D_k).
+            positions: what a layer with rotary positions turns them by.
+        """
+        return self.query(queries), self.keys(keys)
+
     def values(self, hidden_states: Tensor) -> Tensor:
         """Y W_V + b_V by head, shape (B, H, S, d)."""
-        return self._values_by_head(self.value(hidden_states))
+        return self.values_by_head(self.value(hidden_states))
 
-    def _values_by_head(self, projected: Tensor) -> Tensor:
+    def values_by_head(self, projected: Tensor) -> Tensor:
         """(B, S, H·d) → (B, H, S, d)."""
         return projected.unflatten(-1, (self.num_attention_heads, -1)).transpose(1, 2)
 
@@ -238,7 +248,7 @@ class CollaborativeAttention(SharedProjections):
         """Keys (B, 1 or H, S, r), content bias (B, H, S) and values (B, H, S, d) from what a cache holds."""
         projected = key[:, 0, :, : self.spec.rank]  # (B, S, R)
         content = None if self.content_bias is None else key[:, 0, :, self.spec.rank :].transpose(1, 2)
-        return self.keys_by_head(projected), content, self._values_by_head(value.squeeze(1))
+        return self.keys_by_head(projected), content, self.values_by_head(value.squeeze(1))
 
 
 class CollaborativeSelfAttention(CollaborativeAttention):

@@ -25,6 +25,8 @@ class AttentionSpec:
         heads: indices of the native layer's heads that are kept, in ascending order; None means all. A layer without
             heads outputs the bias of its output projection and has rank 0.
         value_width: width of each head's values; None means d, the native one.
+        frequencies: with rotary positions, the frequency of each of the R/2 complex dimensions; see `collab_rotary`.
+            None means as evenly as possible, in order.
 
     Raises:
         ValueError: if the entries do not fit together.
@@ -36,6 +38,7 @@ class AttentionSpec:
     content: str | None = None
     heads: tuple[int, ...] | None = None
     value_width: int | None = None
+    frequencies: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
         if self.content not in (None, *CONTENTS):
@@ -62,17 +65,24 @@ class AttentionSpec:
                     f"head_ranks {list(self.head_ranks)} must not be negative and must add up to {self.rank}."
                 )
 
+        if self.frequencies is not None and (2 * len(self.frequencies) != self.rank or min(self.frequencies) < 0):
+            raise ValueError(f"There must be {self.rank} / 2 frequencies from 0, not {list(self.frequencies)}.")
+
     @classmethod
     def from_dict(cls, entry: dict[str, Any]) -> "AttentionSpec":
         """Reads an entry of `collab_layers`."""
-        unknown = set(entry) - {"form", "rank", "head_ranks", "content", "heads", "value_width"}
+        unknown = set(entry) - {"form", "rank", "head_ranks", "content", "heads", "value_width", "frequencies"}
         if unknown or not {"form", "rank"} <= set(entry):
             raise ValueError(
-                "An entry of collab_layers has form, rank and perhaps head_ranks, content, heads and value_width, "
-                f"not {sorted(entry)}. Was the model written by a newer collab?"
+                "An entry of collab_layers has form, rank and perhaps head_ranks, content, heads, value_width and "
+                f"frequencies, not {sorted(entry)}. Was the model written by a newer collab?"
             )
         owned, heads = (None if entry.get(name) is None else tuple(entry[name]) for name in ("head_ranks", "heads"))
-        return cls(entry["form"], entry["rank"], owned, entry.get("content"), heads, entry.get("value_width"))
+        numbers = entry.get("frequencies")
+        frequencies = None if numbers is None else tuple(map(int, numbers.split()))
+        return cls(
+            entry["form"], entry["rank"], owned, entry.get("content"), heads, entry.get("value_width"), frequencies
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """Writes an entry of `collab_layers`."""
@@ -85,6 +95,8 @@ class AttentionSpec:
             entry["heads"] = list(self.heads)
         if self.value_width is not None:
             entry["value_width"] = self.value_width
+        if self.frequencies is not None:
+            entry["frequencies"] = " ".join(map(str, self.frequencies))  # as a list, each would take a line of the file
         return entry
 
 

@@ -65,9 +65,9 @@ class CollaborativeMixin(_Model):
         classes = cls.base_class.attention_classes
         if isinstance(source, OutputRecorder):
             return replace(source, target_class=classes.get(source.target_class, source.target_class))
-        return (
-            [classes.get(entry, entry) for entry in source] if isinstance(source, list) else classes.get(source, source)
-        )
+        if isinstance(source, list):
+            return [cls._recorded(entry) for entry in source]
+        return classes.get(source, source)
 
     def __init__(self, config: Any, *args: Any, **kwargs: Any) -> None:
         base, requested = self.base_class, config._attn_implementation
@@ -133,6 +133,7 @@ class CollaborativeBase(CollaborativeMixin):
     Class attributes:
         config_class: the collaborative config.
         attention_classes: for each native attention class, the collaborative one that replaces it.
+        position_type: the native config's `position_embedding_type`, where it has one.
         feed_forward_classes: for each native module that holds a feed-forward layer, where it keeps it.
         parts: models of other families that models of this one hold, each with a config of its own.
         versions: the collaborative version of each native model class of the family, and of its parts.
@@ -140,6 +141,7 @@ class CollaborativeBase(CollaborativeMixin):
 
     config_class: type[PreTrainedConfig]
     attention_classes: ClassVar[dict[type[nn.Module], type[CollaborativeAttention]]]
+    position_type: ClassVar[str] = "absolute"
     feed_forward_classes: ClassVar[dict[type[nn.Module], FeedForward]] = {}
     parts: ClassVar[tuple[type["CollaborativeBase"], ...]] = ()
     versions: ClassVar[dict[type[PreTrainedModel], type[CollaborativeMixin]]]

@@ -20,6 +20,7 @@ from .. import modeling
 from ..errors import AlreadyConvertedError, UnsupportedArchitectureError
 from ..modeling.collab_attention import CollaborativeAttention, CollaborativeCrossAttention
 from ..modeling.collab_model import CollaborativeBase, CollaborativeMixin, auto_classes, family_models
+from ..modeling.collab_rotary import CollaborativeRotaryAttention
 from .refusals import RELATIVE, refusal_of
 
 
@@ -104,6 +105,10 @@ class Family:
         """Whether a native attention layer takes its keys from another sequence."""
         return issubclass(self.base.attention_classes[type(layer)], CollaborativeCrossAttention)
 
+    def is_rotary(self, layer: nn.Module) -> bool:
+        """Whether a native attention layer turns its queries and keys by their positions."""
+        return issubclass(self.base.attention_classes[type(layer)], CollaborativeRotaryAttention)
+
     def output_projection(self, model: PreTrainedModel, name: str) -> nn.Module:
         """The output projection W_O of a native attention layer, inside the layer or in the block around it."""
         return model.get_submodule(self.output_name(model, name))
@@ -153,13 +158,14 @@ def require_family(config: PretrainedConfig) -> Family:
         UnsupportedArchitectureError: if collab does not convert its attention.
     """
     refuse_unsupported(config.model_type)
-    position = getattr(config, "position_embedding_type", None) or "absolute"
-    if position != "absolute":
-        raise UnsupportedArchitectureError(
-            f"position_embedding_type={position!r} is not supported: {RELATIVE.because}. Only absolute positions "
-            "convert."
-        )
     family = families()[config.model_type]
+    expected = family.base.position_type
+    position = getattr(config, "position_embedding_type", None) or expected
+    if position != expected:
+        because = f": {RELATIVE.because}" if position.startswith("relative") else ""
+        raise UnsupportedArchitectureError(
+            f"position_embedding_type={position!r} is not supported{because}. Only {expected} positions convert."
+        )
     crosses = any(issubclass(kind, CollaborativeCrossAttention) for kind in family.base.attention_classes.values())
     if getattr(config, "add_cross_attention", False) and not crosses:
         raise UnsupportedArchitectureError(

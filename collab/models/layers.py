@@ -10,6 +10,7 @@ from transformers import PreTrainedModel
 
 from ..errors import ConfigurationError, UnsupportedArchitectureError
 from ..modeling.collab_attention import CollaborativeAttention
+from ..modeling.collab_rotary import CollaborativeRotaryAttention
 from .families import Family, collaborative_layers, families, refuse_unsupported
 
 
@@ -27,6 +28,7 @@ class HeadLayer:
         key: key projection.
         value: value projection.
         output: output projection W_O, inside the layer or in the block around it.
+        rotary: whether queries and keys are turned by their positions, so that no single A_h gives the scores.
     """
 
     name: str
@@ -38,6 +40,7 @@ class HeadLayer:
     key: nn.Linear | None
     value: nn.Linear | None
     output: nn.Module
+    rotary: bool = False
 
     @property
     def query_key_parameters(self) -> int:
@@ -103,7 +106,11 @@ def head_layers(model: PreTrainedModel) -> list[HeadLayer]:
         total = family.num_heads(layer)
         output = family.output_projection(model, name)
         width = query.out_features // total
-        layers.append(HeadLayer(name, layer, tuple(range(total)), total, width, query, key, value, output))
+        layers.append(
+            HeadLayer(
+                name, layer, tuple(range(total)), total, width, query, key, value, output, family.is_rotary(layer)
+            )
+        )
     if not layers:
         raise UnsupportedArchitectureError("The model has no attention layers.")
     return layers
@@ -162,4 +169,5 @@ def _converted(model: PreTrainedModel, name: str, layer: CollaborativeAttention)
     output = model.get_submodule(layer.output_name(name))
     query, key, value = (getattr(layer, role) if layer.heads else None for role in ("query", "key", "value"))
     width = layer.attention_head_size
-    return HeadLayer(name, layer, layer.heads, layer.total_heads, width, query, key, value, output)
+    rotary = isinstance(layer, CollaborativeRotaryAttention)
+    return HeadLayer(name, layer, layer.heads, layer.total_heads, width, query, key, value, output, rotary)

@@ -27,7 +27,7 @@ class Refusal:
 _KEEP = "Keep the model as it is, or choose one of a supported family."
 
 ROTARY = Refusal(
-    "rotary position embeddings rotate queries and keys by position, so no single matrix gives the scores of a head",
+    "no file describes how its rotary positions rotate queries and keys, or its layers do more with them",
     _KEEP,
 )
 DISENTANGLED = Refusal(
@@ -42,7 +42,7 @@ SEVERAL = Refusal("its tokens have queries or scores of several kinds, each from
 WINDOWS = Refusal(
     "its attention runs in windows or over coarser keys, of a size that changes from stage to stage", _KEEP
 )
-NORMED = Refusal("it normalizes queries and keys, or bounds the scores, so that they are not bilinear", _KEEP)
+NORMED = Refusal("it normalizes the queries and keys of each head, or bounds the scores, so that they are not bilinear", _KEEP)
 NONE = Refusal("it has no attention between tokens, so there is nothing to convert", _KEEP)
 QUANTIZED = Refusal("its projections are quantized layers", "Convert the model that it was quantized from.")
 DECODER = Refusal(
@@ -63,9 +63,8 @@ UNCLEAR = Refusal("collab does not know this architecture", _KEEP)
 
 _BY_REASON: dict[Refusal, tuple[str, ...]] = {
     ROTARY: (
-        "dinov3_vit", "emu3", "esm", "esmc", "eurobert", "gte", "jina_embeddings_v3", "lasr_ctc", "llama4", "mllama",
-        "modernbert", "modernbert-decoder", "modernvbert", "molmo2_text", "nemotron3_diarization", "neobert", "neomme",
-        "nomic_bert", "roformer", "t5gemma", "ultrabert", "ultravbert", "vjepa2", "wav2vec2-conformer",
+        "emu3", "esmc", "lasr_ctc", "llama4", "mllama", "modernbert-decoder", "modernvbert", "molmo2_text",
+        "nemotron3_diarization", "neobert", "neomme", "roformer", "t5gemma", "ultrabert", "ultravbert", "vjepa2", "wav2vec2-conformer",
     ),
     DISENTANGLED: ("deberta", "deberta-v2", "sew-d"),
     RELATIVE: ("funnel", "granite_speech5_ctc", "jina_bert", "parakeet_ctc", "wav2vec2-bert", "xlnet"),
@@ -75,7 +74,7 @@ _BY_REASON: dict[Refusal, tuple[str, ...]] = {
     ),
     SEVERAL: ("lilt", "luke"),
     WINDOWS: ("dinat", "donut-swin", "hiera", "pvt", "pvt_v2", "segformer", "swin"),
-    NORMED: ("swinv2", "videoprism", "videoprism_vision_model"),
+    NORMED: ("gemma3", "gemma3_text", "qwen3", "swinv2", "videoprism", "videoprism_vision_model"),
     NONE: (
         "bit", "convnext", "convnextv2", "efficientnet", "fnet", "focalnet", "hgnet_v2", "mobilenet_v1", "mobilenet_v2",
         "poolformer", "pp_lcnet", "regnet", "resnet", "textnet", "timm_wrapper",

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import torch
 
-from ..decomposition import Form, decay
+from ..decomposition import Form
 from ..reparametrization.layer import LayerProblem
 from .cost import LayerShape
 
@@ -33,7 +33,7 @@ def balanced(problems: Mapping[str, LayerProblem], form: Form, part: float, cont
     for problem in problems.values():
         shapes.append(LayerShape.of(problem))
         with torch.no_grad():
-            curves.append(decay(problem.whitened, form).tolist())
+            curves.append(problem.decay(form).tolist())
     budget = part * sum(shape.parameters_before for shape in shapes)
     ranks = [1] * len(shapes)
     left = budget - sum(shape.parameters(form, 1, content) for shape in shapes)

@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..decomposition import Form
+from ..decomposition.rotary import most_core_entries
 from ..reparametrization.layer import LayerProblem
+from ..reparametrization.rotary import RotaryProblem
 
 # Time of a score and its part of the output, in multiply-adds of a projection: for any width, and for each dimension.
 # Fitted to benchmarks/attention.py in float32 on a CPU; what runs when is decided in modeling/collab_kernel.py.
@@ -24,6 +26,9 @@ class LayerShape:
         head_dim: d.
         biased: whether the original has query and key biases.
         content: whether the converted layer has a content term.
+        key_heads: number of the original's keys if heads share them; None for H.
+        rotary: whether queries and keys are turned by their positions. Shared dimensions are then complex, two of R for
+            each, and both shared projections have biases if the original has.
     """
 
     query_width: int
@@ -32,13 +37,19 @@ class LayerShape:
     head_dim: int
     biased: bool
     content: bool
+    key_heads: int | None = None
+    rotary: bool = False
 
     @classmethod
     def of(cls, problem: LayerProblem) -> LayerShape:
         """The shape of a layer's problem."""
         query, heads, key = problem.tensor.shape
+        width = problem.tensor.head_dim
+        if isinstance(problem, RotaryProblem):
+            rows = query - problem.biased  # the last one is the bias
+            return cls(rows, rows, heads, width, problem.biased, False, problem.key_heads, rotary=True)
         biased = problem.query_bias is not None
-        return cls(query, key, heads, problem.tensor.head_dim, biased, biased or problem.moments is not None)
+        return cls(query, key, heads, width, biased, biased or problem.moments is not None)
 
     @property
     def full_rank(self) -> int:
@@ -48,29 +59,41 @@ class LayerShape:
     @property
     def parameters_before(self) -> int:
         """Parameters of the original's query and key projections, biases included."""
-        return (self.query_width + self.key_width + 2 * self.biased) * self.full_rank
+        return (self.query_width + self.biased) * self.full_rank + (self.key_width + self.biased) * self.key_dims
 
     def parameters(self, form: Form, rank: int, content: str) -> int:
         """Parameters of the shared projections, M or cores, and the content term."""
-        mixing = {"concat": 0, "cp": self.num_heads * rank, "tucker": self.num_heads * rank**2}[form]
-        stored = 0
+        stored = 2 * rank if self.rotary and self.biased else 0
         if self.content and content == "exact":
             stored = self.num_heads * self.key_width
         elif self.content:
             stored = rank if form == "concat" else self.num_heads * rank
-        return (self.query_width + self.key_width) * rank + mixing + stored
+        return (self.query_width + self.key_width) * rank + self._mixing(form, rank) + stored
+
+    @property
+    def key_dims(self) -> int:
+        """Dimensions of the original's keys: K, or fewer if heads share them."""
+        return (self.key_heads or self.num_heads) * self.head_dim
+
+    def _mixing(self, form: Form, rank: int) -> int:
+        """Numbers in M or the cores; in cores of rotary positions, at most."""
+        if form == "tucker" and self.rotary:
+            return 2 * self.num_heads * most_core_entries(rank // 2, self.head_dim // 2, self.num_heads)
+        return {"concat": 0, "cp": self.num_heads * rank, "tucker": self.num_heads * rank**2}[form]
 
     def rank_within(self, form: Form, parameters: float, content: str) -> int:
         """The largest rank with at most this many parameters; 0 if there is none."""
-        low, high = 0, self.full_rank
+        step = 2 if self.rotary else 1
+        low, high = 0, self.full_rank // step
         while low < high:
             middle = (low + high + 1) // 2
-            low, high = (middle, high) if self.parameters(form, middle, content) <= parameters else (low, middle - 1)
-        return low
+            fits = self.parameters(form, step * middle, content) <= parameters
+            low, high = (middle, high) if fits else (low, middle - 1)
+        return step * low
 
     def flops_before(self, length: int) -> int:
         """FLOPs (twice the multiply-adds) of the original's query and key projections and scores, for one sequence."""
-        projections = (self.query_width + self.key_width) * self.full_rank * length
+        projections = (self.query_width * self.full_rank + self.key_width * self.key_dims) * length
         return 2 * (projections + self.num_heads * length**2 * self.head_dim)
 
     def flops(self, form: Form, rank: int, content: str, length: int) -> int:
@@ -85,7 +108,7 @@ class LayerShape:
     def _projections(self, form: Form, rank: int, content: str, length: int) -> int:
         """Multiply-adds of the shared projections, mixing and content term."""
         work = (self.query_width + self.key_width) * rank * length
-        work += {"concat": 0, "cp": self.num_heads * rank, "tucker": self.num_heads * rank**2}[form] * length
+        work += self._mixing(form, rank) * length * (2 if self.rotary else 1)  # a complex product is four real ones
         if self.content and content == "exact":
             work += self.num_heads * self.key_width * length
         return work
@@ -95,12 +118,12 @@ class LayerShape:
 
         The unit is the time of one multiply-add of a projection.
         """
-        projections = (self.query_width + 2 * self.key_width) * self.full_rank * length
+        projections = (self.query_width * self.full_rank + 2 * self.key_width * self.key_dims) * length
         return projections + self.num_heads * length**2 * self._score_time(self.head_dim)
 
     def time(self, form: Form, rank: int, content: str, length: int) -> float:
         """Estimated time of a converted layer, in the unit of `time_before`."""
-        projections = self._projections(form, rank, content, length) + self.key_width * self.full_rank * length
+        projections = self._projections(form, rank, content, length) + self.key_width * self.key_dims * length
         return projections + self.num_heads * length**2 * self._score_time(self._head_width(form, rank))
 
     def _score_time(self, width: int) -> float:

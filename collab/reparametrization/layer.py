@@ -14,17 +14,30 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from ..decomposition import Factors, Form, HeadTensor, Metric, Solution, SolverOptions, Whitening, decompose
+from ..decomposition import (
+    Factors,
+    Form,
+    HeadTensor,
+    Metric,
+    RotaryFactors,
+    Solution,
+    SolverOptions,
+    Whitening,
+    decay,
+    decompose,
+)
 from ..decomposition.options import CONTENTS, Content
 from ..decomposition.rank import Rank, resolve_rank
 from ..errors import ConfigurationError, ShapeError, WeightsError
 from ..modeling.collab_attention import CollaborativeAttention
 from ..modeling.collab_config import AttentionSpec
+from ..modeling.collab_rotary import CollaborativeRotaryAttention
 from .moments import LayerMoments
 
 
@@ -164,6 +177,14 @@ class LayerProblem:
             approximate = approximate + factors.content
         return moments.metric.relative_error(self.tensor, factors, self._content(moments.query_mean) - approximate)
 
+    def error(self, factors: Factors) -> float:
+        """Relative error of the heads' query-key products."""
+        return self.tensor.relative_error(factors)
+
+    def decay(self, form: Form) -> Tensor:
+        """Relative squared error of the scores at every rank from 0 to K, in closed form; see `decay`."""
+        return decay(self.whitened, form)
+
     @property
     def whitened(self) -> HeadTensor:
         """The head tensor in the basis where the error of the scores is the plain one."""
@@ -236,11 +257,23 @@ def factors_of(layer: CollaborativeAttention) -> Factors:
     else:
         owner = torch.repeat_interleave(torch.tensor(layer.head_ranks))  # (R,)
         mixing = functional.one_hot(owner, len(layer.head_ranks)).T.to(layer.query.weight)  # (H, R)
+    form: Any = layer.spec.form
+    query, key = layer.query.weight.detach().T, layer.key.weight.detach().T  # (D, R)
+    if isinstance(layer, CollaborativeRotaryAttention):
+        if layer.head_ranks is not None:  # the real parts of all heads come before the imaginary ones
+            mixing = mixing[:, ::2].repeat(1, 2)
+        biased = layer.query.bias is not None
+        if biased:
+            query, key = (
+                torch.cat([part.weight.detach().T, part.bias.detach().unsqueeze(0)])
+                for part in (layer.query, layer.key)
+            )
+        return RotaryFactors(form, query, key, mixing, frequencies=tuple(layer.frequencies), biased=biased)
     bias, offset = layer.content_bias, layer.query_offset
     return Factors(
-        layer.spec.form,  # type: ignore[arg-type]
-        query=layer.query.weight.detach().T,
-        key=layer.key.weight.detach().T,
+        form,
+        query=query,
+        key=key,
         mixing=mixing,
         content_bias=None if bias is None else bias.weight.detach(),
         query_offset=None if offset is None else offset.detach(),
@@ -250,15 +283,18 @@ def factors_of(layer: CollaborativeAttention) -> Factors:
 def spec_of(factors: Factors) -> AttentionSpec:
     """The spec of the collaborative layer that computes the factors."""
     content = "exact" if factors.content_bias is not None else "none" if factors.query_offset is None else "folded"
-    return AttentionSpec(factors.form, factors.rank, factors.head_ranks, content)
+    frequencies = factors.frequencies if isinstance(factors, RotaryFactors) else None
+    return AttentionSpec(factors.form, factors.rank, factors.head_ranks, content, frequencies=frequencies)
 
 
 def state_of(factors: Factors) -> dict[str, Tensor]:
     """The query and key parameters of a collaborative layer that computes the factors, by name."""
-    state = {
-        "query.weight": factors.query.T.contiguous(),  # (R, D_q)
-        "key.weight": factors.key.T.contiguous(),  # (R, D_k)
-    }
+    biased = isinstance(factors, RotaryFactors) and factors.biased
+    state = {}
+    for name, part in (("query", factors.query), ("key", factors.key)):  # (D, R)
+        state[f"{name}.weight"] = part[: len(part) - biased].T.contiguous()  # (R, D)
+        if biased:
+            state[f"{name}.bias"] = part[-1].contiguous()  # (R,)
     if factors.form != "concat":
         state["mixing"] = factors.mixing.contiguous()
     if factors.content_bias is not None:

@@ -13,6 +13,7 @@ from ..modeling.collab_attention import CollaborativeAttention
 from ..models.families import Family, require_family
 from .layer import LayerProblem, factors_of
 from .moments import LayerMoments
+from .rotary import rotary_problem
 
 
 class LayerProblems(Mapping[str, LayerProblem]):
@@ -54,6 +55,8 @@ class LayerProblems(Mapping[str, LayerProblem]):
         query, key = projections(layer, self._family)
         moments = None if self._moments is None else self._moments[name]
         with torch.no_grad():
+            if self._family.is_rotary(layer):
+                return rotary_problem(query, key, self._family.num_heads(layer), self._device, moments)
             return LayerProblem.of(
                 query.weight, query.bias, key.weight, self._family.num_heads(layer), self._device, moments
             )

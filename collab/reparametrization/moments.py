@@ -126,7 +126,7 @@ class Accumulator:
 
     def another(self) -> Accumulator:
         """An empty accumulator of the same shape."""
-        return Accumulator(len(self._query), len(self._key), len(self._weight), self._query.device)
+        return type(self)(len(self._query), len(self._key), len(self._weight), self._query.device)
 
     def finish(self) -> LayerMoments:
         """The moments of everything added. They reuse the memory of the sums, so nothing can be added afterwards.
@@ -151,6 +151,33 @@ class Accumulator:
             head_weight=self._weight / self.tokens,
             tokens=self.tokens,
         )
+
+
+class RotaryAccumulator(Accumulator):
+    """Accumulates the moments of a layer with rotary positions.
+
+    Its keys are turned by angles that depend on their distance, so Σ_s e_h(t, s) δs_h(t, s) is a sum of terms whose
+    phases are taken as independent: its expected square is ½ Σ_s e_h(t, s)² ‖x_t ΔT y_s^H‖². Keys therefore enter by
+    their raw second moment, each weighted by Σ_{h,t} e², and a query counts as much as its Σ_s e² ‖y_s‖². What is
+    constant over the keys does not stay so, and what the queries have in common cannot be taken out by a bias, so no
+    mean is taken out. A layer with biases has inputs with a last entry of 1.
+    """
+
+    def add(self, queries: Tensor, keys: Tensor, gradients: Tensor, tokens: int, generator: torch.Generator) -> None:
+        queries, keys = (_widened(rows, len(self._query)) for rows in (queries, keys))
+        squares = gradients.square()  # (B, H, T, S)
+        rows = keys.flatten(0, 1)  # (B·S, D)
+        self._key += (rows * squares.sum(dim=(1, 2)).view(-1, 1)).mT @ rows
+        weight = (squares @ keys.square().sum(dim=-1)[:, None, :, None]).squeeze(-1)  # (B, H, T)
+        rows = queries.flatten(0, 1)
+        self._query += (rows * weight.sum(dim=1).view(-1, 1)).mT @ rows
+        self._weight += weight.sum(dim=(0, 2)).double()
+        self.tokens += tokens
+
+
+def _widened(rows: Tensor, width: int) -> Tensor:
+    """Inputs (B, T, D) with ones appended up to a width."""
+    return torch.nn.functional.pad(rows, (0, width - rows.shape[-1]), value=1.0)
 
 
 def pooled(passes: Sequence[LayerMoments]) -> LayerMoments:

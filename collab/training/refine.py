@@ -253,11 +253,10 @@ class _Learner:
     def _difference(self, shown: LayerPass) -> tuple[Tensor, Tensor]:
         """ẑ, and ẑ - z without a gradient, zero for padding, (B, T, H·d)."""
         layer = self.layer
-        values = self._of_heads(shown.values).unflatten(-1, (layer.num_attention_heads, -1))  # (B, S, H, d)
+        values = layer.values_by_head(self._of_heads(shown.values))  # (B, H, S, d)
         context, _ = layer.attend(
-            layer.query(shown.queries),
-            layer.keys(shown.keys),
-            values.transpose(1, 2),
+            *layer.project(shown.queries, shown.keys, shown.positions),
+            values,
             layer.bias(shown.keys),
             shown.mask,
             shown.position_bias,

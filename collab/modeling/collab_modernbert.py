@@ -1,0 +1,21 @@
+"""Collaborative ModernBERT: queries, keys and values in one projection; local layers have frequencies of their own."""
+
+from torch import Tensor, nn
+from transformers.models.modernbert import modeling_modernbert as native
+
+from .collab_family import collaborative_family
+from .collab_model import CollaborativeBase
+from .collab_rotary import CollaborativeRotaryAttention
+
+
+class CollabModernBertAttention(CollaborativeRotaryAttention):
+    native_names = {"query": "Wqkv", "key": "Wqkv", "value": "Wqkv", "dense": "Wo", "out_drop": "out_drop"}
+    out_drop: nn.Module
+
+    def output(self, context: Tensor, hidden_states: Tensor) -> Tensor:
+        return self.out_drop(self.dense(context))
+
+
+@collaborative_family()
+class CollabModernBertModel(CollaborativeBase, native.ModernBertModel):
+    attention_classes = {native.ModernBertAttention: CollabModernBertAttention}

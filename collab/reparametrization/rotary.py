@@ -1,0 +1,90 @@
+"""The approximation problem of one attention layer with rotary positions.
+
+The biases of queries and keys are turned like the rest, so they are one more row of both factors, of an input that is
+always 1. With the moments of real inputs both sides are whitened by real matrices, the same for all frequencies.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor, nn
+
+from ..decomposition import Factors, Form, HeadTensor, Solution, SolverOptions, Whitening, decompose_rotary
+from ..decomposition.options import Content
+from ..decomposition.rotary import relative_error, rotary_decay
+from ..errors import ConfigurationError
+from .layer import LayerProblem
+from .moments import LayerMoments
+
+
+@dataclass(frozen=True)
+class RotaryProblem(LayerProblem):
+    """As `LayerProblem`, with the complex tensor of every frequency in place of 𝒯; see `collab.decomposition.rotary`.
+
+    Attributes:
+        tensor: queries and keys of the heads, (D, K) each, biases as a last row; shared keys repeated.
+        key_heads: number of the native layer's keys, each of them for H / `key_heads` heads.
+        biased: whether the last row is biases.
+    """
+
+    key_heads: int = 1
+    biased: bool = False
+
+    def solve(self, form: Form, rank: int, content: Content, solver: SolverOptions, seed: int = 0) -> Solution:
+        """Approximates the layer; arguments as in `reparametrize`, but `seed` is not needed.
+
+        Raises:
+            ConfigurationError: for folded content, or the ``tensorly`` method.
+        """
+        if content == "folded":
+            raise ConfigurationError(
+                "Layers with rotary positions have no content bias that could be folded: it turns with the positions. "
+                "Use content='exact' (--content exact)."
+            )
+        if solver.method != "structured":
+            raise ConfigurationError("The tensorly method does not solve layers with rotary positions. Use structured.")
+        if self.moments is None or rank == self.tensor.full_rank:
+            solution = decompose_rotary(self.tensor, form, rank, solver, self.biased)
+            factors = solution.factors
+        else:
+            whitened = self._whitening.whiten(self.tensor)
+            solution = decompose_rotary(whitened, form, rank, solver, self.biased)
+            factors = self._whitening.unwhiten(solution.factors)
+        score_error = None if self.moments is None else self.score_error(factors, self.moments)
+        return replace(solution, factors=factors, error=self.error(factors), score_error=score_error)
+
+    def score_error(self, factors: Factors, moments: LayerMoments) -> float:
+        factors, moments = factors.to(self.tensor.query), moments.to(self.tensor.query.device)
+        exact = Whitening(moments.metric, damping=0)
+        return relative_error(exact.whiten(self.tensor), exact.whiten_factors(factors))
+
+    def error(self, factors: Factors) -> float:
+        return relative_error(self.tensor, factors.to(self.tensor.query))
+
+    def decay(self, form: Form) -> Tensor:
+        return rotary_decay(self.whitened, form)
+
+
+def rotary_problem(
+    query: nn.Linear, key: nn.Linear, num_heads: int, device: torch.device, moments: LayerMoments | None
+) -> RotaryProblem:
+    """The problem of a native layer's query and key projections."""
+    biased = query.bias is not None or key.bias is not None
+    columns, heads = [], []
+    for projection in (query, key):
+        whole = projection.weight.T  # (D, K), or narrower for keys that several heads share
+        if biased:
+            bias = whole.new_zeros(whole.shape[1]) if projection.bias is None else projection.bias
+            whole = torch.cat([whole, bias.unsqueeze(0)])
+        by_head = whole.to(device).double().unflatten(1, (-1, query.out_features // num_heads))  # (D, heads, d)
+        heads.append(by_head.shape[1])
+        columns.append(by_head.repeat_interleave(num_heads // by_head.shape[1], dim=1).flatten(1))
+    return RotaryProblem(
+        HeadTensor(columns[0], columns[1], num_heads),
+        query_bias=None,
+        moments=None if moments is None else moments.to(device),
+        key_heads=heads[1],
+        biased=biased,
+    )

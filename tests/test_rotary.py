@@ -1,0 +1,260 @@
+"""Layers with rotary positions: their algebra, what moments mean, and every command on them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from reload import outputs_without_collab
+from tiny import BY_TYPE, batches, converted, every_form, largest_difference, of_seen, save_with_tokenizer, tiny_model
+from torch import Tensor
+from transformers import AutoModel, AutoTokenizer
+
+import collab
+from collab.decomposition import HeadTensor, RotaryFactors, SolverOptions, decompose_rotary
+from collab.decomposition.rotary import by_frequency, most_core_entries, relative_error, rotary_decay
+from collab.errors import ConfigurationError, UnsupportedArchitectureError
+from collab.models.families import families
+from collab.models.inputs import probe_inputs
+from collab.models.layers import head_layers
+from collab.reparametrization.layer import factors_of
+from collab.reparametrization.model import LayerProblems
+
+JINA, EURO, MODERN = BY_TYPE["jina_embeddings_v3"], BY_TYPE["eurobert"], BY_TYPE["modernbert"]
+HEADS, WIDTH, HEAD_DIM = 5, 24, 6
+
+
+@pytest.fixture
+def tensor() -> HeadTensor:
+    generator = torch.Generator().manual_seed(0)
+    shared = torch.randn(WIDTH, HEADS * HEAD_DIM, generator=generator, dtype=torch.float64)
+    query, key = (shared + torch.randn(shared.shape, generator=generator, dtype=torch.float64) for _ in range(2))
+    return HeadTensor(query, key, HEADS)
+
+
+def turned(columns: Tensor, offset: float) -> Tensor:
+    """Projections (T, H·d), by head, as rotary positions turn them at one position: (T, H, d)."""
+    angles = offset * torch.tensor([1.0, 0.3, 0.05], dtype=torch.float64)
+    first, second = columns.unflatten(-1, (HEADS, HEAD_DIM)).chunk(2, dim=-1)
+    return torch.cat(
+        [first * angles.cos() - second * angles.sin(), first * angles.sin() + second * angles.cos()], dim=-1
+    )
+
+
+def test_scores_are_sums_over_frequencies(tensor: HeadTensor) -> None:
+    """Re(x T_f[:, h, :] yᵀ e^{iθ_fΔ}) over the frequencies is what turned queries and keys score."""
+    x, y = torch.randn(2, 4, WIDTH, dtype=torch.float64)
+    expected = (turned(x @ tensor.query, 7.0) * turned(y @ tensor.key, 2.0)).sum(-1)  # (4, H)
+    phases = torch.polar(torch.ones(3, dtype=torch.float64), 5.0 * torch.tensor([1.0, 0.3, 0.05], dtype=torch.float64))
+    query, key = by_frequency(tensor)  # (F, D, H)
+    products = (x.to(query.dtype) @ query) * (y.to(key.dtype) @ key).conj()  # (F, 4, H)
+    torch.testing.assert_close((products * phases[:, None, None]).real.sum(0), expected)
+
+
+@every_form
+def test_exact_at_full_rank(tensor: HeadTensor, form: str) -> None:
+    solution = decompose_rotary(tensor, form, tensor.full_rank, SolverOptions(), False)
+    assert solution.error < 1e-12
+    assert solution.factors.rank == tensor.full_rank
+
+
+@every_form
+def test_errors_fall_with_the_rank(tensor: HeadTensor, form: str) -> None:
+    errors = [decompose_rotary(tensor, form, rank, SolverOptions(), False).error for rank in (2, 8, 14, 20, 26)]
+    assert errors == sorted(errors, reverse=True)
+    assert 0 < errors[-1] < errors[0] < 1
+
+
+@every_form
+def test_error_is_that_of_the_matrices(tensor: HeadTensor, form: str) -> None:
+    solution = decompose_rotary(tensor, form, 12, SolverOptions(), False)
+    assert isinstance(solution.factors, RotaryFactors)
+    query, key = by_frequency(tensor)
+    squared = norm = 0.0
+    for frequency in range(3):
+        left, cores, right = solution.factors.block(frequency)
+        for h in range(HEADS):
+            exact = torch.outer(query[frequency, :, h], key[frequency, :, h].conj())
+            squared += float((exact - left @ cores[h] @ right.mH).abs().square().sum())
+            norm += float(exact.abs().square().sum())
+    assert solution.error == pytest.approx((squared / norm) ** 0.5)
+    assert relative_error(tensor, solution.factors.canonical()) == pytest.approx(solution.error)
+
+
+def test_sharing_gains_over_keeping_pairs(tensor: HeadTensor) -> None:
+    errors = {form: decompose_rotary(tensor, form, 12, SolverOptions(), False).error for form in ("concat", "cp")}
+    assert errors["cp"] < errors["concat"]
+
+
+def test_tucker_finds_heads_that_combine_two() -> None:
+    basis = torch.randn(2, 3, WIDTH, 2, dtype=torch.complex128)
+    mixing = torch.randn(2, 3, 2, HEADS, dtype=torch.complex128)
+    sides = [(axes @ heads).permute(1, 2, 0) for axes, heads in zip(basis, mixing, strict=True)]  # (D, H, F)
+    query, key = (torch.cat([side.real, side.imag], dim=-1).flatten(1) for side in sides)
+    assert decompose_rotary(HeadTensor(query, key, HEADS), "tucker", 12, SolverOptions(), False).error < 1e-6
+
+
+def test_closed_form_of_the_error(tensor: HeadTensor) -> None:
+    curve = rotary_decay(tensor, "concat")
+    assert len(curve) == tensor.full_rank + 1
+    for rank in (2, 10, 24):
+        assert decompose_rotary(tensor, "concat", rank, SolverOptions(), False).error ** 2 == pytest.approx(
+            float(curve[rank])
+        )
+    lower = rotary_decay(tensor, "tucker")
+    assert all(
+        decompose_rotary(tensor, "tucker", rank, SolverOptions(), False).error ** 2 > float(lower[rank]) - 1e-9
+        for rank in (2, 10, 24)
+    )
+
+
+@pytest.mark.parametrize("rank", [2, 8, 17, 29])
+def test_ranks(tensor: HeadTensor, rank: int) -> None:
+    """R counts real dimensions, is even, and bounds the cores."""
+    for form in ("concat", "cp", "tucker"):
+        factors = decompose_rotary(tensor, form, rank, SolverOptions(), False).factors
+        assert factors.rank == rank - rank % 2
+        assert max(factors.frequencies.count(frequency) for frequency in range(3)) <= HEADS
+    assert factors.mixing.shape[1] <= 2 * most_core_entries(rank // 2, 3, HEADS)
+
+
+@every_form
+def test_layers_compute_their_factors(form: str) -> None:
+    native = tiny_model(JINA)
+    model = converted(native, 12, form)
+    problem = next(iter(LayerProblems(native, families()["jina_embeddings_v3"], None, torch.device("cpu")).values()))
+    layer = next(layer.module for layer in head_layers(model))
+    factors = factors_of(layer).to(torch.float64)
+    assert problem.error(factors) == pytest.approx(problem.solve(form, 12, "exact", SolverOptions()).error, abs=1e-6)
+    # Scores of tokens at one position, biases included.
+    states = torch.randn(1, 4, 32)
+    positions = torch.ones(1, 4, 8), torch.zeros(1, 4, 8)
+    projected, keys = layer.project(states, states, positions)
+    scores = layer._mixed(projected) @ keys.mT
+    widened = torch.nn.functional.pad(states, (0, 1), value=1.0).double()
+    expected = torch.stack([widened[0] @ factors.head(h) @ widened[0].T for h in range(4)])
+    torch.testing.assert_close(scores[0].double(), expected, rtol=1e-4, atol=1e-4)
+
+
+def test_calibration_lowers_the_error_of_scores() -> None:
+    native = tiny_model(JINA)
+    calibration = collab.calibrate(native, batches(native, 16))
+    settings = collab.ConversionConfig(rank=12, compare=False, refine="none")
+    plain = collab.convert(native, settings)
+    fitted = collab.convert(native, settings, calibration=calibration)
+    errors = [collab.score_errors(native, c.model, calibration.moments) for c in (plain, fitted)]
+    assert sum(errors[1].values()) < sum(errors[0].values())
+    for layer in fitted.report.layers:
+        assert layer.score_error == pytest.approx(errors[1][layer.name], rel=1e-3)
+
+
+@pytest.mark.parametrize("row", [JINA, EURO, MODERN], ids=lambda row: row.model_type)
+def test_refinement_lowers_the_error_of_outputs(row) -> None:
+    native = tiny_model(row)
+    model = converted(native, 12, "cp")
+    refinement = collab.refine(model, native, batches(native, 16), options=collab.RefineOptions(steps=30))
+    assert refinement.improved
+    assert all(layer.after < layer.before for layer in refinement.layers.values() if layer.kept)
+
+
+@pytest.mark.parametrize("form", ["cp", "tucker", "concat", "auto"])
+def test_budgets_hold(form: str) -> None:
+    for row in (JINA, EURO):
+        native = tiny_model(row)
+        for params in (0.75, 0.4):
+            report = collab.convert(native, collab.ConversionConfig(params=params, form=form, refine="none")).report
+            assert report.query_key.ratio <= params
+    report = collab.convert(tiny_model(JINA), collab.ConversionConfig(max_error=0.5, form="cp", refine="none")).report
+    assert all(layer.error <= 0.5 for layer in report.layers)
+
+
+def test_plan() -> None:
+    native = tiny_model(JINA)
+    plan = collab.plan(native, fractions=(0.5,))
+    assert {option.form for option in plan.options} == {"concat", "cp", "tucker"}
+    assert all(option.query_key <= 0.5 for option in plan.options)
+
+
+@every_form
+@pytest.mark.parametrize("row", [JINA, EURO, MODERN], ids=lambda row: row.model_type)
+def test_reloads_in_every_way(row, form: str, tmp_path: Path) -> None:
+    native = tiny_model(row)
+    save_with_tokenizer(native, tmp_path / "in")
+    collab.checkpoints.convert(
+        str(tmp_path / "in"),
+        tmp_path / "out",
+        collab.ConversionConfig(rank=12, form=form, compare=False, refine="none"),
+        calibration=collab.CalibrationRequest("none"),
+    )
+    model = AutoModel.from_pretrained(tmp_path / "out")
+    assert type(model).__module__.startswith("collab.")
+    inputs = probe_inputs(native)
+    with torch.no_grad():
+        expected = of_seen(model(**inputs), inputs)
+    (remote,) = outputs_without_collab(
+        [{"folder": tmp_path / "out", "auto_class": "AutoModel", "inputs": inputs}], tmp_path
+    )
+    assert largest_difference(expected, of_seen(remote, inputs)) < 1e-5
+
+
+def test_local_layers_see_only_their_window() -> None:
+    native = tiny_model(MODERN)
+    model = converted(native, 32)
+    inputs = {"input_ids": torch.randint(2, 60, (2, 30)), "attention_mask": torch.ones(2, 30, dtype=torch.long)}
+    inputs["attention_mask"][1, 20:] = 0
+    with torch.no_grad():
+        assert largest_difference(of_seen(native(**inputs), inputs), of_seen(model(**inputs), inputs)) < 1e-5
+
+
+class TestRefusals:
+    def test_what_rotary_layers_cannot_do(self) -> None:
+        native = tiny_model(JINA)
+        with pytest.raises(ConfigurationError, match="no content bias that could be folded"):
+            converted(native, 12, content="folded")
+        with pytest.raises(ConfigurationError, match="tensorly"):
+            converted(native, 12, solver="tensorly")
+        model = converted(native, 12)
+        with pytest.raises(UnsupportedArchitectureError, match="cannot be expanded"):
+            collab.expand(model)
+        for each in (native, model):
+            with pytest.raises(UnsupportedArchitectureError, match="cannot be removed"):
+                collab.prune(each, {head_layers(each)[0].name: [0]})
+
+
+@pytest.fixture
+def rotary_folder(shared_data: Path) -> Path:
+    return shared_data / "checkpoints" / "minilm-rotary"
+
+
+@pytest.mark.slow
+@every_form
+def test_real_checkpoint(form: str, rotary_folder: Path, tmp_path: Path) -> None:
+    """Exact at full rank, loaded without collab; and closer to the original than .95 at half the parameters."""
+    original = AutoModel.from_pretrained(rotary_folder, dtype=torch.float32)
+    tokenizer = AutoTokenizer.from_pretrained(rotary_folder)
+    text = ["A man is playing a guitar.", "Two dogs run across a snowy field while their owner watches.", "No."] * 8
+    inputs = {
+        name: value
+        for name, value in tokenizer(text, padding=True, return_tensors="pt").items()
+        if name != "token_type_ids"
+    }
+    with torch.no_grad():
+        expected = of_seen(original(**inputs), inputs)
+    collab.checkpoints.convert(
+        str(rotary_folder), tmp_path / "out", collab.ConversionConfig(rank=384, form=form), dtype=torch.float32
+    )
+    (remote,) = outputs_without_collab(
+        [{"folder": tmp_path / "out", "auto_class": "AutoModel", "inputs": inputs}], tmp_path
+    )
+    assert largest_difference(expected, of_seen(remote, inputs)) < 1e-4
+    with (shared := rotary_folder.parents[1] / "data" / "stsb" / "train.csv").open(encoding="utf-8") as file:
+        rows = [line.split(",")[0] for line, _ in zip(file, range(512), strict=False)]
+    assert shared.exists()
+    calibration = collab.calibrate(original, rows, tokenizer=tokenizer)
+    config = collab.ConversionConfig(params=0.5, form=form, compare=False, refine="none")
+    half = collab.convert(original, config, calibration=calibration).model
+    with torch.no_grad():
+        actual = of_seen(half(**inputs), inputs)["last_hidden_state"]
+    cosine = torch.cosine_similarity(actual, expected["last_hidden_state"], dim=-1).mean()
+    assert 0.95 < float(cosine) < 1
