@@ -50,12 +50,13 @@ class TestModels:
     @every_family
     def test_two_of_every_family(self, row: object) -> None:
         native = tiny_model(row)
-        images = native.main_input_name == "pixel_values"
+        unit = {"pixel_values": "images", "input_features": "recordings"}.get(native.main_input_name, "tokens")
+        images = unit != "tokens"
         options = replace(FEW, lengths=None if images else (4, 8))
         report = collab.bench([converted(native), native], options)
         assert [setting.batch_size for setting in report.settings] == ([1, 2] if images else [1, 1, 2, 2])
         assert [setting.length for setting in report.settings] == ([None] * 2 if images else [4, 8] * 2)
-        assert report.unit == ("images" if images else "tokens")
+        assert report.unit == unit
         for setting in report.settings:
             first, second = (seconds.median for seconds in setting.seconds)
             assert setting.ratio.median == pytest.approx(second / first)

@@ -30,7 +30,13 @@ import collab
 from collab.compression import compress as compress_module
 from collab.compression.allocation import Point, allocate, convex_hull
 from collab.compression.feed_forward import eliminate
-from collab.errors import BudgetError, CalibrationError, ConfigurationError, UnsupportedArchitectureError
+from collab.errors import (
+    BudgetError,
+    CalibrationError,
+    ConfigurationError,
+    UnsupportedArchitectureError,
+    WeightsError,
+)
 from collab.models.inputs import probe_inputs
 
 TEXT = [" ".join(LETTERS[(i * 7 + j * j) % 26] for j in range(2 + i % 9)) for i in range(96)]
@@ -63,7 +69,11 @@ class TestCompress:
         expected = outputs(compression.model)
         assert all(bool(tensor.isfinite().all()) for tensor in expected.values())
         compression.model.save_pretrained(tmp_path)
-        assert largest_difference(expected, outputs(type(compression.model).from_pretrained(tmp_path))) == 0
+        assert largest_difference(expected, outputs(type(compression.model).from_pretrained(tmp_path))) < 1e-5
+        if row.model_type in ("t5", "mt5"):
+            with pytest.raises(WeightsError, match="has no query biases"):
+                collab.expand(compression.model)
+            return
         expansion = collab.expand(compression.model)
         assert expansion.output_difference < 1e-5 * max(1.0, expansion.output_scale)
         assert type(expansion.model) is type(model)

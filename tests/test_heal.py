@@ -49,8 +49,8 @@ class TestHeal:
     def test_comes_closer_in_every_family(self, row: Row) -> None:
         teacher = tiny_model(row)
         model = converted(teacher)
-        if model.main_input_name == "pixel_values":
-            pytest.skip("there is no random data for images")
+        if model.main_input_name != "input_ids":
+            pytest.skip("there is no random data for images and recordings")
         before = state(model)
         healing = collab.heal(model, teacher, options=FEW)
         assert healing.improved

@@ -25,6 +25,10 @@ _WARM = 2
 """Calls before the clock starts, which choose kernels and fill caches."""
 
 
+_UNITS = {"text": "rows", "images": "images", "audio": "recordings"}
+"""What inputs of one size are counted in."""
+
+
 def bench(
     models: Sequence[PreTrainedModel],
     options: BenchOptions | None = None,
@@ -75,7 +79,7 @@ def bench(
     return BenchReport(
         models=tuple(_measured(*entry) for entry in zip(names, models, caches, memories, strict=True)),
         settings=tuple(settings),
-        unit="tokens" if grid[0][1] is not None else "images",
+        unit="tokens" if grid[0][1] is not None else _UNITS[input_kind(models[0])],
         rounds=options.rounds,
         dtype=options.dtype,
         device=torch.cuda.get_device_name(device) if device.type == "cuda" else f"CPU ({platform.machine()})",
@@ -94,7 +98,7 @@ def _measured(name: str, model: PreTrainedModel, cache: CacheBytes | None, memor
 def lengths_of(
     models: Sequence[PreTrainedModel], names: Sequence[str], options: BenchOptions
 ) -> tuple[list[int | None], tuple[str, ...]]:
-    """Lengths to measure at (None for images), and notes on them for the user.
+    """Lengths to measure at (None for inputs of one size), and notes on them for the user.
 
     Raises:
         ConfigurationError: if a length is above a model's limit, or the models take different inputs.
@@ -105,10 +109,11 @@ def lengths_of(
         )
     if input_kind(models[0]) != "text" and models[0].main_input_name != "input_values":
         if options.lengths is not None:
-            raise ConfigurationError(f"{names[0]} takes images of one size, so lengths (--length) do not apply.")
-        sizes = {str((model.config.image_size, model.config.num_channels)) for model in models}
-        if len(sizes) > 1:
-            raise ConfigurationError(f"{names[0]} and {names[1]} take images of different sizes.")
+            raise ConfigurationError(
+                f"{names[0]} takes {input_kind(models[0])} of one size, so lengths (--length) do not apply."
+            )
+        if len({random_inputs(model, 1, 1)[model.main_input_name].shape for model in models}) > 1:
+            raise ConfigurationError(f"{names[0]} and {names[1]} take {input_kind(models[0])} of different sizes.")
         return [None], ()
     limits = [longest_input(model) for model in models]
     limit = min(limits)

@@ -53,9 +53,9 @@ class BenchSetting:
 
     Attributes:
         batch_size: B.
-        length: T; None for images.
+        length: T; None for images and recordings of one size.
         seconds: time of one call, for each model.
-        per_second: tokens or images per second at the median, for each model.
+        per_second: tokens, images or recordings per second at the median, for each model.
         ratio: how many times faster the first model is than the second: ratio of the medians, with the quartiles of
             the ratios of single rounds; None for one model.
     """
@@ -74,7 +74,7 @@ class BenchReport:
     Attributes:
         models: the model, and the one it was compared with.
         settings: one entry per batch size and length.
-        unit: ``tokens`` or ``images``.
+        unit: ``tokens``, ``images`` or ``recordings``.
         rounds: calls of each model at every setting.
         dtype: dtype of weights and arithmetic.
         device: name of the device.

@@ -3,7 +3,6 @@
 from transformers.models.siglip2 import modeling_siglip2 as native
 
 from .collab_family import collaborative_family
-from .collab_feed_forward import FeedForward
 from .collab_layouts import AttentionWithOutProj
 from .collab_model import CollaborativeBase
 
@@ -11,4 +10,4 @@ from .collab_model import CollaborativeBase
 @collaborative_family()
 class CollabSiglip2VisionModel(CollaborativeBase, native.Siglip2VisionModel):
     attention_classes = {native.Siglip2Attention: AttentionWithOutProj}
-    feed_forward_classes = {native.Siglip2MLP: FeedForward("fc1", "fc2")}
+    # No feed_forward_classes: the pooling head has the same width in the config, so native models cannot be narrower.

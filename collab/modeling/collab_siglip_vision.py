@@ -3,7 +3,6 @@
 from transformers.models.siglip import modeling_siglip as native
 
 from .collab_family import collaborative_family
-from .collab_feed_forward import FeedForward
 from .collab_layouts import AttentionWithOutProj
 from .collab_model import CollaborativeBase
 
@@ -11,4 +10,4 @@ from .collab_model import CollaborativeBase
 @collaborative_family()
 class CollabSiglipVisionModel(CollaborativeBase, native.SiglipVisionModel):
     attention_classes = {native.SiglipAttention: AttentionWithOutProj}
-    feed_forward_classes = {native.SiglipMLP: FeedForward("fc1", "fc2")}
+    # No feed_forward_classes: the pooling head has the same width in the config, so native models cannot be narrower.

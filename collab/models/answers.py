@@ -28,7 +28,7 @@ Kind = Literal["class", "span", "labels", "token label", "numbers", "states"]
 
 _SPANS = ("start_logits", "end_logits")
 _OF_PAIRS = ("seq_relationship_logits", "sop_logits")
-_STATES = ("last_hidden_state", "reconstruction")
+_STATES = ("last_hidden_state", "reconstruction", "projected_states")
 
 
 @dataclass(frozen=True)
