@@ -308,11 +308,11 @@ class TestDecoders:
     def test_gpt2_with_cross_attention_is_refused(self) -> None:
         native = tiny_model(BY_TYPE["gpt2"], add_cross_attention=True)
         for verb in (collab.plan, collab.inspect):
-            with pytest.raises(collab.errors.UnsupportedArchitectureError, match="cross-attention is not supported"):
+            with pytest.raises(collab.errors.UnsupportedArchitectureError, match=r"cross.attention"):
                 verb(native)
-        with pytest.raises(collab.errors.UnsupportedArchitectureError, match="cross-attention is not supported"):
+        with pytest.raises(collab.errors.UnsupportedArchitectureError, match=r"cross.attention"):
             collab.convert(native, collab.ConversionConfig(rank=8))
-        with pytest.raises(ValueError, match="cross-attention is not supported"):
+        with pytest.raises(ValueError, match=r"cross.attention"):
             AutoModel.from_config(BY_TYPE["gpt2"].family.config_class(add_cross_attention=True))
 
     @every_form

@@ -46,7 +46,7 @@ NORMED = Refusal("it normalizes the queries and keys of each head, or bounds the
 NONE = Refusal("it has no attention between tokens, so there is nothing to convert", _KEEP)
 QUANTIZED = Refusal("its projections are quantized layers", "Convert the model that it was quantized from.")
 DECODER = Refusal(
-    "it is a decoder or an encoder with a decoder, and only encoders are converted",
+    "it is a decoder or an encoder with a decoder, and of those only GPT-2, OPT and relatives of BERT are converted",
     "Of T5, mT5 and Whisper the encoder alone converts: save it from its own class (T5EncoderModel, WhisperEncoder).",
 )
 DETECTOR = Refusal("it detects objects with a decoder on top of an image encoder", "Convert the image encoder alone.")
