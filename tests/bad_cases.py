@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,7 +13,18 @@ from typing import Any
 
 import click
 import damage
-from damage import BROKEN_JSON, INDEXES, JSON_OF_ANOTHER_TYPE, PICKLES, QUERY, TENSORS, WEIGHT_FILE, WEIGHTS, drops, sets
+from damage import (
+    BROKEN_JSON,
+    INDEXES,
+    JSON_OF_ANOTHER_TYPE,
+    ODD_INDEXES,
+    PICKLES,
+    TENSORS,
+    WEIGHT_FILE,
+    WEIGHTS,
+    drops,
+    sets,
+)
 
 from collab.cli import main
 from collab.cli.options import RankType, RefineType
@@ -147,28 +157,40 @@ def in_file(
 def _values(values: Mapping[str, Iterable[Any]], inside: tuple[str | int, ...] = ()) -> dict[str, damage.Damage]:
     """Setting each key to each value."""
     return {
-        f"{key} {json.dumps(value)[:40]}": sets(*inside, key, to=value) for key, several in values.items() for value in several
+        f"{key} {json.dumps(value)[:40]}": sets(*inside, key, to=value)
+        for key, several in values.items()
+        for value in several
     }
 
 
 SIZES = {
     "num_attention_heads": (0, -4, 3, "4", 4.5, None, [4], 10**30),
     "hidden_size": (0, -32, "32", None, 1.5, 10**12),
-    "vocab_size": (0, -1, "31", None, 10**10),
+    "vocab_size": (0, -1, "31", None),
     "num_hidden_layers": (0, -1, "2", None, 10**9, 1.5),
-    "intermediate_size": (0, -1, "a", 10**11),
-    "max_position_embeddings": (0, -1, "x", 10**10),
+    "intermediate_size": (0, -1, "a"),
+    "max_position_embeddings": (0, -1, "x"),
     "hidden_act": ("nope", 3, []),
     "model_type": ("", None, 3, [], "../x", "bert\0", "gpt2"),
-    "architectures": (["BertForX"], [3], {"a": 1}, [None], 3, ["os.system"], ["PreTrainedModel"], ["pipeline"]),
-    "dtype": ("float99", 3, [], "int8", "os"),
+    "architectures": (["BertForX"], [3], {"a": 1}, [None], 3, ["os.system"], ["pipeline"]),
+    "dtype": ("float99", [], "os"),
     "layer_norm_eps": ("a", None, []),
     "hidden_dropout_prob": ("a", 2, -1, []),
 }
 """Values of a config that no command can work with."""
 
+UNLIKE_WEIGHTS = {
+    "vocab_size": (10**10,),
+    "intermediate_size": (10**11, 49),
+    "max_position_embeddings": (10**10, 41),
+    "hidden_size": (64,),
+    "dtype": (3, "int8"),
+}
+"""Values that do not belong to the weights, so every command refuses them that reads these."""
+
 ODDITIES = {
-    "architectures": ([], None),
+    "architectures": ([], None, ["PreTrainedModel"]),
+    "num_hidden_layers": (3, 9999),
     "type_vocab_size": (0, -1, "a", None),
     "pad_token_id": (-1, 10**6, "a", []),
     "id2label": ([], 3, {"a": "b"}, None, {}, {"0": 3}),
@@ -327,7 +349,14 @@ OUTPUTS = {
     "a device": "/dev/null",
     "of nobody's home": "~nobody-of-that-name/out",
 }
-ODD_OUTPUTS = {"a space": " ", "a new line": "o\nt", "no Unicode": "o\udcfft", "a dash": "./-", "braces": "{{out}}", "markup": "[red]"}
+ODD_OUTPUTS = {
+    "a space": " ",
+    "a new line": "o\nt",
+    "no Unicode": "o\udcfft",
+    "a dash": "./-",
+    "braces": "{{out}}",
+    "markup": "[red]",
+}
 MODELS = {
     "empty": "",
     "a space": " ",
@@ -436,7 +465,13 @@ OTHER_OPTIONS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("--refine", "2.5"),
     ),
     "plan": (("--params", "1e-300"), ("--calibration-cache", "./text.txt"), ("--text-column", "9")),
-    "heads": (("--score", ""), ("--sentence", "a"), ("--data2", "./missing.txt"), ("--task", "poetry"), ("--layer", "9")),
+    "heads": (
+        ("--score", ""),
+        ("--sentence", "a"),
+        ("--data2", "./missing.txt"),
+        ("--task", "poetry"),
+        ("--layer", "9"),
+    ),
     "heal": (("--teacher", ""), ("--teacher", "./text.txt"), ("--teacher", "./missing"), ("--text-column", "9")),
     "finetune": (
         ("--labels", ","),
@@ -495,7 +530,7 @@ def _evil_tokenizer(folder: Path) -> None:
 def _evil_code(folder: Path) -> None:
     (folder / "evil.py").write_text("open('attacked', 'w')\nclass Evil:\n    pass\n")
     names = ("AutoConfig", "AutoModel", "AutoModelForSequenceClassification", "AutoTokenizer")
-    sets("auto_map", to={name: "evil.Evil" for name in names})(folder / "config.json")
+    sets("auto_map", to=dict.fromkeys(names, "evil.Evil"))(folder / "config.json")
     drops("tokenizer_class")(folder / "tokenizer_config.json")
 
 
@@ -542,6 +577,7 @@ def _all() -> Iterator[Case]:
     both = {**JSON_OF_ANOTHER_TYPE, **BROKEN_JSON}
     yield from in_file("config.json", "config.json", {**both, "an empty object": damage.writes(b"{}")}, every)
     yield from in_file("config value", "config.json", _values(SIZES), every)
+    yield from in_file("config and weights", "config.json", _values(UNLIKE_WEIGHTS), READING_WEIGHTS)
     yield from in_file("odd config value", "config.json", _values(ODDITIES), every, refused=False)
     converted = tuple(name for name in every if name not in NATIVE_ONLY)
     specs = {name: sets("collab_layers", to=value) for name, value in SPECS.items()}
@@ -553,29 +589,69 @@ def _all() -> Iterator[Case]:
     )
     yield from in_file("tokenizer_config.json", "tokenizer_config.json", both, READING_TOKENIZER)
     yield from in_file(
-        "tokenizer_config.json value", "tokenizer_config.json", _values(TOKENIZER_CONFIG), READING_TOKENIZER, refused=False
+        "tokenizer_config.json value",
+        "tokenizer_config.json",
+        _values(TOKENIZER_CONFIG),
+        READING_TOKENIZER,
+        refused=False,
     )
     few = ("convert", "heads", "expand")
     for file in ("special_tokens_map.json", "added_tokens.json", "generation_config.json", "chat_template.json"):
-        yield from in_file(file, file, {name: change for name, change in both.items() if "link" not in name and name not in ("half", "a folder", "a pipe")}, few, refused=False)
-    yield from in_file("preprocessor_config.json", "preprocessor_config.json", both, ("convert",), base="image", refused=False)
+        yield from in_file(
+            file,
+            file,
+            {
+                name: change
+                for name, change in both.items()
+                if "link" not in name and name not in ("half", "a folder", "a pipe")
+            },
+            few,
+            refused=False,
+        )
+    yield from in_file(
+        "preprocessor_config.json", "preprocessor_config.json", both, ("convert",), base="image", refused=False
+    )
 
     yield from in_file("weight file", WEIGHTS, WEIGHT_FILE, READING_WEIGHTS)
     yield from in_file("tensor", WEIGHTS, TENSORS, READING_WEIGHTS, base="native", refused=False)
-    yield from in_file("tensor", WEIGHTS, {f"{name}, to convert": change for name, change in TENSORS.items()}, NATIVE_ONLY)
+    yield from in_file(
+        "tensor", WEIGHTS, {f"{name}, to convert": change for name, change in TENSORS.items()}, NATIVE_ONLY
+    )
     yield from in_file("pickle", "", PICKLES, READING_WEIGHTS)
     yield from in_file("index", "", INDEXES, READING_WEIGHTS)
+    yield from in_file("index", "", ODD_INDEXES, READING_WEIGHTS, refused=False)
 
     reading = tuple(name for name in every if name not in ("plan", "heads", "bench"))
-    readable = {name: change for name, change in both.items() if name not in ("a folder", "a link to nothing", "a pipe", "a link to itself")}
-    yield from in_file("report", "collab_report.json", readable, (*(name for name in reading if name != "evaluate"),), base=None, refused=False)
+    readable = {
+        name: change
+        for name, change in both.items()
+        if name not in ("a folder", "a link to nothing", "a pipe", "a link to itself")
+    }
+    yield from in_file(
+        "report",
+        "collab_report.json",
+        readable,
+        (*(name for name in reading if name != "evaluate"),),
+        base=None,
+        refused=False,
+    )
     yield from in_file("report", "collab_report.json", readable, ("evaluate",), more=("--record",), base="converted")
     others = tuple(name for name in converted if name != "evaluate")
     yield from in_file("report value", "collab_report.json", _values(REPORT), others, base="converted", refused=False)
-    yield from in_file("report value", "collab_report.json", _values(REPORT), ("evaluate",), base="converted", refused=False, more=("--record",))
+    yield from in_file(
+        "report value",
+        "collab_report.json",
+        _values(REPORT),
+        ("evaluate",),
+        base="converted",
+        refused=False,
+        more=("--record",),
+    )
     yield from in_file("card", "README.md", CARD, ("convert", "expand", "prune"), refused=False)
     yield from in_file("card", "README.md", CARD, ("evaluate",), refused=False, base="converted", more=("--record",))
-    yield from in_file("modules.json", "modules.json", {**JSON_OF_ANOTHER_TYPE, **MODULES}, ("convert", "expand"), refused=False)
+    yield from in_file(
+        "modules.json", "modules.json", {**JSON_OF_ANOTHER_TYPE, **MODULES}, ("convert", "expand"), refused=False
+    )
     yield from in_file("trust", "", TRUST, every, refused=False)
 
     for command in every:
@@ -599,7 +675,9 @@ def _all() -> Iterator[Case]:
             )
     for command in ("plan", "bench"):
         for name, figure in FIGURES.items():
-            yield Case(command, "figure", name, base_of(command), (*line_of(command), "--figure", figure), _nothing, True)
+            yield Case(
+                command, "figure", name, base_of(command), (*line_of(command), "--figure", figure), _nothing, True
+            )
     for name in ("text.txt", "model/config.json", "/proc/figures", "a\0b", "f" * 300):
         yield Case("heads", "figures", name, "native", (*line_of("heads"), "--figures", name), _nothing, True)
 
@@ -622,7 +700,13 @@ def _options(command: str) -> Iterator[Case]:
                 place = line.index(flag)
                 line = (*line[:place], *line[place + 2 :])
             yield Case(
-                command, "option", f"{flag} {value!r}", base_of(command), (*line, f"{flag}={value}"), _nothing, value in NEVER_NUMBERS
+                command,
+                "option",
+                f"{flag} {value!r}",
+                base_of(command),
+                (*line, f"{flag}={value}"),
+                _nothing,
+                value in NEVER_NUMBERS,
             )
     for more in OTHER_OPTIONS.get(command, ()):
         line = tuple(part for part in line_of(command))

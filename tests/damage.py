@@ -200,7 +200,10 @@ PICKLES: dict[str, Damage] = {
     "numbers for tensors": pickles({QUERY: 3}),
     "a number for a name": pickles({3: torch.ones(2)}),
     "none": pickles(None),
-    "a cut archive": lambda folder: (pickles({QUERY: torch.ones(32, 32)})(folder), cut(0.5)(folder / "pytorch_model.bin")),
+    "a cut archive": lambda folder: (
+        pickles({QUERY: torch.ones(32, 32)})(folder),
+        cut(0.5)(folder / "pytorch_model.bin"),
+    ),
 }
 
 
@@ -231,6 +234,8 @@ INDEXES: dict[str, Damage] = {
     "the folder": index({"metadata": {}, "weight_map": {QUERY: "."}}),
     "a file of another kind": index({"metadata": {}, "weight_map": {QUERY: "config.json"}}),
     "a NUL": index({"metadata": {}, "weight_map": {QUERY: "a\0b"}}),
-    "no metadata": index({"weight_map": {QUERY: "missing.safetensors"}}),
+}
+ODD_INDEXES: dict[str, Damage] = {
     "a tensor that is not there": index({"metadata": {}, "weight_map": {"bert.other": "part.safetensors"}}),
+    "no metadata": index({"weight_map": {QUERY: "part.safetensors"}}),
 }

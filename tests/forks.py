@@ -95,11 +95,6 @@ def _import_everything() -> None:
     import sklearn.metrics  # noqa: F401
     import torch
 
-    import collab.checkpoints
-    import collab.figures.heads
-    import collab.figures.plan
-    import collab.training.finetune
-    import collab.training.heal
     from collab.cli.running import import_libraries
 
     import_libraries(0)
@@ -163,7 +158,10 @@ def _serve() -> None:
             for file in (stdout, stderr):
                 file.seek(0)
                 texts.append(file.read().decode(errors="replace"))
-        answers.write(json.dumps({"code": code, "stdout": texts[0], "stderr": texts[1], "seconds": time.perf_counter() - start}) + "\n")
+        answers.write(
+            json.dumps({"code": code, "stdout": texts[0], "stderr": texts[1], "seconds": time.perf_counter() - start})
+            + "\n"
+        )
         answers.flush()
 
 

@@ -131,12 +131,11 @@ def _past(inspection: Inspection) -> list[str]:
     lines = [f"The original: {step['step']}." for step in report.get("original_history", [])]
     settings = report.get("settings")
     if settings:
-        errors = (
-            layer["error"] if layer["score_error"] is None else layer["score_error"] for layer in report["layers"]
-        )
+        layers = report.get("layers", [])
+        errors = (layer["error"] if layer["score_error"] is None else layer["score_error"] for layer in layers)
         lines.append(
-            f"Converted from {report['source']} with rank {settings['rank']}, params {settings['params']}; errors by "
-            f"layer {', '.join(f'{error:.3f}' for error in errors)}. More in collab_report.json."
+            f"Converted from {report.get('source')} with rank {settings['rank']}, params {settings['params']}; errors "
+            f"by layer {', '.join(f'{error:.3f}' for error in errors)}. More in collab_report.json."
         )
     return [*lines, *(f"Then: {step['step']}." for step in report.get("history", []))]
 

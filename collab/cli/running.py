@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 import click
 
-from ..errors import CheckpointError, CollabError, ConfigurationError
+from ..errors import CheckpointError, CollabError, ConfigurationError, first_line, is_short_of_memory
 from ..training.work import is_main_process
 from .options import gather
 
@@ -63,13 +63,37 @@ class Command(click.Command):
             click.Option(["-q", "--quiet"], is_flag=True, help="Say nothing but errors."),
         ]
 
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Reads the options; none may hold a NUL, which no shell passes and no file system takes."""
+        if any("\0" in arg for arg in args):
+            raise click.UsageError("An argument holds a NUL character.", ctx)
+        return super().parse_args(ctx, args)
+
     def invoke(self, ctx: click.Context) -> None:
         """Runs the command's function."""
         assert self.callback is not None
+        for param in self.params:
+            _check_value(ctx, param)
         values = dict(ctx.params)
         session = Session(values.pop("as_json"), values.pop("quiet"), values.pop("verbose"))
         with session.running():
             self.callback(**gather(self.callback, values), session=session)
+
+
+def _check_value(ctx: click.Context, param: click.Parameter) -> None:
+    """Checks what holds for every option: numbers are finite and of 64 bits, and paths have a name.
+
+    Raises:
+        click.BadParameter: if a value is not so.
+    """
+    value = ctx.params.get(param.name or "")
+    for each in value if isinstance(value, tuple | list) else (value,):
+        if (
+            param.type in (click.INT, click.FLOAT) and each is not None and not -(2**63) <= each < 2**63
+        ):  # NaN is not, either
+            raise click.BadParameter(f"{each} is not a number that can be used.", ctx, param)
+        if each == Path():
+            raise click.BadParameter("Give a name that is not empty, nor this folder's.", ctx, param)
 
 
 class Session:
@@ -107,9 +131,11 @@ class Session:
             raise kind(str(error)) from error
         except KeyboardInterrupt:
             raise click.ClickException(self.interrupted) from None
-        except Exception:
+        except Exception as error:
             if self._signalled:  # of which a library that was being imported made another error
                 raise click.ClickException(self.interrupted) from None
+            if is_short_of_memory(error):
+                raise click.ClickException(f"There is too little memory for this: {first_line(error)}") from error
             raise
         finally:
             self._stop_bars()
@@ -263,11 +289,11 @@ class _WrongRequest(click.ClickException):
 
 def _check_folder(model: str) -> None:
     """Checks, before anything slow, that there is a folder where the name cannot be one on the Hub."""
-    folder = Path(model).expanduser()
     try:
+        folder = Path(model).expanduser()
         missing = not folder.is_dir()
-    except OSError:  # a name that the file system does not take
-        missing = True
+    except (OSError, RuntimeError, ValueError):  # a name that the file system does not take, or nobody's home
+        folder, missing = Path(), True
     if missing and (model.startswith((".", "/", "~")) or model.count("/") > 1):
         raise CheckpointError(
             f"{model} is a file. Give the folder that holds config.json and the weights."

@@ -25,6 +25,7 @@ from ..modeling.collab_model import optional_parts
 from ..models.assembly import assemble
 from ..models.families import Family, require_family
 from ..models.layers import count_parameters
+from ..models.weights import check_finite
 from ..planning.choice import Choice, choose, compare_forms
 from ..planning.config import ConversionConfig
 from ..reparametrization.layer import LayerProblem, spec_of, state_of
@@ -211,17 +212,6 @@ def check_plain(name: str, projection: nn.Module) -> None:
             f"{name} is a {type(projection).__name__}, not a plain linear layer. Load the model without quantization, "
             "and merge adapters (merge_and_unload) before converting."
         )
-
-
-def check_finite(model: PreTrainedModel) -> None:
-    """Raises a WeightsError, naming the tensor, for a weight that is NaN, infinite or not in memory."""
-    for name, tensor in model.state_dict().items():
-        if tensor.device.type == "meta":
-            raise WeightsError(
-                f"{name} is not in memory (offloaded or never loaded). Load the model without device_map."
-            )
-        if tensor.is_floating_point() and tensor.numel() and not all(bound.isfinite() for bound in tensor.aminmax()):
-            raise WeightsError(f"{name} has NaN or infinite entries, so the model cannot be converted.")
 
 
 def check_structure(model: PreTrainedModel) -> None:

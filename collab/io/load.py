@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -11,15 +12,45 @@ from typing import Any
 import torch
 import transformers
 from torch import Tensor
+<<<<<<< HEAD
 from transformers import AutoConfig, AutoFeatureExtractor, AutoImageProcessor, AutoTokenizer, PreTrainedModel
+=======
+from transformers import AutoConfig, AutoImageProcessor, AutoTokenizer, PreTrainedModel
+from transformers import initialization as init
+>>>>>>> 976cdc7 (Reading and writing fail with one message: config, tokenizer, weights, report and card are each read in one place)
 
-from ..errors import CheckpointError, DataError, UnsupportedArchitectureError, WeightsError, first_line
+from ..errors import CheckpointError, DataError, UnsupportedArchitectureError, WeightsError
 from ..models.families import Family, families, refuse_unsupported
+<<<<<<< HEAD
 from ..models.inputs import input_kind
+=======
+from ..models.weights import check_finite
+from .failures import reading
+from .history import read_report
+>>>>>>> 976cdc7 (Reading and writing fail with one message: config, tokenizer, weights, report and card are each read in one place)
 from .options import LoadOptions
-from .read import Source, check_weight_files, read_config, read_model, read_tensors, resolve_source
+from .read import (
+    Source,
+    check_weight_files,
+    check_weights_for,
+    read_config,
+    read_model,
+    read_modules,
+    read_object,
+    read_tensors,
+    resolve_source,
+)
 
 logger = logging.getLogger(__name__)
+
+# The first holds its settings.
+_TOKENIZER = (
+    *("tokenizer_config.json", "tokenizer.json", "vocab.txt", "vocab.json", "*.model", "bpe.codes", "*.tiktoken"),
+    *("special_tokens_map.json", "added_tokens.json"),
+)
+_IMAGE_PROCESSOR = ("preprocessor_config.json", "processor_config.json")
+# Sizes that every config has, under this or a name that stands for it, and the most that they can sensibly be.
+_SIZES = {"num_hidden_layers": 10_000, "num_attention_heads": 100_000, "hidden_size": 2**31}
 
 
 @dataclass(frozen=True)
@@ -55,6 +86,7 @@ class Checkpoint:
 
     @cached_property
     def processor(self) -> Any | None:
+<<<<<<< HEAD
         """The tokenizer, image processor or feature extractor; None if there is none or it does not load."""
         if self.new_tokenizer is not None:
             return self.new_tokenizer
@@ -67,6 +99,11 @@ class Checkpoint:
         except (OSError, ValueError, ImportError, KeyError, TypeError) as error:
             logger.info("No tokenizer, image processor or feature extractor: %s", error)
             return None
+=======
+        """The tokenizer or image processor; None as from `read_processor`."""
+        text = self.model.main_input_name == "input_ids"
+        return read_processor(self.source.folder, text=text, trust_remote_code=self.trust_remote_code)
+>>>>>>> 976cdc7 (Reading and writing fail with one message: config, tokenizer, weights, report and card are each read in one place)
 
     @property
     def tokenizer(self) -> Any:
@@ -82,6 +119,40 @@ class Checkpoint:
             raise DataError(
                 f"{self.source.name} has no head for {kind}: {', '.join(head[:3])} would be random. Fine-tune it first."
             )
+
+
+def read_processor(folder: Path, *, text: bool, trust_remote_code: bool = False) -> Any | None:
+    """The tokenizer or image processor in a model's folder.
+
+    Args:
+        folder: the folder.
+        text: whether it is a tokenizer.
+        trust_remote_code: whether transformers may run the tokenizer's code that comes with the model.
+
+    Returns:
+        None if there is none, it needs code that may not be run, or a package that is not installed.
+
+    Raises:
+        CheckpointError: if its files are damaged.
+    """
+    loader: Any = AutoTokenizer if text else AutoImageProcessor
+    name, files = ("tokenizer", _TOKENIZER) if text else ("image processor", _IMAGE_PROCESSOR)
+    if not any(path.is_file() for pattern in files for path in folder.glob(pattern)):
+        return None
+    settings = folder / files[0]
+    code = (read_object(settings) if settings.is_file() else {}).get("auto_map")
+    if isinstance(code, dict) and loader.__name__ in code and not trust_remote_code:
+        logger.warning("The %s comes with code of its own, which was not run; --trust-remote-code runs it.", name)
+        return None
+    with reading(f"The {name} in {folder}"):
+        try:
+            processor = loader.from_pretrained(folder, trust_remote_code=trust_remote_code, local_files_only=True)
+            if text:
+                processor("a")  # some damage shows only then
+            return processor
+        except ImportError as error:
+            logger.warning("The %s needs a package that is not installed: %s", name, error)
+            return None
 
 
 def load(
@@ -114,11 +185,13 @@ def load(
     raw = read_config(source.folder)
     files = check_weight_files(source.folder)
     config = config_of(source)
+    model_class = model_class_of(raw, source.name)
+    _check_contents(source, model_class, config, files)
     for key, value in (config_changes or {}).items():
         setattr(config, key, value)
     arguments = {"trust_remote_code": False} if auto_class is not None else {}
     model, info = read_model(
-        auto_class or model_class_of(raw, source.name), source, seed, new_head, config=config, dtype="auto", **arguments
+        auto_class or model_class, source, files, seed, new_head, config=config, dtype="auto", **arguments
     )
     if new_head:
         with torch.random.fork_rng(devices=[]):
@@ -126,6 +199,7 @@ def load(
             fresh = type(model)(config)
         fresh.base_model.load_state_dict(model.base_model.state_dict())
         model = fresh.to(model.dtype)  # type: ignore[arg-type]
+    check_finite(model)
     return Checkpoint(
         source,
         model.eval(),
@@ -160,7 +234,9 @@ def load_native(source: Source, options: LoadOptions | None = None, *, seed: int
         )
     native_class = _native_class(config, family)
     weights = check_weight_files(source.folder)
-    model, info = read_model(native_class, source, seed, dtype="auto")
+    read = config_of(source)
+    _check_contents(source, native_class, read, weights)
+    model, info = read_model(native_class, source, weights, seed, config=read, dtype="auto")
     missing = sorted(info["missing_keys"])
     layers = family.attention_layers(model)
     for name in missing:
@@ -197,12 +273,54 @@ def config_of(source: Source) -> Any:
     """A model's config, native or converted.
 
     Raises:
-        CheckpointError: if transformers cannot read it.
+        CheckpointError: if transformers cannot read it, or it describes no model.
     """
-    try:
-        return AutoConfig.from_pretrained(source.folder, local_files_only=True, trust_remote_code=False)
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise CheckpointError(f"The config of {source.name} could not be read: {first_line(error)}") from error
+    with reading(f"The config of {source.name}"):
+        config = AutoConfig.from_pretrained(source.folder, local_files_only=True, trust_remote_code=False)
+        for name, most in _SIZES.items():
+            size = getattr(config, name, 1)
+            if type(size) is not int or not 0 < size <= most:
+                raise CheckpointError(
+                    f"{name} in config.json of {source.name} should be a whole number above 0, not {size!r}."
+                    if type(size) is not int or size < 1
+                    else f"{name} in config.json of {source.name} is {size:,}; {most:,} is the most that collab reads."
+                )
+    return config
+
+
+def without_weights(model_class: Any, config: Any, name: str) -> PreTrainedModel:
+    """The model that a config describes, without weights.
+
+    Args:
+        model_class: a model class or an Auto class.
+        config: the config.
+        name: the checkpoint's name.
+
+    Raises:
+        CheckpointError: if transformers cannot build it, or a weight would have no entries.
+    """
+    build = model_class if isinstance(model_class, type) and issubclass(model_class, PreTrainedModel) else None
+    with reading(f"The config of {name}"), torch.device("meta"), init.no_init_weights():
+        model = (build or model_class.from_config)(config)
+    for parameter, value in model.named_parameters():
+        if not value.numel():
+            raise CheckpointError(
+                f"By config.json of {name}, {parameter} would have the shape {tuple(value.shape)}, without entries. "
+                "One of the sizes in it is 0."
+            )
+    return model
+
+
+def _check_contents(source: Source, model_class: Any, config: Any, files: list[Path]) -> None:
+    """Checks everything in a folder that a command may need later, before weights are read or any work is done.
+
+    Raises:
+        CheckpointError: if a file is damaged, or config and weights do not belong together.
+        WeightsError: if a weight is not stored as plain numbers.
+    """
+    read_report(source.folder)
+    read_modules(source.folder)
+    check_weights_for(without_weights(model_class, copy.copy(config), source.name), files, source.name)
 
 
 def model_class_of(config: dict[str, Any], name: str) -> Any:
@@ -215,6 +333,6 @@ def model_class_of(config: dict[str, Any], name: str) -> Any:
     if not architectures:
         return transformers.AutoModel
     model_class = getattr(transformers, architectures[0], None)
-    if model_class is None:
+    if not isinstance(model_class, type) or not issubclass(model_class, PreTrainedModel):
         raise CheckpointError(f"{name} is a {architectures[0]}, which transformers does not have.")
     return model_class
