@@ -129,12 +129,11 @@ def _past(inspection: Inspection) -> list[str]:
     """What was done to the model so far, in sentences."""
     report = inspection.report
     lines = [f"The original: {step['step']}." for step in report.get("original_history", [])]
-    settings = report.get("settings")
-    if settings:
-        layers = report.get("layers", [])
+    settings, layers = report.get("settings"), report.get("layers")
+    if settings and layers:  # a report of a compression has no layers
         errors = (layer["error"] if layer["score_error"] is None else layer["score_error"] for layer in layers)
         lines.append(
-            f"Converted from {report.get('source')} with rank {settings['rank']}, params {settings['params']}; errors "
+            f"Converted from {report.get('source')} with rank {settings.get('rank')}, params {settings.get('params')}; errors "
             f"by layer {', '.join(f'{error:.3f}' for error in errors)}. More in collab_report.json."
         )
     return [*lines, *(f"Then: {step['step']}." for step in report.get("history", []))]

@@ -75,7 +75,7 @@ class Command(click.Command):
         for param in self.params:
             _check_value(ctx, param)
         values = dict(ctx.params)
-        session = Session(values.pop("as_json"), values.pop("quiet"), values.pop("verbose"))
+        session = Session(values.pop("as_json"), values.pop("quiet"), values.pop("verbose"), values.get("output"))
         with session.running():
             self.callback(**gather(self.callback, values), session=session)
 
@@ -109,15 +109,17 @@ class Session:
         interrupted: what to say after an interruption.
     """
 
-    def __init__(self, as_json: bool, quiet: bool, verbose: int) -> None:
+    def __init__(self, as_json: bool, quiet: bool, verbose: int, output: Path | None = None) -> None:
         self.as_json = as_json
         self.quiet = quiet or not is_main_process()
         self.verbosity = -1 if quiet else verbose
         self.interrupted = INTERRUPTED
         self._phases = _Phases()
         self._bars: _Bars | None = None
-        self._signalled = False
+        self._signals = 0
         self._importing = False
+        self._output = output
+        self._output_before = _identity(output)
 
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
@@ -127,13 +129,15 @@ class Session:
             with self._signals_interrupt():
                 yield
         except CollabError as error:
+            if self._signals:
+                raise self._interruption() from None
             kind = _WrongRequest if isinstance(error, ConfigurationError) else click.ClickException
             raise kind(str(error)) from error
         except KeyboardInterrupt:
-            raise click.ClickException(self.interrupted) from None
+            raise self._interruption() from None
         except Exception as error:
-            if self._signalled:  # of which a library that was being imported made another error
-                raise click.ClickException(self.interrupted) from None
+            if self._signals:  # of which a library that was being imported made another error
+                raise self._interruption() from None
             if is_short_of_memory(error):
                 raise click.ClickException(f"There is too little memory for this: {first_line(error)}") from error
             raise
@@ -159,7 +163,7 @@ class Session:
     def progress(self, what: str, done: int, total: int | None) -> None:
         """Shows how far the work is: a bar for each phase on a terminal, and a line for each elsewhere."""
         self._importing = False
-        if self._signalled:  # and somebody swallowed the exception
+        if self._signals:  # and somebody swallowed the exception
             raise KeyboardInterrupt
         # What a training measured last comes after its name.
         phase = "training" if what.startswith("training") else what
@@ -186,27 +190,42 @@ class Session:
 
     @contextlib.contextmanager
     def _signals_interrupt(self) -> Iterator[None]:
-        """Makes a request to terminate an interruption, which cleans up, and remembers either."""
+        """Makes a request to terminate an interruption, which cleans up, and counts either.
+
+        While it cleans up, a second request changes nothing; a third ends the process at once.
+        """
 
         def interrupt(number: int, frame: FrameType | None) -> None:
-            if self._importing:
+            self._signals += 1
+            if self._signals == 2 and not self._importing:
+                return
+            if self._importing or self._signals > 2:
                 # An exception in the middle of torch's import can abort the process, and nothing is to clean up yet.
                 self._stop_bars()
                 click.echo(f"Error: {self.interrupted}", err=True)
                 os._exit(1)
-            self._signalled = True
             raise KeyboardInterrupt
 
-        numbers = [signal.SIGTERM, signal.SIGHUP]
-        if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # a job in the background ignores it
-            numbers.append(signal.SIGINT)
+        def unraisable(error: Any) -> None:
+            if not isinstance(error.exc_value, KeyboardInterrupt):  # in a finalizer, which cannot pass it on
+                hook(error)
 
+        numbers = [signal.SIGTERM, signal.SIGHUP, signal.SIGINT]
+        # A job in the background ignores some.
+        numbers = [number for number in numbers if signal.getsignal(number) is not signal.SIG_IGN]
         previous = {number: signal.signal(number, interrupt) for number in numbers}
+        hook, sys.unraisablehook = sys.unraisablehook, unraisable
         try:
             yield
         finally:
+            sys.unraisablehook = hook
             for number, handler in previous.items():
                 signal.signal(number, handler)
+
+    def _interruption(self) -> click.ClickException:
+        """What to say after an interruption, which may have come when the output was in place already."""
+        complete = self._output is not None and _identity(self._output) not in (None, self._output_before)
+        return click.ClickException(f"Interrupted, but {self._output} is complete." if complete else self.interrupted)
 
     def _stop_bars(self) -> None:
         if self._bars is not None:
@@ -300,6 +319,15 @@ def _check_folder(model: str) -> None:
             if folder.is_file()
             else f"There is no folder {model}."
         )
+
+
+def _identity(folder: Path | None) -> tuple[int, int] | None:
+    """What tells a folder from another of the same name; None if there is none."""
+    try:
+        status = None if folder is None else folder.expanduser().stat()
+    except (OSError, ValueError, RuntimeError):
+        return None
+    return None if status is None else (status.st_ino, status.st_ctime_ns)
 
 
 class _Handler(logging.StreamHandler[TextIO]):

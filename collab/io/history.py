@@ -25,7 +25,7 @@ _FORM: dict[str, Any] = {
     "source": str | None,
     "revision": str | None,
     "command": str | None,
-    "settings": {"rank": object, "params": object},
+    "settings": dict,
     "parameters": {"query_key": {"ratio": _NUMBER}},
     "layers": [{"form": str, "error": _NUMBER, "score_error": _NUMBER | None}],
     "history": _STEPS,

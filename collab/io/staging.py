@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import shutil
 import tempfile
@@ -129,10 +130,18 @@ def staged(output: Path, overwrite: bool = False) -> Iterator[Path]:
             yield staging
             record_files(staging)
             _open_up(staging)
-            if overwrite and target.exists():
-                _swap(staging, target)
-            else:
-                staging.rename(target)  # onto nothing or an empty folder
+            try:
+                if overwrite and target.exists():
+                    _swap(staging, target)
+                else:
+                    staging.rename(target)  # onto nothing or an empty folder
+            except OSError as error:
+                if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOENT, errno.ENOTDIR):
+                    raise
+                raise OutputError(
+                    f"{output} appeared or changed while this was running; another command may be writing it. It was "
+                    "left as it is, and nothing was written."
+                ) from error
     finally:
         if staging is not None:
             shutil.rmtree(staging, ignore_errors=True)
