@@ -4,8 +4,8 @@ Each command that writes runs on a tiny checkpoint and gets a signal at a random
 run in a fork of this process, which has imported everything, so that the signals fall into the work; some in a process
 of their own, with the signal during the imports. After it: the output is absent, or complete and loads; the input is as
 it was; nothing else is left but the documented work folder (after SIGKILL also the temporary folder that nobody was
-left to delete). The same command then runs again, undisturbed, and its weights are compared with those of a run that was
-never disturbed. And the same command twice at once, on one output.
+left to delete). The same command then runs again, undisturbed, and its weights are compared with those of a run that
+was never disturbed. And the same command twice at once, on one output.
 
     python benchmarks/kill.py [--kills 20] [--stops 6] [--imports 2] [--pairs 3]
 

@@ -57,18 +57,15 @@ def plan(
     session: Session,
 ) -> None:
     """Show what converting MODEL would cost and how faithful it would be. Converts nothing."""
-<<<<<<< HEAD
     if whole and (params or figure):
         raise ConfigurationError("--params and --figure belong to a plan without --whole, which has --flops.")
     if flops and not whole:
         raise ConfigurationError("--flops belongs to --whole. Budgets of a conversion are --params.")
     configs = [CompressionConfig(flops=budget) for budget in flops]
-=======
     if figure is not None:
         from ..figures.style import check_figure
 
         check_figure(figure)
->>>>>>> 976cdc7 (Reading and writing fail with one message: config, tokenizer, weights, report and card are each read in one place)
     session.begin(model)
     if whole:
         _plan_whole(model, [config.flops or 0.0 for config in configs], calibration, load_options, session)

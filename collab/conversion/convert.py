@@ -28,7 +28,7 @@ from ..models.layers import count_parameters
 from ..models.weights import check_finite
 from ..planning.choice import Choice, choose, compare_forms
 from ..planning.config import ConversionConfig
-from ..reparametrization.layer import LayerProblem, spec_of, state_of
+from ..reparametrization.layer import LayerProblem, fitting, spec_of, state_of
 from ..reparametrization.model import LayerProblems, full_ranks, projections
 from ..reparametrization.moments import LayerMoments
 from ..training.refine import refine
@@ -266,7 +266,7 @@ def install(model: PreTrainedModel, family: Family, name: str, factors: Factors)
     """Replaces one attention layer of a native model by a collaborative one with the given factors."""
     native = model.get_submodule(name)
     query, _ = projections(native, family)
-    factors = _fitting(factors, query.weight, name)
+    factors = fitting(factors, query.weight, name)
     layer = family.base.attention_classes[type(native)](native, spec_of(factors), model.config)
     layer.load_state_dict(state_of(factors), strict=False, assign=True)
     model.set_submodule(name, layer.to(query.weight).train(native.training))
@@ -317,7 +317,7 @@ def _solve(
     query, key = native
     with torch.no_grad():
         solution = problem.solve(form, rank, config.content, config.solver_options, config.seed)
-    factors = _fitting(solution.factors, query.weight, name)
+    factors = fitting(solution.factors, query.weight, name)
     report = LayerReport(
         name=name,
         form=factors.form,
@@ -333,23 +333,6 @@ def _solve(
         query_key=Count(count_parameters(query) + count_parameters(key), factors.num_parameters),
     )
     return factors, report
-
-
-def _fitting(factors: Factors, like: Tensor, name: str) -> Factors:
-    """Casts factors to the dtype and device of a tensor.
-
-    Raises:
-        WeightsError: if a parameter does not fit the dtype; the message names it within layer `name`.
-    """
-    cast = factors.to(like)
-    exact = state_of(factors)
-    for parameter, tensor in state_of(cast).items():
-        if not tensor.isfinite().all():
-            raise WeightsError(
-                f"{name}.{parameter} does not fit {str(tensor.dtype).removeprefix('torch.')}: its largest entry is "
-                f"{float(exact[parameter].abs().max()):.3g}. Convert the model in bfloat16 or float32."
-            )
-    return cast
 
 
 def _value_output(native: PreTrainedModel, name: str, family: Family) -> int:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import json
 import logging
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -12,22 +14,15 @@ from typing import Any
 import torch
 import transformers
 from torch import Tensor
-<<<<<<< HEAD
 from transformers import AutoConfig, AutoFeatureExtractor, AutoImageProcessor, AutoTokenizer, PreTrainedModel
-=======
-from transformers import AutoConfig, AutoImageProcessor, AutoTokenizer, PreTrainedModel
 from transformers import initialization as init
->>>>>>> 976cdc7 (Reading and writing fail with one message: config, tokenizer, weights, report and card are each read in one place)
 
 from ..errors import CheckpointError, DataError, UnsupportedArchitectureError, WeightsError
-from ..models.families import Family, families, refuse_unsupported
-<<<<<<< HEAD
-from ..models.inputs import input_kind
-=======
+from ..models.families import Family, collaborative_layers, families, refuse_unsupported
+from ..models.inputs import Kind, input_kind
 from ..models.weights import check_finite
 from .failures import reading
 from .history import read_report
->>>>>>> 976cdc7 (Reading and writing fail with one message: config, tokenizer, weights, report and card are each read in one place)
 from .options import LoadOptions
 from .read import (
     Source,
@@ -48,7 +43,13 @@ _TOKENIZER = (
     *("tokenizer_config.json", "tokenizer.json", "vocab.txt", "vocab.json", "*.model", "bpe.codes", "*.tiktoken"),
     *("special_tokens_map.json", "added_tokens.json"),
 )
-_IMAGE_PROCESSOR = ("preprocessor_config.json", "processor_config.json")
+_PROCESSOR = ("preprocessor_config.json", "processor_config.json")
+# Values of settings that change how a model runs, and that transformers finds out about only then.
+_FLAGS: dict[str, tuple[Any, ...]] = {
+    "return_dict": (True, None),
+    **dict.fromkeys(("output_attentions", "output_hidden_states", "use_cache", "is_decoder"), (True, False, None)),
+    "chunk_size_feed_forward": tuple(range(10_000)),
+}
 # Sizes that every config has, under this or a name that stands for it, and the most that they can sensibly be.
 _SIZES = {"num_hidden_layers": 10_000, "num_attention_heads": 100_000, "hidden_size": 2**31}
 
@@ -86,24 +87,10 @@ class Checkpoint:
 
     @cached_property
     def processor(self) -> Any | None:
-<<<<<<< HEAD
-        """The tokenizer, image processor or feature extractor; None if there is none or it does not load."""
+        """The tokenizer, image processor or feature extractor; None as from `read_processor`."""
         if self.new_tokenizer is not None:
             return self.new_tokenizer
-        loaders = {"text": AutoTokenizer, "images": AutoImageProcessor, "audio": AutoFeatureExtractor}
-        loader: Any = loaders[input_kind(self.model)]
-        try:
-            return loader.from_pretrained(
-                self.source.folder, trust_remote_code=self.trust_remote_code, local_files_only=True
-            )
-        except (OSError, ValueError, ImportError, KeyError, TypeError) as error:
-            logger.info("No tokenizer, image processor or feature extractor: %s", error)
-            return None
-=======
-        """The tokenizer or image processor; None as from `read_processor`."""
-        text = self.model.main_input_name == "input_ids"
-        return read_processor(self.source.folder, text=text, trust_remote_code=self.trust_remote_code)
->>>>>>> 976cdc7 (Reading and writing fail with one message: config, tokenizer, weights, report and card are each read in one place)
+        return read_processor(self.source.folder, input_kind(self.model), self.trust_remote_code)
 
     @property
     def tokenizer(self) -> Any:
@@ -121,12 +108,12 @@ class Checkpoint:
             )
 
 
-def read_processor(folder: Path, *, text: bool, trust_remote_code: bool = False) -> Any | None:
-    """The tokenizer or image processor in a model's folder.
+def read_processor(folder: Path, kind: Kind, trust_remote_code: bool = False) -> Any | None:
+    """The tokenizer, image processor or feature extractor in a model's folder.
 
     Args:
         folder: the folder.
-        text: whether it is a tokenizer.
+        kind: what it makes inputs of.
         trust_remote_code: whether transformers may run the tokenizer's code that comes with the model.
 
     Returns:
@@ -135,8 +122,10 @@ def read_processor(folder: Path, *, text: bool, trust_remote_code: bool = False)
     Raises:
         CheckpointError: if its files are damaged.
     """
-    loader: Any = AutoTokenizer if text else AutoImageProcessor
-    name, files = ("tokenizer", _TOKENIZER) if text else ("image processor", _IMAGE_PROCESSOR)
+    loaders = {"text": AutoTokenizer, "images": AutoImageProcessor, "audio": AutoFeatureExtractor}
+    loader: Any = loaders[kind]
+    name = {"text": "tokenizer", "images": "image processor", "audio": "feature extractor"}[kind]
+    files = _TOKENIZER if kind == "text" else _PROCESSOR
     if not any(path.is_file() for pattern in files for path in folder.glob(pattern)):
         return None
     settings = folder / files[0]
@@ -147,7 +136,7 @@ def read_processor(folder: Path, *, text: bool, trust_remote_code: bool = False)
     with reading(f"The {name} in {folder}"):
         try:
             processor = loader.from_pretrained(folder, trust_remote_code=trust_remote_code, local_files_only=True)
-            if text:
+            if kind == "text":
                 processor("a")  # some damage shows only then
             return processor
         except ImportError as error:
@@ -200,6 +189,7 @@ def load(
         fresh.base_model.load_state_dict(model.base_model.state_dict())
         model = fresh.to(model.dtype)  # type: ignore[arg-type]
     check_finite(model)
+    _check_attention(model, info["missing_keys"])
     return Checkpoint(
         source,
         model.eval(),
@@ -207,6 +197,16 @@ def load(
         read_tensors(files, info["unexpected_keys"]) if auto_class is None else {},
         trust_remote_code=options.trust_remote_code,
     )
+
+
+def _check_attention(model: PreTrainedModel, missing: Iterable[str]) -> None:
+    """Raises a WeightsError if a weight of an attention layer is missing, which would be random."""
+    layers = list(collaborative_layers(model))
+    family = families().get(model.config.model_type)
+    layers += [] if family is None else family.attention_layers(model)
+    for name in missing:
+        if any(name.startswith(f"{layer}.") for layer in layers):
+            raise WeightsError(f"{name} is not in the checkpoint, so there is no attention to convert or expand.")
 
 
 def load_native(source: Source, options: LoadOptions | None = None, *, seed: int = 0) -> Checkpoint:
@@ -238,10 +238,7 @@ def load_native(source: Source, options: LoadOptions | None = None, *, seed: int
     _check_contents(source, native_class, read, weights)
     model, info = read_model(native_class, source, weights, seed, config=read, dtype="auto")
     missing = sorted(info["missing_keys"])
-    layers = family.attention_layers(model)
-    for name in missing:
-        if any(name.startswith(f"{layer}.") for layer in layers):
-            raise WeightsError(f"{name} is not in the checkpoint, so there is no attention to convert.")
+    _check_attention(model, missing)
     if missing:
         notes.append(f"Not in the checkpoint, so initialized at random (seed {seed}): {', '.join(missing)}.")
     unused = read_tensors(weights, info["unexpected_keys"])
@@ -276,6 +273,10 @@ def config_of(source: Source) -> Any:
         CheckpointError: if transformers cannot read it, or it describes no model.
     """
     with reading(f"The config of {source.name}"):
+        raw = read_config(source.folder)
+        for name, values in _FLAGS.items():
+            if name in raw and raw[name] not in values:
+                raise CheckpointError(f"{name} in config.json of {source.name} cannot be {json.dumps(raw[name])[:80]}.")
         config = AutoConfig.from_pretrained(source.folder, local_files_only=True, trust_remote_code=False)
         for name, most in _SIZES.items():
             size = getattr(config, name, 1)
@@ -320,6 +321,12 @@ def _check_contents(source: Source, model_class: Any, config: Any, files: list[P
     """
     read_report(source.folder)
     read_modules(source.folder)
+    kind = getattr(model_class, "config_class", None)
+    if kind is not None and not isinstance(config, kind):
+        raise CheckpointError(
+            f"config.json of {source.name} has model_type {config.model_type!r}, but names a {model_class.__name__}, "
+            f"which is of type {kind.model_type!r}."
+        )
     check_weights_for(without_weights(model_class, copy.copy(config), source.name), files, source.name)
 
 

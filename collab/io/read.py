@@ -26,6 +26,7 @@ _SAFETENSORS, _PICKLE = "model.safetensors", "pytorch_model.bin"
 # What transformers looks for, in its order.
 WEIGHT_FILES = (_SAFETENSORS, f"{_SAFETENSORS}.index.json", _PICKLE, f"{_PICKLE}.index.json")
 _MODULES = "modules.json"
+_FILES = (".json", ".txt", ".safetensors", ".bin", ".model")
 _FLOATS = ("F64", "F32", "F16", "BF16", "torch.float64", "torch.float32", "torch.float16", "torch.bfloat16")
 # What is read of a config before transformers checks it.
 _CONFIG_TYPES = {
@@ -117,7 +118,7 @@ def _check_links(top: Path, folder: Path, deep: bool = False) -> None:
         deep: whether to look into folders below `folder` as well.
 
     Raises:
-        CheckpointError: if one is, or is a pipe or a device; the message names it.
+        CheckpointError: if one is, or is a link to nothing, a pipe or a device; the message names it.
     """
     with reading(str(folder)):
         for path in folder.rglob("*") if deep else folder.iterdir():
@@ -128,6 +129,10 @@ def _check_links(top: Path, folder: Path, deep: bool = False) -> None:
                         f"{path} is a link to {target}, outside the model's folder. If you trust it, put the file "
                         "itself there."
                     )
+                if not path.exists():
+                    raise CheckpointError(f"{path} is a link to {target}, which is not there.")
+            elif path.is_dir() and path.suffix in _FILES:
+                raise CheckpointError(f"{path} is a folder, not a file.")
             elif not path.is_file() and not path.is_dir():
                 raise CheckpointError(f"{path} is a pipe or a device, not a file.")
 
@@ -340,6 +345,12 @@ def _shards(index: Path) -> list[str]:
                 f"{index} names {json.dumps(name)[:80]}, which is not a file of weights in the same folder."
             )
     return sorted(set(names.values()))
+
+
+def tensor_names(file: Path) -> list[str]:
+    """The names of the tensors in a safetensors file."""
+    with safe_open(file, framework="pt") as tensors:
+        return list(tensors.keys())
 
 
 def read_tensors(files: list[Path], names: set[str]) -> dict[str, Tensor]:

@@ -201,7 +201,7 @@ def _copy_sentence_transformers_modules(source: Path, folder: Path) -> None:
 
 def _pin_tokenizer(source: Path, folder: Path, trust_remote_code: bool) -> None:
     """Writes the tokenizer's class into its config if that left it to the model type, which has changed."""
-    original = read_processor(source, text=True, trust_remote_code=trust_remote_code)
+    original = read_processor(source, "text", trust_remote_code)
     if original is None:
         return  # none, or one whose code or package is not there: its files are copied unchecked
     path = folder / "tokenizer_config.json"
@@ -209,7 +209,7 @@ def _pin_tokenizer(source: Path, folder: Path, trust_remote_code: bool) -> None:
     if "tokenizer_class" not in settings:
         settings["tokenizer_class"] = type(original).__name__
         path.write_text(json.dumps(settings, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-    copied: Any = read_processor(folder, text=True, trust_remote_code=trust_remote_code)
+    copied: Any = read_processor(folder, "text", trust_remote_code)
     text = ["Heads collaborate: naïve façade, 東京 42%!", "CC(=O)Oc1ccccc1C(=O)O"]
     if original.get_vocab() != copied.get_vocab() or original(text)["input_ids"] != copied(text)["input_ids"]:
         raise VerificationError("The tokenizer of the exported folder encodes differently from the original's.")
@@ -223,7 +223,7 @@ def _pin_image_processor(source: Path, folder: Path) -> None:
     settings = read_object(path)
     if "image_processor_type" in settings or "feature_extractor_type" in settings:
         return
-    processor = read_processor(source, text=False)
+    processor = read_processor(source, "images")
     if processor is None:
         return
     settings["image_processor_type"] = type(processor).__name__

@@ -63,7 +63,7 @@ def reparametrize(
 
     Raises:
         ShapeError: if the shapes of the weights, or of the moments, do not fit one attention layer.
-        WeightsError: if a weight is NaN or infinite.
+        WeightsError: if a weight is NaN or infinite, or a factor does not fit the dtype.
         RankError: as `collab.decomposition.decompose`.
         ConfigurationError: as `collab.decomposition.decompose`.
         DeviceError: as `collab.decomposition.decompose`.
@@ -82,7 +82,30 @@ def reparametrize(
             problem.check_bias("key_bias", key_bias)
         rank = resolve_rank(rank, problem.tensor.full_rank)
         solution = problem.solve(form, rank, content, solver, seed)
-        return replace(solution, factors=solution.factors.to(query_weight))
+        return replace(solution, factors=fitting(solution.factors, query_weight))
+
+
+def fitting(factors: Factors, like: Tensor, layer: str = "") -> Factors:
+    """Casts factors to the dtype and device of a tensor.
+
+    Args:
+        factors: the factors.
+        like: the tensor.
+        layer: the layer's name, for the message.
+
+    Raises:
+        WeightsError: if a parameter does not fit the dtype; the message names it.
+    """
+    cast = factors.to(like)
+    exact = state_of(factors)
+    for parameter, tensor in state_of(cast).items():
+        if not tensor.isfinite().all():
+            raise WeightsError(
+                f"{f'{layer}.' if layer else ''}{parameter} does not fit {str(tensor.dtype).removeprefix('torch.')}: "
+                f"its largest entry is {float(exact[parameter].abs().max()):.3g}. Convert the model in bfloat16 or "
+                "float32."
+            )
+    return cast
 
 
 @dataclass(frozen=True)
