@@ -30,7 +30,7 @@ from tiny import BERT, BY_TYPE, LETTERS, SPECIAL, save_with_tokenizer, tiny_mode
 import collab
 
 SECRET = "what the folder outside holds"
-LIMIT = 60.0
+LIMIT = 120.0
 
 
 def make_bases(folder: Path) -> Path:

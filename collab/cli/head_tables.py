@@ -133,8 +133,8 @@ def _past(inspection: Inspection) -> list[str]:
     if settings and layers:  # a report of a compression has no layers
         errors = (layer["error"] if layer["score_error"] is None else layer["score_error"] for layer in layers)
         lines.append(
-            f"Converted from {report.get('source')} with rank {settings.get('rank')}, params {settings.get('params')}; errors "
-            f"by layer {', '.join(f'{error:.3f}' for error in errors)}. More in collab_report.json."
+            f"Converted from {report.get('source')} with rank {settings.get('rank')}, params {settings.get('params')}; "
+            f"errors by layer {', '.join(f'{error:.3f}' for error in errors)}. More in collab_report.json."
         )
     return [*lines, *(f"Then: {step['step']}." for step in report.get("history", []))]
 

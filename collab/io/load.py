@@ -137,7 +137,7 @@ def read_processor(folder: Path, kind: Kind, trust_remote_code: bool = False) ->
         try:
             processor = loader.from_pretrained(folder, trust_remote_code=trust_remote_code, local_files_only=True)
             if kind == "text":
-                processor("a")  # some damage shows only then
+                processor("a ☃")  # some damage shows only then
             return processor
         except ImportError as error:
             logger.warning("The %s needs a package that is not installed: %s", name, error)
