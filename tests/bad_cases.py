@@ -48,7 +48,7 @@ LINES: dict[str, tuple[str, ...]] = {
         *("{model}", "--data", "{labelled}", "--task", "classification", "--samples", "4"),
         *("--draws", "2", "--repeats", "1"),
     ),
-    "expand": ("{model}", "{out}"),
+    "expand": ("{model}", "{out}", "--allow-error", "1"),
     "bench": ("{model}", "--no-memory", "--batch-size", "1", "--length", "4", "--rounds", "1"),
     "export": ("{model}", "{out}", "--format", "onnx"),
 }

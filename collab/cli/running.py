@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 import click
 
-from ..errors import CheckpointError, CollabError, ConfigurationError, first_line, is_short_of_memory
+from ..errors import CheckpointError, CollabError, ConfigurationError, OutOfMemoryError, first_line, is_short_of_memory
 from ..training.work import is_main_process
 from .options import gather
 
@@ -29,6 +29,7 @@ INTERRUPTED = "Interrupted. Nothing was written."
 INTERRUPTED_TRAINING = "Interrupted. The same command goes on from the last checkpoint."
 
 _STARTING = "starting"
+_LIBRARIES = 10**9
 
 
 def command_age() -> float:
@@ -158,7 +159,19 @@ class Session:
         if not self.quiet and sys.stderr.isatty():
             self._bars = _Bars()
         self._importing = True  # until the work begins, since what commands import next is slow, too
-        import_libraries(self.verbosity)
+        limit = _memory_limit()
+        if limit is not None and limit < _LIBRARIES:  # some libraries end the process without a word of ours
+            raise OutOfMemoryError(
+                f"There is too little memory: the libraries take {_LIBRARIES / 1e9:.0f} GB of addresses, and this "
+                f"process may have {limit / 1e9:.1f} GB (ulimit -v)."
+            )
+        try:
+            import_libraries(self.verbosity)
+        except Exception as error:
+            if limit is None:
+                raise
+            # What an import raises that is short of memory is anything.
+            raise OutOfMemoryError(f"There is too little memory to load the libraries: {first_line(error)}") from error
 
     def progress(self, what: str, done: int, total: int | None) -> None:
         """Shows how far the work is: a bar for each phase on a terminal, and a line for each elsewhere."""
@@ -328,6 +341,16 @@ def _identity(folder: Path | None) -> tuple[int, int] | None:
     except (OSError, ValueError, RuntimeError):
         return None
     return None if status is None else (status.st_ino, status.st_ctime_ns)
+
+
+def _memory_limit() -> int | None:
+    """The bytes of addresses that this process may have (``ulimit -v``); None if there is no limit."""
+    try:
+        import resource
+    except ImportError:  # not on Windows
+        return None
+    limit = resource.getrlimit(resource.RLIMIT_AS)[0]
+    return None if limit == resource.RLIM_INFINITY else limit
 
 
 class _Handler(logging.StreamHandler[TextIO]):

@@ -132,6 +132,7 @@ def staged(output: Path, overwrite: bool = False) -> Iterator[Path]:
             _open_up(staging)
             try:
                 if overwrite and target.exists():
+                    check_output(output, overwrite=True)  # nobody may have put anything there meanwhile
                     _swap(staging, target)
                 else:
                     staging.rename(target)  # onto nothing or an empty folder
