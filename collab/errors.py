@@ -77,6 +77,24 @@ class BudgetError(ConfigurationError):
     """No conversion meets the budget."""
 
 
+def is_short_of_memory(error: BaseException) -> bool:
+    """Whether another library's error says that memory ran out; they say it in ways of their own."""
+    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":  # torch's is a RuntimeError
+        return True
+    return any(text in str(error) for text in _SHORT_OF_MEMORY)
+
+
+_SHORT_OF_MEMORY = (
+    "can't allocate memory",
+    "annot allocate memory",
+    "bad_alloc",
+    "bad allocation",
+    "failed to map segment",
+    "can't start new thread",
+    "os error 12",
+)
+
+
 def first_line(error: BaseException) -> str:
     """The first line of another library's error message, without the advice below it."""
     return (str(error).strip() or type(error).__name__).splitlines()[0]

@@ -541,7 +541,7 @@ class TestBadInput:
 
     @pytest.mark.parametrize(
         ("changes", "message"),
-        [({"hidden_size": "32"}, "could not be loaded"), ({"num_hidden_layers": 0}, "no attention layers")],
+        [({"hidden_size": "32"}, "hidden_size"), ({"num_hidden_layers": 0}, "num_hidden_layers in config.json")],
     )
     def test_config_values(self, run: Run, model: Path, tmp_path: Path, changes: dict, message: str) -> None:
         config = json.loads((model / "config.json").read_text())

@@ -369,6 +369,6 @@ class TestCommand:
         weights = load_file(tmp_path / "damaged" / "model.safetensors")
         del weights["bert.encoder.layer.1.attention.self.key.weight"]
         save_file(weights, tmp_path / "damaged" / "model.safetensors", {"format": "pt"})
-        assert "no attention to expand" in expand(tmp_path / "damaged", tmp_path / "native", fails=1).stderr
+        assert "so there is no attention" in expand(tmp_path / "damaged", tmp_path / "native", fails=1).stderr
         (tmp_path / "damaged" / "model.safetensors").write_bytes(b"cut")
         assert "damaged" in expand(tmp_path / "damaged", tmp_path / "native", fails=1).stderr

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -24,7 +25,7 @@ from ..io.staging import check_output
 from ..io.write import save
 from ..models.layers import parameters
 from ..training.options import HealRequest
-from ..training.work import work_folder
+from ..training.work import alone_in, work_folder
 from .calibrate import calibrate
 from .heal import heal_conversion
 
@@ -86,32 +87,36 @@ def compress(
     report = compression.report
     record = {"step": "compress", **report.to_dict(), "command": save_options.command}
     steps = [Step("Compression", _section(record), record)]
-    if heal is not None:
-        restart = save_options.restart
-        steps.append(heal_conversion(compression.model, checkpoint, heal, output, restart=restart, progress=progress))
-    before, after = parameters(checkpoint.model), parameters(compression.model)
-    query_key, attention, whole = (Count(before[name], after[name]) for name in ("query_key", "attention", "model"))
-    conversion = replace(
-        compression.conversion,
-        report=replace(
-            compression.conversion.report,
-            layers=(),
-            query_key=query_key,
-            attention=attention,
-            model=whole,
-            settings=report.settings,
-            calibration=report.calibration,
-            agreement=report.agreement,
-            seconds=report.seconds,
-            source=model,
-            revision=checkpoint.source.revision,
-            notes=(*checkpoint.notes, *report.notes),
-        ),
-    )
-    progress("writing and checking", 0, None)
-    save(conversion, output, checkpoint, save_options, steps, card="compressed")
-    if heal is not None:
-        shutil.rmtree(work_folder(output), ignore_errors=True)
+    alone = contextlib.nullcontext() if heal is None else alone_in(work_folder(output))
+    with alone:
+        if heal is not None:
+            restart = save_options.restart
+            steps.append(
+                heal_conversion(compression.model, checkpoint, heal, output, restart=restart, progress=progress)
+            )
+        before, after = parameters(checkpoint.model), parameters(compression.model)
+        query_key, attention, whole = (Count(before[name], after[name]) for name in ("query_key", "attention", "model"))
+        conversion = replace(
+            compression.conversion,
+            report=replace(
+                compression.conversion.report,
+                layers=(),
+                query_key=query_key,
+                attention=attention,
+                model=whole,
+                settings=report.settings,
+                calibration=report.calibration,
+                agreement=report.agreement,
+                seconds=report.seconds,
+                source=model,
+                revision=checkpoint.source.revision,
+                notes=(*checkpoint.notes, *report.notes),
+            ),
+        )
+        progress("writing and checking", 0, None)
+        save(conversion, output, checkpoint, save_options, steps, card="compressed")
+        if heal is not None:
+            shutil.rmtree(work_folder(output), ignore_errors=True)
     return CompressedCheckpoint(tuple(steps))
 
 

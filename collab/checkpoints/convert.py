@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 from collections.abc import Mapping
 from dataclasses import replace
@@ -12,8 +13,8 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from ..calibration.options import CalibrationRequest
-from ..conversion.convert import check_cast, is_lossless, require_convertible
 from ..conversion.convert import convert as convert_model
+from ..conversion.convert import is_lossless, require_convertible
 from ..conversion.vocabulary import KeptTokens
 from ..conversion.vocabulary import keep_tokens as keep_tokens_of
 from ..data.rows import all_rows
@@ -26,9 +27,10 @@ from ..io.read import resolve_source
 from ..io.report import Conversion, ConversionReport
 from ..io.staging import check_output
 from ..io.write import save
+from ..models.weights import check_cast
 from ..planning.config import ConversionConfig
 from ..training.options import HealRequest
-from ..training.work import work_folder
+from ..training.work import alone_in, work_folder
 from .calibrate import calibrate
 from .heal import heal_conversion
 
@@ -90,21 +92,23 @@ def convert(
     conversion = convert_model(checkpoint.model, config, calibration=moments, inplace=heal is None, progress=progress)
     if pruned is not None:
         conversion = pruned.prune_again(conversion)
-    steps = []
-    if heal is not None:
-        restart = save_options.restart
-        steps = [heal_conversion(conversion.model, checkpoint, heal, output, restart=restart, progress=progress)]
-    if dtype is not None:
-        _cast_model(conversion.model, dtype)
-        checkpoint = replace(checkpoint, unused=_cast(checkpoint.unused, dtype))
-    notes = (*checkpoint.notes, *notes, *conversion.report.notes)
-    report = replace(conversion.report, source=model, revision=source.revision, notes=notes)
-    if kept is not None:
-        report = replace(report, keep_tokens=kept.to_dict(), notes=(*notes, _what_stays(kept)))
-    progress("writing and checking", 0, None)
-    report = save(Conversion(conversion.model, report), output, checkpoint, save_options, steps)
-    if heal is not None:
-        shutil.rmtree(work_folder(output), ignore_errors=True)
+    alone = contextlib.nullcontext() if heal is None else alone_in(work_folder(output))
+    with alone:
+        steps = []
+        if heal is not None:
+            restart = save_options.restart
+            steps = [heal_conversion(conversion.model, checkpoint, heal, output, restart=restart, progress=progress)]
+        if dtype is not None:
+            _cast_model(conversion.model, dtype)
+            checkpoint = replace(checkpoint, unused=_cast(checkpoint.unused, dtype))
+        notes = (*checkpoint.notes, *notes, *conversion.report.notes)
+        report = replace(conversion.report, source=model, revision=source.revision, notes=notes)
+        if kept is not None:
+            report = replace(report, keep_tokens=kept.to_dict(), notes=(*notes, _what_stays(kept)))
+        progress("writing and checking", 0, None)
+        report = save(Conversion(conversion.model, report), output, checkpoint, save_options, steps)
+        if heal is not None:
+            shutil.rmtree(work_folder(output), ignore_errors=True)
     return report
 
 

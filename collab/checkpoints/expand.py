@@ -9,14 +9,13 @@ from typing import Any
 
 from ..conversion.expand import Expansion, require_expandable
 from ..conversion.expand import expand as expand_model
-from ..errors import NotConvertedError, WeightsError
+from ..errors import NotConvertedError
 from ..io.card import INHERITED, TAGS, render_card, source_metadata
 from ..io.history import Step, read_report, table
 from ..io.load import load
 from ..io.options import LoadOptions, Progress, SaveOptions, no_progress
 from ..io.staging import check_output
 from ..io.write import auto_class_of, save_changed
-from ..models.families import collaborative_layers
 
 logger = logging.getLogger(__name__)
 
@@ -58,10 +57,6 @@ def expand(
         raise NotConvertedError(
             f"{model} is a {type(loaded.model).__name__}, not a converted model, so there is nothing to expand."
         ) from error
-    layers = collaborative_layers(loaded.model)
-    for name in loaded.missing:
-        if any(name.startswith(f"{layer}.") for layer in layers):
-            raise WeightsError(f"{name} is not in the checkpoint, so there is no attention to expand.")
     if loaded.missing:
         logger.warning("Not in the checkpoint, so initialized at random (seed 0): %s.", ", ".join(loaded.missing))
     progress("expanding", 0, None)

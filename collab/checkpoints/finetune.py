@@ -25,7 +25,7 @@ from ..io.read import read_config, resolve_source
 from ..io.staging import check_output
 from ..io.write import save_changed
 from ..training.options import FinetuneOptions, RunOptions
-from ..training.work import finish, is_main_process, open_work, record_start, wait_for_everyone, work_folder
+from ..training.work import alone_in, finish, is_main_process, open_work, record_start, wait_for_everyone, work_folder
 from .prune import prune
 
 if TYPE_CHECKING:
@@ -117,19 +117,20 @@ def finetune(
         source, load_options, auto_class=task.auto_class, config_changes=head, new_head=data.new_head, seed=seed
     )
     loaded.model.float()
-    finetuning = finetune_model(
-        loaded.model,
-        task,
-        *examples,
-        tokenizer=loaded.tokenizer,
-        options=options,
-        teacher=_teacher(teacher, task, loaded),
-        work=work_folder(output),
-        restart=save_options.restart,
-        progress=progress,
-    )
-    finetuning.record.update(command=save_options.command, teacher=teacher)
-    _write(finetuning, loaded, output, save_options, progress)
+    with alone_in(work_folder(output)):
+        finetuning = finetune_model(
+            loaded.model,
+            task,
+            *examples,
+            tokenizer=loaded.tokenizer,
+            options=options,
+            teacher=_teacher(teacher, task, loaded),
+            work=work_folder(output),
+            restart=save_options.restart,
+            progress=progress,
+        )
+        finetuning.record.update(command=save_options.command, teacher=teacher)
+        _write(finetuning, loaded, output, save_options, progress)
     return finetuning
 
 
@@ -287,22 +288,30 @@ def finetune_and_prune(
     check_output(output, resolve_source(model, load_options.revision).folder, save_options.overwrite)
     first, second = (replace(options, run=run) for run in pruning.halves(options.run))
     work = work_folder(output, "pruning")
-    fingerprint = repr((model, load_options.revision, task, data, pruning, options, teacher))
-    if open_work(work, fingerprint, save_options.restart) is None and is_main_process():
-        record_start(work, fingerprint, {})
-    here = replace(load_options, revision=None)
-    inside = SaveOptions(command=save_options.command)
-    whole, pruned = work / "whole", work / "pruned"
-    train = partial(finetune, task=task, teacher=teacher, progress=progress)
-    if not (whole.exists() or pruned.exists()):
-        train(model, whole, data=data, options=first, load_options=load_options, save_options=inside)
-    if not pruned.exists() and is_main_process():
-        heads, rows = replace(pruning.options, label_column=data.label_column), data.train or task.train
-        prune(
-            str(whole), pruned, heads, data=rows, task=task, load_options=here, save_options=inside, progress=progress
-        )
-    wait_for_everyone()  # for the process that prunes
-    data, last = replace(data, new_head=False), replace(save_options, restart=False)
-    finetuning = train(str(pruned), output, data=data, options=second, load_options=here, save_options=last)
-    finish(work)
+    with alone_in(work):
+        fingerprint = repr((model, load_options.revision, task, data, pruning, options, teacher))
+        if open_work(work, fingerprint, save_options.restart) is None and is_main_process():
+            record_start(work, fingerprint, {})
+        here = replace(load_options, revision=None)
+        inside = SaveOptions(command=save_options.command)
+        whole, pruned = work / "whole", work / "pruned"
+        train = partial(finetune, task=task, teacher=teacher, progress=progress)
+        if not (whole.exists() or pruned.exists()):
+            train(model, whole, data=data, options=first, load_options=load_options, save_options=inside)
+        if not pruned.exists() and is_main_process():
+            heads, rows = replace(pruning.options, label_column=data.label_column), data.train or task.train
+            prune(
+                str(whole),
+                pruned,
+                heads,
+                data=rows,
+                task=task,
+                load_options=here,
+                save_options=inside,
+                progress=progress,
+            )
+        wait_for_everyone()  # for the process that prunes
+        data, last = replace(data, new_head=False), replace(save_options, restart=False)
+        finetuning = train(str(pruned), output, data=data, options=second, load_options=here, save_options=last)
+        finish(work)
     return finetuning

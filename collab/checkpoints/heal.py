@@ -20,7 +20,7 @@ from ..io.staging import check_output
 from ..io.write import save_changed
 from ..models.states import in_float32
 from ..training.options import HealOptions, HealRequest
-from ..training.work import finish, is_main_process, processes, work_folder
+from ..training.work import alone_in, finish, is_main_process, processes, work_folder
 
 if TYPE_CHECKING:
     from ..training.heal import Healing
@@ -65,22 +65,23 @@ def heal(
     original = _teacher(checkpoint, teacher)
     check_tokenizers(checkpoint.processor, original.processor)
     work = work_folder(output)
-    with in_float32(checkpoint.model):
-        healing = heal_model(
-            checkpoint.model,
-            original.model,
-            data,
-            tokenizer=checkpoint.processor,
-            options=options,
-            work=work,
-            restart=save_options.restart,
-            progress=progress,
-        )
-    healing.record.update(command=save_options.command, teacher=original.source.name)
-    if is_main_process():
-        progress("writing and checking", 0, None)
-        save_changed(checkpoint.model, output, checkpoint, [healing_step(healing)], save_options)
-    finish(work)
+    with alone_in(work):
+        with in_float32(checkpoint.model):
+            healing = heal_model(
+                checkpoint.model,
+                original.model,
+                data,
+                tokenizer=checkpoint.processor,
+                options=options,
+                work=work,
+                restart=save_options.restart,
+                progress=progress,
+            )
+        healing.record.update(command=save_options.command, teacher=original.source.name)
+        if is_main_process():
+            progress("writing and checking", 0, None)
+            save_changed(checkpoint.model, output, checkpoint, [healing_step(healing)], save_options)
+        finish(work)
     return healing
 
 

@@ -4,15 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
-from transformers import PreTrainedModel
-from transformers import initialization as init
-
 from ..errors import ConfigurationError
 from ..heads.inspection import LENGTHS, Inspection
 from ..heads.inspection import inspect as inspect_model
 from ..io.history import read_report
-from ..io.load import config_of, model_class_of
+from ..io.load import config_of, model_class_of, without_weights
 from ..io.read import read_config, resolve_source
 
 
@@ -43,10 +39,5 @@ def inspect(
         if getattr(config, "collab_layers", None) is not None:
             raise ConfigurationError("num_heads (--num-heads) applies to originals only; this model is converted.")
         config.num_attention_heads = num_heads
-    with torch.device("meta"), init.no_init_weights():
-        built = (
-            model_class(config)
-            if isinstance(model_class, type) and issubclass(model_class, PreTrainedModel)
-            else (model_class.from_config(config))
-        )
+    built = without_weights(model_class, config, source.name)
     return inspect_model(built, lengths=lengths, report=read_report(source.folder))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -24,7 +25,7 @@ from ..modeling.collab_model import CollaborativeMixin
 from ..models.layers import parameters
 from ..planning.config import LOSSLESS
 from ..training.options import HealRequest
-from ..training.work import work_folder
+from ..training.work import alone_in, work_folder
 from .heal import heal_conversion
 
 
@@ -73,18 +74,22 @@ def prune(
     record = {"step": "prune", **pruning.record, "command": save_options.command}
     record["parameters"]["before"] = parameters(original.model)
     steps = [pruning_step(record)]
-    if heal is not None:
-        step = heal_conversion(pruning.model, original, heal, output, restart=save_options.restart, progress=progress)
-        steps.append(step)
-        record["history"] = [step.record]
-    progress("writing and checking", 0, None)
-    if conversion is None:
-        save_changed(pruning.model, output, original, steps, save_options)
-    else:
-        report = replace(_counted(conversion.report, record), source=model, revision=original.source.revision)
-        save(replace(conversion, model=pruning.model, report=report), output, original, save_options, steps)
-    if heal is not None:
-        shutil.rmtree(work_folder(output), ignore_errors=True)
+    alone = contextlib.nullcontext() if heal is None else alone_in(work_folder(output))
+    with alone:
+        if heal is not None:
+            step = heal_conversion(
+                pruning.model, original, heal, output, restart=save_options.restart, progress=progress
+            )
+            steps.append(step)
+            record["history"] = [step.record]
+        progress("writing and checking", 0, None)
+        if conversion is None:
+            save_changed(pruning.model, output, original, steps, save_options)
+        else:
+            report = replace(_counted(conversion.report, record), source=model, revision=original.source.revision)
+            save(replace(conversion, model=pruning.model, report=report), output, original, save_options, steps)
+        if heal is not None:
+            shutil.rmtree(work_folder(output), ignore_errors=True)
     return Pruning(pruning.model, record)
 
 

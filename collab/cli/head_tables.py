@@ -129,14 +129,12 @@ def _past(inspection: Inspection) -> list[str]:
     """What was done to the model so far, in sentences."""
     report = inspection.report
     lines = [f"The original: {step['step']}." for step in report.get("original_history", [])]
-    settings = report.get("settings")
-    if settings:
-        errors = (
-            layer["error"] if layer["score_error"] is None else layer["score_error"] for layer in report["layers"]
-        )
+    settings, layers = report.get("settings"), report.get("layers")
+    if settings and layers:  # a report of a compression has no layers
+        errors = (layer["error"] if layer["score_error"] is None else layer["score_error"] for layer in layers)
         lines.append(
-            f"Converted from {report['source']} with rank {settings['rank']}, params {settings['params']}; errors by "
-            f"layer {', '.join(f'{error:.3f}' for error in errors)}. More in collab_report.json."
+            f"Converted from {report.get('source')} with rank {settings.get('rank')}, params {settings.get('params')}; "
+            f"errors by layer {', '.join(f'{error:.3f}' for error in errors)}. More in collab_report.json."
         )
     return [*lines, *(f"Then: {step['step']}." for step in report.get("history", []))]
 

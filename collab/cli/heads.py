@@ -112,11 +112,11 @@ def heads(
     session.interrupted = "Interrupted."
     session.begin(model)
     from ..checkpoints.heads import notes, score_heads
-    from ..figures.style import pyplot
+    from ..figures.style import figure_folder
     from .head_tables import show_scores
 
     if drawing.figures is not None:
-        pyplot()  # before the work, so that a missing package is known at once
+        figure_folder(drawing.figures)  # before the work, so that what is missing is known at once
     sources = [data] if data2 is None else [data, data2]
     scored: list[ScoredHeads] = []
     for source in sources:

@@ -62,6 +62,10 @@ def plan(
     if flops and not whole:
         raise ConfigurationError("--flops belongs to --whole. Budgets of a conversion are --params.")
     configs = [CompressionConfig(flops=budget) for budget in flops]
+    if figure is not None:
+        from ..figures.style import check_figure
+
+        check_figure(figure)
     session.begin(model)
     if whole:
         _plan_whole(model, [config.flops or 0.0 for config in configs], calibration, load_options, session)

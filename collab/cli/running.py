@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 import click
 
-from ..errors import CheckpointError, CollabError, ConfigurationError
+from ..errors import CheckpointError, CollabError, ConfigurationError, OutOfMemoryError, first_line, is_short_of_memory
 from ..training.work import is_main_process
 from .options import gather
 
@@ -29,6 +29,7 @@ INTERRUPTED = "Interrupted. Nothing was written."
 INTERRUPTED_TRAINING = "Interrupted. The same command goes on from the last checkpoint."
 
 _STARTING = "starting"
+_LIBRARIES = 10**9
 
 
 def command_age() -> float:
@@ -63,13 +64,37 @@ class Command(click.Command):
             click.Option(["-q", "--quiet"], is_flag=True, help="Say nothing but errors."),
         ]
 
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Reads the options; none may hold a NUL, which no shell passes and no file system takes."""
+        if any("\0" in arg for arg in args):
+            raise click.UsageError("An argument holds a NUL character.", ctx)
+        return super().parse_args(ctx, args)
+
     def invoke(self, ctx: click.Context) -> None:
         """Runs the command's function."""
         assert self.callback is not None
+        for param in self.params:
+            _check_value(ctx, param)
         values = dict(ctx.params)
-        session = Session(values.pop("as_json"), values.pop("quiet"), values.pop("verbose"))
+        session = Session(values.pop("as_json"), values.pop("quiet"), values.pop("verbose"), values.get("output"))
         with session.running():
             self.callback(**gather(self.callback, values), session=session)
+
+
+def _check_value(ctx: click.Context, param: click.Parameter) -> None:
+    """Checks what holds for every option: numbers are finite and of 64 bits, and paths have a name.
+
+    Raises:
+        click.BadParameter: if a value is not so.
+    """
+    value = ctx.params.get(param.name or "")
+    for each in value if isinstance(value, tuple | list) else (value,):
+        if (
+            param.type in (click.INT, click.FLOAT) and each is not None and not -(2**63) <= each < 2**63
+        ):  # NaN is not, either
+            raise click.BadParameter(f"{each} is not a number that can be used.", ctx, param)
+        if each == Path():
+            raise click.BadParameter("Give a name that is not empty, nor this folder's.", ctx, param)
 
 
 class Session:
@@ -85,15 +110,17 @@ class Session:
         interrupted: what to say after an interruption.
     """
 
-    def __init__(self, as_json: bool, quiet: bool, verbose: int) -> None:
+    def __init__(self, as_json: bool, quiet: bool, verbose: int, output: Path | None = None) -> None:
         self.as_json = as_json
         self.quiet = quiet or not is_main_process()
         self.verbosity = -1 if quiet else verbose
         self.interrupted = INTERRUPTED
         self._phases = _Phases()
         self._bars: _Bars | None = None
-        self._signalled = False
+        self._signals = 0
         self._importing = False
+        self._output = output
+        self._output_before = _identity(output)
 
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
@@ -103,13 +130,17 @@ class Session:
             with self._signals_interrupt():
                 yield
         except CollabError as error:
+            if self._signals:
+                raise self._interruption() from None
             kind = _WrongRequest if isinstance(error, ConfigurationError) else click.ClickException
             raise kind(str(error)) from error
         except KeyboardInterrupt:
-            raise click.ClickException(self.interrupted) from None
-        except Exception:
-            if self._signalled:  # of which a library that was being imported made another error
-                raise click.ClickException(self.interrupted) from None
+            raise self._interruption() from None
+        except Exception as error:
+            if self._signals:  # of which a library that was being imported made another error
+                raise self._interruption() from None
+            if is_short_of_memory(error):
+                raise click.ClickException(f"There is too little memory for this: {first_line(error)}") from error
             raise
         finally:
             self._stop_bars()
@@ -128,12 +159,24 @@ class Session:
         if not self.quiet and sys.stderr.isatty():
             self._bars = _Bars()
         self._importing = True  # until the work begins, since what commands import next is slow, too
-        import_libraries(self.verbosity)
+        limit = _memory_limit()
+        if limit is not None and limit < _LIBRARIES:  # some libraries end the process without a word of ours
+            raise OutOfMemoryError(
+                f"There is too little memory: the libraries take {_LIBRARIES / 1e9:.0f} GB of addresses, and this "
+                f"process may have {limit / 1e9:.1f} GB (ulimit -v)."
+            )
+        try:
+            import_libraries(self.verbosity)
+        except Exception as error:
+            if limit is None:
+                raise
+            # What an import raises that is short of memory is anything.
+            raise OutOfMemoryError(f"There is too little memory to load the libraries: {first_line(error)}") from error
 
     def progress(self, what: str, done: int, total: int | None) -> None:
         """Shows how far the work is: a bar for each phase on a terminal, and a line for each elsewhere."""
         self._importing = False
-        if self._signalled:  # and somebody swallowed the exception
+        if self._signals:  # and somebody swallowed the exception
             raise KeyboardInterrupt
         # What a training measured last comes after its name.
         phase = "training" if what.startswith("training") else what
@@ -160,27 +203,42 @@ class Session:
 
     @contextlib.contextmanager
     def _signals_interrupt(self) -> Iterator[None]:
-        """Makes a request to terminate an interruption, which cleans up, and remembers either."""
+        """Makes a request to terminate an interruption, which cleans up, and counts either.
+
+        While it cleans up, a second request changes nothing; a third ends the process at once.
+        """
 
         def interrupt(number: int, frame: FrameType | None) -> None:
-            if self._importing:
+            self._signals += 1
+            if self._signals == 2 and not self._importing:
+                return
+            if self._importing or self._signals > 2:
                 # An exception in the middle of torch's import can abort the process, and nothing is to clean up yet.
                 self._stop_bars()
                 click.echo(f"Error: {self.interrupted}", err=True)
                 os._exit(1)
-            self._signalled = True
             raise KeyboardInterrupt
 
-        numbers = [signal.SIGTERM, signal.SIGHUP]
-        if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # a job in the background ignores it
-            numbers.append(signal.SIGINT)
+        def unraisable(error: Any) -> None:
+            if not isinstance(error.exc_value, KeyboardInterrupt):  # in a finalizer, which cannot pass it on
+                hook(error)
 
+        numbers = [signal.SIGTERM, signal.SIGHUP, signal.SIGINT]
+        # A job in the background ignores some.
+        numbers = [number for number in numbers if signal.getsignal(number) is not signal.SIG_IGN]
         previous = {number: signal.signal(number, interrupt) for number in numbers}
+        hook, sys.unraisablehook = sys.unraisablehook, unraisable
         try:
             yield
         finally:
+            sys.unraisablehook = hook
             for number, handler in previous.items():
                 signal.signal(number, handler)
+
+    def _interruption(self) -> click.ClickException:
+        """What to say after an interruption, which may have come when the output was in place already."""
+        complete = self._output is not None and _identity(self._output) not in (None, self._output_before)
+        return click.ClickException(f"Interrupted, but {self._output} is complete." if complete else self.interrupted)
 
     def _stop_bars(self) -> None:
         if self._bars is not None:
@@ -263,17 +321,36 @@ class _WrongRequest(click.ClickException):
 
 def _check_folder(model: str) -> None:
     """Checks, before anything slow, that there is a folder where the name cannot be one on the Hub."""
-    folder = Path(model).expanduser()
     try:
+        folder = Path(model).expanduser()
         missing = not folder.is_dir()
-    except OSError:  # a name that the file system does not take
-        missing = True
+    except (OSError, RuntimeError, ValueError):  # a name that the file system does not take, or nobody's home
+        folder, missing = Path(), True
     if missing and (model.startswith((".", "/", "~")) or model.count("/") > 1):
         raise CheckpointError(
             f"{model} is a file. Give the folder that holds config.json and the weights."
             if folder.is_file()
             else f"There is no folder {model}."
         )
+
+
+def _identity(folder: Path | None) -> tuple[int, int] | None:
+    """What tells a folder from another of the same name; None if there is none."""
+    try:
+        status = None if folder is None else folder.expanduser().stat()
+    except (OSError, ValueError, RuntimeError):
+        return None
+    return None if status is None else (status.st_ino, status.st_ctime_ns)
+
+
+def _memory_limit() -> int | None:
+    """The bytes of addresses that this process may have (``ulimit -v``); None if there is no limit."""
+    try:
+        import resource
+    except ImportError:  # not on Windows
+        return None
+    limit = resource.getrlimit(resource.RLIMIT_AS)[0]
+    return None if limit == resource.RLIM_INFINITY else limit
 
 
 class _Handler(logging.StreamHandler[TextIO]):

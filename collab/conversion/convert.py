@@ -25,9 +25,10 @@ from ..modeling.collab_model import optional_parts
 from ..models.assembly import assemble
 from ..models.families import Family, require_family
 from ..models.layers import count_parameters
+from ..models.weights import check_finite
 from ..planning.choice import Choice, choose, compare_forms
 from ..planning.config import ConversionConfig
-from ..reparametrization.layer import LayerProblem, spec_of, state_of
+from ..reparametrization.layer import LayerProblem, fitting, spec_of, state_of
 from ..reparametrization.model import LayerProblems, full_ranks, projections
 from ..reparametrization.moments import LayerMoments
 from ..training.refine import refine
@@ -213,27 +214,6 @@ def check_plain(name: str, projection: nn.Module) -> None:
         )
 
 
-def check_finite(model: PreTrainedModel) -> None:
-    """Raises a WeightsError, naming the tensor, for a weight that is NaN, infinite or not in memory."""
-    for name, tensor in model.state_dict().items():
-        if tensor.device.type == "meta":
-            raise WeightsError(
-                f"{name} is not in memory (offloaded or never loaded). Load the model without device_map."
-            )
-        if tensor.is_floating_point() and tensor.numel() and not all(bound.isfinite() for bound in tensor.aminmax()):
-            raise WeightsError(f"{name} has NaN or infinite entries, so the model cannot be converted.")
-
-
-def check_cast(exact: Mapping[str, Tensor], cast: Mapping[str, Tensor]) -> None:
-    """Raises a WeightsError, naming the tensor, if a cast made a finite tensor infinite."""
-    for name, tensor in cast.items():
-        if tensor.is_floating_point() and not tensor.isfinite().all() and exact[name].isfinite().all():
-            raise WeightsError(
-                f"{name} does not fit {str(tensor.dtype).removeprefix('torch.')}: its largest entry is "
-                f"{float(exact[name].abs().max()):.3g}. Use bfloat16 or float32."
-            )
-
-
 def check_structure(model: PreTrainedModel) -> None:
     """Checks that a model is the one that its config describes, because the converted model is built from the config.
 
@@ -286,7 +266,7 @@ def install(model: PreTrainedModel, family: Family, name: str, factors: Factors)
     """Replaces one attention layer of a native model by a collaborative one with the given factors."""
     native = model.get_submodule(name)
     query, _ = projections(native, family)
-    factors = _fitting(factors, query.weight, name)
+    factors = fitting(factors, query.weight, name)
     layer = family.base.attention_classes[type(native)](native, spec_of(factors), model.config)
     layer.load_state_dict(state_of(factors), strict=False, assign=True)
     model.set_submodule(name, layer.to(query.weight).train(native.training))
@@ -337,7 +317,7 @@ def _solve(
     query, key = native
     with torch.no_grad():
         solution = problem.solve(form, rank, config.content, config.solver_options, config.seed)
-    factors = _fitting(solution.factors, query.weight, name)
+    factors = fitting(solution.factors, query.weight, name)
     report = LayerReport(
         name=name,
         form=factors.form,
@@ -353,17 +333,6 @@ def _solve(
         query_key=Count(count_parameters(query) + count_parameters(key), factors.num_parameters),
     )
     return factors, report
-
-
-def _fitting(factors: Factors, like: Tensor, name: str) -> Factors:
-    """Casts factors to the dtype and device of a tensor.
-
-    Raises:
-        WeightsError: if a parameter does not fit the dtype; the message names it in layer `name`.
-    """
-    cast = factors.to(like)
-    check_cast(*({f"{name}.{key}": tensor for key, tensor in state_of(each).items()} for each in (factors, cast)))
-    return cast
 
 
 def _value_output(native: PreTrainedModel, name: str, family: Family) -> int:

@@ -31,9 +31,10 @@ from ..models.families import Family, collaborative_layers, families
 from ..models.inputs import probe_inputs
 from ..models.layers import count_parameters
 from ..models.states import evaluating
+from ..models.weights import check_finite
 from ..reparametrization.layer import factors_of
 from ..reparametrization.model import projections
-from .convert import check_finite, check_plain
+from .convert import check_plain
 from .native_layer import NativeLayer, native_layer, rounding, without_heads
 
 logger = logging.getLogger(__name__)

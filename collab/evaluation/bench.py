@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from ..errors import ConfigurationError, OutOfMemoryError, first_line
+from ..errors import ConfigurationError, OutOfMemoryError, first_line, is_short_of_memory
 from ..io.options import Progress, no_progress
 from ..models.cache import CacheBytes, cache_bytes
 from ..models.inputs import input_kind, longest_input, random_inputs
@@ -203,10 +203,8 @@ def _too_large(rows: int, length: int | None) -> Iterator[None]:
     """Turns torch's errors for lack of memory into one that names the batch."""
     try:
         yield
-    except (torch.OutOfMemoryError, MemoryError) as error:
-        raise OutOfMemoryError(too_large(rows, length)) from error
-    except RuntimeError as error:
-        if "can't allocate memory" in str(error):
+    except (RuntimeError, MemoryError) as error:
+        if is_short_of_memory(error):
             raise OutOfMemoryError(too_large(rows, length)) from error
         raise
 

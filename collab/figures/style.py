@@ -43,6 +43,23 @@ def save(figure: Any, file: Path, dpi: int = 200) -> None:
         pyplot().close(figure)
 
 
+def figure_folder(folder: Path) -> None:
+    """Creates a folder for figures if there is none, and checks that it can be written to.
+
+    Raises:
+        ExtraError: if matplotlib is not installed.
+        OutputError: if it cannot be written to.
+    """
+    pyplot()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with whole_file(folder / "figure") as partial:
+            partial.touch()
+        (folder / "figure").unlink()
+    except (OSError, ValueError) as error:
+        raise OutputError(f"Figures could not be written to {folder}: {error}.") from error
+
+
 def check_figure(file: Path) -> None:
     """Checks, before any work is done, that a figure can be written to a file.
 

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import yaml
 from huggingface_hub import ModelCard, ModelCardData
 
 from ..decomposition import FORMS
@@ -15,18 +14,40 @@ from .report import ConversionReport
 
 CARD_FILE = "README.md"
 TAGS = ("collab", "collaborative-attention", "low-rank")
+# Whether an entry of a header is always a list.
+_HEADER = {
+    **dict.fromkeys(("license", "license_name", "license_link", "language", "datasets", "base_model"), False),
+    "pipeline_tag": False,
+    "tags": True,
+}
 INHERITED = ("language", "license", "license_name", "license_link", "pipeline_tag", "datasets")
 
 
 def source_metadata(folder: Path) -> dict[str, Any]:
     """The YAML header of a source model's README.md; empty if there is none or it cannot be parsed."""
-    readme = folder / "README.md"
+    readme = folder / CARD_FILE
     if not readme.is_file():
         return {}
+    return parse_card(readme.read_text(encoding="utf-8", errors="replace"))[0].to_dict()
+
+
+def parse_card(content: str) -> tuple[ModelCardData, str]:
+    """A card's header, without entries that are not of the Hub's types, and its text.
+
+    A card is prose by anybody: one that cannot be parsed is all text.
+    """
     try:
-        return ModelCard.load(readme, ignore_metadata_errors=True).data.to_dict()
-    except (ValueError, yaml.YAMLError, UnicodeDecodeError):
-        return {}
+        card = ModelCard(content, ignore_metadata_errors=True)
+        data: Any = card.data
+        for name, lists in _HEADER.items():
+            value = data.get(name)
+            several = isinstance(value, list) and all(isinstance(entry, str) for entry in value)
+            if not (several if lists else several or isinstance(value, str)):
+                data.__dict__.pop(name, None)
+        data.to_yaml()
+    except Exception:  # YAML of any shape, which the Hub's library does not expect
+        return ModelCardData(), content
+    return data, card.text.lstrip("\n")
 
 
 def render_card(template: str, metadata: Mapping[str, Any], **values: Any) -> str:

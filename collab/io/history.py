@@ -2,21 +2,35 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import yaml
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
 from huggingface_hub.repocard_data import model_index_to_eval_results
 
-from .card import CARD_FILE
-from .read import read_json
+from ..errors import CheckpointError
+from .card import CARD_FILE, parse_card
+from .read import read_object
 from .staging import whole_file
 
 REPORT_FILE = "collab_report.json"
+
+_NUMBER = int | float
+_STEPS = [{"step": str}]
+# What is read of a report again; a list's entries are all of one form.
+_FORM: dict[str, Any] = {
+    "source": str | None,
+    "revision": str | None,
+    "command": str | None,
+    "settings": dict,
+    "parameters": {"query_key": {"ratio": _NUMBER}},
+    "layers": [{"form": str, "error": _NUMBER, "score_error": _NUMBER | None}],
+    "history": _STEPS,
+    "original_history": _STEPS,
+}
 
 
 @dataclass(frozen=True)
@@ -57,10 +71,35 @@ def read_report(folder: Path) -> dict[str, Any]:
     """The report in a model's folder; empty if there is none.
 
     Raises:
-        CheckpointError: if it is not valid JSON.
+        CheckpointError: if it is not valid JSON, or an entry is of another type than collab writes.
     """
     path = folder / REPORT_FILE
-    return read_json(path) if path.is_file() else {}
+    if not path.is_file():
+        return {}
+    report = read_object(path)
+    for name, form in _FORM.items():
+        misfit = _misfit(report[name], form, name) if name in report else None
+        if misfit is not None:
+            raise CheckpointError(
+                f"{misfit} in {path} is not what collab writes there. Restore the file, or delete it if you can do "
+                "without the model's history."
+            )
+    return report
+
+
+def _misfit(value: Any, form: Any, where: str) -> str | None:
+    """Where a value of a report is not of its form; None if it is."""
+    if not isinstance(value, type(form) if isinstance(form, dict | list) else form):
+        return where
+    parts: Iterable[str | None] = ()
+    if isinstance(form, dict):
+        parts = (
+            _misfit(value[key], inner, f"{where}.{key}") if key in value else f"{where} without {key}"
+            for key, inner in form.items()
+        )
+    elif isinstance(form, list):
+        parts = (_misfit(entry, form[0], f"{where}[{number}]") for number, entry in enumerate(value))
+    return next(filter(None, parts), None)
 
 
 def append(folder: Path, step: Step, *, name: str) -> None:
@@ -93,11 +132,10 @@ def forget_results(folder: Path) -> None:
     path = folder / CARD_FILE
     if not path.is_file():
         return
-    with contextlib.suppress(ValueError, yaml.YAMLError, UnicodeDecodeError):
-        card: Any = ModelCard.load(path, ignore_metadata_errors=True)
-        if card.data.eval_results:
-            card.data.eval_results = None
-            _write(path, str(card))
+    data, text = parse_card(path.read_text(encoding="utf-8", errors="replace"))
+    if data.get("eval_results"):
+        data.eval_results = None
+        _write(path, f"---\n{data.to_yaml()}\n---\n\n{text}")
 
 
 def _card(folder: Path, step: Step, name: str) -> str:
@@ -105,12 +143,7 @@ def _card(folder: Path, step: Step, name: str) -> str:
     data: Any = ModelCardData()
     text = f"# {name}\n"
     if path.is_file():
-        content = path.read_text(encoding="utf-8", errors="replace")
-        try:
-            card = ModelCard(content, ignore_metadata_errors=True)
-            data, text = card.data, card.text.lstrip("\n")
-        except (ValueError, yaml.YAMLError):
-            text = content
+        data, text = parse_card(path.read_text(encoding="utf-8", errors="replace"))
     if step.measured:
         results = list(data.eval_results or [])
         results += [

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import copy
+import json
 import logging
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -12,14 +15,43 @@ import torch
 import transformers
 from torch import Tensor
 from transformers import AutoConfig, AutoFeatureExtractor, AutoImageProcessor, AutoTokenizer, PreTrainedModel
+from transformers import initialization as init
 
-from ..errors import CheckpointError, DataError, UnsupportedArchitectureError, WeightsError, first_line
-from ..models.families import Family, families, refuse_unsupported
-from ..models.inputs import input_kind
+from ..errors import CheckpointError, DataError, UnsupportedArchitectureError, WeightsError
+from ..models.families import Family, collaborative_layers, families, refuse_unsupported
+from ..models.inputs import Kind, input_kind
+from ..models.weights import check_finite
+from .failures import reading
+from .history import read_report
 from .options import LoadOptions
-from .read import Source, check_weight_files, read_config, read_model, read_tensors, resolve_source
+from .read import (
+    Source,
+    check_weight_files,
+    check_weights_for,
+    read_config,
+    read_model,
+    read_modules,
+    read_object,
+    read_tensors,
+    resolve_source,
+)
 
 logger = logging.getLogger(__name__)
+
+# The first holds its settings.
+_TOKENIZER = (
+    *("tokenizer_config.json", "tokenizer.json", "vocab.txt", "vocab.json", "*.model", "bpe.codes", "*.tiktoken"),
+    *("special_tokens_map.json", "added_tokens.json"),
+)
+_PROCESSOR = ("preprocessor_config.json", "processor_config.json")
+# Values of settings that change how a model runs, and that transformers finds out about only then.
+_FLAGS: dict[str, tuple[Any, ...]] = {
+    "return_dict": (True, None),
+    **dict.fromkeys(("output_attentions", "output_hidden_states", "use_cache", "is_decoder"), (True, False, None)),
+    "chunk_size_feed_forward": tuple(range(10_000)),
+}
+# Sizes that every config has, under this or a name that stands for it, and the most that they can sensibly be.
+_SIZES = {"num_hidden_layers": 10_000, "num_attention_heads": 100_000, "hidden_size": 2**31}
 
 
 @dataclass(frozen=True)
@@ -55,18 +87,10 @@ class Checkpoint:
 
     @cached_property
     def processor(self) -> Any | None:
-        """The tokenizer, image processor or feature extractor; None if there is none or it does not load."""
+        """The tokenizer, image processor or feature extractor; None as from `read_processor`."""
         if self.new_tokenizer is not None:
             return self.new_tokenizer
-        loaders = {"text": AutoTokenizer, "images": AutoImageProcessor, "audio": AutoFeatureExtractor}
-        loader: Any = loaders[input_kind(self.model)]
-        try:
-            return loader.from_pretrained(
-                self.source.folder, trust_remote_code=self.trust_remote_code, local_files_only=True
-            )
-        except (OSError, ValueError, ImportError, KeyError, TypeError) as error:
-            logger.info("No tokenizer, image processor or feature extractor: %s", error)
-            return None
+        return read_processor(self.source.folder, input_kind(self.model), self.trust_remote_code)
 
     @property
     def tokenizer(self) -> Any:
@@ -82,6 +106,42 @@ class Checkpoint:
             raise DataError(
                 f"{self.source.name} has no head for {kind}: {', '.join(head[:3])} would be random. Fine-tune it first."
             )
+
+
+def read_processor(folder: Path, kind: Kind, trust_remote_code: bool = False) -> Any | None:
+    """The tokenizer, image processor or feature extractor in a model's folder.
+
+    Args:
+        folder: the folder.
+        kind: what it makes inputs of.
+        trust_remote_code: whether transformers may run the tokenizer's code that comes with the model.
+
+    Returns:
+        None if there is none, it needs code that may not be run, or a package that is not installed.
+
+    Raises:
+        CheckpointError: if its files are damaged.
+    """
+    loaders = {"text": AutoTokenizer, "images": AutoImageProcessor, "audio": AutoFeatureExtractor}
+    loader: Any = loaders[kind]
+    name = {"text": "tokenizer", "images": "image processor", "audio": "feature extractor"}[kind]
+    files = _TOKENIZER if kind == "text" else _PROCESSOR
+    if not any(path.is_file() for pattern in files for path in folder.glob(pattern)):
+        return None
+    settings = folder / files[0]
+    code = (read_object(settings) if settings.is_file() else {}).get("auto_map")
+    if isinstance(code, dict) and loader.__name__ in code and not trust_remote_code:
+        logger.warning("The %s comes with code of its own, which was not run; --trust-remote-code runs it.", name)
+        return None
+    with reading(f"The {name} in {folder}"):
+        try:
+            processor = loader.from_pretrained(folder, trust_remote_code=trust_remote_code, local_files_only=True)
+            if kind == "text":
+                processor("a ☃")  # some damage shows only then
+            return processor
+        except ImportError as error:
+            logger.warning("The %s needs a package that is not installed: %s", name, error)
+            return None
 
 
 def load(name: str, options: LoadOptions | None = None, *, auto_class: Any = None) -> Checkpoint:
@@ -127,11 +187,13 @@ def load_source(
     raw = read_config(source.folder)
     files = check_weight_files(source.folder)
     config = config_of(source)
+    model_class = model_class_of(raw, source.name)
+    _check_contents(source, model_class, config, files)
     for key, value in (config_changes or {}).items():
         setattr(config, key, value)
     arguments = {"trust_remote_code": False} if auto_class is not None else {}
     model, info = read_model(
-        auto_class or model_class_of(raw, source.name), source, seed, new_head, config=config, dtype="auto", **arguments
+        auto_class or model_class, source, files, seed, new_head, config=config, dtype="auto", **arguments
     )
     if new_head:
         with torch.random.fork_rng(devices=[]):
@@ -139,6 +201,8 @@ def load_source(
             fresh = type(model)(config)
         fresh.base_model.load_state_dict(model.base_model.state_dict())
         model = fresh.to(model.dtype)  # type: ignore[arg-type]
+    check_finite(model)
+    _check_attention(model, info["missing_keys"])
     return Checkpoint(
         source,
         model.eval(),
@@ -146,6 +210,16 @@ def load_source(
         read_tensors(files, info["unexpected_keys"]) if auto_class is None else {},
         trust_remote_code=options.trust_remote_code,
     )
+
+
+def _check_attention(model: PreTrainedModel, missing: Iterable[str]) -> None:
+    """Raises a WeightsError if a weight of an attention layer is missing, which would be random."""
+    layers = list(collaborative_layers(model))
+    family = families().get(model.config.model_type)
+    layers += [] if family is None else family.attention_layers(model)
+    for name in missing:
+        if any(name.startswith(f"{layer}.") for layer in layers):
+            raise WeightsError(f"{name} is not in the checkpoint, so there is no attention to convert or expand.")
 
 
 def load_native(source: Source, options: LoadOptions | None = None, *, seed: int = 0) -> Checkpoint:
@@ -173,12 +247,11 @@ def load_native(source: Source, options: LoadOptions | None = None, *, seed: int
         )
     native_class = _native_class(config, family)
     weights = check_weight_files(source.folder)
-    model, info = read_model(native_class, source, seed, dtype="auto")
+    read = config_of(source)
+    _check_contents(source, native_class, read, weights)
+    model, info = read_model(native_class, source, weights, seed, config=read, dtype="auto")
     missing = sorted(info["missing_keys"])
-    layers = family.attention_layers(model)
-    for name in missing:
-        if any(name.startswith(f"{layer}.") for layer in layers):
-            raise WeightsError(f"{name} is not in the checkpoint, so there is no attention to convert.")
+    _check_attention(model, missing)
     if missing:
         notes.append(f"Not in the checkpoint, so initialized at random (seed {seed}): {', '.join(missing)}.")
     unused = read_tensors(weights, info["unexpected_keys"])
@@ -210,12 +283,64 @@ def config_of(source: Source) -> Any:
     """A model's config, native or converted.
 
     Raises:
-        CheckpointError: if transformers cannot read it.
+        CheckpointError: if transformers cannot read it, or it describes no model.
     """
-    try:
-        return AutoConfig.from_pretrained(source.folder, local_files_only=True, trust_remote_code=False)
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise CheckpointError(f"The config of {source.name} could not be read: {first_line(error)}") from error
+    with reading(f"The config of {source.name}"):
+        raw = read_config(source.folder)
+        for name, values in _FLAGS.items():
+            if name in raw and raw[name] not in values:
+                raise CheckpointError(f"{name} in config.json of {source.name} cannot be {json.dumps(raw[name])[:80]}.")
+        config = AutoConfig.from_pretrained(source.folder, local_files_only=True, trust_remote_code=False)
+        for name, most in _SIZES.items():
+            size = getattr(config, name, 1)
+            if type(size) is not int or not 0 < size <= most:
+                raise CheckpointError(
+                    f"{name} in config.json of {source.name} should be a whole number above 0, not {size!r}."
+                    if type(size) is not int or size < 1
+                    else f"{name} in config.json of {source.name} is {size:,}; {most:,} is the most that collab reads."
+                )
+    return config
+
+
+def without_weights(model_class: Any, config: Any, name: str) -> PreTrainedModel:
+    """The model that a config describes, without weights.
+
+    Args:
+        model_class: a model class or an Auto class.
+        config: the config.
+        name: the checkpoint's name.
+
+    Raises:
+        CheckpointError: if transformers cannot build it, or a weight would have no entries.
+    """
+    build = model_class if isinstance(model_class, type) and issubclass(model_class, PreTrainedModel) else None
+    with reading(f"The config of {name}"), torch.device("meta"), init.no_init_weights():
+        model = (build or model_class.from_config)(config)
+    for parameter, value in model.named_parameters():
+        if not value.numel():
+            raise CheckpointError(
+                f"By config.json of {name}, {parameter} would have the shape {tuple(value.shape)}, without entries. "
+                "One of the sizes in it is 0."
+            )
+    return model
+
+
+def _check_contents(source: Source, model_class: Any, config: Any, files: list[Path]) -> None:
+    """Checks everything in a folder that a command may need later, before weights are read or any work is done.
+
+    Raises:
+        CheckpointError: if a file is damaged, or config and weights do not belong together.
+        WeightsError: if a weight is not stored as plain numbers.
+    """
+    read_report(source.folder)
+    read_modules(source.folder)
+    kind = getattr(model_class, "config_class", None)
+    if kind is not None and not isinstance(config, kind):
+        raise CheckpointError(
+            f"config.json of {source.name} has model_type {config.model_type!r}, but names a {model_class.__name__}, "
+            f"which is of type {kind.model_type!r}."
+        )
+    check_weights_for(without_weights(model_class, copy.copy(config), source.name), files, source.name)
 
 
 def model_class_of(config: dict[str, Any], name: str) -> Any:
@@ -228,6 +353,6 @@ def model_class_of(config: dict[str, Any], name: str) -> Any:
     if not architectures:
         return transformers.AutoModel
     model_class = getattr(transformers, architectures[0], None)
-    if model_class is None:
+    if not isinstance(model_class, type) or not issubclass(model_class, PreTrainedModel):
         raise CheckpointError(f"{name} is a {architectures[0]}, which transformers does not have.")
     return model_class

@@ -10,9 +10,8 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from safetensors import SafetensorError
-
-from ..errors import CollabError, OutputError
+from ..errors import OutputError
+from .failures import writing
 
 MANIFEST = "collab_files.txt"
 
@@ -29,14 +28,17 @@ def check_output(output: Path, source: Path | None = None, overwrite: bool = Fal
         OutputError: if it cannot; the message says why.
     """
     try:
+        str(output).encode()
         target = output.resolve()
         taken = _is_there(output)
-    except OSError as error:
-        raise OutputError(f"{output} cannot be created: {error}.") from error
+    except (OSError, ValueError, RuntimeError) as error:  # a NUL, no Unicode, or a link to itself
+        raise OutputError(f"{str(output)[:200]!r} cannot be created: {error}.") from error
     if source is not None:
         origin = source.resolve()
         if target == origin:
             raise OutputError(f"The output folder is the input folder, {output}. Choose another.")
+        if origin in target.parents:
+            raise OutputError(f"The output folder {output} is inside the input folder. Choose another.")
         if target in origin.parents:
             raise OutputError(f"The input is inside the output folder {output}. Choose another.")
     if taken:
@@ -124,17 +126,23 @@ def staged(output: Path, overwrite: bool = False) -> Iterator[Path]:
             staging = Path(tempfile.mkdtemp(prefix=f".{target.name}.", suffix=".partial", dir=target.parent))
         except OSError as error:
             raise OutputError(f"{output} cannot be created: {error}.") from error
-        yield staging
-        record_files(staging)
-        _open_up(staging)
-        if overwrite and target.exists():
-            _swap(staging, target)
-        else:
-            staging.rename(target)  # onto nothing or an empty folder
-    except (OSError, SafetensorError) as error:
-        if isinstance(error, CollabError) or not _is_file_system_failure(error):
-            raise
-        raise OutputError(f"{output} could not be written: {error}. Nothing was left behind.") from error
+        with writing(str(output)):
+            yield staging
+            record_files(staging)
+            _open_up(staging)
+            try:
+                if overwrite and target.exists():
+                    check_output(output, overwrite=True)  # nobody may have put anything there meanwhile
+                    _swap(staging, target)
+                else:
+                    staging.rename(target)  # onto nothing or an empty folder
+            except OSError as error:
+                if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOENT, errno.ENOTDIR):
+                    raise
+                raise OutputError(
+                    f"{output} appeared or changed while this was running; another command may be writing it. It was "
+                    "left as it is, and nothing was written."
+                ) from error
     finally:
         if staging is not None:
             shutil.rmtree(staging, ignore_errors=True)
@@ -160,25 +168,6 @@ def _swap(staging: Path, target: Path) -> None:
             shutil.rmtree(aside, ignore_errors=True)
         except KeyboardInterrupt:  # all that was asked for is done, so finish
             shutil.rmtree(aside, ignore_errors=True)
-
-
-def _is_file_system_failure(error: Exception) -> bool:
-    if isinstance(error, SafetensorError):
-        return True
-    return isinstance(error, OSError) and error.errno in (
-        errno.ENOSPC,
-        errno.EDQUOT,
-        errno.EFBIG,
-        errno.EROFS,
-        errno.EACCES,
-        errno.EPERM,
-        errno.EIO,
-        errno.ENAMETOOLONG,
-        errno.EXDEV,
-        errno.EBUSY,
-        errno.ENOTEMPTY,
-        errno.EEXIST,
-    )
 
 
 def _create_parents(folder: Path, created: list[Path]) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from transformers import AutoImageProcessor, AutoTokenizer, PreTrainedModel
+from transformers import PreTrainedModel
 
 from .. import modeling
 from ..errors import VerificationError
@@ -21,9 +21,9 @@ from ..modeling.collab_model import auto_classes
 from ..models.layers import count_bytes
 from .card import CARD_FILE, write_card
 from .history import REPORT_FILE, Step, append, append_to_card, forget_results, read_report
-from .load import Checkpoint
+from .load import Checkpoint, read_processor
 from .options import SaveOptions
-from .read import Source, read_json
+from .read import Source, read_modules, read_object
 from .report import Conversion, ConversionReport
 from .staging import check_output, check_space, staged
 from .verify import verify
@@ -193,31 +193,23 @@ def carry_over(source: Path, folder: Path, trust_remote_code: bool = False, new_
 
 def _copy_sentence_transformers_modules(source: Path, folder: Path) -> None:
     """Copies the folders that modules.json names: pooling, normalization, dense layers."""
-    modules = source / "modules.json"
-    if not modules.is_file():
-        return
-    for module in read_json(modules):
-        path = (source / module.get("path", "")).resolve()
-        if path != source.resolve() and path.is_relative_to(source.resolve()) and path.is_dir():
-            shutil.copytree(path, folder / module["path"], dirs_exist_ok=True)
+    for module in read_modules(source):
+        path = (source / module).resolve()
+        if path != source.resolve() and path.is_dir():
+            shutil.copytree(path, folder / module, dirs_exist_ok=True)
 
 
 def _pin_tokenizer(source: Path, folder: Path, trust_remote_code: bool) -> None:
     """Writes the tokenizer's class into its config if that left it to the model type, which has changed."""
-    names = ("tokenizer.json", "tokenizer_config.json", "vocab.txt", "vocab.json", "*.model")
-    if not any(True for name in names for _ in folder.glob(name)):
-        return
-    try:
-        original = AutoTokenizer.from_pretrained(source, trust_remote_code=trust_remote_code)
-    except (OSError, ValueError, ImportError, KeyError, TypeError) as error:
-        logger.warning("The original's tokenizer does not load, so its files are copied unchecked: %s", error)
-        return
+    original = read_processor(source, "text", trust_remote_code)
+    if original is None:
+        return  # none, or one whose code or package is not there: its files are copied unchecked
     path = folder / "tokenizer_config.json"
-    settings = read_json(path) if path.is_file() else {}
+    settings = read_object(path) if path.is_file() else {}
     if "tokenizer_class" not in settings:
         settings["tokenizer_class"] = type(original).__name__
         path.write_text(json.dumps(settings, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-    copied = AutoTokenizer.from_pretrained(folder, trust_remote_code=trust_remote_code)
+    copied: Any = read_processor(folder, "text", trust_remote_code)
     text = ["Heads collaborate: naïve façade, 東京 42%!", "CC(=O)Oc1ccccc1C(=O)O"]
     if original.get_vocab() != copied.get_vocab() or original(text)["input_ids"] != copied(text)["input_ids"]:
         raise VerificationError("The tokenizer of the exported folder encodes differently from the original's.")
@@ -228,14 +220,13 @@ def _pin_image_processor(source: Path, folder: Path) -> None:
     path = folder / "preprocessor_config.json"
     if not path.is_file():
         return
-    settings = read_json(path)
+    settings = read_object(path)
     if "image_processor_type" in settings or "feature_extractor_type" in settings:
         return
-    try:
-        settings["image_processor_type"] = type(AutoImageProcessor.from_pretrained(source)).__name__
-    except (OSError, ValueError, ImportError, KeyError, TypeError) as error:
-        logger.warning("The original's image processor does not load, so its file is copied unchecked: %s", error)
+    processor = read_processor(source, "images")
+    if processor is None:
         return
+    settings["image_processor_type"] = type(processor).__name__
     path.write_text(json.dumps(settings, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 

@@ -60,7 +60,10 @@ class AttentionSpec:
         if self.head_ranks is not None:
             if self.form != "concat":
                 raise ValueError(f"head_ranks belong to the concat form, not to {self.form}.")
-            if any(owned < 0 for owned in self.head_ranks) or sum(self.head_ranks) != self.rank:
+            if (
+                any(type(owned) is not int or owned < 0 for owned in self.head_ranks)
+                or sum(self.head_ranks) != self.rank
+            ):
                 raise ValueError(
                     f"head_ranks {list(self.head_ranks)} must not be negative and must add up to {self.rank}."
                 )

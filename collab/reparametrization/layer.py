@@ -38,6 +38,7 @@ from ..errors import ConfigurationError, ShapeError, WeightsError
 from ..modeling.collab_attention import CollaborativeAttention
 from ..modeling.collab_config import AttentionSpec
 from ..modeling.collab_rotary import CollaborativeRotaryAttention
+from ..models.weights import check_cast
 from .moments import LayerMoments
 
 
@@ -76,7 +77,7 @@ def reparametrize(
 
     Raises:
         ShapeError: if the shapes of the weights, or of the moments, do not fit one attention layer.
-        WeightsError: if a weight is NaN or infinite.
+        WeightsError: if a weight is NaN or infinite, or a factor does not fit the dtype.
         RankError: as `collab.decomposition.decompose`.
         ConfigurationError: as `collab.decomposition.decompose`.
         DeviceError: as `collab.decomposition.decompose`.
@@ -95,7 +96,24 @@ def reparametrize(
             problem.check_bias("key_bias", key_bias)
         rank = resolve_rank(rank, problem.tensor.full_rank)
         solution = problem.solve(form, rank, content, solver, seed)
-        return replace(solution, factors=solution.factors.to(query_weight))
+        return replace(solution, factors=fitting(solution.factors, query_weight))
+
+
+def fitting(factors: Factors, like: Tensor, layer: str = "") -> Factors:
+    """Casts factors to the dtype and device of a tensor.
+
+    Args:
+        factors: the factors.
+        like: the tensor.
+        layer: the layer's name, for the message.
+
+    Raises:
+        WeightsError: if a parameter does not fit the dtype; the message names it.
+    """
+    cast = factors.to(like)
+    prefix = f"{layer}." if layer else ""
+    check_cast(*({f"{prefix}{key}": tensor for key, tensor in state_of(each).items()} for each in (factors, cast)))
+    return cast
 
 
 @dataclass(frozen=True)

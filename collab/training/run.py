@@ -33,7 +33,8 @@ from transformers import (
 from transformers.trainer_callback import PrinterCallback
 
 from ..data.features import length_of
-from ..errors import ConfigurationError, DeviceError, ExtraError, TrainingError
+from ..errors import ConfigurationError, DeviceError, ExtraError, TrainingError, is_short_of_memory
+from ..io.failures import writing
 from ..io.options import Progress, no_progress
 from .options import RunOptions
 from .sampling import LengthSampler
@@ -209,7 +210,12 @@ def run(
     if options.patience is not None:
         callbacks.append(EarlyStoppingCallback(options.patience))
     fingerprint = _fingerprint(model, options, data, work.key)
-    with _as_it_was(model, options.gradient_checkpointing), short_of_memory():
+    kept = "What was kept before is there, and the same command goes on from it."
+    with (
+        _as_it_was(model, options.gradient_checkpointing),
+        short_of_memory(),
+        writing(f"Unfinished work in {work.folder}", kept),
+    ):
         trainer = trainer_class(
             model=model,
             args=arguments,
@@ -401,10 +407,8 @@ def short_of_memory() -> Iterator[None]:
     """Turns an out-of-memory error into a TrainingError that says what helps."""
     try:
         yield
-    except (torch.OutOfMemoryError, MemoryError) as error:
-        raise TrainingError(_SHORT_OF_MEMORY) from error
-    except RuntimeError as error:
-        if "can't allocate memory" in str(error):
+    except (RuntimeError, MemoryError) as error:
+        if is_short_of_memory(error):
             raise TrainingError(_SHORT_OF_MEMORY) from error
         raise
 

@@ -10,19 +10,52 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+from filelock import FileLock, Timeout
+
 from ..errors import ConfigurationError, TrainingError
+from ..io.failures import writing
 from ..io.staging import whole_file
 
 WHOLE = "collab_checkpoint_is_whole"
 """Marker file, written into a checkpoint last."""
 
-_RECORD = "run.json"
+_RECORD, _LOCK = "run.json", "lock"
 
 
 def work_folder(output: Path, kind: str = "training") -> Path:
     """The work folder of an output folder, beside it."""
     output = output.resolve()
     return output.with_name(f"{output.name}.{kind}")
+
+
+@contextlib.contextmanager
+def alone_in(work: Path) -> Iterator[None]:
+    """Keeps a work folder for this command, until the block ends or the process dies.
+
+    Raises:
+        TrainingError: if another command has it, or the folder cannot be made.
+    """
+    if not is_main_process():
+        yield
+        return
+    if work.exists() and not (work / _RECORD).is_file() and (not work.is_dir() or _holds_something(work)):
+        raise TrainingError(f"{work} exists already, but is needed for unfinished work. Move it away.")
+    with writing(str(work)):
+        work.mkdir(parents=True, exist_ok=True)
+        lock = FileLock(work / _LOCK)
+        try:
+            lock.acquire(blocking=False)
+        except Timeout as error:
+            raise TrainingError(
+                f"Another command is working in {work}, for the same output. Wait until it has finished, or choose "
+                "another output."
+            ) from error
+    try:
+        yield
+    finally:
+        lock.release()
+        if work.is_dir() and not _holds_something(work):
+            shutil.rmtree(work, ignore_errors=True)
 
 
 @contextlib.contextmanager
@@ -86,7 +119,10 @@ def open_work(work: Path, fingerprint: str, restart: bool) -> dict[str, float] |
     if work.exists() and not path.is_file() and (not work.is_dir() or _holds_something(work)):
         raise TrainingError(f"{work} exists already, but is needed for unfinished work. Move it away.")
     if restart and is_main_process():
-        shutil.rmtree(work, ignore_errors=True)
+        path.unlink(missing_ok=True)
+        for entry in work.iterdir() if work.is_dir() else ():
+            if entry.is_dir():
+                shutil.rmtree(entry, ignore_errors=True)
     work.mkdir(parents=True, exist_ok=True)
     if not path.is_file():
         return None
@@ -94,7 +130,7 @@ def open_work(work: Path, fingerprint: str, restart: bool) -> dict[str, float] |
         record = json.loads(path.read_text(encoding="utf-8"))
     except ValueError:
         record = {}
-    if record.get("fingerprint") != fingerprint:
+    if not isinstance(record, dict) or record.get("fingerprint") != fingerprint:
         raise TrainingError(
             f"{work} holds an unfinished run with other settings, another model or other data. Repeat that run to "
             "finish it, or discard it with restart=True (--restart)."
@@ -107,7 +143,7 @@ def open_work(work: Path, fingerprint: str, restart: bool) -> dict[str, float] |
 
 
 def _holds_something(work: Path) -> bool:
-    return any(not path.match(".run.*.partial.json") for path in work.iterdir())
+    return any(path.name != _LOCK and not path.match(".run.*.partial.json") for path in work.iterdir())
 
 
 def record_start(work: Path, fingerprint: str, before: dict[str, float]) -> None:

@@ -1,0 +1,31 @@
+"""Checks of a model's weights."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from ..errors import WeightsError
+
+
+def check_finite(model: PreTrainedModel) -> None:
+    """Raises a WeightsError, naming the tensor, for a weight that is NaN, infinite or not in memory."""
+    for name, tensor in model.state_dict().items():
+        if tensor.device.type == "meta":
+            raise WeightsError(
+                f"{name} is not in memory (offloaded or never loaded). Load the model without device_map."
+            )
+        if tensor.is_floating_point() and tensor.numel() and not all(bound.isfinite() for bound in tensor.aminmax()):
+            raise WeightsError(f"{name} has NaN or infinite entries, so the model cannot be used.")
+
+
+def check_cast(exact: Mapping[str, Tensor], cast: Mapping[str, Tensor]) -> None:
+    """Raises a WeightsError, naming the tensor, if a cast made a finite tensor infinite."""
+    for name, tensor in cast.items():
+        if tensor.is_floating_point() and not tensor.isfinite().all() and exact[name].isfinite().all():
+            raise WeightsError(
+                f"{name} does not fit {str(tensor.dtype).removeprefix('torch.')}: its largest entry is "
+                f"{float(exact[name].abs().max()):.3g}. Use bfloat16 or float32."
+            )
