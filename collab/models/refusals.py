@@ -42,7 +42,9 @@ SEVERAL = Refusal("its tokens have queries or scores of several kinds, each from
 WINDOWS = Refusal(
     "its attention runs in windows or over coarser keys, of a size that changes from stage to stage", _KEEP
 )
-NORMED = Refusal("it normalizes the queries and keys of each head, or bounds the scores, so that they are not bilinear", _KEEP)
+NORMED = Refusal(
+    "it normalizes the queries and keys of each head, or bounds the scores, so that they are not bilinear", _KEEP
+)
 NONE = Refusal("it has no attention between tokens, so there is nothing to convert", _KEEP)
 QUANTIZED = Refusal("its projections are quantized layers", "Convert the model that it was quantized from.")
 DECODER = Refusal(
@@ -64,7 +66,8 @@ UNCLEAR = Refusal("collab does not know this architecture", _KEEP)
 _BY_REASON: dict[Refusal, tuple[str, ...]] = {
     ROTARY: (
         "emu3", "esmc", "lasr_ctc", "llama4", "mllama", "modernbert-decoder", "modernvbert", "molmo2_text",
-        "nemotron3_diarization", "neobert", "neomme", "roformer", "t5gemma", "ultrabert", "ultravbert", "vjepa2", "wav2vec2-conformer",
+        "nemotron3_diarization", "neobert", "neomme", "roformer", "t5gemma", "ultrabert", "ultravbert", "vjepa2",
+        "wav2vec2-conformer",
     ),
     DISENTANGLED: ("deberta", "deberta-v2", "sew-d"),
     RELATIVE: ("funnel", "granite_speech5_ctc", "jina_bert", "parakeet_ctc", "wav2vec2-bert", "xlnet"),
