@@ -461,7 +461,6 @@ OTHER_OPTIONS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("--calibration-cache", "./model/model.safetensors"),
         ("--rank", "8,"),
         ("--rank", "8," * 100 + "8"),
-        ("--rank", "1e-300"),
         ("--rank", "٣"),
         ("--refine", "2.5"),
     ),
