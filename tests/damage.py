@@ -27,7 +27,12 @@ def writes(content: bytes) -> Damage:
 
 def cut(part: float) -> Damage:
     """Keeps the first part of a file."""
-    return lambda file: file.write_bytes(file.read_bytes()[: int(len(file.read_bytes()) * part)])
+
+    def damage(file: Path) -> None:
+        content = file.read_bytes() if file.exists() else b"{}"
+        file.write_bytes(content[: int(len(content) * part)])
+
+    return damage
 
 
 def _becomes_folder(file: Path) -> None:

@@ -93,6 +93,11 @@ def _check_value(ctx: click.Context, param: click.Parameter) -> None:
             param.type in (click.INT, click.FLOAT) and each is not None and not -(2**63) <= each < 2**63
         ):  # NaN is not, either
             raise click.BadParameter(f"{each} is not a number that can be used.", ctx, param)
+        if isinstance(each, Path):
+            try:
+                each.expanduser()
+            except RuntimeError as error:
+                raise click.BadParameter(f"{each}: there is no such home folder.", ctx, param) from error
         if each == Path():
             raise click.BadParameter("Give a name that is not empty, nor this folder's.", ctx, param)
 
