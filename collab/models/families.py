@@ -166,13 +166,13 @@ def require_family(config: PretrainedConfig) -> Family:
         raise UnsupportedArchitectureError(
             f"position_embedding_type={position!r} is not supported{because}. Only {expected} positions convert."
         )
+    family.check_config(config)
     crosses = any(issubclass(kind, CollaborativeCrossAttention) for kind in family.base.attention_classes.values())
     if getattr(config, "add_cross_attention", False) and not crosses:
         raise UnsupportedArchitectureError(
             f"{config.model_type} models with add_cross_attention cannot be converted: one class serves their "
             "attention to the sequence itself and to another. Convert the encoder without cross-attention."
         )
-    family.check_config(config)
     return family
 
 

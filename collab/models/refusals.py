@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from transformers.models.auto import modeling_auto
-
 
 @dataclass(frozen=True)
 class Refusal:
@@ -101,15 +99,12 @@ REFUSALS: dict[str, Refusal] = {model_type: refusal for refusal, types in _BY_RE
 
 def refusal_of(model_type: str) -> Refusal:
     """Why a `model_type` without a family is not converted."""
+    # Not at the top: importing transformers imports the families, which import this module.
+    from transformers.models.auto import modeling_auto
+
     if model_type in REFUSALS:
         return REFUSALS[model_type]
-    if any(model_type in names for names in _TEXT_WRITERS):
+    tables = ("CAUSAL_LM", "SEQ_TO_SEQ_CAUSAL_LM", "SPEECH_SEQ_2_SEQ")
+    if any(model_type in getattr(modeling_auto, f"MODEL_FOR_{table}_MAPPING_NAMES") for table in tables):
         return DECODER
     return DETECTOR if model_type in modeling_auto.MODEL_FOR_OBJECT_DETECTION_MAPPING_NAMES else UNCLEAR
-
-
-_TEXT_WRITERS = (
-    modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
-    modeling_auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES,
-    modeling_auto.MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES,
-)
