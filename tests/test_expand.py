@@ -18,13 +18,14 @@ from safetensors.torch import load_file, save_file
 from tiny import (
     BERT,
     BY_TYPE,
-    ROWS,
+    UNROTATED,
     Row,
     changed,
     converted,
-    every_family,
     every_form,
-    every_head,
+    every_unrotated_family,
+    every_unrotated_head,
+    full_rank,
     largest_difference,
     outputs,
     random_model,
@@ -66,7 +67,7 @@ def true_errors(model: PreTrainedModel, native: PreTrainedModel, row: Row) -> li
     return errors
 
 
-@every_head
+@every_unrotated_head
 def test_exact_in_every_head_of_every_family(row: Row, native_class: type[PreTrainedModel]) -> None:
     model = converted(random_model(native_class, row.config()), 16, "concat")
     expansion = collab.expand(model)
@@ -78,20 +79,22 @@ def test_exact_in_every_head_of_every_family(row: Row, native_class: type[PreTra
     assert largest_difference(outputs(model), outputs(expansion.model)) == expansion.output_difference
 
 
-@every_family
+@every_unrotated_family
 @every_content
 @every_form
 def test_exact_where_a_native_head_has_the_dimensions(row: Row, content: str, form: str) -> None:
     """At full rank every form is the original's heads; folded content lies in the span of the keys."""
-    for rank in (32, *([8] if content == "folded" else [])):
-        model = converted(tiny_model(row), rank, form, content=content)
+    native = tiny_model(row)
+    width = full_rank(native) // 4
+    for rank in (4 * width, *([width] if content == "folded" else [])):
+        model = converted(native, rank, form, content=content)
         expansion = collab.expand(model)
         assert expansion.error < 1e-7
-        assert all(layer.head_rank <= layer.head_dim == 8 for layer in expansion.layers)
+        assert all(layer.head_rank <= layer.head_dim == width for layer in expansion.layers)
         assert largest_difference(outputs(model), outputs(expansion.model)) < 1e-5
 
 
-@every_family
+@every_unrotated_family
 @every_content
 @pytest.mark.parametrize("form", ["cp", "tucker"])
 def test_refused_then_allowed_and_the_error_is_the_stated_one(row: Row, content: str, form: str) -> None:
@@ -237,7 +240,7 @@ class TestCheckpoints:
     @pytest.mark.slow
     def test_every_family_reloads_natively_without_collab(self, tmp_path: Path) -> None:
         jobs, expected = [], []
-        for row in ROWS:
+        for row in UNROTATED:
             model_class = row.family.models[-1]
             native = random_model(model_class.native_class(), row.config())
             config = collab.ConversionConfig(rank=16, form="concat", compare=False)

@@ -304,7 +304,7 @@ class TestFromACheckpoint:
             return verify(*arguments)
 
         monkeypatch.setattr("collab.io.write.verify", appear)
-        with pytest.raises(collab.errors.OutputError, match="could not be written"):
+        with pytest.raises(collab.errors.OutputError, match="appeared or changed"):
             self.convert(source, tmp_path / "out")
         assert folders(tmp_path) == {"source", "out"}
         assert folders(tmp_path / "out") == {"mine"}

@@ -16,10 +16,12 @@ from tiny import (
     BY_TYPE,
     ROWS,
     SPECIAL,
+    UNROTATED,
     Row,
     converted,
     every_family,
     every_form,
+    every_unrotated_family,
     largest_difference,
     outputs,
     save_with_tokenizer,
@@ -86,7 +88,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 class TestRemoval:
-    @every_family
+    @every_unrotated_family
     @every_conversion
     def test_is_a_closed_gate(self, row: Row, conversion: dict[str, Any] | None) -> None:
         model = changed(tiny_model(row), conversion)
@@ -104,7 +106,7 @@ class TestRemoval:
     @pytest.mark.slow
     def test_reloads_in_three_ways(self, tmp_path: Path) -> None:
         jobs, expected = [], []
-        for row in ROWS:
+        for row in UNROTATED:
             pruned = collab.prune(tiny_model(row), some_gone(tiny_model(row))[1])
             folder = tmp_path / row.model_type
             pruned.save_pretrained(folder)
@@ -123,7 +125,7 @@ class TestRemoval:
                 message = f"{job['folder'].name}: {name}"
                 torch.testing.assert_close(elsewhere[name], value, atol=1e-5, rtol=0, msg=message)
 
-    @every_family
+    @every_unrotated_family
     def test_attentions_have_the_heads_that_are_left(self, row: Row) -> None:
         model = tiny_model(row)
         pruned = collab.prune(model, some_gone(model)[1])
@@ -142,7 +144,7 @@ class TestRemoval:
         missing = [name for name, parameter in pruned.named_parameters() if parameter.grad is None]
         assert missing == []
 
-    @every_family
+    @every_unrotated_family
     @pytest.mark.parametrize(
         "conversion", [None, {"rank": 12, "form": "concat", "content": "folded"}], ids=["original", "concat"]
     )

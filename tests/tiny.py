@@ -15,6 +15,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 import collab
 from collab.decomposition import FORMS
+from collab.modeling.collab_rotary import CollaborativeRotaryAttention
 from collab.models.families import Family, families
 from collab.models.inputs import probe_inputs
 from collab.models.layers import head_layers
@@ -100,6 +101,11 @@ class Row:
     @property
     def family(self) -> Family:
         return families()[self.model_type]
+
+    @property
+    def is_rotary(self) -> bool:
+        classes = self.family.base.attention_classes.values()
+        return any(issubclass(attention, CollaborativeRotaryAttention) for attention in classes)
 
     def config(self, **changes: Any) -> PretrainedConfig:
         return self.config_class(**{**self.values, **changes})
@@ -236,14 +242,24 @@ DECODERS = [row for row in ROWS if row.model_type in ("gpt2", "opt")]
 """Families of decoders, whose configs need not say so."""
 
 every_family = pytest.mark.parametrize("row", ROWS, ids=[row.model_type for row in ROWS])
-every_head = pytest.mark.parametrize(
-    ("row", "native_class"),
-    [
+UNROTATED = [row for row in ROWS if not row.is_rotary]
+"""Families without rotary positions, whose models can be expanded and pruned."""
+
+every_unrotated_family = pytest.mark.parametrize("row", UNROTATED, ids=[row.model_type for row in UNROTATED])
+
+
+def heads_of(rows: list[Row]) -> pytest.MarkDecorator:
+    """Every model class of some families."""
+    parameters = [
         pytest.param(row, model.native_class(), id=model.native_class().__name__)
-        for row in ROWS
+        for row in rows
         for model in row.family.models
-    ],
-)
+    ]
+    return pytest.mark.parametrize(("row", "native_class"), parameters)
+
+
+every_head = heads_of(ROWS)
+every_unrotated_head = heads_of(UNROTATED)
 every_family_and_form = pytest.mark.parametrize(
     ("row", "form"),
     [
