@@ -61,9 +61,11 @@ def test_a_refusal_names_architecture_reason_and_what_to_do(model_type: str) -> 
 
 
 def test_no_weights_are_needed(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text(json.dumps({"model_type": "roformer"}))
-    with pytest.raises(UnsupportedArchitectureError, match="rotary positions"):
-        collab.checkpoints.convert(str(tmp_path), tmp_path / "out", collab.ConversionConfig(rank=8))
+    folder = tmp_path / "original"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps({"model_type": "funnel"}))
+    with pytest.raises(UnsupportedArchitectureError, match="relative position terms"):
+        collab.checkpoints.convert(str(folder), tmp_path / "out", collab.ConversionConfig(rank=8))
 
 
 def test_decoders_and_detectors() -> None:
