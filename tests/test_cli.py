@@ -394,7 +394,7 @@ class TestBadInput:
     @pytest.mark.parametrize(
         ("changes", "message"),
         [
-            ({"model_type": "roformer"}, "rotary position embeddings"),
+            ({"model_type": "roformer"}, "rotary position"),
             ({"model_type": "deberta-v2"}, "disentangled"),
             ({"model_type": "megabert"}, "does not know this architecture"),
             ({"architectures": ["BertForDancing"]}, "BertForDancing"),

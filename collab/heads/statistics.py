@@ -113,12 +113,12 @@ def attention_of(
     def keep_context(name: str) -> Callable[..., None]:
         return lambda module, args: contexts[name].append(args[0])
 
-    def keep_weights(name: str) -> Callable[..., None]:
-        return lambda module, args, output: weights[name].append(output[1])
+    def keep_weights(layer: HeadLayer) -> Callable[..., None]:
+        return lambda module, args, output: weights[layer.name].append(output[layer.weights_index])
 
     living = [layer for layer in layers if layer.heads]
     handles = [layer.output.register_forward_pre_hook(keep_context(layer.name)) for layer in living]
-    handles += [layer.module.register_forward_hook(keep_weights(layer.name)) for layer in living]
+    handles += [layer.module.register_forward_hook(keep_weights(layer)) for layer in living]
     try:
         with eager_attention(model), torch.no_grad():
             model(**batch, output_attentions=True)  # some families give weights only when asked

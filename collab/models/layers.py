@@ -29,6 +29,7 @@ class HeadLayer:
         value: value projection.
         output: output projection W_O, inside the layer or in the block around it.
         rotary: whether queries and keys are turned by their positions, so that no single A_h gives the scores.
+        weights_index: index of the attention weights in what the layer returns.
     """
 
     name: str
@@ -41,6 +42,7 @@ class HeadLayer:
     value: nn.Linear | None
     output: nn.Module
     rotary: bool = False
+    weights_index: int = 1
 
     @property
     def query_key_parameters(self) -> int:
@@ -108,7 +110,9 @@ def head_layers(model: PreTrainedModel) -> list[HeadLayer]:
         width = query.out_features // total
         layers.append(
             HeadLayer(
-                name, layer, tuple(range(total)), total, width, query, key, value, output, family.is_rotary(layer)
+                *(name, layer, tuple(range(total)), total, width, query, key, value, output),
+                rotary=family.is_rotary(layer),
+                weights_index=family.weights_index(layer),
             )
         )
     if not layers:
@@ -170,4 +174,8 @@ def _converted(model: PreTrainedModel, name: str, layer: CollaborativeAttention)
     query, key, value = (getattr(layer, role) if layer.heads else None for role in ("query", "key", "value"))
     width = layer.attention_head_size
     rotary = isinstance(layer, CollaborativeRotaryAttention)
-    return HeadLayer(name, layer, layer.heads, layer.total_heads, width, query, key, value, output, rotary)
+    return HeadLayer(
+        *(name, layer, layer.heads, layer.total_heads, width, query, key, value, output),
+        rotary=rotary,
+        weights_index=layer.native_weights,
+    )
