@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from ..decomposition import Form, SolverOptions
-from ..decomposition.decay import decay
+from ..decomposition.concat import head_spectrum
 from ..decomposition.options import Content
 from ..modeling.collab_attention import CollaborativeAttention
 from ..planning.cost import LayerShape
@@ -32,8 +32,8 @@ class NarrowQueriesKeys(Narrowing):
         block: the layer's names.
         layer: the attention layer.
         problem: its approximation problem.
-        form: ``concat``, narrower heads, which are the cheapest to compute; or ``cp``, shared dimensions, which are the
-            smallest.
+        form: ``concat``, narrower heads, all of one width, which are the cheapest to compute; or ``cp``, shared
+            dimensions, which are the smallest.
         length: tokens of a row.
     """
 
@@ -59,7 +59,7 @@ class NarrowQueriesKeys(Narrowing):
         if width == self._shape.full_rank:
             return 0.0
         if self._form == "concat":
-            return float(self._decay[width])
+            return float(self._decay[width // self._shape.num_heads])
         return predict(self._problem, self._form, width, self._content, SolverOptions()) ** 2
 
     def cost(self, width: int) -> Cost:
@@ -73,7 +73,7 @@ class NarrowQueriesKeys(Narrowing):
     def narrow(self, width: int) -> Narrowed:
         """See `Narrowing`."""
         with torch.no_grad():
-            solution = self._problem.solve(self._form, width, self._content, SolverOptions())
+            solution = self._problem.solve(self._form, width, self._content, SolverOptions(even_heads=True))
         factors = solution.factors.to(self._like.weight)
         spec = spec_of(factors)
         name = self._block.attention
@@ -83,4 +83,9 @@ class NarrowQueriesKeys(Narrowing):
 
     @cached_property
     def _decay(self) -> Tensor:
-        return decay(self._problem.whitened, "concat")
+        """Relative squared error with each number of dimensions of every head, (d + 1,)."""
+        tensor = self._problem.whitened
+        energy = sum(head_spectrum(tensor, h)[1].square() for h in range(tensor.num_heads))
+        assert isinstance(energy, Tensor)
+        left = torch.cat([energy.flip(0).cumsum(0).flip(0), energy.new_zeros(1)])
+        return left / left[0].clamp(min=torch.finfo(left.dtype).tiny)

@@ -31,12 +31,23 @@ def head_spectrum(tensor: HeadTensor, h: int) -> tuple[Tensor, Tensor, Tensor]:
     return pad(query_basis @ left, missing), pad(values, missing), pad(key_basis @ right.mT, missing)
 
 
-def decompose_concat(tensor: HeadTensor, rank: int) -> Factors:
-    """The best ``concat`` factors with `rank` shared dimensions, in closed form."""
+def decompose_concat(tensor: HeadTensor, rank: int, even: bool = False) -> Factors:
+    """The best ``concat`` factors with `rank` shared dimensions, in closed form.
+
+    Args:
+        tensor: 𝒯.
+        rank: R.
+        even: whether every head gets the same number of dimensions, up to one.
+    """
     spectra = [head_spectrum(tensor, h) for h in range(tensor.num_heads)]
     values = torch.stack([values for _, values, _ in spectra])  # (H, d)
+    chosen = values
+    if even:  # the heads' largest values first, then their second largest, …
+        chosen = values / values.amax().clamp(min=torch.finfo(values.dtype).tiny) - 2 * torch.arange(
+            values.shape[1], dtype=values.dtype, device=values.device
+        )
     kept = torch.zeros_like(values.flatten(), dtype=torch.bool)
-    kept[values.flatten().topk(rank).indices] = True
+    kept[chosen.flatten().topk(rank).indices] = True
     kept = kept.view_as(values)  # (H, d)
     scale = values[kept].sqrt()  # (R,) by head, then by singular value
     mixing = torch.zeros(tensor.num_heads, rank, dtype=tensor.query.dtype, device=tensor.query.device)

@@ -35,6 +35,8 @@ class SolverOptions:
         precision: dtype of the sweeps of structured CP and of the ``tensorly`` method. The small linear systems, closed
             forms, eigenvectors and errors are always float64.
         device: where to solve, for example ``"cuda"``; None for the device that the weights are on.
+        even_heads: whether the ``concat`` form gives every head the same number of dimensions, up to one. That is less
+            faithful at a rank than dividing them by the heads' singular values, and faster: heads need no padding.
 
     Raises:
         ConfigurationError: if a value is out of range.
@@ -46,6 +48,7 @@ class SolverOptions:
     ridge: float = 5e-3
     precision: Precision = "float32"
     device: str | None = None
+    even_heads: bool = False
 
     def __post_init__(self) -> None:
         if self.method not in METHODS:

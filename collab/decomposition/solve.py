@@ -54,7 +54,7 @@ def decompose(
         concat = full_rank_factors(tensor, "concat", rank)
     else:
         small, frame = _normalized(tensor)
-        concat = decompose_concat(small, rank)
+        concat = decompose_concat(small, rank, options.even_heads)
         solution = _solve(small, form, rank, concat, options, seed)
         concat = frame.restore(concat)
         solution = replace(solution, factors=frame.restore(solution.factors))

@@ -85,8 +85,10 @@ class DistillationTrainer(GuardedTrainer):
     def compute_loss(
         self, model: nn.Module, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> Any:
-        """See `distillation_loss`."""
-        loss, actual = distillation_loss(model, self._teacher, answers(self._teacher, inputs), inputs)
+        """See `distillation_loss`. The teacher computes in the precision of the training, too."""
+        with self.accelerator.autocast():
+            expected = answers(self._teacher, inputs)
+        loss, actual = distillation_loss(model, self._teacher, expected, inputs)
         return (loss, actual) if return_outputs else loss
 
     def prediction_step(
