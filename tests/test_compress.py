@@ -30,6 +30,7 @@ import collab
 from collab.compression import compress as compress_module
 from collab.compression.allocation import Point, allocate, convex_hull
 from collab.compression.feed_forward import eliminate
+from collab.decomposition import HeadTensor, decompose
 from collab.errors import (
     BudgetError,
     CalibrationError,
@@ -292,6 +293,20 @@ class TestAlgebra:
             )
             assert found.cost <= budget
             assert found.loss == pytest.approx(best)
+
+    def test_even_heads(self) -> None:
+        """Every head keeps its own largest singular values."""
+        generator = torch.Generator().manual_seed(0)
+        query, key = (torch.randn(12, 16, generator=generator, dtype=torch.float64) for _ in range(2))
+        query[:, :4] *= 100  # the first head has the largest values of all
+        tensor = HeadTensor(query, key, 4)
+        even = decompose(tensor, "concat", 8, collab.SolverOptions(even_heads=True)).factors
+        assert even.head_ranks == (2, 2, 2, 2)
+        assert decompose(tensor, "concat", 8).factors.head_ranks != (2, 2, 2, 2)
+        for h in range(4):
+            mine = slice(4 * h, 4 * h + 4)
+            expected = torch.linalg.svdvals(query[:, mine] @ key[:, mine].T)[:2]
+            torch.testing.assert_close(torch.linalg.svdvals(even.head(h))[:2], expected)
 
     def test_hull_leaves_out_what_is_never_best(self) -> None:
         curve = [Point(4, 4.0, 0.0), Point(3, 3.0, 3.0), Point(2, 2.0, 2.0), Point(1, 5.0, 9.0)]
