@@ -135,6 +135,7 @@ class TestShows:
                 "ridge": collab.SolverOptions.ridge,
                 "precision": "float32",
                 "device": "cpu",
+                "even_heads": False,
             },
         }
         assert {layer["sweeps"] for layer in report["layers"]} == {3}

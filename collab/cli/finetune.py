@@ -11,6 +11,7 @@ import click
 
 from ..data.source import DataSource
 from ..data.task import Task
+from ..errors import ConfigurationError
 from ..heads.options import PruneOptions
 from ..io.options import LoadOptions, SaveOptions
 from ..training.options import FinetuneOptions
@@ -63,6 +64,8 @@ class _Data:
         from ..checkpoints.finetune import LabelledData  # slow to import
 
         labels = tuple(self.labels.split(",")) if self.labels else ()
+        if not all(label.strip() for label in labels):
+            raise ConfigurationError(f"--labels {self.labels!r} has a class without a name.")
         train, held_out = (
             None if name is None else DataSource(name, self.text_column, self.subset, split)
             for name, split in ((self.train, self.train_split), (self.evaluation, self.eval_split))
