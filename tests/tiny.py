@@ -232,7 +232,7 @@ ROWS = [
     Row("gte", _TEXT),
     Row("nomic_bert", _TEXT),
     Row("eurobert", _ROTARY | {"num_key_value_heads": 2}),
-    Row("modernbert", _ROTARY | {"num_hidden_layers": 3, "local_attention": 6}),
+    Row("modernbert", _ROTARY | {"num_hidden_layers": 3, "local_attention": 8}),
     Row("esm", _ROTARY | {"position_embedding_type": "rotary", "mask_token_id": 4, "token_dropout": False}),
     Row("dinov3_vit", _IMAGE | {"num_register_tokens": 2, "pos_embed_rescale": None}),
 ]

@@ -77,9 +77,11 @@ class CollaborativeMixin(_Model):
             # The native constructor builds native parts, which may support fewer kernels than their replacements.
             config._attn_implementation = "eager"
         super().__init__(config, *args, **kwargs)
-        if not isinstance(self, CollaborativeBase):
-            config._attn_implementation = requested
         parts = list(outermost(self, base.versions))
+        if not isinstance(self, CollaborativeBase):
+            # A part chooses its kernel when it is built; a model without parts (OPT's decoder alone) chooses its own.
+            chosen = requested if parts else self.get_correct_attn_implementation(requested, is_init_check=True)
+            config._attn_implementation = chosen
         for name, part in parts:
             self.set_submodule(name, base.versions[type(part)](part.config, **optional_parts(part)))
         layers = [] if parts else list(outermost(self, base.attention_classes))
