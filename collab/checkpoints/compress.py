@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -25,9 +23,8 @@ from ..io.staging import check_output
 from ..io.write import save
 from ..models.layers import parameters
 from ..training.options import HealRequest
-from ..training.work import alone_in, work_folder
 from .calibrate import calibrate
-from .heal import heal_conversion
+from .heal import heal_conversion, work_of
 
 
 @dataclass(frozen=True)
@@ -87,8 +84,7 @@ def compress(
     report = compression.report
     record = {"step": "compress", **report.to_dict(), "command": save_options.command}
     steps = [Step("Compression", _section(record), record)]
-    alone = contextlib.nullcontext() if heal is None else alone_in(work_folder(output))
-    with alone:
+    with work_of(heal, output):
         if heal is not None:
             restart = save_options.restart
             steps.append(
@@ -115,8 +111,6 @@ def compress(
         )
         progress("writing and checking", 0, None)
         save(conversion, output, checkpoint, save_options, steps, card="compressed")
-        if heal is not None:
-            shutil.rmtree(work_folder(output), ignore_errors=True)
     return CompressedCheckpoint(tuple(steps))
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import shutil
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -30,9 +28,8 @@ from ..io.write import save
 from ..models.weights import check_cast
 from ..planning.config import ConversionConfig
 from ..training.options import HealRequest
-from ..training.work import alone_in, work_folder
 from .calibrate import calibrate
-from .heal import heal_conversion
+from .heal import heal_conversion, work_of
 
 
 def convert(
@@ -92,8 +89,7 @@ def convert(
     conversion = convert_model(checkpoint.model, config, calibration=moments, inplace=heal is None, progress=progress)
     if pruned is not None:
         conversion = pruned.prune_again(conversion)
-    alone = contextlib.nullcontext() if heal is None else alone_in(work_folder(output))
-    with alone:
+    with work_of(heal, output):
         steps = []
         if heal is not None:
             restart = save_options.restart
@@ -106,10 +102,7 @@ def convert(
         if kept is not None:
             report = replace(report, keep_tokens=kept.to_dict(), notes=(*notes, _what_stays(kept)))
         progress("writing and checking", 0, None)
-        report = save(Conversion(conversion.model, report), output, checkpoint, save_options, steps)
-        if heal is not None:
-            shutil.rmtree(work_folder(output), ignore_errors=True)
-    return report
+        return save(Conversion(conversion.model, report), output, checkpoint, save_options, steps)
 
 
 def _text_of(

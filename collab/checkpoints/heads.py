@@ -69,7 +69,7 @@ def score_heads(
 def notes(loaded: Checkpoint) -> list[str]:
     """Notes on a model's heads for the user."""
     layers = head_layers(loaded.model)
-    passes = passes_per_layer(loaded.model, layers)
+    passes = passes_per_layer(loaded.model, len(layers))
     sentences: list[str] = []
     if passes > 1:
         sentences.append(

@@ -5,6 +5,9 @@ Training code is imported where it is called, because transformers' `Trainer` is
 
 from __future__ import annotations
 
+import contextlib
+import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -127,6 +130,26 @@ def heal_conversion(
             progress=progress,
         )
     return healing_step(healing)
+
+
+@contextlib.contextmanager
+def work_of(heal: HealRequest | None, output: Path) -> Iterator[None]:
+    """Alone in the work folder of healing within another command; the folder is removed once that has written `output`.
+
+    Args:
+        heal: None for no healing, and no folder.
+        output: folder that the command writes.
+
+    Raises:
+        TrainingError: as `alone_in`.
+    """
+    if heal is None:
+        yield
+        return
+    work = work_folder(output)
+    with alone_in(work):
+        yield
+        shutil.rmtree(work, ignore_errors=True)
 
 
 def healing_step(healing: Healing) -> Step:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,8 +23,7 @@ from ..modeling.collab_model import CollaborativeMixin
 from ..models.layers import parameters
 from ..planning.config import LOSSLESS
 from ..training.options import HealRequest
-from ..training.work import alone_in, work_folder
-from .heal import heal_conversion
+from .heal import heal_conversion, work_of
 
 
 def prune(
@@ -74,8 +71,7 @@ def prune(
     record = {"step": "prune", **pruning.record, "command": save_options.command}
     record["parameters"]["before"] = parameters(original.model)
     steps = [pruning_step(record)]
-    alone = contextlib.nullcontext() if heal is None else alone_in(work_folder(output))
-    with alone:
+    with work_of(heal, output):
         if heal is not None:
             step = heal_conversion(
                 pruning.model, original, heal, output, restart=save_options.restart, progress=progress
@@ -88,8 +84,6 @@ def prune(
         else:
             report = replace(_counted(conversion.report, record), source=model, revision=original.source.revision)
             save(replace(conversion, model=pruning.model, report=report), output, original, save_options, steps)
-        if heal is not None:
-            shutil.rmtree(work_folder(output), ignore_errors=True)
     return Pruning(pruning.model, record)
 
 

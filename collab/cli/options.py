@@ -404,16 +404,26 @@ def _check_params(
     return values
 
 
+def _fraction_option(flag: str, of: str, budgets: str | None) -> Decorator:
+    """A budget as a fraction, or, with the default `budgets`, several."""
+    several = "" if budgets is None else " May be given several times." + _default(budgets)
+    return click.option(
+        flag,
+        type=float,
+        multiple=budgets is not None,
+        callback=_check_params,
+        help=f"The part of the {of} to keep at most, such as 0.5.{several}",
+    )
+
+
 def params_option(multiple: bool = False) -> Decorator:
     """--params, once or several times."""
-    several = " May be given several times." + _default("1/2, 1/3, 1/6") if multiple else ""
-    return click.option(
-        "--params",
-        type=float,
-        multiple=multiple,
-        callback=_check_params,
-        help=f"The part of the query/key parameters to keep at most, such as 0.5.{several}",
-    )
+    return _fraction_option("--params", "query/key parameters", "1/2, 1/3, 1/6" if multiple else None)
+
+
+def flops_option(multiple: bool = False) -> Decorator:
+    """--flops, once or several times."""
+    return _fraction_option("--flops", "layers' arithmetic", "0.75, 0.5, 0.33, 0.25" if multiple else None)
 
 
 # Training.
@@ -521,18 +531,6 @@ def heal_options(steps: int | None, says: str | None = None) -> Decorator:
         ),
         click.option("--heal-steps", type=int, default=steps, show_default=True, help="Steps of healing."),
         restart_option,
-    )
-
-
-def flops_option(multiple: bool = False) -> Decorator:
-    """--flops, once or several times."""
-    several = " May be given several times." + _default("0.75, 0.5, 0.33, 0.25") if multiple else ""
-    return click.option(
-        "--flops",
-        type=float,
-        multiple=multiple,
-        callback=_check_params,
-        help=f"The part of the layers' arithmetic to keep at most, such as 0.5.{several}",
     )
 
 

@@ -10,7 +10,7 @@ from ..errors import UnsupportedArchitectureError
 from ..modeling.collab_attention import CollaborativeAttention, CollaborativeCrossAttention
 from ..modeling.collab_model import outermost
 from ..models.families import Family, collaborative_layers
-from ..models.layers import entry_of
+from ..models.layers import entry_of, passes_per_layer
 
 
 @dataclass(frozen=True)
@@ -51,13 +51,8 @@ def blocks_of(model: PreTrainedModel, family: Family) -> list[Block]:
     if any(isinstance(layer, CollaborativeCrossAttention) for layer in attention.values()):
         raise UnsupportedArchitectureError("Decoders with cross-attention cannot be compressed, only converted.")
     if len(attention) != len(feed_forward):
-        raise UnsupportedArchitectureError(
-            f"collab does not know the feed-forward layers of {family.native_model_type} models, so it cannot compress "
-            "them. Convert the model instead (collab convert)."
-        )
-    passes = (getattr(model.config, "num_hidden_layers", None) or len(attention)) * getattr(
-        model.config, "inner_group_num", 1
-    )
+        raise unknown_feed_forward(family)
+    passes = passes_per_layer(model, len(attention))
     blocks = []
     for (name, layer), (holder, module) in zip(attention.items(), feed_forward, strict=True):
         names = known[type(module)]
@@ -68,10 +63,18 @@ def blocks_of(model: PreTrainedModel, family: Family) -> list[Block]:
                 layer.output_name(name),
                 f"{holder}.{names.up}",
                 f"{holder}.{names.down}",
-                passes / len(attention),
+                passes,
             )
         )
     return blocks
+
+
+def unknown_feed_forward(family: Family) -> UnsupportedArchitectureError:
+    """The refusal of a family whose feed-forward layers have no known names."""
+    return UnsupportedArchitectureError(
+        f"collab does not know the feed-forward layers of {family.native_model_type} models, so it cannot compress "
+        "them. Convert the model instead (collab convert)."
+    )
 
 
 def attention_of(model: PreTrainedModel, block: Block) -> CollaborativeAttention:

@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 
 from ..calibration.calibrate import Calibration
 from ..conversion.convert import convert, require_convertible
-from ..errors import BudgetError, ConfigurationError, UnsupportedArchitectureError
+from ..errors import BudgetError, ConfigurationError
 from ..evaluation.compare import agreement
 from ..evaluation.timing import time_in_turn
 from ..io.options import Progress, no_progress
@@ -23,6 +23,7 @@ from ..models.inputs import longest_input, random_inputs
 from ..models.layers import count_parameters
 from ..planning.config import LOSSLESS
 from .allocation import Allocation, Unit, allocate
+from .blocks import unknown_feed_forward
 from .candidates import Candidates
 from .options import CompressionConfig, Part
 
@@ -246,10 +247,7 @@ def _candidates(
 ) -> tuple[Candidates, Conversion]:
     family, _ = require_convertible(model)
     if not family.base.feed_forward_classes:
-        raise UnsupportedArchitectureError(
-            f"collab does not know the feed-forward layers of {family.native_model_type} models, so it cannot compress "
-            "them. Convert the model instead (collab convert)."
-        )
+        raise unknown_feed_forward(family)
     conversion = convert(model, LOSSLESS)
     return Candidates(model, conversion.model, family, calibration, config, progress), conversion
 

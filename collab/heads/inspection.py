@@ -95,7 +95,7 @@ def inspect(
         model.config.model_type,
         model.config.hidden_size,
         inspections,
-        passes_per_layer(model, layers),
+        passes_per_layer(model, len(layers)),
         parameters(model),
         cache_bytes(model),
         tuple(_explain(model, layers, inspections)),
@@ -189,7 +189,7 @@ def _explain(model: PreTrainedModel, layers: list[HeadLayer], inspections: tuple
             f"{pruned} of {sum(layer.total for layer in layers)} heads were pruned, each with {2 * head_dim * width:,} "
             "weights of values and output projection."
         )
-    passes = passes_per_layer(model, layers)
+    passes = passes_per_layer(model, len(layers))
     if passes > 1:
         sentences.append(
             f"{len(layers)} sets of weights serve {round(passes * len(layers))} passes: the model stores their "

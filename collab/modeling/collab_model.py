@@ -137,7 +137,6 @@ class CollaborativeBase(CollaborativeMixin):
         attention_classes: for each native attention class, the collaborative one that replaces it.
         position_type: the native config's `position_embedding_type`, where it has one.
         feed_forward_classes: for each native module that holds a feed-forward layer, where it keeps it.
-        parts: models of other families that models of this one hold, each with a config of its own.
         versions: the collaborative version of each native model class of the family, and of its parts.
     """
 
@@ -145,12 +144,11 @@ class CollaborativeBase(CollaborativeMixin):
     attention_classes: ClassVar[dict[type[nn.Module], type[CollaborativeAttention]]]
     position_type: ClassVar[str] = "absolute"
     feed_forward_classes: ClassVar[dict[type[nn.Module], FeedForward]] = {}
-    parts: ClassVar[tuple[type["CollaborativeBase"], ...]] = ()
     versions: ClassVar[dict[type[PreTrainedModel], type[CollaborativeMixin]]]
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         cls.base_class = cls
-        cls.versions = {native: version for part in cls.parts for native, version in part.versions.items()}
+        cls.versions = {}
         super().__init_subclass__(**kwargs)
 
     @classmethod

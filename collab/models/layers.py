@@ -127,11 +127,11 @@ def check_numbers(layers: Sequence[HeadLayer], numbers: Iterable[int]) -> None:
             raise ConfigurationError(f"There is no attention layer {number}: the model has 0 to {len(layers) - 1}.")
 
 
-def passes_per_layer(model: PreTrainedModel, layers: list[HeadLayer]) -> float:
-    """How many times the model applies each layer: 1, or more if passes share weights (ALBERT)."""
+def passes_per_layer(model: PreTrainedModel, count: int) -> float:
+    """How many times a model of `count` attention layers applies each: 1, or more if passes share weights (ALBERT)."""
     config = model.config
-    passes = (getattr(config, "num_hidden_layers", None) or len(layers)) * getattr(config, "inner_group_num", 1)
-    return passes / len(layers)
+    passes = (getattr(config, "num_hidden_layers", None) or count) * getattr(config, "inner_group_num", 1)
+    return passes / count
 
 
 def entry_of(model: PreTrainedModel, name: str) -> str:
