@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -28,6 +29,7 @@ from transformers import AutoModel, BertForSequenceClassification, BertModel, Pr
 
 import collab
 from collab.compression import compress as compress_module
+from collab.compression import costs as costs_module
 from collab.compression.allocation import Point, allocate, convex_hull
 from collab.compression.feed_forward import eliminate
 from collab.decomposition import HeadTensor, decompose
@@ -38,6 +40,7 @@ from collab.errors import (
     UnsupportedArchitectureError,
     WeightsError,
 )
+from collab.evaluation.timing import Run
 from collab.models.inputs import probe_inputs
 
 TEXT = [" ".join(LETTERS[(i * 7 + j * j) % 26] for j in range(2 + i % 9)) for i in range(96)]
@@ -115,7 +118,9 @@ class TestCompress:
                 value = layer.attention.self.value
                 value.weight[:] = value.weight.view(4, 8, 32)[:, :4].repeat(1, 2, 1).view(32, 32)
         compression = compressed(model, flops=0.85, length=8, only=("values",), drop_layers=0)
-        assert all(layer.value_width == 4 for layer in compression.report.layers)
+        widths = [layer.value_width for layer in compression.report.layers]
+        assert min(widths) >= 4
+        assert sum(widths) < 16
         assert largest_difference(outputs(model), outputs(compression.model)) < 1e-3
 
     def test_drops_layers(self, tmp_path: Path) -> None:
@@ -154,19 +159,38 @@ class TestCompress:
         )
 
     def test_speed_decides_the_arithmetic(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Speed is the inverse of the arithmetic here, with a constant part, so that timing does not matter."""
-        model = tiny_model(BERT, intermediate_size=512)
-        width = model.config.intermediate_size
+        """Every neuron takes the same time here, and all else a constant time, so that real time does not matter."""
+        model = tiny_model(BERT, intermediate_size=512, num_hidden_layers=3)
+        total = 3 * model.config.intermediate_size
 
-        def times(candidate: PreTrainedModel, original: PreTrainedModel, rows: object) -> float:
-            left = sum(candidate.config.collab_feed_forward) / (width * original.config.num_hidden_layers)
-            return 1 / (0.2 + 0.8 * left)
+        def time_in_turn(runs: Sequence[Run], **_: object) -> list[float]:
+            neurons = [getattr(run.config, "collab_feed_forward", [total]) for run, _ in runs]
+            return [0.2 + 0.8 * sum(left) / total for left in neurons]
 
-        monkeypatch.setattr(compress_module, "_times_as_fast", times)
+        for module in (compress_module, costs_module):
+            monkeypatch.setattr(module, "time_in_turn", time_in_turn)
         report = compressed(model, speedup=1.5, only=("feed-forward",)).report
         assert report.speedup == pytest.approx(1.5, rel=0.04)
-        with pytest.raises(BudgetError, match="closest was"):
+        assert sum(layer.neurons for layer in report.layers) / total == pytest.approx((1 / 1.5 - 0.2) / 0.8, abs=0.03)
+        with pytest.raises(BudgetError, match="speedup=6 cannot be reached"):
             compressed(model, speedup=6.0, only=("feed-forward",))
+
+    def test_time_of_attention_is_that_of_the_wider_part(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Queries, keys and values then become narrower together, or not at all."""
+        model = tiny_model(BERT, hidden_size=64)
+
+        def time_in_turn(runs: Sequence[Run], **_: object) -> list[float]:
+            models = [getattr(run.config, "collab_layers", [{"rank": 64}] * 2) for run, _ in runs]
+            return [
+                1 + sum(max(entry["rank"] // 4, entry.get("value_width") or 16) for entry in entries)
+                for entries in models
+            ]
+
+        for module in (compress_module, costs_module):
+            monkeypatch.setattr(module, "time_in_turn", time_in_turn)
+        report = compressed(model, speedup=1.3, drop_layers=0).report
+        assert any(layer.value_width < layer.full_value_width for layer in report.layers)
+        assert all((layer.rank < layer.full_rank) == (layer.value_width < 16) for layer in report.layers)
 
     def test_same_widths_and_weights_every_time(self) -> None:
         model = tiny_model(BERT)
@@ -283,13 +307,13 @@ class TestAlgebra:
         curves = []
         for _ in range(3):
             slopes = np.sort(generator.uniform(0.1, 2, 4)).cumsum()
-            curves.append({"values": [Point(5 - i, 5.0 - i, float(slopes[:i].sum())) for i in range(5)]})
+            curves.append([[Point({"values": 5 - i}, -float(i), float(slopes[:i].sum())) for i in range(5)]])
         for budget in range(4, 15):
-            found = allocate(curves, {}, 0.0, budget, False)
+            found = allocate(curves, {}, 15.0, budget, False)
             best = min(
                 sum(point.loss for point in chosen)
-                for chosen in itertools.product(*(curve["values"] for curve in curves))
-                if sum(point.cost for point in chosen) <= budget
+                for chosen in itertools.product(*(curve for (curve,) in curves))
+                if 15 + sum(point.cost for point in chosen) <= budget
             )
             assert found.cost <= budget
             assert found.loss == pytest.approx(best)
@@ -309,8 +333,9 @@ class TestAlgebra:
             torch.testing.assert_close(torch.linalg.svdvals(even.head(h))[:2], expected)
 
     def test_hull_leaves_out_what_is_never_best(self) -> None:
-        curve = [Point(4, 4.0, 0.0), Point(3, 3.0, 3.0), Point(2, 2.0, 2.0), Point(1, 5.0, 9.0)]
-        assert [point.width for point in convex_hull(curve)] == [4, 2]
+        costs_losses = ((0.0, 0.0), (-1.0, 3.0), (-2.0, 2.0), (1.0, 9.0))
+        curve = [Point({"values": 4 - i}, cost, loss) for i, (cost, loss) in enumerate(costs_losses)]
+        assert [point.widths["values"] for point in convex_hull(curve)] == [4, 2]
 
 
 class TestCommand:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -18,18 +19,26 @@ from ..evaluation.compare import answers_on, compare_answers
 from ..io.options import Progress
 from ..models.assembly import assemble
 from ..models.families import Family
+from ..models.inputs import longest_input, random_inputs
 from ..models.layers import count_parameters
 from ..reparametrization.model import LayerProblems
 from .allocation import Curve, Point, Unit, Widths
 from .blocks import attention_of, blocks_of
+from .costs import Costs, Counted, Measured
 from .feed_forward import NarrowFeedForward
 from .options import CompressionConfig, Part
 from .queries_keys import NarrowQueriesKeys
 from .statistics import collect
 from .values import NarrowValues
-from .widths import Cost, Narrowed, Narrowing
+from .widths import Narrowed, Narrowing
 
 logger = logging.getLogger(__name__)
+
+_TOGETHER: tuple[tuple[Part, ...], ...] = (("queries-keys", "values"), ("feed-forward",))
+"""Parts of a layer whose widths are chosen together, because one's time depends on the other's width."""
+
+_ROWS = 8
+"""Rows of the batch that time is measured on."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +46,7 @@ class Losses:
     """What changes cost, each alone: one minus the agreement of the answers on held-out rows.
 
     Attributes:
-        parts: by layer, the measured loss of every part at half its width, relative to what was predicted there.
+        parts: by layer, the measured loss of every part at about half its width, relative to what was predicted there.
         layers: loss of dropping each layer; empty if layers may not be dropped.
     """
 
@@ -78,6 +87,7 @@ class Candidates:
         self._progress = progress
         self._state = {name: tensor.detach() for name, tensor in model.state_dict().items()}
         self._narrowed: dict[tuple[int, Part, int], Narrowed] = {}
+        self._costs: dict[Unit, Costs] = {}
         statistics = collect(model, self.blocks, calibration.fitted, config.seed, progress)
         self.tokens = min(sums.tokens for sums in statistics.values())
         problems = LayerProblems(native, family, calibration.moments, native.device)
@@ -141,7 +151,7 @@ class Candidates:
             scales: dict[Part, float] = {}
             for part in self._config.narrowed:
                 narrowing = self.parts[number][part]
-                width = _middle(narrowing.widths)
+                width = _to_measure(narrowing)
                 loss = self._loss(self._with(number, {**self._full(number), part: width}))
                 predicted = narrowing.predicted(width)
                 scales[part] = loss / predicted if predicted > 0 else 0.0
@@ -160,49 +170,59 @@ class Candidates:
         """Whether layers can be dropped: every one has weights of its own, and there is more than one."""
         return len(self.blocks) > 1 and all(block.passes == 1 for block in self.blocks)
 
-    def curves(self, unit: Unit) -> list[dict[Part, Curve]]:
-        """By layer, the cost and the predicted loss of every part at every width."""
-        curves: list[dict[Part, Curve]] = []
+    def curves(self, unit: Unit) -> list[list[Curve]]:
+        """By layer, the cost and the predicted loss of its parts at every width."""
+        costs = self.costs(unit)
+        curves: list[list[Curve]] = []
         for number in self._numbers:
-            entry: dict[Part, Curve] = {}
+            losses: dict[Part, dict[int, float]] = {}
             for part in self._config.narrowed:
-                narrowing = self.parts[number][part]
-                scale = self.losses.parts[number][part]
-                entry[part] = [
-                    Point(width, self.cost(number, part, width, unit), scale * narrowing.predicted(width))
-                    for width in narrowing.widths
-                ]
+                narrowing, scale = self.parts[number][part], self.losses.parts[number][part]
+                losses[part] = {width: scale * narrowing.predicted(width) for width in narrowing.widths}
+            full = costs.layer(number, {})
+            entry: list[Curve] = []
+            for group in _TOGETHER:
+                parts = [part for part in group if part in losses]
+                points = []
+                for chosen in itertools.product(*(losses[part] for part in parts)):
+                    widths = dict(zip(parts, chosen, strict=True))
+                    loss = sum(losses[part][width] for part, width in widths.items())
+                    points.append(Point(widths, costs.layer(number, widths) - full, loss))
+                entry.append(points)
             curves.append(entry)
         return curves
 
-    def fixed(self, unit: Unit, dropped: Sequence[int]) -> float:
-        """Cost of everything that keeps its width."""
-        cost = 0.0 if unit == "flops" else float(count_parameters(self.native))
-        for number in self._numbers:
-            for part, narrowing in self.parts[number].items():
-                full = self.cost(number, part, narrowing.widths[0], unit)
-                if unit == "flops" and part not in self._config.narrowed and number not in dropped:
-                    cost += full
-                if unit == "parameters" and part in self._config.narrowed and number not in dropped:
-                    cost -= full
-            if unit == "parameters" and number in dropped:
-                cost -= count_parameters(self.model.get_submodule(self.blocks[number].name))
-        return cost
+    def costs(self, unit: Unit) -> Costs:
+        """What the layers cost at any widths."""
+        if unit not in self._costs:
+            self._costs[unit] = self._counted(unit) if unit != "seconds" else self._measured()
+        return self._costs[unit]
 
-    def whole(self, unit: Unit) -> float:
-        """Cost of the original."""
-        if unit == "parameters":
-            return float(count_parameters(self.native))
-        return sum(
-            self.cost(number, part, narrowing.widths[0], unit)
-            for number in self._numbers
-            for part, narrowing in self.parts[number].items()
-        )
+    def random_rows(self) -> dict[str, Tensor]:
+        """The batch that time is measured on."""
+        return random_inputs(self.native, _ROWS, min(self._config.length, longest_input(self.native)))
 
-    def cost(self, number: int, part: Part, width: int, unit: Unit) -> float:
-        """Cost of one part of one layer at a width, over all passes."""
-        cost: Cost = self.parts[number][part].cost(width)
-        return cost.parameters if unit == "parameters" else cost.flops * self.blocks[number].passes
+    def _counted(self, unit: Unit) -> Costs:
+        if unit == "flops":
+            passes = [block.passes for block in self.blocks]
+            none = [0.0] * len(passes)
+            return Counted(self.parts, lambda part, width: part.cost(width).flops, passes, none, 0.0)
+        held = [float(count_parameters(self.model.get_submodule(block.name))) for block in self.blocks]
+        # The rest of a layer: its normalizations and output biases.
+        rest = [
+            whole - sum(part.cost(part.widths[0]).parameters for part in parts.values())
+            for whole, parts in zip(held, self.parts, strict=True)
+        ]
+        outside = float(count_parameters(self.native)) - sum(held)
+        ones = [1.0] * len(held)
+        return Counted(self.parts, lambda part, width: part.cost(width).parameters, ones, rest, outside)
+
+    def _measured(self) -> Costs:
+        self._progress("measuring times", 0, None)
+        parts = [{part: own[part] for part in self._config.narrowed} for own in self.parts]
+        passes = [block.passes for block in self.blocks]
+        heads = attention_of(self.model, self.blocks[0]).num_attention_heads
+        return Measured(self.build, parts, passes, self.may_drop, heads, self.native, self.random_rows())
 
     def _full(self, number: int) -> dict[Part, int]:
         return {part: self.parts[number][part].widths[0] for part in self._config.narrowed}
@@ -253,6 +273,9 @@ def _remove(state: dict[str, Tensor], prefixes: tuple[str, ...]) -> None:
         del state[name]
 
 
-def _middle(widths: Sequence[int]) -> int:
-    """The width closest to half of the original one."""
-    return min(widths[1:], key=lambda width: abs(width - widths[0] / 2), default=widths[0])
+def _to_measure(narrowing: Narrowing) -> int:
+    """The width closest to half of the original one; a smaller one where so much is predicted to lose nothing."""
+    full, *widths = narrowing.widths
+    middle = min(widths, key=lambda width: abs(width - full / 2), default=full)
+    least = 1e-3 * narrowing.predicted(narrowing.widths[-1])
+    return next((width for width in widths if width <= middle and narrowing.predicted(width) >= least), middle)

@@ -19,7 +19,6 @@ from ..evaluation.timing import time_in_turn
 from ..io.options import Progress, no_progress
 from ..io.report import Conversion, Count
 from ..models.families import collaborative_layers
-from ..models.inputs import longest_input, random_inputs
 from ..models.layers import count_parameters
 from ..planning.config import LOSSLESS
 from .allocation import Allocation, Unit, allocate
@@ -32,9 +31,8 @@ logger = logging.getLogger(__name__)
 FRACTIONS = (0.75, 0.5, 0.33, 0.25)
 """Budgets that a plan shows by default."""
 
-_ROWS = 8  # of a batch that speed is measured on
-_ROUNDS = 7
-_TRIES = 6
+_ROUNDS = 15
+_TRIES = 4
 _CLOSE = 0.03  # relative to the speed that was asked for
 
 
@@ -180,9 +178,10 @@ def compress(
         )
         logger.warning(notes[-1])
     progress("comparing with the original", 0, None)
+    flops = candidates.costs("flops")
     report = CompressionReport(
         layers=_layers(candidates, allocation, compressed),
-        flops=Count(round(candidates.whole("flops")), round(_flops(candidates, allocation))),
+        flops=Count(round(flops.whole), round(flops.left(allocation.widths))),
         parameters=Count(count_parameters(model), count_parameters(compressed)),
         predicted_loss=allocation.loss,
         agreement=agreement(model, compressed, calibration.batches),
@@ -231,7 +230,7 @@ def plan_compression(
         options.append(
             {
                 "budget": fraction,
-                "reached": allocation.cost / candidates.whole(unit),
+                "reached": allocation.cost / candidates.costs(unit).whole,
                 "predicted_loss": allocation.loss,
                 "layers": [
                     {"name": block.name, **({"dropped": True} if chosen is None else dict(chosen))}
@@ -253,27 +252,32 @@ def _candidates(
 
 
 def _unit(config: CompressionConfig) -> tuple[Unit, float]:
-    """What the budget is a fraction of, and the fraction; with a speed, the arithmetic to start from."""
-    if config.params is not None:
-        return "parameters", config.params
-    return "flops", config.flops if config.flops is not None else 1 / (config.speedup or 1.0)
+    """What the budget is a fraction of, and the fraction."""
+    if config.speedup is not None:
+        return "seconds", 1 / config.speedup
+    return ("parameters", config.params) if config.params is not None else ("flops", config.flops or 1.0)
 
 
 def _within(candidates: Candidates, config: CompressionConfig, unit: Unit, fraction: float) -> Allocation:
     """The allocation of least predicted loss within a budget, over the numbers of layers to drop."""
-    budget = fraction * candidates.whole(unit)
+    costs = candidates.costs(unit)
     curves = candidates.curves(unit)
     options = []
     for dropped in _drops(candidates, config):
-        fixed = candidates.fixed(unit, list(dropped))
-        options.append(allocate(curves, dropped, fixed, budget, config.native))
-    reached = [option for option in options if option.cost <= budget]
+        cost = costs.left(tuple(None if number in dropped else {} for number in range(len(curves))))
+        options.append(allocate(curves, dropped, cost, fraction * costs.whole, config.native))
+    reached = [option for option in options if option.cost <= fraction * costs.whole]
     if not reached:
-        least = min(option.cost for option in options) / candidates.whole(unit)
-        name = "params" if unit == "parameters" else "flops"
+        least = min(option.cost for option in options) / costs.whole
+        asked, possible = (
+            (f"speedup={1 / fraction:.3g}", f"it is {1 / least:.3g} times as fast")
+            if unit == "seconds"
+            else (f"{'params' if unit == 'parameters' else unit}={fraction:.3g}", f"{least:.3g} is left")
+        )
         raise BudgetError(
-            f"{name}={fraction:.3g} cannot be reached: with these parts at their smallest, {least:.3g} is left. Ask "
-            f"for more, or let more parts change (only={list(config.only)}, drop_layers={config.drop_layers})."
+            f"{asked} cannot be reached: with these parts at their smallest, {possible}. Ask for "
+            f"{'less' if unit == 'seconds' else 'more'}, or let more parts change (only={list(config.only)}, "
+            f"drop_layers={config.drop_layers})."
         )
     return min(reached, key=lambda option: option.loss)
 
@@ -297,31 +301,28 @@ def _as_fast(
 ) -> tuple[Allocation, PreTrainedModel, float]:
     """The allocation whose model is as many times as fast as the original as the budget asks, measured.
 
-    Searches for the arithmetic that gives the speed: the closer, the less changes from one model to the next.
+    The times of the layers say what to build; the time of the whole model, how far to correct them.
     """
     wanted = config.speedup or 1.0
-    rows = random_inputs(candidates.native, _ROWS, min(config.length, longest_input(candidates.native)))
-    low, high = 0.0, 1.0
-    fraction = 1 / wanted
+    rows = candidates.random_rows()
+    asked = wanted
     best: tuple[Allocation, PreTrainedModel, float] | None = None
     for number in range(_TRIES):
-        progress("measuring speed", number, _TRIES)
         try:
-            allocation = _within(candidates, config, "flops", fraction)
+            allocation = _within(candidates, config, "seconds", 1 / asked)
         except BudgetError:
-            low = fraction
-            fraction = (low + high) / 2
-            continue
+            if best is None:
+                raise
+            break
+        progress("measuring speed", number, _TRIES)
         model = candidates.build(allocation.widths)
         speed = _times_as_fast(model, candidates.native, rows)
-        logger.info("%.3f of the arithmetic: %.2f times as fast", fraction, speed)
+        logger.info("For %.2f times as fast, %.2f was asked for: %.2f times.", wanted, asked, speed)
         if best is None or abs(speed - wanted) < abs(best[2] - wanted):
             best = allocation, model, speed
         if abs(speed / wanted - 1) <= _CLOSE:
             break
-        low, high = (fraction, high) if speed > wanted else (low, fraction)
-        # What is not in the layers takes a constant time, so the time of the layers is scaled.
-        fraction = min(max(fraction * speed / wanted, (3 * low + high) / 4), (low + 3 * high) / 4)
+        asked *= wanted / speed
     if best is None or best[2] < wanted * (1 - 5 * _CLOSE):
         fastest = "" if best is None else f"; the closest was {best[2]:.2f}"
         raise BudgetError(f"speedup={wanted:.3g} cannot be reached on this processor with these parts{fastest}.")
@@ -334,16 +335,6 @@ def _times_as_fast(model: PreTrainedModel, original: PreTrainedModel, rows: Any)
     time_in_turn(runs)  # warm
     ratios = [first / second for first, second in (time_in_turn(runs) for _ in range(_ROUNDS))]
     return median(ratios)
-
-
-def _flops(candidates: Candidates, allocation: Allocation) -> float:
-    """Multiply-adds of what an allocation leaves."""
-    dropped = [number for number, chosen in enumerate(allocation.widths) if chosen is None]
-    flops = candidates.fixed("flops", dropped)
-    for number, chosen in enumerate(allocation.widths):
-        for part, width in (chosen or {}).items():
-            flops += candidates.cost(number, part, width, "flops")
-    return flops
 
 
 def _layers(candidates: Candidates, allocation: Allocation, compressed: PreTrainedModel) -> tuple[CompressedLayer, ...]:

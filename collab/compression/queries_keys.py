@@ -16,10 +16,7 @@ from ..planning.cost import LayerShape
 from ..planning.predict import predict
 from ..reparametrization.layer import LayerProblem, spec_of, state_of
 from .blocks import Block
-from .widths import Cost, Narrowed, Narrowing
-
-_STEP = 4
-"""Dimensions of each head, on average, between two ranks to choose from."""
+from .widths import Cost, Narrowed, Narrowing, step_of_head, steps_of
 
 _RANKS = (0.5, 0.375, 0.25, 0.1875, 0.125)
 """Ranks to choose from in the cp form, as fractions of K."""
@@ -51,7 +48,8 @@ class NarrowQueriesKeys(Narrowing):
         """K, and the ranks below it."""
         full, heads = self._shape.full_rank, self._shape.num_heads
         if self._form == "concat":
-            return [full, *range(full - _STEP * heads, 0, -_STEP * heads)]
+            step = step_of_head(full // heads)
+            return [heads * width for width in steps_of(full // heads, step, step)]
         return [full, *(round(part * full) for part in _RANKS)]
 
     def predicted(self, width: int) -> float:

@@ -17,9 +17,8 @@ from torch import Tensor, nn
 from ..modeling.collab_attention import CollaborativeAttention
 from .blocks import Block
 from .statistics import ProjectionStatistics
-from .widths import Cost, Narrowed, Narrowing, steps_of
+from .widths import Cost, Narrowed, Narrowing, step_of_head, steps_of
 
-_STEP = 4
 _RIDGE = 1e-6
 
 
@@ -50,8 +49,9 @@ class NarrowValues(Narrowing):
 
     @property
     def widths(self) -> Sequence[int]:
-        """The values of a head, and multiples of 4 below."""
-        return steps_of(self._width, _STEP, _STEP)
+        """The values of a head, and seven or more steps below."""
+        step = step_of_head(self._width)
+        return steps_of(self._width, step, step)
 
     def predicted(self, width: int) -> float:
         """See `Narrowing`."""

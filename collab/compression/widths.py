@@ -70,6 +70,11 @@ class Narrowing(ABC):
         """The part at a width below the original one."""
 
 
+def step_of_head(width: int) -> int:
+    """Dimensions between two widths of a head: at most 8, because kernels compute multiples of 8 or 16 anyway."""
+    return max(1, min(8, width // 8))
+
+
 def steps_of(full: int, step: int, least: int) -> list[int]:
     """Widths from `full` down to `least`: `full` itself, and multiples of `step` below it."""
     highest = (full - 1) // step * step

@@ -145,7 +145,8 @@ def _fuses(key: Tensor, width: int, narrow: int, size: int | None) -> bool:
 
     In float16 it always is, and in bfloat16 plain products are, unless compiled, depending on the instructions that
     processors have. In float32 the fused kernel is faster while a head's queries are no wider than its values, or twice
-    as wide where tiling is impossible. Scores that fit into one tile are not worth any padding.
+    as wide where tiling is impossible. Scores that fit into one tile are not worth any padding. If heads have keys of
+    their own, padding costs less: up to half of the values' width, or to 32.
 
     Args:
         key: keys before padding.
@@ -159,7 +160,8 @@ def _fuses(key: Tensor, width: int, narrow: int, size: int | None) -> bool:
         return size is not None and size <= FEW and width <= narrow
     if size is None:
         return width <= 2 * narrow
-    return width <= narrow and (size > SEQUENCES or key.shape[-1] == width)
+    widest = narrow if key.shape[1] == 1 else max(32, 3 * narrow // 2)
+    return width <= widest and (size > SEQUENCES or key.shape[-1] == width)
 
 
 def _attention_in_tiles(

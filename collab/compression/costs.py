@@ -1,0 +1,145 @@
+"""What a layer costs at any widths: counted, in multiply-adds or parameters, or measured, in seconds."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from ..evaluation.timing import time_in_turn
+from .allocation import Widths
+from .options import Part
+from .widths import Narrowing
+
+_ROUNDS = 11
+
+
+class Costs(ABC):
+    """Costs in one unit.
+
+    Attributes:
+        whole: cost of the original.
+    """
+
+    whole: float
+
+    @abstractmethod
+    def layer(self, number: int, widths: Mapping[Part, int]) -> float:
+        """Cost of a layer, over all its passes; parts that are not named have their original widths."""
+
+    def left(self, widths: Widths) -> float:
+        """Cost of the model at some widths."""
+        cost = self.whole
+        for number, chosen in enumerate(widths):
+            cost += (0.0 if chosen is None else self.layer(number, chosen)) - self.layer(number, {})
+        return cost
+
+
+class Counted(Costs):
+    """Multiply-adds of the layers for one row, or parameters of the model.
+
+    Args:
+        parts: by layer, its parts.
+        count: the cost of a part at a width, for one pass.
+        passes: by layer, how many times its cost counts.
+        rest: by layer, the cost of what is not in its parts.
+        outside: cost outside the layers.
+    """
+
+    def __init__(
+        self,
+        parts: Sequence[Mapping[Part, Narrowing]],
+        count: Callable[[Narrowing, int], float],
+        passes: Sequence[float],
+        rest: Sequence[float],
+        outside: float,
+    ) -> None:
+        self._parts, self._count, self._passes, self._rest = parts, count, passes, rest
+        self.whole = outside + sum(self.layer(number, {}) for number in range(len(parts)))
+
+    def layer(self, number: int, widths: Mapping[Part, int]) -> float:
+        """See `Costs`."""
+        parts = self._parts[number].items()
+        cost = sum(self._count(part, widths.get(name, part.widths[0])) for name, part in parts)
+        return cost * self._passes[number] + self._rest[number]
+
+
+class Measured(Costs):
+    """Seconds of a pass on this processor, from four models: the whole, and one with less of each kind of work.
+
+    Projections and feed-forward layers take a time for each of their parameters. Attention takes a time for each
+    dimension of a head beyond that: kernels compute queries, keys and values at one width, the wider one's.
+
+    Args:
+        build: makes a model at some widths.
+        parts: by layer, the parts that may be narrower.
+        passes: by layer, how many times it is applied.
+        may_drop: whether layers can be dropped.
+        heads: H.
+        native: the original.
+        rows: the batch to measure.
+    """
+
+    def __init__(
+        self,
+        build: Callable[[Widths], PreTrainedModel],
+        parts: Sequence[Mapping[Part, Narrowing]],
+        passes: Sequence[float],
+        may_drop: bool,
+        heads: int,
+        native: PreTrainedModel,
+        rows: Mapping[str, Tensor],
+    ) -> None:
+        self._parts, self._passes, self._heads = parts, passes, heads
+        self._per_parameter = self._per_dimension = self._full = 0.0
+        layers = range(len(parts))
+        quarter = [
+            {name: min(part.widths, key=lambda width: abs(width - part.widths[0] / 4)) for name, part in own.items()}
+            for own in parts
+        ]
+        neurons: Widths = tuple({n: w for n, w in own.items() if n == "feed-forward"} for own in quarter)
+        attention: Widths = tuple({n: w for n, w in own.items() if n != "feed-forward"} for own in quarter)
+        dropped: Widths = ({},) * (len(parts) - 1) + (None if may_drop else {},)
+        models = [build(widths) for widths in (({},) * len(parts), neurons, attention, dropped)]
+        runs = [(model, [dict(rows)]) for model in (native, *models)]
+        time_in_turn(runs)  # warm
+        rounds = [time_in_turn(runs, backwards=bool(number % 2)) for number in range(_ROUNDS)]
+        self.whole, full, *others = (min(times) for times in zip(*rounds, strict=True))  # other work only adds
+        fewer_neurons, narrower_heads, fewer_layers = (max(0.0, full - seconds) for seconds in others)
+        saved = [
+            sum(self._saved(number, widths[number] or {})[0] for number in layers) for widths in (neurons, attention)
+        ]
+        dimensions = sum(self._saved(number, attention[number] or {})[1] for number in layers)
+        if saved[0]:
+            self._per_parameter = fewer_neurons / saved[0]
+        elif saved[1]:
+            self._per_parameter = narrower_heads / saved[1]
+        if dimensions:
+            self._per_dimension = max(0.0, narrower_heads - self._per_parameter * saved[1]) / dimensions
+        self._full = fewer_layers if may_drop else full / len(parts)
+
+    def layer(self, number: int, widths: Mapping[Part, int]) -> float:
+        """See `Costs`."""
+        parameters, dimensions = self._saved(number, widths)
+        return self._full - self._per_parameter * parameters - self._per_dimension * dimensions
+
+    def _saved(self, number: int, widths: Mapping[Part, int]) -> tuple[float, float]:
+        """Parameters, and dimensions of a head in steps of 8, that a layer has less, over all its passes."""
+        parts, passes = self._parts[number], self._passes[number]
+        chosen = {name: widths.get(name, part.widths[0]) for name, part in parts.items()}
+        parameters = sum(
+            part.cost(part.widths[0]).parameters - part.cost(chosen[name]).parameters for name, part in parts.items()
+        )
+        return parameters * passes, (self._head_width(parts, {}) - self._head_width(parts, chosen)) * passes
+
+    def _head_width(self, parts: Mapping[Part, Narrowing], widths: Mapping[Part, int]) -> int:
+        """The width that kernels compute a head at; a part that may not be narrower keeps the other one's from it."""
+        of_head = {"queries-keys": self._heads, "values": 1}
+        if not of_head.keys() <= parts.keys():
+            return 0
+        wider = max(
+            widths.get(name, part.widths[0]) // of_head[name] for name, part in parts.items() if name in of_head
+        )
+        return -(-wider // 8) * 8
