@@ -1,6 +1,7 @@
-"""Compression of the demo checkpoint against dropping layers and against magnitude pruning, at the same arithmetic.
+"""Compression of the demo checkpoint against dropping layers and magnitude pruning, at equal arithmetic or speed.
 
-Every row keeps a part of the multiply-adds of the original's layers, in one of these ways:
+Every row keeps a part of the multiply-adds of the original's layers (``--flops``), or is as fast at 8 x 128 as the
+original without some of its layers (``--dropped``), in one of these ways:
 
 - ``collab``: what `collab compress` does, widths divided among all parts by predicted loss;
 - ``collab, native``: only what a plain BertModel can hold;
@@ -12,9 +13,10 @@ Each is judged untrained and after healing on STS-B train sentences for the same
 not seen, the CPU seconds of compression and healing, and how many times as fast as the original it runs in float32.
 The ways alternate in every measurement of speed.
 
-    python benchmarks/compression.py [--steps 200] [--flops 0.5 --flops 0.33]
+    python benchmarks/compression.py [--steps 200] [--flops 0.5 --dropped 3] [--seed 1]
 
-Writes results/compression.json and .md. Rows are kept as they finish, and a run that was stopped goes on.
+Writes results/compression.json and .md. Rows are kept as they finish, and a run that was stopped goes on; models are in
+benchmarks/work meanwhile.
 """
 
 from __future__ import annotations
@@ -25,6 +27,7 @@ import itertools
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -45,6 +48,8 @@ from collab.models.families import require_family
 from collab.models.inputs import random_inputs
 from collab.planning.config import LOSSLESS
 
+WORK = Path(__file__).parent / "work"
+WAYS = ("collab", "layers", "collab, native", "magnitude")
 SHAPES = ((8, 32), (8, 128), (2, 512))
 OUTSIDE = 1000
 ROWS = 1024
@@ -109,19 +114,18 @@ class Bench:
         calibration = collab.calibrate(original, sentences[:ROWS], tokenizer=tokenizer)
         return cls(original, tokenizer, sentences, calibration, time.process_time() - began)
 
-    def collab(self, flops: float, **settings: Any) -> PreTrainedModel:
+    def collab(self, **settings: Any) -> PreTrainedModel:
         """Compressed by collab."""
-        config = collab.CompressionConfig(flops=flops, **settings)
-        return collab.compress(self.original, config, self.calibration).model
+        return collab.compress(self.original, collab.CompressionConfig(**settings), self.calibration).model
 
-    def layers(self, flops: float) -> PreTrainedModel:
-        """The best subset of the layers, among all of that number."""
+    def layers(self, dropped: int) -> PreTrainedModel:
+        """The best subset of the layers without so many, among all of that number."""
         candidates = Candidates(
             self.original,
             convert(self.original, LOSSLESS).model,
             require_family(self.original.config),
             self.calibration,
-            collab.CompressionConfig(flops=flops, only=("layers",)),
+            collab.CompressionConfig(flops=0.5, only=("layers",)),
             lambda what, done, total: None,
         )
         count = len(candidates.blocks)
@@ -129,7 +133,7 @@ class Bench:
         expected = embed(self.original, self.tokenizer, held_out)
         models = [
             candidates.build(tuple({} if number in subset else None for number in range(count)))
-            for subset in itertools.combinations(range(count), round(flops * count))
+            for subset in itertools.combinations(range(count), count - dropped)
         ]
         return max(models, key=lambda model: float((embed(model, self.tokenizer, held_out) * expected).sum()))
 
@@ -196,23 +200,95 @@ def speeds(models: dict[str, PreTrainedModel], original: PreTrainedModel, rounds
 
 
 def table(rows: list[dict[str, Any]]) -> str:
-    """All rows: quality before and after healing, seconds, and speed."""
-    headings = ["way", "multiply-adds", "Spearman", "cosine", "WikiText", "SST-2", "CPU s"]
+    """All rows: quality before and after healing as means over the seeds with their ranges, seconds, and speed."""
+    headings = ["way", "multiply-adds", "seeds", "Spearman", "cosine", "WikiText", "SST-2", "CPU s"]
     headings += [f"{rows} x {length}" for rows, length in SHAPES]
+    by_row: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
+    for row in sorted(rows, key=lambda row: (row["dropped"], -row["flops"], row["way"], row["steps"])):
+        by_row.setdefault((row["dropped"], row["budget"], row["way"], row["steps"]), []).append(row)
     cells = []
-    for row in sorted(rows, key=lambda row: (-row["flops"], row["way"], row["steps"])):
-        healed = f", healed {row['steps']} steps" if row["steps"] else ", untrained"
+    for (dropped, _, way, steps), same in by_row.items():
+        asked = f", as fast as without {dropped} layers" if dropped and way != "layers" else ""
+        gone = f", {dropped} dropped" if dropped and way == "layers" else ""
+        healed = f", healed {steps} steps" if steps else ", untrained"
         cells.append(
             [
-                f"{row['way']}{healed}",
-                f"{row['flops']:.2f}",
-                f"{row['spearman']:.2f}",
-                *(f"{row[f'cosine_{text}']:.3f}" for text in ("stsb", "wikitext", "sst2")),
-                f"{row['seconds']:.0f}",
-                *(f"{speed:.2f}" for speed in row["speed"]),
+                f"{way}{asked}{gone}{healed}",
+                f"{median(row['flops'] for row in same):.2f}",
+                str(len(same)),
+                spread([row["spearman"] for row in same], 2),
+                *(spread([row[f"cosine_{text}"] for row in same], 3) for text in ("stsb", "wikitext", "sst2")),
+                f"{median(row['seconds'] for row in same):.0f}",
+                *(f"{median(speeds):.2f}" for speeds in zip(*(row["speed"] for row in same), strict=True)),
             ]
         )
     return markdown(headings, cells)
+
+
+def spread(values: list[float], digits: int) -> str:
+    """The mean, and the range if there are several values."""
+    mean = f"{sum(values) / len(values):.{digits}f}"
+    return mean if len(values) == 1 else f"{mean} ({min(values):.{digits}f} to {max(values):.{digits}f})"
+
+
+def arithmetic(model: PreTrainedModel, original: PreTrainedModel) -> float:
+    """Multiply-adds of the layers for 128 tokens, relative to the original's."""
+    length, width = 128, original.config.hidden_size
+
+    def of_layer(queries: int, values: int, neurons: int) -> int:
+        return 2 * length * width * (queries + values + neurons) + length**2 * (queries + values)
+
+    config = model.config
+    left = sum(
+        of_layer(entry["rank"], config.num_attention_heads * (entry.get("value_width") or 32), neurons)
+        for entry, neurons in zip(config.collab_layers, config.collab_feed_forward, strict=True)
+    )
+    return left / (original.config.num_hidden_layers * of_layer(width, width, original.config.intermediate_size))
+
+
+def add(rows: list[dict[str, Any]]) -> None:
+    """Adds rows to what is written."""
+    with my_turn("compression"):
+        all_rows = [*kept("compression").get("rows", []), *rows]
+        write("compression", {"machine": machine(), "shapes": SHAPES, "rows": all_rows}, table(all_rows))
+
+
+def build(bench: Bench, judge: Judge, flops: float | None, dropped: int, ways: Sequence[str]) -> None:
+    """Makes the models of one budget, measures their speed and writes them, untrained, as rows without steps."""
+    layers = bench.original.config.num_hidden_layers
+    builders: dict[str, Callable[[], PreTrainedModel]] = {
+        "layers": lambda: bench.layers(dropped or round((1 - (flops or 0)) * layers))
+    }
+    if flops is None:
+        fast = speeds({"layers": builders["layers"]()}, bench.original)["layers"][1]
+        builders["collab"] = lambda: bench.collab(speedup=fast)
+    else:
+        builders["collab"] = lambda: bench.collab(flops=flops)
+        builders["collab, native"] = lambda: bench.collab(flops=flops, native=True)
+        builders["magnitude"] = lambda: bench.magnitude(flops)
+    made: dict[str, tuple[PreTrainedModel, float]] = {}
+    for way in builders:
+        if way in (ways or builders) and not rows_of(way, flops, dropped, 0):
+            began = time.process_time()
+            made[way] = builders[way](), bench.calibrating + time.process_time() - began
+    measured = speeds({way: model for way, (model, _) in made.items()}, bench.original) if made else {}
+    for way, (model, seconds) in made.items():
+        model.save_pretrained(folder(way, flops, dropped))
+        key = {"way": way, "budget": flops, "dropped": dropped, "steps": 0, "seed": 0}
+        left = arithmetic(model, bench.original)
+        add([key | {"flops": left, "seconds": seconds, "speed": measured[way], **judge.measure(model)}])
+
+
+def folder(way: str, flops: float | None, dropped: int) -> Path:
+    """Where a model is kept, untrained."""
+    return WORK / "compression" / f"{way.replace(', ', '-')}-{flops or dropped}"
+
+
+def rows_of(way: str, flops: float | None, dropped: int, steps: int) -> list[dict[str, Any]]:
+    """What is written of one model, by seed."""
+    key = {"way": way, "budget": flops, "dropped": dropped, "steps": steps}
+    with my_turn("compression"):
+        return [row for row in kept("compression").get("rows", []) if key.items() <= row.items()]
 
 
 def main() -> None:
@@ -220,38 +296,29 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--steps", type=int, action="append", help="steps of healing; 0 for none")
     parser.add_argument("--flops", type=float, action="append")
+    parser.add_argument("--dropped", type=int, action="append", help="layers that the rival drops")
     parser.add_argument("--way", action="append")
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seed", type=int, action="append", help="of the order of the rows in healing")
     arguments = parser.parse_args()
     transformers.logging.set_verbosity_error()
     bench = Bench.start()
     judge = Judge(bench.original, bench.tokenizer)
-    ways: dict[str, Callable[[float], PreTrainedModel]] = {
-        "collab": lambda flops: bench.collab(flops),
-        "collab, native": lambda flops: bench.collab(flops, native=True),
-        "layers": bench.layers,
-        "magnitude": bench.magnitude,
-    }
-    for flops in arguments.flops or (0.5, 0.33):
-        made: dict[str, tuple[PreTrainedModel, float]] = {}
-        for way in arguments.way or ways:
-            began = time.process_time()
-            made[way] = ways[way](flops), bench.calibrating + time.process_time() - began
-        fast = speeds({way: model for way, (model, _) in made.items()}, bench.original)
-        for steps, (way, (model, seconds)) in itertools.product(arguments.steps or (0, 200), made.items()):
-            key = {"way": way, "flops": flops, "steps": steps, "seed": arguments.seed}
-            with my_turn("compression"):
-                done = kept("compression").get("rows", [])
-            if any(key.items() <= row.items() for row in done):
+    budgets = [(flops, 0) for flops in arguments.flops or ()] + [(None, number) for number in arguments.dropped or ()]
+    budgets = budgets or [(0.5, 0), (None, 2), (None, 3), (None, 4)]
+    for flops, dropped in budgets:
+        build(bench, judge, flops, dropped, arguments.way or ())
+    for seed, steps, (flops, dropped) in itertools.product(
+        arguments.seed or (0,), arguments.steps or (0, 200), budgets
+    ):
+        for way in arguments.way or WAYS:
+            untrained = rows_of(way, flops, dropped, 0)
+            if not untrained or any(row["seed"] == seed for row in rows_of(way, flops, dropped, steps)) or steps == 0:
                 continue
-            healed = copy.deepcopy(model)
+            model = AutoModel.from_pretrained(folder(way, flops, dropped)).eval()
             began = time.process_time()
-            if steps:
-                bench.heal(healed, steps, arguments.seed)
-            row = key | {"seconds": seconds + time.process_time() - began, "speed": fast[way], **judge.measure(healed)}
-            with my_turn("compression"):
-                rows = [*kept("compression").get("rows", []), row]
-                write("compression", {"machine": machine(), "shapes": SHAPES, "rows": rows}, table(rows))
+            bench.heal(model, steps, seed)
+            taken = untrained[0]["seconds"] + time.process_time() - began
+            add([untrained[0] | {"steps": steps, "seed": seed, "seconds": taken} | judge.measure(model)])
 
 
 if __name__ == "__main__":

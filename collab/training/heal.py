@@ -27,7 +27,7 @@ from ..models.states import evaluating, set_dropout
 from .distillation import DistillationTrainer, answers, distillation_loss
 from .learning_rate import find_learning_rate
 from .options import HealOptions, RunOptions, Trainable
-from .run import RunData, Work, device_of, run, short_of_memory
+from .run import RunData, Work, device_of, run, short_of_memory, steps_of
 from .work import temporary_work
 
 logger = logging.getLogger(__name__)
@@ -138,7 +138,8 @@ def _heal(pair: _Pair, rows: RunData, options: HealOptions, work: Work, progress
     with evaluating(model, teacher), _training_only(model, options.trainable) as parameters:
         initial = {name: parameter.detach().clone() for name, parameter in parameters.items()}
         if options.run.learning_rate is None:
-            rate = _learning_rate(pair, list(parameters.values()), rows, options.run)
+            steps = steps_of(options.run, len(rows.train)) if options.trainable == "layers" else 1
+            rate = _learning_rate(pair, list(parameters.values()), rows, options.run, steps)
             options = replace(options, run=replace(options.run, learning_rate=rate))
         work = replace(work, key=f"heal {options} {teacher.name_or_path}")
         result = run(DistillationTrainer, model, options.run, rows, work, progress=progress, teacher=teacher)
@@ -178,7 +179,9 @@ def _what_got_worse(before: dict[str, Any], after: dict[str, Any]) -> tuple[str,
     return None
 
 
-def _learning_rate(pair: _Pair, parameters: list[nn.Parameter], rows: RunData, options: RunOptions) -> float:
+def _learning_rate(
+    pair: _Pair, parameters: list[nn.Parameter], rows: RunData, options: RunOptions, steps: int
+) -> float:
     """The learning rate to heal with; see `find_learning_rate`."""
     device = device_of(options)
     student, teacher = pair.model.eval().to(device), pair.teacher.eval().to(device)
@@ -198,7 +201,7 @@ def _learning_rate(pair: _Pair, parameters: list[nn.Parameter], rows: RunData, o
         def loss() -> float:
             return sum(float(distillation_loss(student, teacher, *answered)[0]) for answered in held_out)
 
-        return find_learning_rate(parameters, backward, loss)
+        return find_learning_rate(parameters, backward, loss, steps)
 
 
 @contextmanager

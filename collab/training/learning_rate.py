@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Iterable
 
 import torch
@@ -15,7 +16,7 @@ _LOWEST = 2.0**-12 * _HIGHEST
 
 
 def find_learning_rate(
-    parameters: Iterable[nn.Parameter], backward: Callable[[], None], loss: Callable[[], float]
+    parameters: Iterable[nn.Parameter], backward: Callable[[], None], loss: Callable[[], float], steps: int = 1
 ) -> float:
     """Starts from 1e-3 and halves it until Adam's first step does not raise the loss.
 
@@ -25,10 +26,15 @@ def find_learning_rate(
     that is far off gains by larger steps too, but only at first: without 60 % of its heads, an SST-2 model gains by a
     step of 8e-3 and trains best at 1e-3.
 
+    In whole layers, the steps of many weights add up in the first step, but not over many steps. What serves `steps` of
+    them is then larger by √(steps/10): for half of the demo checkpoint's arithmetic and 200 steps, 5e-4, and not the
+    1.25e-4 of the first step.
+
     Args:
         parameters: parameters to train; their values are restored.
         backward: adds the gradients on some rows to the parameters; they are cleared afterwards.
         loss: returns the loss on other rows.
+        steps: of the training, if whole layers are trained.
 
     Returns:
         A learning rate from 2⁻¹² to 1 times 1e-3.
@@ -52,5 +58,6 @@ def find_learning_rate(
             for parameter, start in zip(trained, initial, strict=True):
                 parameter.copy_(start)
                 parameter.grad = None
+    rate = min(_HIGHEST, rate * max(1.0, math.sqrt(steps / 10)))
     logger.info("Learning rate %.1e.", rate)
     return rate

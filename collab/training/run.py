@@ -325,6 +325,11 @@ def fastest_precision(device: torch.device) -> Literal["bfloat16", "float32"]:
     return "bfloat16" if seconds[torch.bfloat16] * 1.5 < seconds[torch.float32] else "float32"
 
 
+def steps_of(options: RunOptions, rows: int) -> int:
+    """Number of steps on so many training rows."""
+    return options.steps or max(1, math.ceil(max(1, rows // options.batch_size) * options.epochs))
+
+
 def _arguments(options: RunOptions, data: RunData, folder: Path) -> TrainingArguments:
     cpu = device_of(options).type == "cpu"
     precision = options.precision if options.precision != "auto" else fastest_precision(device_of(options))
@@ -341,8 +346,7 @@ def _arguments(options: RunOptions, data: RunData, folder: Path) -> TrainingArgu
     if options.learning_rate is None:
         raise ConfigurationError("learning_rate is missing; use for example 5e-5.")
     rows = len(data.train)
-    per_epoch = max(1, rows // options.batch_size)
-    steps = options.steps or max(1, math.ceil(per_epoch * options.epochs))
+    steps = steps_of(options, rows)
     interval = max(1, steps // options.evaluations)
     arguments = TrainingArguments(
         output_dir=str(folder),
