@@ -13,7 +13,9 @@ Each is judged untrained and after healing on STS-B train sentences for the same
 not seen, the CPU seconds of compression and healing, and how many times as fast as the original it runs in float32.
 The ways alternate in every measurement of speed.
 
-    python benchmarks/compression.py [--steps 200] [--flops 0.5 --dropped 3] [--seed 1]
+``--text`` calibrates and heals on random words, or on half of each, instead.
+
+    python benchmarks/compression.py [--steps 200] [--flops 0.5 --dropped 3] [--seed 1] [--text words]
 
 Writes results/compression.json and .md. Rows are kept as they finish, and a run that was stopped goes on; models are in
 benchmarks/work meanwhile.
@@ -69,6 +71,15 @@ def embed(model: PreTrainedModel, tokenizer: Any, sentences: Sequence[str]) -> n
     return embeddings / np.linalg.norm(embeddings, axis=1, keepdims=True)
 
 
+def random_words(tokenizer: Any, rows: int) -> list[str]:
+    """Rows of 16, 32, 64 or 128 random tokens, as the default calibration has."""
+    generator = np.random.default_rng(0)
+    special = set(tokenizer.all_special_ids)
+    tokens = [number for number in range(len(tokenizer)) if number not in special]
+    lengths = generator.choice((16, 32, 64, 128), rows)
+    return [tokenizer.decode(generator.choice(tokens, length - 2)) for length in lengths]
+
+
 class Judge:
     """What a model's embeddings are compared with: the original's, on text that nothing was fitted on."""
 
@@ -106,10 +117,15 @@ class Bench:
     calibrating: float  # CPU seconds
 
     @classmethod
-    def start(cls) -> Bench:
+    def start(cls, text: str) -> Bench:
         original = AutoModel.from_pretrained(demo_folder()).eval()
         tokenizer = AutoTokenizer.from_pretrained(demo_folder())
         sentences = stsb_sentences()
+        if text != "stsb":
+            words = random_words(tokenizer, len(sentences))
+            sentences = (
+                words if text == "words" else [row for pair in zip(sentences, words, strict=True) for row in pair]
+            )
         began = time.process_time()
         calibration = collab.calibrate(original, sentences[:ROWS], tokenizer=tokenizer)
         return cls(original, tokenizer, sentences, calibration, time.process_time() - began)
@@ -204,20 +220,21 @@ def table(rows: list[dict[str, Any]]) -> str:
     headings = ["way", "multiply-adds", "seeds", "Spearman", "cosine", "WikiText", "SST-2", "CPU s"]
     headings += [f"{rows} x {length}" for rows, length in SHAPES]
     by_row: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
-    for row in sorted(rows, key=lambda row: (row["dropped"], -row["flops"], row["way"], row["steps"])):
-        by_row.setdefault((row["dropped"], row["budget"], row["way"], row["steps"]), []).append(row)
+    for row in sorted(rows, key=lambda row: (row["dropped"], -row["flops"], row["way"], row["text"], row["steps"])):
+        by_row.setdefault((row["dropped"], row["budget"], row["way"], row["text"], row["steps"]), []).append(row)
     cells = []
-    for (dropped, _, way, steps), same in by_row.items():
+    for (dropped, _, way, text, steps), same in by_row.items():
         asked = f", as fast as without {dropped} layers" if dropped and way != "layers" else ""
         gone = f", {dropped} dropped" if dropped and way == "layers" else ""
         healed = f", healed {steps} steps" if steps else ", untrained"
+        on = {"stsb": "", "words": ", on random words", "mixed": ", on sentences and random words"}[text]
         cells.append(
             [
-                f"{way}{asked}{gone}{healed}",
+                f"{way}{asked}{gone}{on}{healed}",
                 f"{median(row['flops'] for row in same):.2f}",
                 str(len(same)),
                 spread([row["spearman"] for row in same], 2),
-                *(spread([row[f"cosine_{text}"] for row in same], 3) for text in ("stsb", "wikitext", "sst2")),
+                *(spread([row[f"cosine_{name}"] for row in same], 3) for name in ("stsb", "wikitext", "sst2")),
                 f"{median(row['seconds'] for row in same):.0f}",
                 *(f"{median(speeds):.2f}" for speeds in zip(*(row["speed"] for row in same), strict=True)),
             ]
@@ -253,8 +270,9 @@ def add(rows: list[dict[str, Any]]) -> None:
         write("compression", {"machine": machine(), "shapes": SHAPES, "rows": all_rows}, table(all_rows))
 
 
-def build(bench: Bench, judge: Judge, flops: float | None, dropped: int, ways: Sequence[str]) -> None:
+def build(bench: Bench, judge: Judge, budget: dict[str, Any], ways: Sequence[str]) -> None:
     """Makes the models of one budget, measures their speed and writes them, untrained, as rows without steps."""
+    flops, dropped = budget["budget"], budget["dropped"]
     layers = bench.original.config.num_hidden_layers
     builders: dict[str, Callable[[], PreTrainedModel]] = {
         "layers": lambda: bench.layers(dropped or round((1 - (flops or 0)) * layers))
@@ -268,25 +286,25 @@ def build(bench: Bench, judge: Judge, flops: float | None, dropped: int, ways: S
         builders["magnitude"] = lambda: bench.magnitude(flops)
     made: dict[str, tuple[PreTrainedModel, float]] = {}
     for way in builders:
-        if way in (ways or builders) and not rows_of(way, flops, dropped, 0):
+        if way in (ways or builders) and not rows_of(way, budget, 0):
             began = time.process_time()
             made[way] = builders[way](), bench.calibrating + time.process_time() - began
     measured = speeds({way: model for way, (model, _) in made.items()}, bench.original) if made else {}
     for way, (model, seconds) in made.items():
-        model.save_pretrained(folder(way, flops, dropped))
-        key = {"way": way, "budget": flops, "dropped": dropped, "steps": 0, "seed": 0}
+        model.save_pretrained(folder(way, budget))
+        key = {"way": way, "steps": 0, "seed": 0} | budget
         left = arithmetic(model, bench.original)
         add([key | {"flops": left, "seconds": seconds, "speed": measured[way], **judge.measure(model)}])
 
 
-def folder(way: str, flops: float | None, dropped: int) -> Path:
+def folder(way: str, budget: dict[str, Any]) -> Path:
     """Where a model is kept, untrained."""
-    return WORK / "compression" / f"{way.replace(', ', '-')}-{flops or dropped}"
+    return WORK / "compression" / f"{way.replace(', ', '-')}-{budget['budget'] or budget['dropped']}-{budget['text']}"
 
 
-def rows_of(way: str, flops: float | None, dropped: int, steps: int) -> list[dict[str, Any]]:
+def rows_of(way: str, budget: dict[str, Any], steps: int) -> list[dict[str, Any]]:
     """What is written of one model, by seed."""
-    key = {"way": way, "budget": flops, "dropped": dropped, "steps": steps}
+    key = {"way": way, "steps": steps} | budget
     with my_turn("compression"):
         return [row for row in kept("compression").get("rows", []) if key.items() <= row.items()]
 
@@ -299,22 +317,24 @@ def main() -> None:
     parser.add_argument("--dropped", type=int, action="append", help="layers that the rival drops")
     parser.add_argument("--way", action="append")
     parser.add_argument("--seed", type=int, action="append", help="of the order of the rows in healing")
+    parser.add_argument("--text", choices=("stsb", "words", "mixed"), default="stsb")
     arguments = parser.parse_args()
     transformers.logging.set_verbosity_error()
-    bench = Bench.start()
+    bench = Bench.start(arguments.text)
     judge = Judge(bench.original, bench.tokenizer)
     budgets = [(flops, 0) for flops in arguments.flops or ()] + [(None, number) for number in arguments.dropped or ()]
-    budgets = budgets or [(0.5, 0), (None, 2), (None, 3), (None, 4)]
-    for flops, dropped in budgets:
-        build(bench, judge, flops, dropped, arguments.way or ())
-    for seed, steps, (flops, dropped) in itertools.product(
-        arguments.seed or (0,), arguments.steps or (0, 200), budgets
-    ):
+    named = [
+        {"budget": flops, "dropped": dropped, "text": arguments.text}
+        for flops, dropped in budgets or [(0.5, 0), (None, 2), (None, 3), (None, 4)]
+    ]
+    for budget in named:
+        build(bench, judge, budget, arguments.way or ())
+    for seed, steps, budget in itertools.product(arguments.seed or (0,), arguments.steps or (0, 200), named):
         for way in arguments.way or WAYS:
-            untrained = rows_of(way, flops, dropped, 0)
-            if not untrained or any(row["seed"] == seed for row in rows_of(way, flops, dropped, steps)) or steps == 0:
+            untrained = rows_of(way, budget, 0)
+            if not untrained or steps == 0 or any(row["seed"] == seed for row in rows_of(way, budget, steps)):
                 continue
-            model = AutoModel.from_pretrained(folder(way, flops, dropped)).eval()
+            model = AutoModel.from_pretrained(folder(way, budget)).eval()
             began = time.process_time()
             bench.heal(model, steps, seed)
             taken = untrained[0]["seconds"] + time.process_time() - began
