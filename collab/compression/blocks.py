@@ -21,15 +21,17 @@ class Block:
         name: the whole layer, an entry of the model's list of layers.
         attention: its attention layer.
         output: the output projection W_O.
-        up: the first linear layer of its feed-forward layer, with W_1.
-        down: the second one, with W_2.
+        ups: the linear layers of its feed-forward layer before the activation, with W_1; two if it is gated.
+        halves: how many outputs of one of them a neuron has; see `FeedForward`.
+        down: the one after it, with W_2.
         passes: how many times the model applies it: 1, or more where passes share weights (ALBERT).
     """
 
     name: str
     attention: str
     output: str
-    up: str
+    ups: tuple[str, ...]
+    halves: int
     down: str
     passes: float
 
@@ -61,7 +63,8 @@ def blocks_of(model: PreTrainedModel, family: Family) -> list[Block]:
                 entry_of(model, name),
                 name,
                 layer.output_name(name),
-                f"{holder}.{names.up}",
+                tuple(f"{holder}.{up}" for up in names.ups),
+                names.halves,
                 f"{holder}.{names.down}",
                 passes,
             )

@@ -95,11 +95,12 @@ class Candidates:
         self.parts: list[dict[Part, Narrowing]] = []
         for block, problem in zip(self.blocks, problems.values(), strict=True):
             layer = attention_of(model, block)
-            output, up, down = map(self._linear, (block.output, block.up, block.down))
+            output, down = map(self._linear, (block.output, block.down))
+            ups = [self._linear(name) for name in block.ups]
             parts: dict[Part, Narrowing] = {
                 "queries-keys": NarrowQueriesKeys(block, layer, problem, form, config.length),
                 "values": NarrowValues(block, layer, output, statistics[block.output], config.length),
-                "feed-forward": NarrowFeedForward(block, up, down, statistics[block.down], config.length),
+                "feed-forward": NarrowFeedForward(block, ups, down, statistics[block.down], config.length),
             }
             self.parts.append(parts)
 
@@ -112,7 +113,7 @@ class Candidates:
             if chosen is None:
                 _remove(state, (f"{block.name}.",))
                 continue
-            spec, count = attention_of(self.model, block).spec, self._linear(block.up).out_features
+            spec, count = attention_of(self.model, block).spec, self._linear(block.down).in_features
             for part, width in chosen.items():
                 if width == self.parts[number][part].widths[0]:
                     continue

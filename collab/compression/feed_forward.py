@@ -1,10 +1,10 @@
 """Feed-forward layers with fewer neurons, chosen and refitted in closed form.
 
-With activations a = act(x W_1 + b_1) of covariance C, and the metric G of the output (`statistics`), removing neurons
-and refitting the rest by least squares costs the least for those of smallest ‖R_i‖²/(K⁻¹)_ii, where K = C + λI and
-R = W_2 G^{1/2} (the optimal brain surgeon for a linear layer; Hassibi and Stork 1993). They are removed in small
-groups, K⁻¹ and R downdated exactly after each. What stays gets W_2' = (K_SS)⁻¹ K_S: W_2, and the bias
-takes over the mean.
+With activations a = act(x W_1 + b_1), multiplied by the other product of x if the layer is gated, of covariance C, and
+the metric G of the output (`statistics`), removing neurons and refitting the rest by least squares costs the least for
+those of smallest ‖R_i‖²/(K⁻¹)_ii, where K = C + λI and R = W_2 G^{1/2} (the optimal brain surgeon for a linear layer;
+Hassibi and Stork 1993). They are removed in small groups, K⁻¹ and R downdated exactly after each. What stays gets
+W_2' = (K_SS)⁻¹ K_S: W_2, and the bias takes over the mean.
 """
 
 from __future__ import annotations
@@ -35,32 +35,33 @@ class NarrowFeedForward(Narrowing):
 
     Args:
         block: the layer's names.
-        up: its first linear layer.
-        down: its second one.
-        statistics: of the second one.
+        ups: its linear layers before the activation.
+        down: the one after it.
+        statistics: of the latter.
         length: tokens of a row.
     """
 
     def __init__(
-        self, block: Block, up: nn.Linear, down: nn.Linear, statistics: ProjectionStatistics, length: int
+        self, block: Block, ups: Sequence[nn.Linear], down: nn.Linear, statistics: ProjectionStatistics, length: int
     ) -> None:
-        self._block, self._up, self._down = block, up, down
+        self._block, self._ups, self._down = block, ups, down
         self._statistics = statistics
         self._length = length
 
     @property
     def widths(self) -> Sequence[int]:
         """The number of neurons, and multiples of 16 below it."""
-        return steps_of(self._up.out_features, _STEP, _STEP)
+        return steps_of(self._down.in_features, _STEP, _STEP)
 
     def predicted(self, width: int) -> float:
         """See `Narrowing`."""
-        return self._elimination[1][math.ceil((self._up.out_features - width) / _STEP)]
+        return self._elimination[1][math.ceil((self._down.in_features - width) / _STEP)]
 
     def cost(self, width: int) -> Cost:
         """See `Narrowing`."""
-        weights = (self._up.in_features + self._down.out_features) * width
-        return Cost(weights * self._length, weights + width)
+        inner = self._block.halves * len(self._ups) * width
+        weights = self._ups[0].in_features * inner + self._down.out_features * width
+        return Cost(weights * self._length, weights + (inner if self._ups[0].bias is not None else 0))
 
     def narrow(self, width: int) -> Narrowed:
         """See `Narrowing`."""
@@ -71,14 +72,12 @@ class NarrowFeedForward(Narrowing):
         refitted = torch.linalg.solve(covariance[keep][:, keep], covariance[keep] @ weight)  # (w, D)
         mean = self._statistics.mean.cpu()
         shift = mean @ weight - mean[keep] @ refitted  # (D,)
-        block, up, down = self._block, self._up, self._down
-        rows = keep.to(up.weight.device)
-        tensors = {
-            f"{block.up}.weight": up.weight.detach()[rows],
-            f"{block.down}.weight": refitted.T.contiguous().to(down.weight),
-        }
-        if up.bias is not None:
-            tensors[f"{block.up}.bias"] = up.bias.detach()[rows]
+        block, down = self._block, self._down
+        tensors = {f"{block.down}.weight": refitted.T.contiguous().to(down.weight)}
+        halves = range(0, block.halves * down.in_features, down.in_features)
+        rows = torch.cat([start + keep for start in halves]).to(down.weight.device)
+        for name, up in zip(block.ups, self._ups, strict=True):
+            tensors |= {f"{name}.{part}": tensor.detach()[rows] for part, tensor in up.named_parameters()}
         if down.bias is not None:
             tensors[f"{block.down}.bias"] = down.bias.detach() + shift.to(down.weight)
         return Narrowed(tensors, neurons=width)

@@ -271,11 +271,14 @@ def _pad_feed_forward(state: dict[str, Tensor], expanded: PreTrainedModel, famil
     classes = family.base.feed_forward_classes
     for name, block in outermost(expanded, classes):
         names = classes[type(block)]
-        for parameter, dim in ((f"{names.up}.weight", 0), (f"{names.up}.bias", 0), (f"{names.down}.weight", 1)):
-            key = f"{name}.{parameter}"
+        key = f"{name}.{names.down}.weight"
+        missing = expanded.get_parameter(key).shape[1] - state[key].shape[1]
+        state[key] = pad(state[key], (0, missing))
+        for key in (f"{name}.{up}.{part}" for up in names.ups for part in ("weight", "bias")):
             if key in state:
-                missing = expanded.get_parameter(key).shape[dim] - state[key].shape[dim]
-                state[key] = pad(state[key], (0, missing) if dim or state[key].ndim == 1 else (0, 0, 0, missing))
+                halves = state[key].chunk(names.halves)
+                padding = (0, missing) if state[key].ndim == 1 else (0, 0, 0, missing)
+                state[key] = torch.cat([pad(half, padding) for half in halves])
 
 
 def _lacks_bias(expanded: PreTrainedModel, family: Family, name: str, native: NativeLayer) -> bool:

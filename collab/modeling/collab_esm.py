@@ -5,6 +5,7 @@ from typing import Any
 from transformers.models.esm import modeling_esm as native
 
 from .collab_family import collaborative_family
+from .collab_feed_forward import FeedForward
 from .collab_model import CollaborativeBase
 from .collab_rotary import CollaborativeRotaryAttention
 
@@ -21,4 +22,5 @@ class CollabEsmAttention(CollaborativeRotaryAttention):
 @collaborative_family()
 class CollabEsmModel(CollaborativeBase, native.EsmModel):
     attention_classes = {native.EsmSelfAttention: CollabEsmAttention}
+    feed_forward_classes = {native.EsmLayer: FeedForward()}
     position_type = "rotary"

@@ -4,6 +4,7 @@ from torch import Tensor, nn
 from transformers.models.modernbert import modeling_modernbert as native
 
 from .collab_family import collaborative_family
+from .collab_feed_forward import FeedForward
 from .collab_model import CollaborativeBase
 from .collab_rotary import CollaborativeRotaryAttention
 
@@ -19,3 +20,4 @@ class CollabModernBertAttention(CollaborativeRotaryAttention):
 @collaborative_family()
 class CollabModernBertModel(CollaborativeBase, native.ModernBertModel):
     attention_classes = {native.ModernBertAttention: CollabModernBertAttention}
+    feed_forward_classes = {native.ModernBertMLP: FeedForward("Wi", "Wo", halves=2)}

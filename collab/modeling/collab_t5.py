@@ -15,4 +15,7 @@ _WITH_DECODER = [
 @collaborative_family(inner=[native.T5Stack], without=_WITH_DECODER)
 class CollabT5EncoderModel(CollaborativeBase, native.T5EncoderModel):
     attention_classes = {native.T5Attention: CollabT5Attention}
-    feed_forward_classes = {native.T5DenseActDense: FeedForward("wi", "wo")}
+    feed_forward_classes = {
+        native.T5DenseActDense: FeedForward("wi", "wo", "d_ff"),
+        native.T5DenseGatedActDense: FeedForward("wi_1", "wo", "d_ff", gate="wi_0"),
+    }
