@@ -44,11 +44,10 @@ from transformers import AutoModel, AutoTokenizer, PreTrainedModel
 
 import collab
 from collab.compression.candidates import Candidates
-from collab.conversion.convert import convert
+from collab.conversion.convert import convert_losslessly
 from collab.data.features import row_batches, text_features
 from collab.models.families import require_family
 from collab.models.inputs import random_inputs
-from collab.planning.config import LOSSLESS
 
 WORK = Path(__file__).parent / "work"
 WAYS = ("collab", "layers", "collab, native", "magnitude")
@@ -138,7 +137,7 @@ class Bench:
         """The best subset of the layers without so many, among all of that number."""
         candidates = Candidates(
             self.original,
-            convert(self.original, LOSSLESS).model,
+            convert_losslessly(self.original).model,
             require_family(self.original.config),
             self.calibration,
             collab.CompressionConfig(flops=0.5, only=("layers",)),
@@ -155,7 +154,7 @@ class Bench:
 
     def magnitude(self, flops: float) -> PreTrainedModel:
         """Neurons, and dimensions of the heads' queries, keys and values, of smallest weights dropped everywhere."""
-        model = copy.deepcopy(convert(self.original, LOSSLESS).model)
+        model = copy.deepcopy(convert_losslessly(self.original).model)
         config = copy.deepcopy(model.config)
         heads, head_dim = config.num_attention_heads, config.hidden_size // config.num_attention_heads
         neurons, width = round(flops * config.intermediate_size / 16) * 16, round(flops * head_dim)

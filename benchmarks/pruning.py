@@ -37,9 +37,9 @@ from common import RESULTS, demo_folder, kept, machine, markdown, my_turn, share
 from glue import QUICK, WORK, Bench
 
 import collab
+from collab.conversion.convert import convert_losslessly
 from collab.evaluation.metrics import measure
 from collab.evaluation.timing import time_in_turn
-from collab.heads.removal import LOSSLESS
 from collab.heads.rows import HeadRows, head_rows
 from collab.heads.scores import living_heads, rank_correlation, score_rows
 from collab.heads.selection import least_important
@@ -84,7 +84,7 @@ def subject_of(bench: Bench, folder: Path, dev_rows: int | None) -> Subject:
     """A model in a folder with its heads in collaborative layers, so that they can go."""
     loaded = collab.load(str(folder), auto_class=bench.task.auto_class)
     if not isinstance(loaded.model, CollaborativeMixin):
-        loaded = replace(loaded, model=collab.convert(loaded.model, LOSSLESS).model)
+        loaded = replace(loaded, model=convert_losslessly(loaded.model).model)
     return Subject(bench, loaded, dev_rows)
 
 

@@ -18,13 +18,13 @@ from safetensors.torch import load_file, save_file
 from tiny import (
     BERT,
     BY_TYPE,
-    UNROTATED,
+    ROWS,
     Row,
     changed,
     converted,
     every_form,
+    every_head,
     every_unrotated_family,
-    every_unrotated_head,
     full_rank,
     largest_difference,
     outputs,
@@ -67,7 +67,7 @@ def true_errors(model: PreTrainedModel, native: PreTrainedModel, row: Row) -> li
     return errors
 
 
-@every_unrotated_head
+@every_head
 def test_exact_in_every_head_of_every_family(row: Row, native_class: type[PreTrainedModel]) -> None:
     model = converted(random_model(native_class, row.config()), 16, "concat")
     expansion = collab.expand(model)
@@ -240,7 +240,7 @@ class TestCheckpoints:
     @pytest.mark.slow
     def test_every_family_reloads_natively_without_collab(self, tmp_path: Path) -> None:
         jobs, expected = [], []
-        for row in UNROTATED:
+        for row in ROWS:
             model_class = row.family.models[-1]
             native = random_model(model_class.native_class(), row.config())
             config = collab.ConversionConfig(rank=16, form="concat", compare=False)

@@ -2,19 +2,41 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from processes import run
 from reload import outputs_without_collab
-from tiny import BY_TYPE, batches, converted, every_form, largest_difference, of_seen, save_with_tokenizer, tiny_model
+from tiny import (
+    BY_TYPE,
+    LETTERS,
+    ROWS,
+    Row,
+    batches,
+    converted,
+    every_form,
+    full_rank,
+    largest_difference,
+    of_seen,
+    outputs,
+    save_with_tokenizer,
+    tiny_model,
+)
 from torch import Tensor
-from transformers import AutoModel, AutoTokenizer
+from transformers import (
+    AutoModel,
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+    JinaEmbeddingsV3ForSequenceClassification,
+)
 
 import collab
-from collab.decomposition import HeadTensor, RotaryFactors, SolverOptions, decompose_rotary
+from collab.decomposition import FORMS, HeadTensor, RotaryFactors, SolverOptions, decompose_rotary
 from collab.decomposition.rotary import by_frequency, most_core_entries, relative_error, rotary_decay
-from collab.errors import ConfigurationError, UnsupportedArchitectureError
+from collab.errors import BudgetError, ConfigurationError, UnsupportedArchitectureError, WeightsError
 from collab.models.families import families
 from collab.models.inputs import probe_inputs
 from collab.models.layers import head_layers
@@ -22,6 +44,7 @@ from collab.reparametrization.layer import factors_of
 from collab.reparametrization.model import LayerProblems
 
 JINA, EURO, MODERN = BY_TYPE["jina_embeddings_v3"], BY_TYPE["eurobert"], BY_TYPE["modernbert"]
+ROTARY = [row for row in ROWS if row.is_rotary]
 HEADS, WIDTH, HEAD_DIM = 5, 24, 6
 
 
@@ -207,6 +230,121 @@ def test_local_layers_see_only_their_window() -> None:
         assert largest_difference(of_seen(native(**inputs), inputs), of_seen(model(**inputs), inputs)) < 1e-5
 
 
+class TestExpand:
+    """A native head has one complex dimension for every frequency."""
+
+    @pytest.mark.parametrize("row", ROTARY, ids=lambda row: row.model_type)
+    @pytest.mark.parametrize("form", ["cp", "tucker"])
+    def test_exact_where_heads_have_one_dimension_of_a_frequency(self, row: Row, form: str) -> None:
+        native = tiny_model(row)
+        for rank in (full_rank(native), 2):
+            model = converted(native, rank, form)
+            expansion = collab.expand(model)
+            assert expansion.error < 1e-7
+            assert all(layer.head_rank == layer.head_dim == 1 for layer in expansion.layers)
+            assert largest_difference(outputs(model), outputs(expansion.model)) < 1e-5
+
+    @pytest.mark.parametrize("row", [JINA, EURO, MODERN], ids=lambda row: row.model_type)
+    @pytest.mark.parametrize("form", ["cp", "tucker"])
+    def test_refused_then_allowed_and_the_error_is_the_stated_one(self, row: Row, form: str) -> None:
+        native = tiny_model(row)
+        model = converted(native, 16, form)
+        if form == "tucker":  # conversion gives cores of rank one; training does not keep it
+            assert collab.expand(model).error < 1e-7
+            with torch.no_grad():
+                for layer in head_layers(model):
+                    layer.module.mixing += 0.1 * torch.randn_like(layer.module.mixing)
+        with pytest.raises(BudgetError, match=r"of one frequency, and a native head has 1.*concat form, which"):
+            collab.expand(model)
+        expansion = collab.expand(model, allow_error=1)
+        problems = LayerProblems(expansion.model, families()[row.model_type], None, torch.device("cpu")).values()
+        for layer, problem, stated in zip(head_layers(model), problems, expansion.layers, strict=True):
+            error = problem.error(factors_of(layer.module))  # relative to what is left
+            assert stated.error == pytest.approx(error / (1 + error**2) ** 0.5, rel=1e-4)
+            assert stated.head_rank > 1
+
+    def test_a_trained_bias_that_the_native_class_lacks(self) -> None:
+        model = converted(tiny_model(BY_TYPE["dinov3_vit"]), 12, "concat")
+        with torch.no_grad():
+            head_layers(model)[0].module.key.bias.fill_(1)
+        with pytest.raises(WeightsError, match="lacks biases of queries or keys"):
+            collab.expand(model)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny classifier, its conversions, and labelled text."""
+    folder = tmp_path_factory.mktemp("rotary")
+    native = tiny_model(JINA, JinaEmbeddingsV3ForSequenceClassification, num_labels=2)
+    save_with_tokenizer(native, folder / "model")
+    rows = [f"{' '.join(LETTERS[number % 20 : number % 20 + 3 + number % 4])}\t{number % 2}" for number in range(40)]
+    (folder / "rows.tsv").write_text("\n".join(["sentence\tlabel", *rows]))
+    for form in FORMS:
+        collab.checkpoints.convert(
+            str(folder / "model"),
+            folder / form,
+            collab.ConversionConfig(rank=12, form=form, compare=False),
+            calibration=collab.CalibrationRequest("none"),
+        )
+    return folder
+
+
+class TestCommands:
+    """Every command that reads a model, on an original and on conversions of it."""
+
+    @staticmethod
+    def succeed(*arguments: object) -> dict[str, Any]:
+        done = run(*arguments, "--json")
+        assert done.exit_code == 0, done.output
+        return json.loads(done.stdout)
+
+    @pytest.mark.parametrize("name", ["model", *FORMS])
+    def test_heads(self, folder: Path, name: str) -> None:
+        printed = self.succeed("heads", folder / name, "--data", folder / "rows.tsv", "--ablation-samples", 8)
+        assert {len(row) for scores in printed["scores"].values() for row in scores.values()} == {4}
+        assert "like_weights" not in printed["scores"]
+        assert all(value >= 0 for row in printed["scores"]["gradient"].values() for value in row)
+
+    def test_evaluate(self, folder: Path) -> None:
+        printed = self.succeed(
+            *("evaluate", folder / "cp", "--data", folder / "rows.tsv", "--against", folder / "model", "--draws", 50)
+        )
+        assert printed["against"]["parameters"]["model"] < printed["against"]["parameters"]["against"]
+        assert 0 < printed["against"]["hidden_cosine"][-1] < 1
+
+    def test_bench(self, folder: Path) -> None:
+        arguments = ("--against", folder / "model", "--rounds", 1, "--batch-size", 2, "--length", 8, "--no-memory")
+        printed = self.succeed("bench", folder / "tucker", *arguments)
+        assert printed["settings"][0]["ratio"]["median"] > 0
+
+    @pytest.mark.parametrize("name", ["model", *FORMS])
+    def test_prune_and_expand(self, folder: Path, name: str, tmp_path: Path) -> None:
+        assert run("prune", folder / name, tmp_path / "pruned", "--keep", "0:1,3;1:").exit_code == 0
+        load = AutoModelForSequenceClassification.from_pretrained
+        pruned = load(tmp_path / "pruned")
+        assert [layer.heads for layer in head_layers(pruned)] == [(1, 3), ()]
+        done = run("expand", tmp_path / "pruned", tmp_path / "native")
+        if name == "cp":
+            assert "dimensions of one frequency" in " ".join(done.stderr.split())
+            return
+        assert done.exit_code == 0, done.output
+        native = load(tmp_path / "native")
+        assert type(native) is JinaEmbeddingsV3ForSequenceClassification
+        assert largest_difference(outputs(native), outputs(pruned)) < 1e-5
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("row", ROTARY, ids=lambda row: row.model_type)
+def test_compiles_without_graph_breaks(row: Row) -> None:
+    for form in FORMS:
+        model = converted(tiny_model(row), 12, form)
+        torch.compiler.reset()
+        compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+        inputs = probe_inputs(model)
+        with torch.no_grad():
+            assert largest_difference(of_seen(compiled(**inputs), inputs), of_seen(model(**inputs), inputs)) < 1e-5
+
+
 class TestRefusals:
     def test_what_rotary_layers_cannot_do(self) -> None:
         native = tiny_model(JINA)
@@ -214,11 +352,11 @@ class TestRefusals:
             converted(native, 12, content="folded")
         with pytest.raises(ConfigurationError, match="tensorly"):
             converted(native, 12, solver="tensorly")
-        model = converted(native, 12)
-        with pytest.raises(UnsupportedArchitectureError, match="cannot be expanded"):
-            collab.expand(model)
-        for each in (native, model):
-            with pytest.raises(UnsupportedArchitectureError, match="cannot be removed"):
+
+    def test_heads_that_share_values_are_not_removed(self) -> None:
+        native = tiny_model(EURO)
+        for each in (native, converted(native, 12)):
+            with pytest.raises(UnsupportedArchitectureError, match="share keys and values"):
                 collab.prune(each, {head_layers(each)[0].name: [0]})
 
 

@@ -243,9 +243,12 @@ DECODERS = [row for row in ROWS if row.model_type in ("gpt2", "opt")]
 
 every_family = pytest.mark.parametrize("row", ROWS, ids=[row.model_type for row in ROWS])
 UNROTATED = [row for row in ROWS if not row.is_rotary]
-"""Families without rotary positions, whose models can be expanded and pruned."""
+"""Families without rotary positions."""
+OWN_VALUES = [row for row in ROWS if "num_key_value_heads" not in row.values]
+"""Families whose heads have values of their own, so that they can be removed."""
 
 every_unrotated_family = pytest.mark.parametrize("row", UNROTATED, ids=[row.model_type for row in UNROTATED])
+every_family_with_own_values = pytest.mark.parametrize("row", OWN_VALUES, ids=[row.model_type for row in OWN_VALUES])
 
 
 def heads_of(rows: list[Row]) -> pytest.MarkDecorator:
@@ -259,7 +262,6 @@ def heads_of(rows: list[Row]) -> pytest.MarkDecorator:
 
 
 every_head = heads_of(ROWS)
-every_unrotated_head = heads_of(UNROTATED)
 every_family_and_form = pytest.mark.parametrize(
     ("row", "form"),
     [

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ..conversion.convert import convert
+from ..conversion.convert import convert_losslessly
 from ..data.prepare import Unlabelled
 from ..data.task import Task
 from ..errors import ConfigurationError
@@ -21,7 +21,6 @@ from ..io.staging import check_output
 from ..io.write import save, save_changed
 from ..modeling.collab_model import CollaborativeMixin
 from ..models.layers import parameters
-from ..planning.config import LOSSLESS
 from ..training.options import HealRequest
 from .heal import heal_conversion, work_of
 
@@ -65,7 +64,7 @@ def prune(
     check_output(output, original.source.folder, save_options.overwrite)
     current, conversion = original, None
     if not isinstance(original.model, CollaborativeMixin):
-        conversion = convert(original.model, LOSSLESS)
+        conversion = convert_losslessly(original.model)
         current = replace(original, model=conversion.model)
     pruning = prune_by(current, _rows(current, data, task, options), options, progress)
     record = {"step": "prune", **pruning.record, "command": save_options.command}

@@ -12,7 +12,7 @@ from typing import Any
 from transformers import PreTrainedModel
 
 from ..calibration.calibrate import Calibration
-from ..conversion.convert import convert, require_convertible
+from ..conversion.convert import convert_losslessly, require_convertible
 from ..errors import BudgetError, ConfigurationError
 from ..evaluation.compare import agreement
 from ..evaluation.timing import time_in_turn
@@ -20,7 +20,6 @@ from ..io.options import Progress, no_progress
 from ..io.report import Conversion, Count
 from ..models.families import collaborative_layers
 from ..models.layers import count_parameters
-from ..planning.config import LOSSLESS
 from .allocation import Allocation, Unit, allocate
 from .blocks import unknown_feed_forward
 from .candidates import Candidates
@@ -247,7 +246,7 @@ def _candidates(
     family, _ = require_convertible(model)
     if not family.base.feed_forward_classes:
         raise unknown_feed_forward(family)
-    conversion = convert(model, LOSSLESS)
+    conversion = convert_losslessly(model)
     return Candidates(model, conversion.model, family, calibration, config, progress), conversion
 
 

@@ -101,6 +101,14 @@ def convert(
     return Conversion(_become(model, converted) if inplace else converted, report)
 
 
+def convert_losslessly(model: PreTrainedModel) -> Conversion:
+    """The original's own attention as collaborative layers, which other steps can make smaller; errors as `convert`."""
+    family = require_family(model.config)
+    rotary = any(family.is_rotary(layer) for layer in family.attention_layers(model).values())
+    config = ConversionConfig(rank=1.0, form="concat", content="exact" if rotary else "folded", compare=False)
+    return convert(model, config)
+
+
 def _attention_parameters(
     model: PreTrainedModel, family: Family, reports: Sequence[LayerReport]
 ) -> tuple[Count, Count]:

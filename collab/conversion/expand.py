@@ -14,13 +14,8 @@ from transformers import PretrainedConfig, PreTrainedModel
 from transformers import initialization as init
 from transformers.pytorch_utils import Conv1D
 
-from ..errors import (
-    BudgetError,
-    ConfigurationError,
-    NotConvertedError,
-    UnsupportedArchitectureError,
-    WeightsError,
-)
+from ..decomposition import RotaryFactors
+from ..errors import BudgetError, ConfigurationError, NotConvertedError, WeightsError
 from ..io.report import Count
 from ..modeling.collab_attention import CollaborativeAttention
 from ..modeling.collab_config import CollaborativeConfig
@@ -35,7 +30,7 @@ from ..models.weights import check_finite
 from ..reparametrization.layer import factors_of
 from ..reparametrization.model import projections
 from .convert import check_plain
-from .native_layer import NativeLayer, native_layer, rounding, without_heads
+from .native_layer import NativeLayer, native_layer, native_rotary_layer, rounding, without_heads
 
 logger = logging.getLogger(__name__)
 
@@ -51,8 +46,9 @@ class ExpandedLayer:
         name: module name.
         form: decomposition form of the collaborative layer.
         rank: R of the collaborative layer.
-        head_rank: largest rank of a head's context and content together.
-        head_dim: d, the largest rank of a native head.
+        head_rank: largest rank of a head's context and content together; with rotary positions, the most complex
+            dimensions of one frequency that a head compares.
+        head_dim: the largest rank of a native head: d, or 1 of each frequency with rotary positions.
         error: relative error of the heads' query-key products, content included.
     """
 
@@ -116,7 +112,6 @@ def expand(model: PreTrainedModel, *, allow_error: float = 0.0) -> Expansion:
 
     Raises:
         NotConvertedError: if the model is not collaborative.
-        UnsupportedArchitectureError: if it has rotary positions.
         ConfigurationError: if `allow_error` is not between 0 and 1.
         BudgetError: if a layer's error is larger; the message names it.
         WeightsError: if a weight is NaN, infinite, quantized or not in memory.
@@ -125,24 +120,15 @@ def expand(model: PreTrainedModel, *, allow_error: float = 0.0) -> Expansion:
         raise ConfigurationError(f"allow_error must be a relative error from 0 to 1, not {allow_error}.")
     family, native_class = require_expandable(model)
     layers = collaborative_layers(model)
-    if any(isinstance(layer, CollaborativeRotaryAttention) for layer in layers.values()):
-        raise UnsupportedArchitectureError(
-            "Models with rotary positions cannot be expanded yet. Use the original, or serve the model as it is."
-        )
     native_layers, reports = {}, []
     for name, layer in layers.items():
         with torch.no_grad():
-            native_layers[name] = native = (
-                native_layer(factors_of(layer), layer.attention_head_size)
-                if layer.heads
-                else without_heads(_width(model.get_submodule(layer.output_name(name))))
-            )
+            native_layers[name] = native = _native_layer(model, name, layer)
         spec = layer.spec
-        reports.append(
-            ExpandedLayer(name, spec.form, spec.rank, max(native.head_ranks), layer.attention_head_size, native.error)
-        )
+        reports.append(ExpandedLayer(name, spec.form, spec.rank, max(native.head_ranks), native.most, native.error))
         logger.info("%s: relative error %.2e", name, native.error)
-    _check_error(reports, max(allow_error, rounding(model.dtype)))
+    rotary = any(isinstance(layer, CollaborativeRotaryAttention) for layer in layers.values())
+    _check_error(reports, max(allow_error, rounding(model.dtype)), rotary)
     expanded = _build(model, native_class, family, layers, native_layers)
     difference, scale = _output_difference(model, expanded)
     parameters = Count(count_parameters(model), count_parameters(expanded))
@@ -169,16 +155,31 @@ def require_expandable(model: PreTrainedModel) -> tuple[Family, type[PreTrainedM
     return family, type(model).native_class()  # type: ignore[attr-defined]
 
 
-def _check_error(layers: list[ExpandedLayer], allowed: float) -> None:
+def _native_layer(model: PreTrainedModel, name: str, layer: CollaborativeAttention) -> NativeLayer:
+    """The nearest native layer of one attention layer."""
+    width = layer.attention_head_size
+    if not layer.heads:
+        most = 1 if isinstance(layer, CollaborativeRotaryAttention) else width
+        return without_heads(_width(model.get_submodule(layer.output_name(name))), most)
+    factors = factors_of(layer)
+    if not isinstance(factors, RotaryFactors):
+        return native_layer(factors, width)
+    # Heads that share a key share its values.
+    shared = layer.value.out_features // layer.value_width  # type: ignore[operator]
+    return native_rotary_layer(factors, width, shared)
+
+
+def _check_error(layers: list[ExpandedLayer], allowed: float, rotary: bool) -> None:
     """Raises a BudgetError if a layer's error is above `allowed`."""
     worst = max(layers, key=lambda layer: layer.error)
     if worst.error <= allowed:
         return
     raise BudgetError(
         f"{worst.name} cannot be written as a native layer without a relative error of {worst.error:.3g}: its heads "
-        f"({worst.form}, rank {worst.rank}) compare up to {worst.head_rank} dimensions, and a native head has "
-        f"{worst.head_dim}. Accept that error with allow_error={_rounded_up(worst.error):g} (--allow-error), or "
-        "convert in the concat form with folded content, which always expands."
+        f"({worst.form}, rank {worst.rank}) compare up to {worst.head_rank} dimensions"
+        f"{' of one frequency' if rotary else ''}, and a native head has {worst.head_dim}. Accept that error with "
+        f"allow_error={_rounded_up(worst.error):g} (--allow-error), or convert in the concat form"
+        f"{'' if rotary else ' with folded content'}, which always expands."
     )
 
 
@@ -201,7 +202,9 @@ def _build(
         expanded = native_class(config, **optional_parts(model))
         if any(_lacks_bias(expanded, family, name, native) for name, native in native_layers.items()):
             if not hasattr(config, _ATTENTION_BIASES):
-                raise WeightsError(f"{native_class.__name__} has no query biases, and this model's content needs them.")
+                raise WeightsError(
+                    f"{native_class.__name__} lacks biases of queries or keys, and this model needs them."
+                )
             setattr(config, _ATTENTION_BIASES, True)
             expanded = native_class(config, **optional_parts(model))
     state: dict[str, Tensor] = {}
@@ -247,12 +250,11 @@ def _native_parts(layer: CollaborativeAttention, native: NativeLayer, parts: dic
         if name in kept:
             kept[name] = _whole(kept[name], layer, layer.value_width, dim)
     width = layer.attention_head_size
-    query_bias = _whole(native.query_bias, layer, width)
     return kept | {
         "query.weight": _whole(native.query, layer, width),
-        "query.bias": query_bias,
+        "query.bias": _whole(native.query_bias, layer, width),
         "key.weight": _whole(native.key, layer, width),
-        "key.bias": torch.zeros_like(query_bias),
+        "key.bias": _whole(native.key_bias, layer, width),
     }
 
 
@@ -282,9 +284,10 @@ def _pad_feed_forward(state: dict[str, Tensor], expanded: PreTrainedModel, famil
 
 
 def _lacks_bias(expanded: PreTrainedModel, family: Family, name: str, native: NativeLayer) -> bool:
-    """Whether a layer of the expanded model has no query bias but needs one."""
-    query, _ = projections(expanded.get_submodule(name), family)
-    return query.bias is None and bool(native.query_bias.any())
+    """Whether a layer of the expanded model has no bias of queries or keys but needs one."""
+    biases = native.query_bias, native.key_bias
+    pairs = zip(projections(expanded.get_submodule(name), family), biases, strict=True)
+    return any(projection.bias is None and bool(bias.any()) for projection, bias in pairs)
 
 
 def _native_config(config: PretrainedConfig, family: Family, native_class: type[PreTrainedModel]) -> PretrainedConfig:

@@ -12,6 +12,11 @@ content is weighted in a conversion without calibration.
 
 The matrix is never formed. Â_h = (W̃_Q G_h) W̃_Kᵀ, so it is a product of a (D_q+1)×(r+1) and an (r+1)×D_k matrix, and
 after QR of both a small SVD is left. b_K stays zero, because the softmax does not see it.
+
+With rotary positions a native head has one complex dimension for every frequency. Its best one is the first singular
+pair of Â_{fh} = A_f G_{fh} B_f^H, of the heads that share a key together; exact if that has rank one, as it always has
+in the ``concat`` form, and in the ``tucker`` form until it is trained: there G_{fh} = (A_f^H w_q)(B_f^H w_k)^H. Biases
+are a row of both sides, so b_K is not zero.
 """
 
 from __future__ import annotations
@@ -22,7 +27,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from ..decomposition import Factors
+from ..decomposition import Factors, RotaryFactors
+from ..decomposition.rotary import as_real
 
 
 @dataclass(frozen=True)
@@ -32,15 +38,20 @@ class NativeLayer:
     Attributes:
         query: W_Qᵀ as `torch.nn.Linear` stores it, (K, D_q), the heads' rows one after the other.
         query_bias: b_Q, (K,).
-        key: W_Kᵀ, (K, D_k).
-        head_ranks: for each head, the rank of its [Â_h; c_hᵀ], up to rounding.
-        error: relative error ‖S - Ŝ‖/‖S‖ of the matrices S_h = [Â_h; c_hᵀ] of all heads together.
+        key: W_Kᵀ, (K, D_k), or fewer rows if several heads share a key.
+        key_bias: b_K, as long as `key`.
+        head_ranks: for each head, the rank of its [Â_h; c_hᵀ], up to rounding; with rotary positions, the largest of
+            its Â_{fh}, or of those of all heads that share its key.
+        most: the largest rank that a native head can have: d, or 1 with rotary positions.
+        error: relative error ‖S - Ŝ‖/‖S‖ of the matrices S_h = [Â_h; c_hᵀ], or Â_{fh}, of all heads together.
     """
 
     query: Tensor
     query_bias: Tensor
     key: Tensor
+    key_bias: Tensor
     head_ranks: tuple[int, ...]
+    most: int
     error: float
 
 
@@ -77,19 +88,63 @@ def native_layer(factors: Factors, head_dim: int) -> NativeLayer:
         ranks.append(int((values > tolerance * values[:1]).sum()))
         lost += float(values[kept:].square().sum())
         total += float(values.square().sum())
+    key = torch.cat(keys).contiguous()
     return NativeLayer(
         torch.cat(queries).contiguous(),
         torch.cat(biases).contiguous(),
-        torch.cat(keys).contiguous(),
+        key,
+        key.new_zeros(len(key)),
         tuple(ranks),
+        head_dim,
         (lost / total) ** 0.5 if total else 0.0,
     )
 
 
-def without_heads(width: int) -> NativeLayer:
-    """The native layer of a layer whose heads were all pruned: no rows."""
+def native_rotary_layer(factors: RotaryFactors, head_dim: int, key_heads: int) -> NativeLayer:
+    """The nearest native layer with rotary positions.
+
+    Args:
+        factors: the factors of a collaborative layer.
+        head_dim: d.
+        key_heads: number of the native layer's keys, each of them for H / `key_heads` heads.
+
+    Returns:
+        Native projections and their error.
+    """
+    tolerance = rounding(factors.query.dtype)
+    factors = factors.to(torch.empty((), dtype=torch.float64, device="cpu"))
+    heads, width = factors.num_heads, factors.query.shape[0]
+    queries = torch.zeros(width, heads, head_dim // 2, dtype=torch.complex128)  # (D, H, F)
+    keys = torch.zeros(width, key_heads, head_dim // 2, dtype=torch.complex128)
+    ranks = [0] * heads
+    lost = total = 0.0
+    for frequency in dict.fromkeys(factors.frequencies):
+        left, cores, right = factors.block(frequency)
+        right_basis, right_triangle = torch.linalg.qr(right)
+        for group, own in enumerate(torch.arange(heads).chunk(key_heads)):
+            stacked = (left @ cores[own]).flatten(0, 1)  # (heads of the group · D, r)
+            left_basis, left_triangle = torch.linalg.qr(stacked)
+            u, values, vh = torch.linalg.svd(left_triangle @ right_triangle.mH)
+            scale = values[0].sqrt()
+            query = (left_basis @ (u[:, 0] * scale)).unflatten(0, (-1, width))  # (heads of the group, D)
+            queries[:, own, frequency] = query.mT
+            keys[:, group, frequency] = right_basis @ (vh[0].conj() * scale)
+            rank = int((values > tolerance * values[:1]).sum())
+            for head in own.tolist():
+                ranks[head] = max(ranks[head], rank)
+            lost += float(values[1:].square().sum())
+            total += float(values.square().sum())
+    rows = [as_real(side).flatten(1).T for side in (queries, keys)]  # (K, D)
+    biases = [side[:, -1] if factors.biased else side.new_zeros(len(side)) for side in rows]
+    query, key = (side[:, :-1] if factors.biased else side for side in rows)
+    error = (lost / total) ** 0.5 if total else 0.0
+    return NativeLayer(query.contiguous(), biases[0], key.contiguous(), biases[1], tuple(ranks), 1, error)
+
+
+def without_heads(width: int, most: int) -> NativeLayer:
+    """The native layer of a layer whose heads were all pruned: no rows. `most` is as in `NativeLayer`."""
     nothing = torch.zeros(0, width, dtype=torch.float64)  # (0, D)
-    return NativeLayer(nothing, nothing[:, 0], nothing, (0,), 0.0)
+    return NativeLayer(nothing, nothing[:, 0], nothing, nothing[:, 0], (0,), most, 0.0)
 
 
 def rounding(dtype: torch.dtype) -> float:

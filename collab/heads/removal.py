@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from ..conversion.convert import convert
+from ..conversion.convert import convert_losslessly
 from ..errors import ConfigurationError, UnsupportedArchitectureError
 from ..modeling.collab_attention import CollaborativeAttention
 from ..modeling.collab_config import AttentionSpec
@@ -21,7 +21,6 @@ from ..modeling.collab_model import CollaborativeMixin
 from ..models.assembly import assemble
 from ..models.families import collaborative_layers
 from ..models.layers import head_layers
-from ..planning.config import LOSSLESS
 
 
 def prune(model: PreTrainedModel, keep: Mapping[str, Sequence[int]]) -> PreTrainedModel:
@@ -38,15 +37,16 @@ def prune(model: PreTrainedModel, keep: Mapping[str, Sequence[int]]) -> PreTrain
 
     Raises:
         ConfigurationError: if a layer or a head does not exist, or no head of the whole model would be left.
-        UnsupportedArchitectureError: if the model has rotary positions.
+        UnsupportedArchitectureError: if several heads share keys and values.
         CollabError: as `collab.convert` for an original.
     """
     check_keep(model, keep)
-    if any(layer.rotary for layer in head_layers(model)):
+    if any(layer.shares_values for layer in head_layers(model)):
         raise UnsupportedArchitectureError(
-            "Heads of models with rotary positions cannot be removed yet. Convert with a smaller rank instead."
+            "Several heads of this model share keys and values, so a single one cannot be removed. Convert with a "
+            "smaller rank instead."
         )
-    converted = model if isinstance(model, CollaborativeMixin) else convert(model, LOSSLESS).model
+    converted = model if isinstance(model, CollaborativeMixin) else convert_losslessly(model).model
     specs: list[AttentionSpec] = []
     state: dict[str, Tensor] = {name: tensor.detach() for name, tensor in converted.state_dict().items()}
     for name, layer in collaborative_layers(converted).items():
@@ -100,27 +100,33 @@ def _prune_layer(
     cut(f"{name}.value.bias", rows)
     cut(f"{output}.weight", rows, 1)
     cut(f"{name}.content_bias.weight", places)
-    rank, head_ranks = spec.rank, None
+    rank, head_ranks, frequencies = spec.rank, None, spec.frequencies
     if layer.head_ranks is None:
         cut(f"{name}.mixing", places)
         cut(f"{name}.query_offset", places)
     else:
         owner = torch.repeat_interleave(torch.arange(len(layer.heads)), torch.tensor(layer.head_ranks))  # (R,)
+        if frequencies is not None:  # complex dimensions: all real parts come before the imaginary ones
+            owner = owner[::2].repeat(2)
         dimensions = torch.isin(owner, places).nonzero().flatten()
-        if not len(dimensions):
-            dimensions = torch.zeros(1, dtype=torch.long)  # see below
-        cut(f"{name}.query.weight", dimensions)
-        cut(f"{name}.key.weight", dimensions)
+        unowned = not len(dimensions)
+        if unowned:  # heads of uniform attention share one dimension of zeros
+            dimensions = torch.zeros(1, dtype=torch.long) if frequencies is None else torch.tensor([0, len(owner) // 2])
+        for side in ("query", "key"):
+            cut(f"{name}.{side}.weight", dimensions)
+            cut(f"{name}.{side}.bias", dimensions)
         cut(f"{name}.query_offset", dimensions, 1)
         head_ranks = tuple(layer.head_ranks[place] for place in places.tolist())
-        if not sum(head_ranks):  # heads of uniform attention share one dimension of zeros
-            head_ranks = (1, *head_ranks[1:])
-            for parameter in ("query.weight", "query_offset"):
+        if unowned:
+            head_ranks = (len(dimensions), *head_ranks[1:])
+            for parameter in ("query.weight", "query.bias", "query_offset"):
                 if f"{name}.{parameter}" in state:
                     state[f"{name}.{parameter}"] = torch.zeros_like(state[f"{name}.{parameter}"])
+        if frequencies is not None:
+            frequencies = tuple(frequencies[place] for place in dimensions.tolist() if place < len(frequencies))
         rank = sum(head_ranks)
     heads = None if len(kept) == layer.total_heads else kept
-    return AttentionSpec(spec.form, rank, head_ranks, content, heads, spec.value_width)
+    return AttentionSpec(spec.form, rank, head_ranks, content, heads, spec.value_width, frequencies)
 
 
 _CONTENT = ("content_bias", "query_offset")

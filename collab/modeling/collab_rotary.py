@@ -48,8 +48,6 @@ class CollaborativeRotaryAttention(CollaborativeAttention):
         super().__init__(native, spec, config)
         if not self.heads:
             return
-        if self.num_attention_heads < self.total_heads:
-            raise ValueError("Attention with rotary positions cannot have fewer heads than the original.")
         pairs = spec.rank // 2
         count = self.attention_head_size // 2  # F
         self.frequencies = list(spec.frequencies or (pair * count // pairs for pair in range(pairs)))
@@ -59,8 +57,8 @@ class CollaborativeRotaryAttention(CollaborativeAttention):
         biased = query.bias is not None or key.bias is not None
         self.content_bias = None
         if value.out_features < self.total_heads * self.attention_head_size:  # shared by several heads
-            if spec.value_width is not None:
-                raise ValueError("Values that several heads share cannot be narrowed.")
+            if spec.value_width is not None or self.num_attention_heads < self.total_heads:
+                raise ValueError("Values that several heads share cannot be narrowed or lose heads.")
             self.value = value
         self.query = nn.Linear(query.in_features, spec.rank, bias=biased)
         self.key = nn.Linear(key.in_features, spec.rank, bias=biased)

@@ -45,6 +45,12 @@ class HeadLayer:
     weights_index: int = 1
 
     @property
+    def shares_values(self) -> bool:
+        """Whether several heads read the same values (grouped keys and values)."""
+        width = getattr(self.module, "value_width", self.head_dim)
+        return self.value is not None and self.value.out_features < len(self.heads) * width
+
+    @property
     def query_key_parameters(self) -> int:
         """Parameters of query and key projections with biases, and of mixing and content term if converted."""
         parts: list[nn.Module | nn.Parameter | None] = [self.query, self.key]

@@ -50,11 +50,13 @@ DECODER = Refusal(
     "Of T5, mT5 and Whisper the encoder alone converts: save it from its own class (T5EncoderModel, WhisperEncoder).",
 )
 DETECTOR = Refusal("it detects objects with a decoder on top of an image encoder", "Convert the image encoder alone.")
+_SEVERAL_MODELS = "it holds several models, each with a config of its own"
 TOWERS = Refusal(
-    "it holds several models, each with a config of its own",
-    "Convert its text and its vision model separately where they are of a supported family (CLIP, SigLIP and SigLIP 2: "
-    "CLIPTextModel, CLIPVisionModel and so on).",
+    _SEVERAL_MODELS,
+    "Save and convert each tower (model.text_model, model.vision_model; of BLIP the vision model alone), and put the "
+    "converted ones in their place: docs/families.md shows how.",
 )
+OTHER_TOWERS = Refusal(_SEVERAL_MODELS, "No file describes its towers; CLIP, SigLIP and SigLIP 2 convert by tower.")
 PLAIN = Refusal(
     "no file describes this family yet, though its attention has a form that collab converts",
     "docs/families.md says how to add it: a file of about twelve lines and a row of a test.",
@@ -82,10 +84,8 @@ _BY_REASON: dict[Refusal, tuple[str, ...]] = {
     ),
     QUANTIZED: ("ibert",),
     DECODER: ("bart", "encoder-decoder", "imagegpt", "mbart", "mvp", "shieldgemma2"),
-    TOWERS: (
-        "align", "altclip", "blip", "blip-2", "chinese_clip", "clip", "clipseg", "metaclip_2", "siglip", "siglip2",
-        "tipsv2",
-    ),
+    TOWERS: ("blip", "clip", "siglip", "siglip2"),
+    OTHER_TOWERS: ("align", "altclip", "blip-2", "chinese_clip", "clipseg", "metaclip_2", "tipsv2"),
     PLAIN: (
         "audio-spectrogram-transformer", "beit", "data2vec-audio", "data2vec-vision", "flaubert", "layoutlmv2",
         "lxmert", "markuplm", "perceiver", "tapas", "timesformer", "tipsv2_text_model", "umt5", "videomae", "vivit",

@@ -129,7 +129,3 @@ class ConversionConfig:
             "solver": asdict(self.solver_options),
             "seed": self.seed,
         }
-
-
-LOSSLESS = ConversionConfig(rank=1.0, form="concat", content="folded", compare=False)
-"""The original's own attention as collaborative layers, which other steps can make smaller."""
