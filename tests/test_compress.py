@@ -38,7 +38,6 @@ from collab.errors import (
     CalibrationError,
     ConfigurationError,
     UnsupportedArchitectureError,
-    WeightsError,
 )
 from collab.evaluation.timing import Run
 from collab.models.inputs import probe_inputs
@@ -56,6 +55,8 @@ def able(row: Row) -> Row:
     """The row of a family that can be compressed; skips the others."""
     if not row.family.base.feed_forward_classes:
         pytest.skip("its feed-forward layers are not known")
+    if row.model_type == "eurobert":
+        pytest.skip("its heads share keys")
     return row
 
 
@@ -74,10 +75,6 @@ class TestCompress:
         assert all(bool(tensor.isfinite().all()) for tensor in expected.values())
         compression.model.save_pretrained(tmp_path)
         assert largest_difference(expected, outputs(type(compression.model).from_pretrained(tmp_path))) < 1e-5
-        if row.model_type in ("t5", "mt5"):
-            with pytest.raises(WeightsError, match="has no query biases"):
-                collab.expand(compression.model)
-            return
         expansion = collab.expand(compression.model)
         assert expansion.output_difference < 1e-5 * max(1.0, expansion.output_scale)
         assert type(expansion.model) is type(model)
@@ -240,9 +237,9 @@ class TestRefusals:
             compressed(model, flops=0.001)
 
     def test_too_many_layers_to_drop(self) -> None:
-        with pytest.raises(ConfigurationError, match="one must stay"):
+        with pytest.raises(ConfigurationError, match="One must stay"):
             compressed(tiny_model(BERT), flops=0.5, drop_layers=2)
-        with pytest.raises(ConfigurationError, match="shared"):
+        with pytest.raises(ConfigurationError, match="share weights"):
             compressed(tiny_model(BY_TYPE["albert"], num_hidden_groups=1), flops=0.5, drop_layers=1)
 
     def test_calibration_without_rows(self) -> None:

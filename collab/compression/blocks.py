@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from torch import nn
 from transformers import PreTrainedModel
 
 from ..errors import UnsupportedArchitectureError
@@ -52,6 +53,10 @@ def blocks_of(model: PreTrainedModel, family: Family) -> list[Block]:
     feed_forward = list(outermost(model, known))
     if any(isinstance(layer, CollaborativeCrossAttention) for layer in attention.values()):
         raise UnsupportedArchitectureError("Decoders with cross-attention cannot be compressed, only converted.")
+    if any(shares_keys(layer) for layer in attention.values()):
+        raise UnsupportedArchitectureError(
+            "Models whose heads share keys and values cannot be compressed, only converted (collab convert)."
+        )
     if len(attention) != len(feed_forward):
         raise unknown_feed_forward(family)
     passes = passes_per_layer(model, len(attention))
@@ -70,6 +75,12 @@ def blocks_of(model: PreTrainedModel, family: Family) -> list[Block]:
             )
         )
     return blocks
+
+
+def shares_keys(layer: CollaborativeAttention) -> bool:
+    """Whether several heads of a layer share the native layer's keys and values."""
+    width = layer.value_width * layer.num_attention_heads
+    return isinstance(layer.value, nn.Linear) and layer.value.out_features < width
 
 
 def unknown_feed_forward(family: Family) -> UnsupportedArchitectureError:

@@ -47,11 +47,11 @@ class Losses:
 
     Attributes:
         parts: by layer, the measured loss of every part at about half its width, relative to what was predicted there.
-        layers: loss of dropping each layer; empty if layers may not be dropped.
+        layers: loss of dropping each layer that may be dropped, by number.
     """
 
     parts: tuple[Mapping[Part, float], ...]
-    layers: tuple[float, ...]
+    layers: Mapping[int, float]
 
 
 class Candidates:
@@ -130,6 +130,8 @@ class Candidates:
         if len(kept) < len(widths):
             state = self._renumbered(state, kept)
             config.num_hidden_layers = len(kept)
+            if len(getattr(config, "layer_types", None) or ()) == len(widths):
+                config.layer_types = [config.layer_types[number] for number in kept]
             config.collab_dropped_layers = [number for number in range(len(widths)) if number not in kept]
         trainable = {name: parameter.requires_grad for name, parameter in self.native.named_parameters()}
         return assemble(type(self.model), config, state, self.model, trainable)
@@ -142,10 +144,11 @@ class Candidates:
     @cached_property
     def losses(self) -> Losses:
         """Measures the loss of every part at half its width, and of dropping every layer."""
-        dropping = self._config.drop_layers != 0 and self.may_drop and "layers" in self._config.only
-        total = len(self.blocks) * (len(self._config.narrowed) + dropping)
+        dropping = self._config.drop_layers != 0 and "layers" in self._config.only
+        droppable = self.droppable if dropping else []
+        total = len(self.blocks) * len(self._config.narrowed) + len(droppable)
         measured: list[dict[Part, float]] = []
-        layers: list[float] = []
+        layers: dict[int, float] = {}
         done = 0
         self._progress("measuring widths", 0, total)
         for number in self._numbers:
@@ -160,16 +163,23 @@ class Candidates:
                 done += 1
                 self._progress("measuring widths", done, total)
             measured.append(scales)
-            if dropping:
-                layers.append(self._loss(self._with(number, None)))
+            if number in droppable:
+                layers[number] = self._loss(self._with(number, None))
                 done += 1
                 self._progress("measuring widths", done, total)
-        return Losses(tuple(measured), tuple(layers))
+        return Losses(tuple(measured), layers)
 
-    @property
-    def may_drop(self) -> bool:
-        """Whether layers can be dropped: every one has weights of its own, and there is more than one."""
-        return len(self.blocks) > 1 and all(block.passes == 1 for block in self.blocks)
+    @cached_property
+    def droppable(self) -> list[int]:
+        """The layers that may be dropped: those with weights of their own, and with what the last one has.
+
+        The first layer of some models has more (T5: the bias of relative positions) or less (ModernBERT: no norm), and
+        another one cannot take its place.
+        """
+        if len(self.blocks) == 1 or any(block.passes > 1 for block in self.blocks):
+            return []
+        names = [{name for name, _ in self.model.get_submodule(block.name).named_parameters()} for block in self.blocks]
+        return [number for number, own in enumerate(names) if own == names[-1]]
 
     def curves(self, unit: Unit) -> list[list[Curve]]:
         """By layer, the cost and the predicted loss of its parts at every width."""
@@ -223,7 +233,7 @@ class Candidates:
         parts = [{part: own[part] for part in self._config.narrowed} for own in self.parts]
         passes = [block.passes for block in self.blocks]
         heads = attention_of(self.model, self.blocks[0]).num_attention_heads
-        return Measured(self.build, parts, passes, self.may_drop, heads, self.native, self.random_rows())
+        return Measured(self.build, parts, passes, bool(self.droppable), heads, self.native, self.random_rows())
 
     def _full(self, number: int) -> dict[Part, int]:
         return {part: self.parts[number][part].widths[0] for part in self._config.narrowed}

@@ -284,14 +284,15 @@ def _within(candidates: Candidates, config: CompressionConfig, unit: Unit, fract
 def _drops(candidates: Candidates, config: CompressionConfig) -> list[dict[int, float]]:
     """The sets of layers that may be dropped, those that lose least first, with their losses."""
     count = len(candidates.blocks)
-    if config.drop_layers and (not candidates.may_drop or config.drop_layers >= count):
+    most = min(len(candidates.droppable), count - 1)
+    if config.drop_layers and config.drop_layers > most:
         raise ConfigurationError(
-            f"drop_layers={config.drop_layers} is impossible: the model has {count} layers"
-            f"{'' if candidates.may_drop else ', whose weights are shared'}, and one must stay."
+            f"drop_layers={config.drop_layers} is impossible: the model has {count} layers, of which {most} can be "
+            "dropped. One must stay, and layers that share weights, or have parameters that others lack, stay, too."
         )
     losses = candidates.losses.layers
-    order = sorted(range(len(losses)), key=lambda number: losses[number])
-    counts = range(max(1, len(losses))) if config.drop_layers is None else [config.drop_layers]
+    order = sorted(losses, key=lambda number: losses[number])
+    counts = range(min(len(losses), most) + 1) if config.drop_layers is None else [config.drop_layers]
     return [{number: losses[number] for number in order[:dropped]} for dropped in counts]
 
 

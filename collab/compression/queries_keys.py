@@ -9,7 +9,6 @@ import torch
 from torch import Tensor, nn
 
 from ..decomposition import Form, SolverOptions
-from ..decomposition.concat import head_spectrum
 from ..decomposition.options import Content
 from ..modeling.collab_attention import CollaborativeAttention
 from ..planning.cost import LayerShape
@@ -40,7 +39,7 @@ class NarrowQueriesKeys(Narrowing):
         self._block, self._problem, self._form = block, problem, form
         self._like: nn.Linear = layer.query
         self._shape = LayerShape.of(problem)
-        self._content: Content = "folded" if form == "concat" else "exact"
+        self._content: Content = "folded" if form == "concat" and not self._shape.rotary else "exact"
         self._length = length
 
     @property
@@ -49,6 +48,7 @@ class NarrowQueriesKeys(Narrowing):
         full, heads = self._shape.full_rank, self._shape.num_heads
         if self._form == "concat":
             step = step_of_head(full // heads)
+            step += step % 2 if self._shape.rotary else 0  # whole complex dimensions
             return [heads * width for width in steps_of(full // heads, step, step)]
         return [full, *(round(part * full) for part in _RANKS)]
 
@@ -75,15 +75,11 @@ class NarrowQueriesKeys(Narrowing):
         factors = solution.factors.to(self._like.weight)
         spec = spec_of(factors)
         name = self._block.attention
-        changed = {field: getattr(spec, field) for field in ("form", "rank", "head_ranks", "content")}
+        changed = {field: getattr(spec, field) for field in ("form", "rank", "head_ranks", "content", "frequencies")}
         removed = tuple(f"{name}.{part}" for part in ("query.", "key.", "mixing", "content_bias.", "query_offset"))
         return Narrowed({f"{name}.{key}": tensor for key, tensor in state_of(factors).items()}, removed, changed)
 
     @cached_property
     def _decay(self) -> Tensor:
         """Relative squared error with each number of dimensions of every head, (d + 1,)."""
-        tensor = self._problem.whitened
-        energy = sum(head_spectrum(tensor, h)[1].square() for h in range(tensor.num_heads))
-        assert isinstance(energy, Tensor)
-        left = torch.cat([energy.flip(0).cumsum(0).flip(0), energy.new_zeros(1)])
-        return left / left[0].clamp(min=torch.finfo(left.dtype).tiny)
+        return self._problem.head_decay()

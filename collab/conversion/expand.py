@@ -165,7 +165,8 @@ def _native_layer(model: PreTrainedModel, name: str, layer: CollaborativeAttenti
     if not isinstance(factors, RotaryFactors):
         return native_layer(factors, width)
     # Heads that share a key share its values.
-    shared = layer.value.out_features // layer.value_width  # type: ignore[operator]
+    assert isinstance(layer.value, nn.Linear)
+    shared = layer.value.out_features // layer.value_width
     return native_rotary_layer(factors, width, shared)
 
 
@@ -285,9 +286,11 @@ def _pad_feed_forward(state: dict[str, Tensor], expanded: PreTrainedModel, famil
 
 def _lacks_bias(expanded: PreTrainedModel, family: Family, name: str, native: NativeLayer) -> bool:
     """Whether a layer of the expanded model has no bias of queries or keys but needs one."""
-    biases = native.query_bias, native.key_bias
-    pairs = zip(projections(expanded.get_submodule(name), family), biases, strict=True)
-    return any(projection.bias is None and bool(bias.any()) for projection, bias in pairs)
+    sides = (native.query_bias, native.query), (native.key_bias, native.key)
+    for projection, (bias, weight) in zip(projections(expanded.get_submodule(name), family), sides, strict=True):
+        if projection.bias is None and bool((bias.abs() > rounding(torch.float32) * weight.abs().max()).any()):
+            return True
+    return False
 
 
 def _native_config(config: PretrainedConfig, family: Family, native_class: type[PreTrainedModel]) -> PretrainedConfig:

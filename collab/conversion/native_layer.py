@@ -112,8 +112,9 @@ def native_rotary_layer(factors: RotaryFactors, head_dim: int, key_heads: int) -
         Native projections and their error.
     """
     tolerance = rounding(factors.query.dtype)
-    factors = factors.to(torch.empty((), dtype=torch.float64, device="cpu"))
-    heads, width = factors.num_heads, factors.query.shape[0]
+    precise = factors.to(torch.empty((), dtype=torch.float64, device="cpu"))
+    assert isinstance(precise, RotaryFactors)
+    factors, heads, width = precise, precise.num_heads, precise.query.shape[0]
     queries = torch.zeros(width, heads, head_dim // 2, dtype=torch.complex128)  # (D, H, F)
     keys = torch.zeros(width, key_heads, head_dim // 2, dtype=torch.complex128)
     ranks = [0] * heads

@@ -58,3 +58,10 @@ def decompose_concat(tensor: HeadTensor, rank: int, even: bool = False) -> Facto
         key=torch.cat([right[:, mine] for (_, _, right), mine in zip(spectra, kept, strict=True)], dim=1) * scale,
         mixing=mixing,
     )
+
+
+def head_decay(tensor: HeadTensor) -> Tensor:
+    """Relative squared error if each head keeps so many of its dimensions, from none to all, (d + 1,)."""
+    energy = torch.stack([head_spectrum(tensor, h)[1].square() for h in range(tensor.num_heads)]).sum(0)  # (d,)
+    left = torch.cat([energy.flip(0).cumsum(0).flip(0), energy.new_zeros(1)])
+    return left / left[0].clamp(min=torch.finfo(left.dtype).tiny)

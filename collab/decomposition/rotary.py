@@ -135,6 +135,14 @@ def by_frequency(tensor: HeadTensor) -> tuple[Tensor, Tensor]:
     return columns(tensor.query), columns(tensor.key)
 
 
+def head_decay(tensor: HeadTensor) -> Tensor:
+    """Relative squared error if each head keeps so many of its dimensions, in pairs, from none to all, (d + 1,)."""
+    energy = _energy(*by_frequency(tensor)).sort(dim=0, descending=True).values.sum(dim=1)  # (F,)
+    left = torch.cat([energy.flip(0).cumsum(0).flip(0), energy.new_zeros(1)])  # (F + 1,)
+    dimensions = torch.arange(tensor.head_dim + 1, device=left.device)
+    return left[dimensions // 2] / left[0].clamp(min=torch.finfo(left.dtype).tiny)
+
+
 def decompose_rotary(tensor: HeadTensor, form: Form, rank: int, options: SolverOptions, biased: bool) -> Solution:
     """Decomposes the tensors of a layer with rotary positions.
 
@@ -142,7 +150,7 @@ def decompose_rotary(tensor: HeadTensor, form: Form, rank: int, options: SolverO
         tensor: queries and keys of the heads, as they are before they are turned, in float64.
         form: ``concat``, ``cp`` or ``tucker``.
         rank: R from 1 to K; rounded down to a multiple of two, and at least two.
-        options: `max_sweeps`, `tolerance` and `ridge` apply.
+        options: `max_sweeps`, `tolerance`, `ridge` and `even_heads` apply.
         biased: whether the last row of both factors is a bias.
     """
     start_time = time.perf_counter()
@@ -150,7 +158,10 @@ def decompose_rotary(tensor: HeadTensor, form: Form, rank: int, options: SolverO
     energy = _energy(query, key)  # (F, H)
     pairs = max(1, rank // 2)
     kept = torch.zeros_like(energy, dtype=torch.bool)
-    kept.view(-1)[energy.flatten().topk(pairs).indices] = True
+    if options.even_heads:
+        kept.scatter_(0, energy.topk(max(1, pairs // tensor.num_heads), dim=0).indices, True)
+    else:
+        kept.view(-1)[energy.flatten().topk(pairs).indices] = True
     concat = _selected(query, key, kept, form if pairs == energy.numel() else "concat", biased)
     concat_error = relative_error(tensor, concat)
     factors, sweeps, converged = concat, 0, True

@@ -32,6 +32,7 @@ from ..decomposition import (
     decay,
     decompose,
 )
+from ..decomposition.concat import head_decay
 from ..decomposition.options import CONTENTS, Content
 from ..decomposition.rank import Rank, resolve_rank
 from ..errors import ConfigurationError, ShapeError, WeightsError
@@ -202,6 +203,10 @@ class LayerProblem:
     def decay(self, form: Form) -> Tensor:
         """Relative squared error of the scores at every rank from 0 to K, in closed form; see `decay`."""
         return decay(self.whitened, form)
+
+    def head_decay(self) -> Tensor:
+        """Relative squared error of the scores if each head keeps so many dimensions, from none to all, (d + 1,)."""
+        return head_decay(self.whitened)
 
     @property
     def whitened(self) -> HeadTensor:

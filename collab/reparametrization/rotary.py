@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from ..decomposition import Factors, Form, HeadTensor, Solution, SolverOptions, Whitening, decompose_rotary
 from ..decomposition.options import Content
-from ..decomposition.rotary import relative_error, rotary_decay
+from ..decomposition.rotary import head_decay, relative_error, rotary_decay
 from ..errors import ConfigurationError
 from .layer import LayerProblem
 from .moments import LayerMoments
@@ -65,6 +65,9 @@ class RotaryProblem(LayerProblem):
 
     def decay(self, form: Form) -> Tensor:
         return rotary_decay(self.whitened, form)
+
+    def head_decay(self) -> Tensor:
+        return head_decay(self.whitened)
 
 
 def rotary_problem(
