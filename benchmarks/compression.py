@@ -6,7 +6,9 @@ original without some of its layers (``--dropped``), in one of these ways:
 - ``collab``: what `collab compress` does, widths divided among all parts by predicted loss;
 - ``collab, native``: only what a plain BertModel can hold;
 - ``layers``: the best layers dropped, chosen among all subsets by the cosine of the embeddings on held-out rows;
-- ``magnitude``: neurons and heads' dimensions of smallest weights dropped, as many in every layer, without a refit.
+- ``magnitude``: neurons and heads' dimensions of smallest weights dropped, as many in every layer, without a refit;
+- ``Fisher``: heads and neurons of least Fisher information dropped; ``mask search``: the same, and what stays is scaled
+  by least squares (Kwon et al. 2022, see mask_search.py).
 
 Each is judged untrained and after healing on STS-B train sentences for the same number of steps: Spearman correlation
 ×100 and cosine to the original's embeddings on STS-B dev, cosine on WikiText-2 and SST-2 sentences, which healing has
@@ -33,6 +35,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+import mask_search
 import numpy as np
 import torch
 import transformers
@@ -50,7 +53,7 @@ from collab.models.families import require_family
 from collab.models.inputs import random_inputs
 
 WORK = Path(__file__).parent / "work"
-WAYS = ("collab", "layers", "collab, native", "magnitude")
+WAYS = ("collab", "layers", "collab, native", "magnitude", "Fisher", "mask search")
 SHAPES = ((8, 32), (8, 128), (2, 512))
 OUTSIDE = 1000
 ROWS = 1024
@@ -187,6 +190,13 @@ class Bench:
         smaller.load_state_dict(state)
         return smaller.eval()
 
+    def mask_search(self, flops: float, *, scaled: bool) -> PreTrainedModel:
+        """Heads and neurons by Fisher information, on the rows of the calibration."""
+        features = text_features(self.original, self.tokenizer, self.sentences[:ROWS])
+        batches = row_batches(self.original, self.tokenizer, features, 32)
+        converted = convert_losslessly(self.original).model
+        return mask_search.compress(self.original, converted, batches, flops, scaled=scaled)
+
     def heal(self, model: PreTrainedModel, steps: int, seed: int) -> None:
         """Heals a model in place, as `collab compress` does."""
         run = collab.RunOptions(
@@ -255,10 +265,10 @@ def arithmetic(model: PreTrainedModel, original: PreTrainedModel) -> float:
         return 2 * length * width * (queries + values + neurons) + length**2 * (queries + values)
 
     config = model.config
-    left = sum(
-        of_layer(entry["rank"], config.num_attention_heads * (entry.get("value_width") or 32), neurons)
-        for entry, neurons in zip(config.collab_layers, config.collab_feed_forward, strict=True)
-    )
+    left = 0
+    for entry, neurons in zip(config.collab_layers, config.collab_feed_forward, strict=True):
+        heads = len(entry["heads"]) if entry.get("heads") is not None else config.num_attention_heads
+        left += of_layer(entry["rank"], heads * (entry.get("value_width") or 32), neurons)
     return left / (original.config.num_hidden_layers * of_layer(width, width, original.config.intermediate_size))
 
 
@@ -283,6 +293,8 @@ def build(bench: Bench, judge: Judge, budget: dict[str, Any], ways: Sequence[str
         builders["collab"] = lambda: bench.collab(flops=flops)
         builders["collab, native"] = lambda: bench.collab(flops=flops, native=True)
         builders["magnitude"] = lambda: bench.magnitude(flops)
+        builders["Fisher"] = lambda: bench.mask_search(flops, scaled=False)
+        builders["mask search"] = lambda: bench.mask_search(flops, scaled=True)
     made: dict[str, tuple[PreTrainedModel, float]] = {}
     for way in builders:
         if way in (ways or builders) and not rows_of(way, budget, 0):
