@@ -43,11 +43,11 @@ class RelativePositions(NamedTuple):
 
     Attributes:
         rows: p, (J, D).
-        index: j(t, s), (T, S).
+        places: j(t, s), (T, S).
     """
 
     rows: Tensor
-    index: Tensor
+    places: Tensor
 
 
 class CollaborativeDisentangledAttention(CollaborativeSelfAttention):
@@ -81,7 +81,8 @@ class CollaborativeDisentangledAttention(CollaborativeSelfAttention):
         """The terms of positions of a native layer; None if it has none."""
         if not native.relative_attention or not any(term in native.pos_att_type for term in _TERMS):
             return None
-        return PositionTerms(*(term in native.pos_att_type for term in _TERMS), native.pos_ebd_size)
+        c2p, p2c = (term in native.pos_att_type for term in _TERMS)
+        return PositionTerms(c2p, p2c, native.pos_ebd_size)
 
     @classmethod
     def scores_input(cls, native: Any, given: dict[str, Any]) -> tuple[Any, Tensor | None]:
@@ -177,7 +178,7 @@ class CollaborativeDisentangledAttention(CollaborativeSelfAttention):
             positions: see `RelativePositions`.
             terms: which terms.
         """
-        rows, index = positions.rows.unsqueeze(0), positions.index  # (1, J, D), (T, S)
+        rows, index = positions.rows.unsqueeze(0), positions.places  # (1, J, D), (T, S)
         scores: list[Tensor] = []
         contents: list[Tensor] = []  # (1, H, J)
         if terms.c2p:

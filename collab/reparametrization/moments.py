@@ -236,10 +236,10 @@ class DisentangledAccumulator(Accumulator):
         every, by_row = keys, gradients
         if self._terms.c2p:
             every = torch.cat([keys, rows], dim=1)  # (B, S + J, D)
-            by_row = torch.cat([gradients, _by_row(gradients, positions.index, rows.shape[1])], dim=-1)
+            by_row = torch.cat([gradients, _by_row(gradients, positions.places, rows.shape[1])], dim=-1)
         super().add(queries, every, by_row, tokens, generator)
         if self._exchanged is not None:
-            by_row = _by_row(gradients.mT, positions.index.mT, rows.shape[1])  # (B, H, S, J)
+            by_row = _by_row(gradients.mT, positions.places.mT, rows.shape[1])  # (B, H, S, J)
             self._exchanged.add(keys, rows, by_row, tokens, generator)
 
     def another(self) -> Accumulator:
