@@ -39,6 +39,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "cross-attention": {"add_cross_attention": True},
     "relative positions": {POSITIONS: "relative_key"},
     "absolute positions": {POSITIONS: "absolute"},
+    "relative positions with projections of their own": {"relative_attention": True, "pos_att_type": ["p2c", "c2p"]},
 }
 
 
@@ -110,7 +111,7 @@ def table(result: dict[str, Any]) -> str:
         lines = [
             f"- `{row['model_type']}`" + (f": {', '.join(row['classes'])}" if row["classes"] else "")
             for row in rows
-            if row["reason"] == reason
+            if (row["reason"], row["advice"]) == (reason, advice)
         ]
         parts += [f"**Cannot be converted: {reason}.** {advice}", "\n".join(lines)]
     parts += ["### Classes of families that convert"]

@@ -396,7 +396,7 @@ class TestBadInput:
         ("changes", "message"),
         [
             ({"model_type": "roformer"}, "rotary position"),
-            ({"model_type": "deberta-v2"}, "disentangled"),
+            ({"model_type": "deberta"}, "disentangled"),
             ({"model_type": "megabert"}, "does not know this architecture"),
             ({"architectures": ["BertForDancing"]}, "BertForDancing"),
             ({"position_embedding_type": "relative_key"}, "relative_key"),

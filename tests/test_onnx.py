@@ -76,7 +76,7 @@ def test_every_form(form: str, rank: int, content: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("model_type", ["distilbert", "mpnet", "deit"])
+@pytest.mark.parametrize("model_type", ["distilbert", "mpnet", "deberta-v2", "deit"])
 def test_other_families(model_type: str, tmp_path: Path) -> None:
     model = converted(tiny_model(BY_TYPE[model_type]))
     step = collab.checkpoints.export_onnx(saved(model, tmp_path), tmp_path / "out")

@@ -134,6 +134,20 @@ ROWS = [
         _TEXT | {"embedding_size": 16, "num_hidden_layers": 4, "num_hidden_groups": 2, "inner_group_num": 2},
     ),
     Row("mpnet", _TOWER),
+    Row(
+        "deberta-v2",
+        _TEXT
+        | {
+            "relative_attention": True,
+            "share_att_key": True,
+            "pos_att_type": "p2c|c2p",
+            "position_buckets": 4,
+            "norm_rel_ebd": "layer_norm",
+            "conv_kernel_size": 3,
+            "position_biased_input": False,
+            "max_position_embeddings": 40,
+        },
+    ),
     Row("ernie", _TEXT),
     Row("xlm-roberta-xl", _TEXT),
     Row("roberta-prelayernorm", _TEXT),

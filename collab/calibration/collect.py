@@ -16,7 +16,13 @@ from ..io.options import Progress, no_progress
 from ..models.answers import answers_of
 from ..models.families import Family
 from ..models.states import eager_attention, evaluating, frozen
-from ..reparametrization.moments import Accumulator, LayerMoments, RotaryAccumulator, pooled
+from ..reparametrization.moments import (
+    Accumulator,
+    DisentangledAccumulator,
+    LayerMoments,
+    RotaryAccumulator,
+    pooled,
+)
 
 
 @dataclass
@@ -27,6 +33,7 @@ class _Pass:
     queries: Tensor  # (B, T, D_q)
     keys: Tensor  # (B, S, D_k)
     weights: Tensor  # (B, H, T, S), part of the graph
+    positions: Any  # as from `Family.positions_input`
 
     @property
     def read(self) -> tuple[Tensor, ...]:
@@ -52,6 +59,7 @@ class Collector:
         self.model = model
         self.period = period
         self.holding: bool | None = None
+        self._family = family
         self._layers = family.attention_layers(model)
         self._cross = {name: family.is_cross_attention(layer) for name, layer in self._layers.items()}
         self._weights = {name: family.weights_index(layer) for name, layer in self._layers.items()}
@@ -118,7 +126,9 @@ class Collector:
         if family.is_rotary(layer):
             width = query.in_features + (query.bias is not None or key.bias is not None)
             return RotaryAccumulator(width, width, family.num_heads(layer), self.model.device)
-        return Accumulator(query.in_features, key.in_features, family.num_heads(layer), self.model.device)
+        shape = query.in_features, key.in_features, family.num_heads(layer), self.model.device
+        terms = family.position_terms(layer)
+        return Accumulator(*shape) if terms is None else DisentangledAccumulator(*shape, terms)
 
     def _learn(self, output: Any) -> None:
         self._batches += 1
@@ -162,7 +172,7 @@ class Collector:
         accumulators = sums[layer_pass.name]
         if number == len(accumulators):
             accumulators.append(accumulators[0].another())
-        accumulators[number].add(queries, keys, scores, tokens, self._generator)
+        accumulators[number].add(queries, keys, scores, tokens, self._generator, layer_pass.positions)
 
     def _on_call(self, module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
         mask = kwargs.get("attention_mask")
@@ -181,7 +191,8 @@ class Collector:
             keys = queries
             if self._cross[name]:
                 keys = args[1] if len(args) > 1 else kwargs["encoder_hidden_states"]
-            self._passes.append(_Pass(name, queries, keys, output[self._weights[name]]))
+            positions = self._family.positions_input(module, kwargs)
+            self._passes.append(_Pass(name, queries, keys, output[self._weights[name]], positions))
 
         return record
 

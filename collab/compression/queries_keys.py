@@ -76,7 +76,10 @@ class NarrowQueriesKeys(Narrowing):
         spec = spec_of(factors)
         name = self._block.attention
         changed = {field: getattr(spec, field) for field in ("form", "rank", "head_ranks", "content", "frequencies")}
-        removed = tuple(f"{name}.{part}" for part in ("query.", "key.", "mixing", "content_bias.", "query_offset"))
+        removed = tuple(
+            f"{name}.{part}"
+            for part in ("query.", "key.", "mixing", "content_bias.", "query_offset", "position_content.")
+        )
         return Narrowed({f"{name}.{key}": tensor for key, tensor in state_of(factors).items()}, removed, changed)
 
     @cached_property

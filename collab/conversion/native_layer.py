@@ -17,6 +17,9 @@ With rotary positions a native head has one complex dimension for every frequenc
 pair of Â_{fh} = A_f G_{fh} B_f^H, of the heads that share a key together; exact if that has rank one, as it always has
 in the ``concat`` form, and in the ``tucker`` form until it is trained: there G_{fh} = (A_f^H w_q)(B_f^H w_k)^H. Biases
 are a row of both sides, so b_K is not zero.
+
+Nor is it where queries are also positions (DeBERTa): W_Q^h b_K^h is their content e_h. So a one is appended to the key
+too, and the matrix is [Â_h e_h; c_hᵀ x]. The softmax does not see x, which is chosen to leave the rank lowest.
 """
 
 from __future__ import annotations
@@ -43,7 +46,8 @@ class NativeLayer:
         head_ranks: for each head, the rank of its [Â_h; c_hᵀ], up to rounding; with rotary positions, the largest of
             its Â_{fh}, or of those of all heads that share its key.
         most: the largest rank that a native head can have: d, or 1 with rotary positions.
-        error: relative error ‖S - Ŝ‖/‖S‖ of the matrices S_h = [Â_h; c_hᵀ], or Â_{fh}, of all heads together.
+        error: relative error ‖S - Ŝ‖/‖S‖ of the matrices S_h = [Â_h; c_hᵀ], with e_h if there is one, or of
+            Â_{fh}, of all heads together.
     """
 
     query: Tensor
@@ -67,36 +71,43 @@ def native_layer(factors: Factors, head_dim: int) -> NativeLayer:
     """
     tolerance = rounding(factors.query.dtype)
     factors = factors.to(torch.empty((), dtype=torch.float64, device="cpu"))
-    content = factors.content
-    queries, biases, keys, ranks = [], [], [], []
+    content, position = factors.content, factors.position_content
+    queries, biases, keys, key_biases, ranks = [], [], [], [], []
     lost = total = 0.0
     for h in range(factors.num_heads):
         left, right = _head(factors, h)  # (D_q, r), (D_k, r)
+        corner = left.new_zeros(1)
+        if content is not None and position is not None:
+            on_query = torch.linalg.pinv(left, rtol=tolerance) @ position[h]  # (r,)
+            corner[0] = on_query @ (torch.linalg.pinv(right, rtol=tolerance) @ content[h])
         if content is not None:
-            left = pad(left, (0, 1, 0, 1))  # (D_q+1, r+1)
-            left[-1, -1] = 1
-            right = torch.cat([right, content[h].unsqueeze(1)], dim=1)  # (D_k, r+1)
+            left, right = _with_row(left, right, content[h])  # (D_q+1, r+1), (D_k, r+1)
+        if position is not None:
+            column = torch.cat([position[h], corner[: len(left) - len(position[h])]])
+            right, left = _with_row(right, left, column)  # (D_k+1, r+2), (D_q+1, r+2)
         left_basis, left_triangle = torch.linalg.qr(left)
         right_basis, right_triangle = torch.linalg.qr(right)
         u, values, vt = torch.linalg.svd(left_triangle @ right_triangle.mT, full_matrices=False)
         kept = min(head_dim, len(values))
         scale, missing = values[:kept].sqrt(), (0, head_dim - kept)
         left = pad(left_basis @ (u[:, :kept] * scale), missing)  # (D_q or D_q+1, d)
+        right = pad(right_basis @ (vt.mT[:, :kept] * scale), missing)  # (D_k or D_k+1, d)
         queries.append(left[: factors.query.shape[0]].T)  # (d, D_q)
         biases.append(left[-1] if content is not None else left.new_zeros(head_dim))  # (d,)
-        keys.append(pad(right_basis @ (vt.mT[:, :kept] * scale), missing).T)  # (d, D_k)
+        keys.append(right[: factors.key.shape[0]].T)  # (d, D_k)
+        key_biases.append(right[-1] if position is not None else right.new_zeros(head_dim))  # (d,)
         ranks.append(int((values > tolerance * values[:1]).sum()))
-        lost += float(values[kept:].square().sum())
-        total += float(values.square().sum())
-    key = torch.cat(keys).contiguous()
+        unseen = left[-1] @ right[-1] - corner[0] if corner.any() else corner[0]
+        lost += float(values[kept:].square().sum() - unseen.square())
+        total += float(values.square().sum() - corner.square().sum())
     return NativeLayer(
         torch.cat(queries).contiguous(),
         torch.cat(biases).contiguous(),
-        key,
-        key.new_zeros(len(key)),
+        torch.cat(keys).contiguous(),
+        torch.cat(key_biases).contiguous(),
         tuple(ranks),
         head_dim,
-        (lost / total) ** 0.5 if total else 0.0,
+        max(lost / total, 0.0) ** 0.5 if total else 0.0,
     )
 
 
@@ -151,6 +162,13 @@ def without_heads(width: int, most: int) -> NativeLayer:
 def rounding(dtype: torch.dtype) -> float:
     """A bound on the relative error of storing weights in a dtype."""
     return 2 * torch.finfo(dtype).eps
+
+
+def _with_row(one: Tensor, other: Tensor, row: Tensor) -> tuple[Tensor, Tensor]:
+    """The factors of a product with one more row: (D_1, r) and (D_2, r) → (D_1+1, r+1) and (D_2, r+1)."""
+    one = pad(one, (0, 1, 0, 1))
+    one[-1, -1] = 1
+    return one, torch.cat([other, row.unsqueeze(1)], dim=1)
 
 
 def _head(factors: Factors, h: int) -> tuple[Tensor, Tensor]:

@@ -23,7 +23,7 @@ from .options import Form
 
 @dataclass(frozen=True)
 class Factors:
-    """Â_h = W̃_Q G_h W̃_Kᵀ for every head h, and the content term where a layer has one.
+    """Â_h = W̃_Q G_h W̃_Kᵀ for every head h, and the content terms where a layer has any.
 
     With it they are what an attention layer computes: s_h(x, y) = (x Â_h yᵀ + c_h·y) / √d.
 
@@ -35,6 +35,7 @@ class Factors:
             shape (H, R, R), in the ``tucker`` form.
         content_bias: c, shape (H, D_k); None for factors without a content term, or with a folded one.
         query_offset: u, shape (H, R), or (1, R) in the ``concat`` form, if the content is folded.
+        position_content: e, shape (H, D_q), of a layer whose queries are also positions (DeBERTa); None for others.
     """
 
     form: Form
@@ -43,6 +44,7 @@ class Factors:
     mixing: Tensor
     content_bias: Tensor | None = None
     query_offset: Tensor | None = None
+    position_content: Tensor | None = None
 
     @property
     def rank(self) -> int:
@@ -72,7 +74,7 @@ class Factors:
     @property
     def num_parameters(self) -> int:
         """Numbers that a layer stores for them (the one-hot M is not stored)."""
-        stored = [self.query, self.key, self.content_bias, self.query_offset]
+        stored = [self.query, self.key, self.content_bias, self.query_offset, self.position_content]
         if self.form != "concat":
             stored.append(self.mixing)
         return sum(part.numel() for part in stored if part is not None)
@@ -86,9 +88,14 @@ class Factors:
             return self.query[:, mine] @ self.key[:, mine].T
         return (self.query * self.mixing[h]) @ self.key.T
 
+    def transposed(self) -> Factors:
+        """The factors of the transposed heads Â_hᵀ, without content terms."""
+        mixing = self.mixing.mT if self.form == "tucker" else self.mixing
+        return Factors(self.form, query=self.key, key=self.query, mixing=mixing)
+
     def to(self, like: torch.dtype | Tensor) -> Factors:
         """These factors in another dtype, or in the dtype and on the device of a tensor."""
-        parts = ("query", "key", "mixing", "content_bias", "query_offset")
+        parts = ("query", "key", "mixing", "content_bias", "query_offset", "position_content")
         values = {name: getattr(self, name) for name in parts}
         return replace(self, **{name: value.to(like) for name, value in values.items() if value is not None})
 

@@ -119,15 +119,16 @@ def _layer(layer: HeadLayer, lengths: Sequence[int]) -> LayerInspection:
         for name in ("mixing", "query_offset"):
             if getattr(module, name, None) is not None:
                 shapes[name] = tuple(getattr(module, name).shape)
-        if module.content_bias is not None:
-            shapes["content_bias"] = tuple(module.content_bias.weight.shape)
+        for name in ("content_bias", "position_content"):
+            if getattr(module, name, None) is not None:
+                shapes[name] = tuple(getattr(module, name).weight.shape)
     flops: dict[int, int] = dict.fromkeys(lengths, 0)
     original: dict[int, int] = dict.fromkeys(lengths, 0)
     width = _width(layer)
     biased = "query.bias" in shapes or "content_bias" in shapes or "query_offset" in shapes
     # With rotary positions there is no content, and several heads may share a key, and its values.
     key_heads = layer.value.out_features // layer.head_dim if layer.rotary and layer.value is not None else None
-    rest = (layer.head_dim, biased, biased and not layer.rotary, key_heads, layer.rotary)
+    rest = (layer.head_dim, biased, biased and not layer.rotary, key_heads, layer.rotary, layer.positions)
     shape, whole = LayerShape(width, width, len(layer.heads), *rest), LayerShape(width, width, layer.total, *rest)
     for length in lengths:
         original[length] = whole.flops_before(length)

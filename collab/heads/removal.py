@@ -100,6 +100,7 @@ def _prune_layer(
     cut(f"{name}.value.bias", rows)
     cut(f"{output}.weight", rows, 1)
     cut(f"{name}.content_bias.weight", places)
+    cut(f"{name}.position_content.weight", places)
     rank, head_ranks, frequencies = spec.rank, None, spec.frequencies
     if layer.head_ranks is None:
         cut(f"{name}.mixing", places)
@@ -129,4 +130,4 @@ def _prune_layer(
     return AttentionSpec(spec.form, rank, head_ranks, content, heads, spec.value_width, frequencies)
 
 
-_CONTENT = ("content_bias", "query_offset")
+_CONTENT = ("content_bias", "query_offset", "position_content")

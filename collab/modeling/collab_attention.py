@@ -150,6 +150,50 @@ class CollaborativeAttention(SharedProjections):
         """
         return given.get("attention_mask"), given.get("position_bias")
 
+    @classmethod
+    def positions_input(cls, native: Any, given: dict[str, Any]) -> Any:
+        """What a native layer was called with to tell positions apart in queries and keys; None if nothing.
+
+        Args:
+            native: the native layer.
+            given: the arguments of its forward by name.
+        """
+        return None
+
+    def attend_to(
+        self,
+        queries: Tensor,
+        keys: Tensor,
+        value: Tensor,
+        attention_mask: Any,
+        position_bias: Tensor | None = None,
+        positions: Any = None,
+        **kwargs: Any,
+    ) -> tuple[Tensor, Tensor | None]:
+        """Attention of one input to another, without a cache.
+
+        Args:
+            queries: x, (B, T, D_q).
+            keys: y, (B, S, D_k).
+            value: (B, H, S, d).
+            attention_mask: as in `attend`.
+            position_bias: as in `attend`, but for all heads of the native layer.
+            positions: as from `positions_input`.
+            **kwargs: for `attend`.
+
+        Returns:
+            As `attend`.
+        """
+        projected, key = self.project(queries, keys, positions)
+        position_bias = self.of_heads(position_bias)
+        return self.attend(projected, key, value, self.bias(keys), attention_mask, position_bias, **kwargs)
+
+    def of_heads(self, position_bias: Tensor | None) -> Tensor | None:
+        """The heads of this layer of a position bias (1 or B, H, T, S) for all native ones."""
+        if position_bias is None or self.spec.heads is None:
+            return position_bias
+        return position_bias[:, list(self.heads)]
+
     def project(self, queries: Tensor, keys: Tensor, positions: Any = None) -> tuple[Tensor, Tensor]:
         """Shared queries (B, T, R) and keys (B, 1 or H, S, r), for `attend`.
 
@@ -195,8 +239,6 @@ class CollaborativeAttention(SharedProjections):
         implementation = self.config._attn_implementation
         if kwargs.get("output_attentions"):
             implementation = "eager"
-        if position_bias is not None and self.spec.heads is not None:
-            position_bias = position_bias[:, list(self.heads)]
         dropout = self.attention_dropout if self.training else 0.0
         eager = implementation == "eager"
         is_causal = self.is_causal if kwargs.get("is_causal") is None else kwargs["is_causal"]
@@ -260,6 +302,7 @@ class CollaborativeSelfAttention(CollaborativeAttention):
         attention_mask: Any = None,
         past_key_values: Any = None,
         encoder_hidden_states: Tensor | None = None,
+        position_bias: Tensor | None = None,
         **kwargs: Any,
     ) -> tuple[Tensor, Tensor | None]:
         """Attends and returns the layer's output (B, T, D) and the attention weights (B, H, T, S) if there are any.
@@ -270,6 +313,7 @@ class CollaborativeSelfAttention(CollaborativeAttention):
             past_key_values: a transformers cache. It holds one key of R dimensions for each token, whatever the form,
                 and the content biases beside it.
             encoder_hidden_states: not used; blocks for either kind of attention pass it to both.
+            position_bias: as in `attend_to`.
             **kwargs: for `attend`.
         """
         cache = past_key_values
@@ -285,7 +329,8 @@ class CollaborativeSelfAttention(CollaborativeAttention):
             key, content, value = self.keys(hidden_states), self.bias(hidden_states), self.values(hidden_states)
         else:
             key, content, value = self._read(*cache.update(*self._cached(hidden_states), self.layer_idx))
-        context, weights = self.attend(self.query(hidden_states), key, value, content, attention_mask, **kwargs)
+        bias = self.of_heads(position_bias)
+        context, weights = self.attend(self.query(hidden_states), key, value, content, attention_mask, bias, **kwargs)
         return self.output(context, hidden_states), weights
 
 

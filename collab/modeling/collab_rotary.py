@@ -74,6 +74,10 @@ class CollaborativeRotaryAttention(CollaborativeAttention):
         query = cls.native_projection(native, "query")
         return query.out_features // native.head_dim
 
+    @classmethod
+    def positions_input(cls, native: Any, given: dict[str, Any]) -> Positions | None:
+        return given.get("position_embeddings")
+
     def init_heads(self, normal: Callable[..., object], zeros: Callable[[Tensor], object]) -> None:
         if self.spec.form != "concat":
             normal(self.mixing, mean=0.0, std=(self.attention_head_size / self.mixing.shape[1]) ** 0.5)
@@ -95,8 +99,10 @@ class CollaborativeRotaryAttention(CollaborativeAttention):
         """
         if not self.heads:
             return self.without_heads(hidden_states, hidden_states.shape[1])
-        projected, key = self.project(hidden_states, hidden_states, position_embeddings)
-        context, weights = self.attend(projected, key, self.values(hidden_states), None, attention_mask, **kwargs)
+        values = self.values(hidden_states)
+        context, weights = self.attend_to(
+            hidden_states, hidden_states, values, attention_mask, positions=position_embeddings, **kwargs
+        )
         return self.output(context, hidden_states), weights
 
     def project(self, queries: Tensor, keys: Tensor, positions: Positions | None = None) -> tuple[Tensor, Tensor]:

@@ -19,6 +19,7 @@ from transformers.models.auto import modeling_auto
 from .. import modeling
 from ..errors import AlreadyConvertedError, UnsupportedArchitectureError
 from ..modeling.collab_attention import CollaborativeAttention, CollaborativeCrossAttention
+from ..modeling.collab_disentangled import CollaborativeDisentangledAttention, PositionTerms
 from ..modeling.collab_model import CollaborativeBase, CollaborativeMixin, auto_classes, family_models
 from ..modeling.collab_rotary import CollaborativeRotaryAttention
 from .refusals import RELATIVE, refusal_of
@@ -97,6 +98,10 @@ class Family:
         """The mask and the position bias that a native attention layer was called with."""
         return self.base.attention_classes[type(layer)].scores_input(layer, given)
 
+    def positions_input(self, layer: nn.Module, given: dict[str, Any]) -> Any:
+        """What a native attention layer was called with to tell positions apart in queries and keys, if anything."""
+        return self.base.attention_classes[type(layer)].positions_input(layer, given)
+
     def weights_index(self, layer: nn.Module) -> int:
         """Index of the attention weights in what a native attention layer returns."""
         return self.base.attention_classes[type(layer)].native_weights
@@ -108,6 +113,11 @@ class Family:
     def is_rotary(self, layer: nn.Module) -> bool:
         """Whether a native attention layer turns its queries and keys by their positions."""
         return issubclass(self.base.attention_classes[type(layer)], CollaborativeRotaryAttention)
+
+    def position_terms(self, layer: nn.Module) -> PositionTerms | None:
+        """The terms of disentangled positions that a native attention layer adds to its scores, if any."""
+        attention = self.base.attention_classes[type(layer)]
+        return attention.terms_of(layer) if issubclass(attention, CollaborativeDisentangledAttention) else None
 
     def output_projection(self, model: PreTrainedModel, name: str) -> nn.Module:
         """The output projection W_O of a native attention layer, inside the layer or in the block around it."""

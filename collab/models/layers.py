@@ -10,6 +10,7 @@ from transformers import PreTrainedModel
 
 from ..errors import ConfigurationError, UnsupportedArchitectureError
 from ..modeling.collab_attention import CollaborativeAttention
+from ..modeling.collab_disentangled import CollaborativeDisentangledAttention, PositionTerms
 from ..modeling.collab_rotary import CollaborativeRotaryAttention
 from .families import Family, collaborative_layers, families, refuse_unsupported
 
@@ -30,6 +31,7 @@ class HeadLayer:
         output: output projection W_O, inside the layer or in the block around it.
         rotary: whether queries and keys are turned by their positions, so that no single A_h gives the scores.
         weights_index: index of the attention weights in what the layer returns.
+        positions: the terms of disentangled positions; None for most layers.
     """
 
     name: str
@@ -43,6 +45,7 @@ class HeadLayer:
     output: nn.Module
     rotary: bool = False
     weights_index: int = 1
+    positions: PositionTerms | None = None
 
     @property
     def shares_values(self) -> bool:
@@ -52,10 +55,13 @@ class HeadLayer:
 
     @property
     def query_key_parameters(self) -> int:
-        """Parameters of query and key projections with biases, and of mixing and content term if converted."""
+        """Parameters of query and key projections with biases, and of mixing and content terms if converted."""
         parts: list[nn.Module | nn.Parameter | None] = [self.query, self.key]
         if isinstance(self.module, CollaborativeAttention):
-            parts += [getattr(self.module, name, None) for name in ("mixing", "content_bias", "query_offset")]
+            parts += [
+                getattr(self.module, name, None)
+                for name in ("mixing", "content_bias", "query_offset", "position_content")
+            ]
         return sum(map(count_parameters, parts))
 
     @property
@@ -119,6 +125,7 @@ def head_layers(model: PreTrainedModel) -> list[HeadLayer]:
                 *(name, layer, tuple(range(total)), total, width, query, key, value, output),
                 rotary=family.is_rotary(layer),
                 weights_index=family.weights_index(layer),
+                positions=family.position_terms(layer),
             )
         )
     if not layers:
@@ -184,4 +191,5 @@ def _converted(model: PreTrainedModel, name: str, layer: CollaborativeAttention)
         *(name, layer, layer.heads, layer.total_heads, width, query, key, value, output),
         rotary=rotary,
         weights_index=layer.native_weights,
+        positions=layer.terms if isinstance(layer, CollaborativeDisentangledAttention) else None,
     )

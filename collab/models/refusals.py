@@ -29,7 +29,9 @@ ROTARY = Refusal(
     _KEEP,
 )
 DISENTANGLED = Refusal(
-    "its disentangled attention uses the query and key projections a second time, for relative positions", _KEEP
+    "its disentangled attention projects relative positions by weights of their own, so that a head has no single "
+    "product of projections to share",
+    "Use a DeBERTa-v2 or v3 checkpoint with share_att_key=true, such as microsoft/deberta-v3-base.",
 )
 RELATIVE = Refusal("its relative position terms are read by the queries or keys of each head", _KEEP)
 SPARSE = Refusal("its attention computes only some of the scores, by a pattern, hashing or sampling", _KEEP)
@@ -69,7 +71,7 @@ _BY_REASON: dict[Refusal, tuple[str, ...]] = {
         "nemotron3_diarization", "neobert", "neomme", "roformer", "t5gemma", "ultrabert", "ultravbert", "vjepa2",
         "wav2vec2-conformer",
     ),
-    DISENTANGLED: ("deberta", "deberta-v2", "sew-d"),
+    DISENTANGLED: ("deberta",),
     RELATIVE: ("funnel", "granite_speech5_ctc", "jina_bert", "parakeet_ctc", "wav2vec2-bert", "xlnet"),
     SPARSE: ("big_bird", "longformer", "mra", "nystromformer", "reformer", "yoso"),
     MIXED: (
@@ -88,8 +90,8 @@ _BY_REASON: dict[Refusal, tuple[str, ...]] = {
     OTHER_TOWERS: ("align", "altclip", "blip-2", "chinese_clip", "clipseg", "metaclip_2", "tipsv2"),
     PLAIN: (
         "audio-spectrogram-transformer", "beit", "data2vec-audio", "data2vec-vision", "flaubert", "layoutlmv2",
-        "lxmert", "markuplm", "perceiver", "tapas", "timesformer", "tipsv2_text_model", "umt5", "videomae", "vivit",
-        "wavlm", "xlm",
+        "lxmert", "markuplm", "perceiver", "sew-d", "tapas", "timesformer", "tipsv2_text_model", "umt5", "videomae",
+        "vivit", "wavlm", "xlm",
     ),
 }  # fmt: skip
 

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 from ..decomposition import Form
 from ..decomposition.rotary import most_core_entries
+from ..modeling.collab_disentangled import PositionTerms
+from ..reparametrization.disentangled import DisentangledProblem
 from ..reparametrization.layer import LayerProblem
 from ..reparametrization.rotary import RotaryProblem
 
@@ -29,6 +31,7 @@ class LayerShape:
         key_heads: number of the original's keys if heads share them; None for H.
         rotary: whether queries and keys are turned by their positions. Shared dimensions are then complex, two of R for
             each, and both shared projections have biases if the original has.
+        positions: the terms of disentangled positions; None without.
     """
 
     query_width: int
@@ -39,6 +42,7 @@ class LayerShape:
     content: bool
     key_heads: int | None = None
     rotary: bool = False
+    positions: PositionTerms | None = None
 
     @classmethod
     def of(cls, problem: LayerProblem) -> LayerShape:
@@ -49,7 +53,8 @@ class LayerShape:
             rows = query - problem.biased  # the last one is the bias
             return cls(rows, rows, heads, width, problem.biased, False, problem.key_heads, rotary=True)
         biased = problem.query_bias is not None
-        return cls(query, key, heads, width, biased, biased or problem.moments is not None)
+        terms = problem.terms if isinstance(problem, DisentangledProblem) else None
+        return cls(query, key, heads, width, biased, biased or problem.moments is not None, positions=terms)
 
     @property
     def full_rank(self) -> int:
@@ -68,6 +73,8 @@ class LayerShape:
             stored = self.num_heads * self.key_width
         elif self.content:
             stored = rank if form == "concat" else self.num_heads * rank
+        if self.positions is not None and self.positions.p2c:
+            stored += self.num_heads * self.query_width
         return (self.query_width + self.key_width) * rank + self._mixing(form, rank) + stored
 
     @property
@@ -94,12 +101,30 @@ class LayerShape:
     def flops_before(self, length: int) -> int:
         """FLOPs (twice the multiply-adds) of the original's query and key projections and scores, for one sequence."""
         projections = (self.query_width * self.full_rank + self.key_width * self.key_dims) * length
-        return 2 * (projections + self.num_heads * length**2 * self.head_dim)
+        positions = self._position_work(self.full_rank, self.head_dim, length)
+        return 2 * (projections + self.num_heads * length**2 * self.head_dim + positions)
 
     def flops(self, form: Form, rank: int, content: str, length: int) -> int:
         """FLOPs of a converted layer, mixing and content term included."""
-        scores = self.num_heads * length**2 * self._head_width(form, rank)
+        width = self._head_width(form, rank)
+        scores = self.num_heads * length**2 * width + self._position_work(rank, width, length, 2 * length - 1)
         return 2 * (self._projections(form, rank, content, length) + scores)
+
+    def _position_work(self, rank: int, width: int, length: int, rows: int | None = None) -> int:
+        """Multiply-adds of the terms of positions: rows of the relative embedding, projected, times tokens.
+
+        Args:
+            rank: width of the projections.
+            width: dimensions that a head's scores are sums over.
+            length: T.
+            rows: number of rows that are used, at most all; None for all, which the original always projects.
+        """
+        if self.positions is None:
+            return 0
+        every = 2 * self.positions.span
+        used = every if rows is None else min(rows, every)
+        once = used * (self.query_width * rank + self.num_heads * length * width)
+        return (self.positions.c2p + self.positions.p2c) * once
 
     def _head_width(self, form: Form, rank: int) -> int:
         """Dimensions that a head's scores are sums over."""
@@ -119,12 +144,15 @@ class LayerShape:
         The unit is the time of one multiply-add of a projection.
         """
         projections = (self.query_width * self.full_rank + 2 * self.key_width * self.key_dims) * length
-        return projections + self.num_heads * length**2 * self._score_time(self.head_dim)
+        positions = self._position_work(self.full_rank, self.head_dim, length)
+        return projections + self.num_heads * length**2 * self._score_time(self.head_dim) + positions
 
     def time(self, form: Form, rank: int, content: str, length: int) -> float:
         """Estimated time of a converted layer, in the unit of `time_before`."""
         projections = self._projections(form, rank, content, length) + self.key_width * self.key_dims * length
-        return projections + self.num_heads * length**2 * self._score_time(self._head_width(form, rank))
+        width = self._head_width(form, rank)
+        positions = self._position_work(rank, width, length, 2 * length - 1)
+        return projections + self.num_heads * length**2 * self._score_time(width) + positions
 
     def _score_time(self, width: int) -> float:
         if width <= self.head_dim:

@@ -179,7 +179,7 @@ class LayerProblem:
 
         if self.query_bias is not None or (self.moments is not None and not lossless):
             mean = torch.zeros_like(self._query_mean) if lossless else self._query_mean
-            corrected = self._content(mean) - _at(mean, factors)  # (H, D_k)
+            corrected = self._content(mean) - at_query(mean, factors)  # (H, D_k)
             if not folded:
                 factors = replace(factors, content_bias=corrected)
             else:
@@ -191,7 +191,7 @@ class LayerProblem:
     def score_error(self, factors: Factors, moments: LayerMoments) -> float:
         """Relative error of the scores on inputs of the given moments, content included."""
         factors, moments = factors.to(self.tensor.query), moments.to(self.tensor.query.device)
-        approximate = _at(moments.query_mean, factors)
+        approximate = at_query(moments.query_mean, factors)
         if factors.content is not None:
             approximate = approximate + factors.content
         return moments.metric.relative_error(self.tensor, factors, self._content(moments.query_mean) - approximate)
@@ -263,7 +263,7 @@ class LayerProblem:
         return offset
 
 
-def _at(query: Tensor, factors: Factors) -> Tensor:
+def at_query(query: Tensor, factors: Factors) -> Tensor:
     """Â_hᵀ x_h for one input of each head, (H, D_q) → (H, D_k)."""
     projected = query @ factors.query  # (H, R)
     if factors.form == "tucker":
@@ -292,7 +292,7 @@ def factors_of(layer: CollaborativeAttention) -> Factors:
                 for part in (layer.query, layer.key)
             )
         return RotaryFactors(form, query, key, mixing, frequencies=tuple(layer.frequencies), biased=biased)
-    bias, offset = layer.content_bias, layer.query_offset
+    bias, offset, position = layer.content_bias, layer.query_offset, getattr(layer, "position_content", None)
     return Factors(
         form,
         query=query,
@@ -300,6 +300,7 @@ def factors_of(layer: CollaborativeAttention) -> Factors:
         mixing=mixing,
         content_bias=None if bias is None else bias.weight.detach(),
         query_offset=None if offset is None else offset.detach(),
+        position_content=None if position is None else position.weight.detach(),
     )
 
 
@@ -324,4 +325,6 @@ def state_of(factors: Factors) -> dict[str, Tensor]:
         state["content_bias.weight"] = factors.content_bias.contiguous()  # (H, D_k)
     if factors.query_offset is not None:
         state["query_offset"] = factors.query_offset.contiguous()
+    if factors.position_content is not None:
+        state["position_content.weight"] = factors.position_content.contiguous()  # (H, D_q)
     return state

@@ -11,6 +11,7 @@ from transformers import PreTrainedModel
 from ..errors import CalibrationError
 from ..modeling.collab_attention import CollaborativeAttention
 from ..models.families import Family, require_family
+from .disentangled import DisentangledProblem
 from .layer import LayerProblem, factors_of
 from .moments import LayerMoments
 from .rotary import rotary_problem
@@ -57,9 +58,14 @@ class LayerProblems(Mapping[str, LayerProblem]):
         with torch.no_grad():
             if self._family.is_rotary(layer):
                 return rotary_problem(query, key, self._family.num_heads(layer), self._device, moments)
-            return LayerProblem.of(
+            problem = LayerProblem.of(
                 query.weight, query.bias, key.weight, self._family.num_heads(layer), self._device, moments
             )
+            terms = self._family.position_terms(layer)
+            if terms is None:
+                return problem
+            bias = None if key.bias is None else key.bias.to(self._device).double()
+            return DisentangledProblem(problem.tensor, problem.query_bias, problem.moments, bias, terms)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._layers)

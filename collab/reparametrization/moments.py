@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from ..decomposition import Metric
+from ..modeling.collab_disentangled import PositionTerms, RelativePositions
 
 
 @dataclass(frozen=True)
@@ -29,6 +30,7 @@ class LayerMoments:
         tokens: number of query tokens.
         unknown: whether the output did not depend on the scores at all, in a pass of the layer; the covariances are
             then the identity.
+        key_mean: ν_h, (H, D_k), of a layer whose queries are also positions; see `DisentangledAccumulator`.
     """
 
     query_mean: Tensor
@@ -37,6 +39,7 @@ class LayerMoments:
     head_weight: Tensor
     tokens: int
     unknown: bool = False
+    key_mean: Tensor | None = None
 
     def to(self, device: torch.device) -> LayerMoments:
         """These moments on a device."""
@@ -47,6 +50,7 @@ class LayerMoments:
             self.head_weight.to(device),
             self.tokens,
             self.unknown,
+            None if self.key_mean is None else self.key_mean.to(device),
         )
 
     @property
@@ -61,7 +65,8 @@ class LayerMoments:
 
     def tensors(self) -> dict[str, Tensor]:
         """All attributes as tensors, to save."""
-        return {
+        key_mean = {} if self.key_mean is None else {"key_mean": self.key_mean}
+        return key_mean | {
             "query_mean": self.query_mean,
             "query_covariance": self.query_covariance,
             "key_covariance": self.key_covariance,
@@ -80,6 +85,7 @@ class LayerMoments:
             tensors["head_weight"],
             int(tensors["tokens"]),
             bool(tensors.get("unknown", False)),  # older caches lack it
+            tensors.get("key_mean"),
         )
 
 
@@ -100,7 +106,15 @@ class Accumulator:
         self._weight = zeros(num_heads)
         self.tokens = 0
 
-    def add(self, queries: Tensor, keys: Tensor, gradients: Tensor, tokens: int, generator: torch.Generator) -> None:
+    def add(
+        self,
+        queries: Tensor,
+        keys: Tensor,
+        gradients: Tensor,
+        tokens: int,
+        generator: torch.Generator,
+        positions: RelativePositions | None = None,
+    ) -> None:
         """Adds one pass over one batch.
 
         Args:
@@ -109,6 +123,7 @@ class Accumulator:
             gradients: e, (B, H, T, S), zero where a token is padding.
             tokens: number of query tokens that are not padding.
             generator: random generator of the signs that replace a sum over heads.
+            positions: of layers with disentangled positions.
         """
         batch, heads, _, _ = gradients.shape
         gram = keys @ keys.mT  # (B, S, S)
@@ -163,7 +178,15 @@ class RotaryAccumulator(Accumulator):
     mean is taken out. A layer with biases has inputs with a last entry of 1.
     """
 
-    def add(self, queries: Tensor, keys: Tensor, gradients: Tensor, tokens: int, generator: torch.Generator) -> None:
+    def add(
+        self,
+        queries: Tensor,
+        keys: Tensor,
+        gradients: Tensor,
+        tokens: int,
+        generator: torch.Generator,
+        positions: RelativePositions | None = None,
+    ) -> None:
         queries, keys = (_widened(rows, len(self._query)) for rows in (queries, keys))
         squares = gradients.square()  # (B, H, T, S)
         rows = keys.flatten(0, 1)  # (B·S, D)
@@ -173,6 +196,83 @@ class RotaryAccumulator(Accumulator):
         self._query += (rows * weight.sum(dim=1).view(-1, 1)).mT @ rows
         self._weight += weight.sum(dim=(0, 2)).double()
         self.tokens += tokens
+
+
+class DisentangledAccumulator(Accumulator):
+    """Accumulates the moments of a layer with disentangled positions, whose rows p are queries and keys too.
+
+    A change of the scores moves the output by two sums. Tokens as queries give Σ_t x_t ΔA_h u_{h,t}ᵀ, with
+    u_{h,t} = Σ_s e_h(t, s) (y_s + p_{j(t,s)}), the latter with the term ``c2p``: the moments of `Accumulator`, with
+    the rows as further keys. The term ``p2c`` gives Σ_s v_{h,s} ΔA_h y_sᵀ, with v_{h,s} = Σ_t e_h(t, s) p_{j(t,s)}:
+    the same with the sides exchanged. So a row counts as often as its offset occurs, and by its effect on the output.
+    Of the sum of both energies the nearest product Σ_q ⊗ Σ_k by partial traces is taken.
+
+    Args:
+        query_width: D.
+        key_width: D.
+        num_heads: H.
+        device: device of the sums.
+        terms: the terms of positions.
+    """
+
+    def __init__(
+        self, query_width: int, key_width: int, num_heads: int, device: torch.device, terms: PositionTerms
+    ) -> None:
+        super().__init__(query_width, key_width, num_heads, device)
+        self._terms = terms
+        self._exchanged = Accumulator(key_width, query_width, num_heads, device) if terms.p2c else None
+
+    def add(
+        self,
+        queries: Tensor,
+        keys: Tensor,
+        gradients: Tensor,
+        tokens: int,
+        generator: torch.Generator,
+        positions: RelativePositions | None = None,
+    ) -> None:
+        assert positions is not None
+        rows = positions.rows.detach().to(keys).expand(len(keys), -1, -1)  # (B, J, D)
+        every, by_row = keys, gradients
+        if self._terms.c2p:
+            every = torch.cat([keys, rows], dim=1)  # (B, S + J, D)
+            by_row = torch.cat([gradients, _by_row(gradients, positions.places, rows.shape[1])], dim=-1)
+        super().add(queries, every, by_row, tokens, generator)
+        if self._exchanged is not None:
+            by_row = _by_row(gradients.mT, positions.places.mT, rows.shape[1])  # (B, H, S, J)
+            self._exchanged.add(keys, rows, by_row, tokens, generator)
+
+    def another(self) -> Accumulator:
+        widths = len(self._query), len(self._key), len(self._weight)
+        return type(self)(*widths, self._query.device, self._terms)
+
+    def finish(self) -> LayerMoments:
+        moments = super().finish()
+        if self._exchanged is None or moments.unknown:
+            return moments
+        other = self._exchanged.finish()
+        if other.unknown:
+            return replace(moments, key_mean=torch.zeros_like(other.query_mean))
+        # Σ_x ⊗ U + V ⊗ Σ_y, in the units in which Σ_x and U alone would be returned.
+        spread, turned = (float(each.query_covariance.trace()) for each in (moments, other))  # of x, of y
+        energy = spread * float(moments.key_covariance.trace()), turned * float(other.key_covariance.trace())
+        share = energy[0] / max(sum(energy), torch.finfo(torch.float64).tiny)
+        weight = turned / max(spread, torch.finfo(torch.float64).tiny)
+        scale = spread / max(float(other.key_covariance.trace()), torch.finfo(torch.float64).tiny)
+        return LayerMoments(
+            query_mean=moments.query_mean,
+            query_covariance=share * moments.query_covariance + (1 - share) * scale * other.key_covariance,
+            key_covariance=moments.key_covariance + other.query_covariance / scale,
+            head_weight=moments.head_weight + weight * other.head_weight,
+            tokens=moments.tokens,
+            key_mean=other.query_mean,
+        )
+
+
+def _by_row(gradients: Tensor, index: Tensor, count: int) -> Tensor:
+    """Gradients of scores (B, H, T, S), summed over the keys of the same row j(t, s), (B, H, T, J)."""
+    sums = gradients.new_zeros(*gradients.shape[:-1], count)
+    return sums.scatter_add_(-1, index.expand_as(gradients), gradients)
 
 
 def _widened(rows: Tensor, width: int) -> Tensor:

@@ -38,7 +38,7 @@ class LayerPass:
         seen: (B, T, 1), True for queries that are not padding; None without padding.
         number: index of the pass, for a layer that the model applies several times.
         is_causal: as passed to the layer; None if it was not.
-        positions: cosine and sine that a layer with rotary positions turns queries and keys by; None for others.
+        positions: what the layer was given to tell positions apart in queries and keys; None for most.
     """
 
     queries: Tensor
@@ -50,7 +50,7 @@ class LayerPass:
     seen: Tensor | None
     number: int
     is_causal: bool | None = None
-    positions: tuple[Tensor, Tensor] | None = None
+    positions: Any = None
 
 
 Visit = Callable[[str, LayerPass], None]
@@ -156,7 +156,7 @@ class Observer:
                 self._seen(queries),
                 self._number[name],
                 given.get("is_causal"),
-                given.get("position_embeddings"),
+                self._family.positions_input(self._layers[name], given),
             )
             self._number[name] += 1
             self._visit(name, shown)

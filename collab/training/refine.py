@@ -36,7 +36,7 @@ logger = logging.getLogger(__name__)
 
 Accept = Callable[[str, CollaborativeAttention], bool]
 
-FACTORS = ("query", "key", "mixing", "content_bias", "query_offset")
+FACTORS = ("query", "key", "mixing", "content_bias", "query_offset", "position_content")
 """Parameters of a collaborative layer that its original does not have."""
 
 _PERIOD = 8  # one batch in this many is held out where none are given
@@ -254,12 +254,13 @@ class _Learner:
         """ẑ, and ẑ - z without a gradient, zero for padding, (B, T, H·d)."""
         layer = self.layer
         values = layer.values_by_head(self._of_heads(shown.values))  # (B, H, S, d)
-        context, _ = layer.attend(
-            *layer.project(shown.queries, shown.keys, shown.positions),
+        context, _ = layer.attend_to(
+            shown.queries,
+            shown.keys,
             values,
-            layer.bias(shown.keys),
             shown.mask,
             shown.position_bias,
+            shown.positions,
             is_causal=shown.is_causal,
         )  # (B, T, H·d)
         difference = context.detach() - self._of_heads(shown.context)
