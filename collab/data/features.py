@@ -11,16 +11,26 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel
 
 from ..errors import DataError
-from ..models.inputs import has_choices, input_kind, longest_text
+from ..models.inputs import (
+    decoder_inputs,
+    decoder_vocabulary,
+    has_choices,
+    has_decoder,
+    input_kind,
+    longest_target,
+    longest_text,
+)
 from .audio import Recording
 from .rows import Row
+from .targets import divided, own_answers, read_targets, target_feature
 
 Feature = dict[str, Any]
-"""A tokenizer's output for one row, the pixels of one image, or one recording."""
+"""A tokenizer's output for one row, the pixels of one image, or one recording; and what a decoder reads."""
 Batch = dict[str, Tensor]
 
 _LENGTHS = (16, 32, 64, 128)  # tokens of a row of random words
 _TOKENS, _GRAPH_BYTES = 640, 112 * 10**6
+_ANSWERED = 16  # rows that an encoder-decoder answers at a time
 
 
 def text_features(
@@ -31,21 +41,49 @@ def text_features(
     Args:
         model: the model to run on them.
         tokenizer: its tokenizer.
-        rows: strings or pairs of strings.
+        rows: strings or pairs of strings; for an encoder-decoder a pair is a source and its target, and sources alone
+            are answered by the model itself, greedily.
         max_length: tokens of a row at most; None for as many as the model takes, which is also the limit.
     """
     length = longest_text(model, max_length)
-    firsts = [row if isinstance(row, str) else row[0] for row in rows]
-    seconds = None if isinstance(rows[0], str) or len(rows[0]) == 1 else [row[1] for row in rows]
+    decodes = has_decoder(model)
+    firsts, seconds = divided(rows) if decodes else _segments(rows)
     # A tokenizer warns of every text beyond the model's limit, truncated or not.
-    encoded = tokenizer(firsts, seconds, truncation=True, max_length=length, verbose=False)
+    encoded = tokenizer(firsts, None if decodes else seconds, truncation=True, max_length=length, verbose=False)
     largest, known = max((max(ids, default=0) for ids in encoded["input_ids"]), default=0), model.config.vocab_size
     if largest >= known:
         raise DataError(
             f"The tokenizer makes a token {largest}, but the model's vocabulary ends at {known - 1}. They do not "
             "belong together."
         )
-    return [{name: encoded[name][row] for name in encoded} for row in range(len(rows))]
+    # A tokenizer of another family may return more than an encoder-decoder takes.
+    names = ("input_ids", "attention_mask") if decodes else tuple(encoded)
+    features = [{name: encoded[name][row] for name in names} for row in range(len(rows))]
+    if not decodes:
+        return features
+    if seconds is None:
+        return answered(model, tokenizer, features)
+    targets = read_targets(model, tokenizer, seconds, max_length)
+    return [feature | target for feature, target in zip(features, targets, strict=True)]
+
+
+def _segments(rows: Sequence[Row]) -> tuple[list[str], list[str] | None]:
+    """The first and the second texts of rows; None where they have one."""
+    firsts = [row if isinstance(row, str) else row[0] for row in rows]
+    return firsts, None if isinstance(rows[0], str) or len(rows[0]) == 1 else [row[1] for row in rows]
+
+
+def answered(model: PreTrainedModel, processor: Any, features: Sequence[Feature]) -> list[Feature]:
+    """The rows of an encoder-decoder with what its decoder reads when the model answers them itself, greedily."""
+    size = _ANSWERED if input_kind(model) == "text" else 1
+    order = sorted(range(len(features)), key=lambda row: (length_of(features[row]), row))
+    answers: list[Feature] = [{} for _ in features]
+    for start in range(0, len(order), size):
+        numbers = order[start : start + size]
+        batch = collate(model, processor, [features[number] for number in numbers])
+        for number, answer in zip(numbers, own_answers(model, batch), strict=True):
+            answers[number] = answer
+    return [feature | answer for feature, answer in zip(features, answers, strict=True)]
 
 
 def image_features(model: PreTrainedModel, processor: Any, rows: Sequence[Row]) -> list[Feature]:
@@ -72,7 +110,8 @@ def audio_features(model: PreTrainedModel, extractor: Any, rows: Sequence[Record
             )
     name = model.main_input_name
     encoded = (extractor(row.waveform, sampling_rate=row.rate, return_tensors="pt") for row in rows)
-    return [{name: features[name][0].to(model.dtype)} for features in encoded]
+    features = [{name: values[name][0].to(model.dtype)} for values in encoded]
+    return answered(model, extractor, features) if has_decoder(model) else features
 
 
 def synthetic_features(
@@ -111,7 +150,13 @@ def synthetic_features(
     for length in rows:
         drawn = words[torch.randint(len(words), (max(1, length - len(before) - len(after)),), generator=generator)]
         ids = torch.cat([before, drawn, after]).tolist()
-        features.append({"input_ids": ids, "attention_mask": [1] * len(ids)})
+        feature: Feature = {"input_ids": ids, "attention_mask": [1] * len(ids)}
+        if has_decoder(model):
+            written = words[words < decoder_vocabulary(model)]
+            drawn = written[torch.randint(len(written), (len(drawn),), generator=generator)]
+            labels = torch.cat([before, drawn, after])[: longest_target(model)]
+            feature |= target_feature(decoder_inputs(model, labels.unsqueeze(0))[0])
+        features.append(feature)
     return features
 
 
@@ -132,6 +177,11 @@ def collate(model: PreTrainedModel, tokenizer: Any | None, features: Sequence[Fe
             "encoder_hidden_states or a callable that runs the model (Python), or convert by the weights alone, with "
             "no calibration (none)."
         )
+    targets = {name for name in features[0] if name.startswith("decoder_")}
+    if targets:
+        read = _padded_targets(model, [{name: row[name] for name in targets} for row in features])
+        rest = [{name: row[name] for name in row if name not in targets} for row in features]
+        return collate(model, tokenizer, rest) | read
     if tokenizer is None or "input_ids" not in features[0]:
         columns = {name: [torch.as_tensor(row[name]) for row in features] for name in features[0]}
         batch = {name: pad_sequence(values, batch_first=True) for name, values in columns.items()}
@@ -142,6 +192,15 @@ def collate(model: PreTrainedModel, tokenizer: Any | None, features: Sequence[Fe
     return batch
 
 
+def _padded_targets(model: PreTrainedModel, rows: Sequence[Feature]) -> Batch:
+    """What the decoder reads, padded on the right."""
+    padding = {"decoder_input_ids": getattr(model.config, "pad_token_id", None) or 0, "decoder_attention_mask": 0}
+    return {
+        name: pad_sequence([torch.tensor(row[name]) for row in rows], batch_first=True, padding_value=value)
+        for name, value in padding.items()
+    }
+
+
 def row_batches(model: PreTrainedModel, processor: Any | None, features: Sequence[Feature], rows: int) -> list[Batch]:
     """Batches of `rows` rows of similar length."""
     order = sorted(features, key=length_of)
@@ -149,8 +208,8 @@ def row_batches(model: PreTrainedModel, processor: Any | None, features: Sequenc
 
 
 def length_of(feature: Feature) -> int:
-    """Tokens of a row; 1 for an image or a recording."""
-    return len(feature["input_ids"]) if "input_ids" in feature else 1
+    """Tokens of a row, the longer of source and target if it has both; 1 for an image or a recording."""
+    return max(len(feature["input_ids"]), len(feature.get("decoder_input_ids", ()))) if "input_ids" in feature else 1
 
 
 def _vocabulary(model: PreTrainedModel, tokenizer: Any | None) -> tuple[Tensor, Tensor, Tensor]:
