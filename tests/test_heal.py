@@ -165,10 +165,10 @@ class TestHeal:
         inputs = probe_inputs(model)
         with torch.no_grad():
             answers = [network(**inputs, output_hidden_states=True) for network in (model, teacher)]
-            errors = relative_errors(teacher, *answers, inputs["attention_mask"])
+            errors = relative_errors(teacher, *answers, inputs)
             for states in answers[0].hidden_states:
                 states[inputs["attention_mask"] == 0] = 1e6
-            assert torch.equal(errors, relative_errors(teacher, *answers, inputs["attention_mask"]))
+            assert torch.equal(errors, relative_errors(teacher, *answers, inputs))
         assert errors.shape == (2,)
 
     @pytest.mark.slow

@@ -41,36 +41,47 @@ def text_features(
     Args:
         model: the model to run on them.
         tokenizer: its tokenizer.
-        rows: strings or pairs of strings; for an encoder-decoder a pair is a source and its target, and sources alone
-            are answered by the model itself, greedily.
+        rows: strings or pairs of strings.
         max_length: tokens of a row at most; None for as many as the model takes, which is also the limit.
     """
     length = longest_text(model, max_length)
-    decodes = has_decoder(model)
-    firsts, seconds = divided(rows) if decodes else _segments(rows)
+    firsts = [row if isinstance(row, str) else row[0] for row in rows]
+    seconds = None if isinstance(rows[0], str) or len(rows[0]) == 1 else [row[1] for row in rows]
     # A tokenizer warns of every text beyond the model's limit, truncated or not.
-    encoded = tokenizer(firsts, None if decodes else seconds, truncation=True, max_length=length, verbose=False)
+    encoded = tokenizer(firsts, seconds, truncation=True, max_length=length, verbose=False)
     largest, known = max((max(ids, default=0) for ids in encoded["input_ids"]), default=0), model.config.vocab_size
     if largest >= known:
         raise DataError(
             f"The tokenizer makes a token {largest}, but the model's vocabulary ends at {known - 1}. They do not "
             "belong together."
         )
+    return [{name: encoded[name][row] for name in encoded} for row in range(len(rows))]
+
+
+def source_features(
+    model: PreTrainedModel, tokenizer: Any, rows: Sequence[Row], max_length: int | None = None
+) -> list[Feature]:
+    """Tokenizes rows of text for an encoder-decoder, with what its decoder reads.
+
+    Args:
+        model: the model to run on them.
+        tokenizer: its tokenizer.
+        rows: pairs of a source and its target, or sources, which the model then answers itself, greedily.
+        max_length: tokens of a source or a target at most; None for as many as the model takes, also the limit.
+
+    Raises:
+        DataError: if some sources have no target, or the tokenizer or the model does not serve them.
+    """
+    sources, targets = divided(rows)
     # A tokenizer of another family may return more than an encoder-decoder takes.
-    names = ("input_ids", "attention_mask") if decodes else tuple(encoded)
-    features = [{name: encoded[name][row] for name in names} for row in range(len(rows))]
-    if not decodes:
-        return features
-    if seconds is None:
+    features = [
+        {name: feature[name] for name in ("input_ids", "attention_mask")}
+        for feature in text_features(model, tokenizer, sources, max_length)
+    ]
+    if targets is None:
         return answered(model, tokenizer, features)
-    targets = read_targets(model, tokenizer, seconds, max_length)
-    return [feature | target for feature, target in zip(features, targets, strict=True)]
-
-
-def _segments(rows: Sequence[Row]) -> tuple[list[str], list[str] | None]:
-    """The first and the second texts of rows; None where they have one."""
-    firsts = [row if isinstance(row, str) else row[0] for row in rows]
-    return firsts, None if isinstance(rows[0], str) or len(rows[0]) == 1 else [row[1] for row in rows]
+    read = read_targets(model, tokenizer, targets, max_length)
+    return [feature | target for feature, target in zip(features, read, strict=True)]
 
 
 def answered(model: PreTrainedModel, processor: Any, features: Sequence[Feature]) -> list[Feature]:

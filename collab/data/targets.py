@@ -1,4 +1,4 @@
-"""What the decoder of an encoder-decoder reads: targets that go with the sources, or the model's own answers to them."""
+"""What the decoder of an encoder-decoder reads: targets that go with the sources, or the model's own answers."""
 
 from __future__ import annotations
 
@@ -66,8 +66,8 @@ def read_targets(
     largest = max((max(ids, default=0) for ids in encoded), default=0)
     if largest >= known:
         raise DataError(
-            f"The tokenizer makes a token {largest} of a target, but the decoder's vocabulary ends at {known - 1}. They "
-            "do not belong together."
+            f"The tokenizer makes a token {largest} of a target, but the decoder's vocabulary ends at {known - 1}. "
+            "They do not belong together."
         )
     return [target_feature(decoder_inputs(model, torch.tensor([ids]))[0]) for ids in encoded]
 

@@ -282,7 +282,7 @@ class CollaborativeAttention(SharedProjections):
             hidden_states: x, (B, T, D_q).
             other: y, (B, S, D_k); not needed once the cache holds its keys.
             attention_mask: over y, as in `attend`.
-            past_key_values: a transformers encoder-decoder cache, which holds of y what that of `attend_to_itself` holds.
+            past_key_values: a transformers encoder-decoder cache, which holds of y what `attend_to_itself` says.
             **kwargs: for `attend`.
         """
         if not self.heads:

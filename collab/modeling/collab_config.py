@@ -114,11 +114,12 @@ class CollaborativeConfig:
     """Mixin that adds the shapes of attention and feed-forward layers to a native config.
 
     Attributes:
-        collab_layers: one entry for each attention layer, in the order of the model's modules; in an encoder-decoder the
-            encoder's come first, and then self-attention and cross-attention of each of the decoder's layers in turn:
-            ``{"form": "cp", "rank": 128}``, with ``"head_ranks"`` besides in the concat form, ``"heads"`` where some were pruned, and
-            ``"value_width"`` where values are narrower. A single entry stands for every layer. None means the ``cp``
-            form with R = K throughout, which is where the paper's models trained from scratch start.
+        collab_layers: one entry for each attention layer, in the order of the model's modules: ``{"form": "cp", "rank":
+            128}``, with ``"head_ranks"`` besides in the concat form, ``"heads"`` where some were pruned, and
+            ``"value_width"`` where values are narrower. In an encoder-decoder the encoder's entries come first, then
+            those of self-attention and cross-attention of each of the decoder's layers in turn. A single entry stands
+            for every layer. None means the ``cp`` form with R = K throughout, which is where the paper's models trained
+            from scratch start.
         collab_feed_forward: number of neurons of each feed-forward layer, in the order of the model's modules; None
             means that of the native config throughout.
         collab_dropped_layers: numbers, in the original model, of the layers that this one lacks; None means none.

@@ -79,7 +79,7 @@ class CollabT5Attention(CollaborativeAttention):
         return output, position_bias, weights
 
     def _bias(self, length: int, cache: Any) -> Tensor:
-        """The bias of `length` queries after those in the cache, (1, H, T, S); a static cache has room for more keys."""
+        """The bias of `length` queries after those in the cache, (1, H, T, S), S with the room of a static cache."""
         if cache is None:
             return self.compute_bias(length, length)
         if isinstance(cache, EncoderDecoderCache):

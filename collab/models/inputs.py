@@ -60,7 +60,7 @@ def has_decoder(model: PreTrainedModel | type[PreTrainedModel]) -> bool:
 
 
 def answer_mask(batch: Mapping[str, Tensor]) -> Tensor | None:
-    """The mask of the tokens that a model answers about, (B, T): those of the decoder, if it has one beside an encoder."""
+    """The mask of the tokens that a model answers about, (B, T): the decoder's, if it has one beside an encoder."""
     return batch.get("decoder_attention_mask" if "decoder_input_ids" in batch else "attention_mask")
 
 
@@ -75,7 +75,7 @@ def query_mask(batch: Mapping[str, Tensor], kind: str) -> Tensor | None:
 
 
 def decoder_inputs(model: PreTrainedModel, labels: Tensor) -> Tensor:
-    """What a decoder reads to answer with these labels, (B, T): they are shifted by one, after the token that it starts with.
+    """What a decoder reads to answer with these labels, (B, T): they are shifted by one, after the first token.
 
     Raises:
         ConfigurationError: if the model's config names no such token.
@@ -158,9 +158,7 @@ def random_inputs(
     return on_device(inputs, model.device)
 
 
-def _random_targets(
-    model: PreTrainedModel, rows: int, length: int, generator: torch.Generator
-) -> dict[str, Tensor]:
+def _random_targets(model: PreTrainedModel, rows: int, length: int, generator: torch.Generator) -> dict[str, Tensor]:
     """Random tokens for the decoder of an encoder-decoder; empty for other models."""
     if not has_decoder(model):
         return {}
