@@ -306,7 +306,8 @@ def random_model(native_class: type[PreTrainedModel], config: PretrainedConfig, 
     model = native_class(config)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            if "layernorm" not in name.lower() and "layer_norm" not in name.lower():
+            norm = "layernorm" in name.lower() or "layer_norm" in name.lower()
+            if parameter.requires_grad and not norm:  # others are positions that are computed, and perhaps not saved
                 parameter.normal_(0, 0.25)
     return model.eval()
 
@@ -384,6 +385,13 @@ def of_seen(output: Any, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
         name: value[mask.bool()] if value.shape[: mask.ndim] == mask.shape else value
         for name, value in tensors(output).items()
     }
+
+
+def self_attentions(model: PreTrainedModel) -> tuple[Tensor, ...]:
+    """The attention weights that a model records, of an encoder-decoder those of its encoder."""
+    model.set_attn_implementation("eager")
+    output = model(**probe_inputs(model), output_attentions=True)
+    return output["encoder_attentions" if "encoder_attentions" in output else "attentions"]
 
 
 def largest_difference(first: Any, second: Any) -> float:
