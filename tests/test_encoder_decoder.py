@@ -29,7 +29,7 @@ from tiny import (
     tiny_model,
 )
 from transformers import AutoModel, AutoModelForSeq2SeqLM, BertTokenizerFast, PreTrainedModel
-from transformers.cache_utils import DynamicCache, EncoderDecoderCache
+from transformers.cache_utils import DynamicCache, EncoderDecoderCache, StaticCache
 from transformers.models.auto import modeling_auto
 
 import collab
@@ -293,6 +293,14 @@ class TestBadInput:
         for model in (native, converted(native, 8)):
             with pytest.raises(IndexError), torch.no_grad():
                 model(input_ids=torch.tensor([[5, 6]]), decoder_input_ids=torch.full((1, 41), 5))
+
+    @pytest.mark.parametrize("beams", [1, 3])
+    def test_a_static_cache_that_is_full_fails_as_in_the_original(self, beams: int) -> None:
+        native = marian()
+        for model in (native, converted(native, 8)):
+            own, other = (StaticCache(config=model.config, max_cache_len=length) for length in (4, 8))
+            with pytest.raises(IndexError, match="out of bounds"):
+                written(model, past_key_values=EncoderDecoderCache(own, other), num_beams=beams)
 
     def test_no_decoder_start_token(self, tokenizer: BertTokenizerFast) -> None:
         native = tiny_model(BY_TYPE["mbart"], decoder_start_token_id=None)
