@@ -6,6 +6,7 @@ import random
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 import transformers
@@ -33,6 +34,7 @@ from transformers.cache_utils import DynamicCache, EncoderDecoderCache, StaticCa
 from transformers.models.auto import modeling_auto
 
 import collab
+from collab.data.audio import Recording
 from collab.errors import CollabError, DataError, UnsupportedArchitectureError
 from collab.evaluation.compare import agreement
 from collab.models.cache import cache_bytes
@@ -171,6 +173,21 @@ def test_sources_alone_are_answered_by_the_model(tokenizer: BertTokenizerFast) -
     assert (
         ids[0][mask[0].bool()].tolist() == [token for token in answer[0].tolist() if token != 3][: int(mask[0].sum())]
     )
+
+
+def test_recordings_are_answered_by_the_model() -> None:
+    native = generator_of(BY_TYPE["whisper"], eos_token_id=3)
+
+    class Extractor:
+        sampling_rate = 16_000
+
+        def __call__(self, waveform: object, **options: object) -> dict[str, torch.Tensor]:
+            return {"input_features": torch.randn(1, 8, 18)}
+
+    rows = [Recording(np.zeros(100, dtype=np.float32), 16_000)] * 8
+    calibration = collab.calibrate(native, rows, tokenizer=Extractor())
+    assert all(not moments.unknown for moments in calibration.moments.values())
+    assert all(int(batch["decoder_input_ids"][0, 0]) == 1 for batch in calibration.batches)
 
 
 def test_every_kind_of_attention_is_refined() -> None:
