@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import GenerationMixin, PreTrainedModel
+from transformers import PreTrainedModel
 
 from ..errors import DataError
 from ..models.inputs import decoder_inputs, decoder_vocabulary, longest_target, on_device
@@ -78,14 +78,15 @@ def own_answers(model: PreTrainedModel, batch: dict[str, Tensor]) -> list[dict[s
     Raises:
         DataError: if the model has no head to answer with.
     """
-    if not isinstance(model, GenerationMixin):
+    if not model.can_generate():
         raise DataError(
             f"{type(model).__name__} has no head to answer with, so its decoder needs targets: give two columns of "
             "text, the source and the target."
         )
-    config = model.generation_config
+    generator: Any = model  # a model class and a `GenerationMixin`
+    config = generator.generation_config
     with evaluating(model), torch.no_grad():
-        written = model.generate(
+        written = generator.generate(
             **on_device(batch, model.device),
             do_sample=False,
             num_beams=1,

@@ -39,7 +39,7 @@ class CollabT5Attention(CollaborativeAttention):
         self.relative_attention_max_distance = native.relative_attention_max_distance
 
     _relative_position_bucket = staticmethod(T5Attention._relative_position_bucket)
-    compute_bias = T5Attention.compute_bias
+    compute_bias: Any = T5Attention.compute_bias
 
     @classmethod
     def kind_of(cls, native: Any) -> LayerKind:
