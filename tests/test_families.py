@@ -14,6 +14,7 @@ from huggingface_hub.errors import StrictDataclassClassValidationError
 from tiny import (
     BY_TYPE,
     ROWS,
+    SEQ2SEQ,
     Row,
     converted,
     every_family,
@@ -32,7 +33,7 @@ from transformers.models.auto import modeling_auto
 import collab
 from collab.modeling.collab_attention import CollaborativeAttention
 from collab.models.families import families
-from collab.models.inputs import probe_inputs
+from collab.models.inputs import answer_mask, probe_inputs
 from collab.models.states import set_dropout
 
 
@@ -41,12 +42,16 @@ def is_text(row: Row) -> bool:
 
 
 NOT_CONVERTED = {
-    "whisper": ("WhisperModel", "WhisperForCausalLM", "WhisperForConditionalGeneration"),
-    "t5": ("T5Model", "T5ForConditionalGeneration", "T5ForSequenceClassification", "T5ForQuestionAnswering"),
-    "mt5": ("MT5Model", "MT5ForConditionalGeneration", "MT5ForSequenceClassification", "MT5ForQuestionAnswering"),
+    "whisper": ("WhisperForCausalLM",),
+    "t5": ("T5ForSequenceClassification", "T5ForQuestionAnswering"),
+    "mt5": ("MT5ForSequenceClassification", "MT5ForQuestionAnswering"),
+    "marian": ("MarianForCausalLM",),
+    "bart": ("BartForCausalLM", "BartForSequenceClassification", "BartForQuestionAnswering"),
+    "mbart": ("MBartForCausalLM", "MBartForSequenceClassification", "MBartForQuestionAnswering"),
+    "pegasus": ("PegasusForCausalLM",),
     "splinter": ("SplinterForPreTraining",),
 }
-"""Models with a decoder, of which only the encoder is converted, and one that takes marked questions only."""
+"""Decoders without their encoder, answers about a whole text by its last token, and one that takes marked questions."""
 
 
 ROTARY = ("jina_embeddings_v3", "gte", "nomic_bert", "eurobert", "modernbert", "esm", "dinov3_vit")
@@ -126,9 +131,10 @@ def test_padding_does_not_leak(row: Row, form: str, implementation: str) -> None
     tokens = torch.randint(2, 60, (1, 9))
     padded = torch.cat([tokens, torch.full((1, 4), 1)], dim=1)
     mask = torch.cat([torch.ones(1, 9, dtype=torch.long), torch.zeros(1, 4, dtype=torch.long)], dim=1)
+    written = {"decoder_input_ids": tokens} if row in SEQ2SEQ else {}
     with torch.no_grad():
-        alone = model(input_ids=tokens, attention_mask=torch.ones_like(tokens)).last_hidden_state
-        beside = model(input_ids=padded, attention_mask=mask).last_hidden_state[:, :9]
+        alone = model(input_ids=tokens, attention_mask=torch.ones_like(tokens), **written).last_hidden_state
+        beside = model(input_ids=padded, attention_mask=mask, **written).last_hidden_state[:, :9]
     assert float((alone - beside).abs().max()) < 1e-5
 
 
@@ -147,7 +153,9 @@ def test_attentions_and_hidden_states_are_recorded(row: Row, form: str, implemen
     with torch.no_grad():
         expected = native(**inputs, output_attentions=True, output_hidden_states=True)
         actual = model(**inputs, output_attentions=True, output_hidden_states=True)
-    for name in ("attentions", "hidden_states"):
+    names = [name for name in expected if name.endswith(("attentions", "hidden_states"))]
+    assert len(names) == (5 if row in SEQ2SEQ else 2)
+    for name in names:
         assert len(actual[name]) == len(expected[name]) > 0
         for states in zip(actual[name], expected[name], strict=True):
             torch.testing.assert_close(*states, rtol=1e-4, atol=1e-5)
@@ -162,7 +170,9 @@ def test_attentions_are_recorded_though_the_original_was_asked_before(row: Row) 
     native(**inputs, output_attentions=True)
     for inplace in (False, True):
         model = collab.convert(native, collab.ConversionConfig(rank=8), inplace=inplace).model
-        assert len(model(**inputs, output_attentions=True).attentions) > 0
+        output = model(**inputs, output_attentions=True)
+        names = ("encoder_attentions", "decoder_attentions", "cross_attentions") if row in SEQ2SEQ else ("attentions",)
+        assert all(len(output[name]) > 0 for name in names)
 
 
 @every_family_and_form
@@ -208,7 +218,8 @@ def test_narrow_checkpoints_stay_narrow(row: Row, dtype: torch.dtype) -> None:
         assert {parameter.dtype for parameter in model.parameters()} == {dtype}
         inputs = probe_inputs(model)
         actual = model(**inputs).last_hidden_state.float()
-    seen = inputs["attention_mask"].bool() if "attention_mask" in inputs else ...
+    mask = answer_mask(inputs)
+    seen = ... if mask is None else mask.bool()
     assert float((actual - expected)[seen].abs().max()) < 3 * rounding + 1e-2
 
 
@@ -218,7 +229,8 @@ def test_embeddings_resize(row: Row) -> None:
     model.resize_token_embeddings(70)
     assert model.get_input_embeddings().weight.shape[0] == model.config.vocab_size == 70
     with torch.no_grad():
-        model(input_ids=torch.tensor([[65, 69, 3]]))
+        written = {"decoder_input_ids": torch.tensor([[65, 3]])} if row in SEQ2SEQ else {}
+        model(input_ids=torch.tensor([[65, 69, 3]]), **written)
 
 
 @every_head

@@ -61,7 +61,9 @@ class TestHeal:
             any(part in name for part in (".query.", ".key.", "mixing", "content_bias", "q_lin", "k_lin"))
             for name in trained
         )
-        assert all(parameter.requires_grad for parameter in model.parameters())
+        trainable = {name for name, parameter in teacher.named_parameters() if parameter.requires_grad}
+        frozen = {name for name, parameter in model.named_parameters() if not parameter.requires_grad}
+        assert not frozen & trainable  # positions that are computed were not trainable before, either
         assert not model.training
 
     @every_form
@@ -165,10 +167,10 @@ class TestHeal:
         inputs = probe_inputs(model)
         with torch.no_grad():
             answers = [network(**inputs, output_hidden_states=True) for network in (model, teacher)]
-            errors = relative_errors(teacher, *answers, inputs["attention_mask"])
+            errors = relative_errors(teacher, *answers, inputs)
             for states in answers[0].hidden_states:
                 states[inputs["attention_mask"] == 0] = 1e6
-            assert torch.equal(errors, relative_errors(teacher, *answers, inputs["attention_mask"]))
+            assert torch.equal(errors, relative_errors(teacher, *answers, inputs))
         assert errors.shape == (2,)
 
     @pytest.mark.slow

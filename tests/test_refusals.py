@@ -48,7 +48,7 @@ def test_no_weights_are_needed(tmp_path: Path) -> None:
 
 def test_decoders_and_detectors() -> None:
     assert "decoder" in refusal_of("gpt_neo").because
-    assert "decoder" in refusal_of("marian").because
+    assert "decoder" in refusal_of("blenderbot").because
     assert "detects objects" in refusal_of("detr").because
 
 

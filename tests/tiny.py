@@ -17,7 +17,7 @@ import collab
 from collab.decomposition import FORMS
 from collab.modeling.collab_rotary import CollaborativeRotaryAttention
 from collab.models.families import Family, families
-from collab.models.inputs import probe_inputs
+from collab.models.inputs import has_decoder, probe_inputs
 from collab.models.layers import head_layers
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
@@ -84,6 +84,23 @@ _T5 = {
     "relative_attention_max_distance": 16,
     "pad_token_id": 1,
     "decoder_start_token_id": 1,
+}
+
+_SEQ2SEQ = {
+    "vocab_size": 60,
+    "d_model": 32,
+    "encoder_layers": 2,
+    "decoder_layers": 2,
+    "encoder_attention_heads": 4,
+    "decoder_attention_heads": 4,
+    "encoder_ffn_dim": 48,
+    "decoder_ffn_dim": 48,
+    "max_position_embeddings": 40,
+    "pad_token_id": 1,
+    "bos_token_id": 2,
+    "eos_token_id": 3,
+    "forced_eos_token_id": None,
+    "decoder_start_token_id": 2,
 }
 
 
@@ -207,8 +224,10 @@ ROWS = [
             "encoder_ffn_dim": 48,
             "decoder_layers": 1,
             "decoder_attention_heads": 4,
+            "decoder_ffn_dim": 48,
             "num_mel_bins": 8,
             "max_source_positions": 9,
+            "max_target_positions": 40,
             "classifier_proj_size": 16,
             "pad_token_id": 1,
             "bos_token_id": 1,
@@ -242,6 +261,11 @@ ROWS = [
             "pad_token_id": 1,
         },
     ),
+    Row("marian", _SEQ2SEQ),
+    Row("bart", _SEQ2SEQ),
+    Row("mbart", _SEQ2SEQ),
+    Row("m2m_100", _SEQ2SEQ),
+    Row("pegasus", _SEQ2SEQ),
     Row("jina_embeddings_v3", _TEXT),
     Row("gte", _TEXT),
     Row("nomic_bert", _TEXT),
@@ -254,6 +278,8 @@ BY_TYPE = {row.model_type: row for row in ROWS}
 BERT = BY_TYPE["bert"]
 DECODERS = [row for row in ROWS if row.model_type in ("gpt2", "opt")]
 """Families of decoders, whose configs need not say so."""
+SEQ2SEQ = [row for row in ROWS if has_decoder(row.family.base)]
+"""Families of encoders with decoders."""
 
 every_family = pytest.mark.parametrize("row", ROWS, ids=[row.model_type for row in ROWS])
 UNROTATED = [row for row in ROWS if not row.is_rotary]
@@ -294,7 +320,8 @@ def random_model(native_class: type[PreTrainedModel], config: PretrainedConfig, 
     model = native_class(config)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            if "layernorm" not in name.lower() and "layer_norm" not in name.lower():
+            norm = "layernorm" in name.lower() or "layer_norm" in name.lower()
+            if parameter.requires_grad and not norm:  # others are positions that are computed, and perhaps not saved
                 parameter.normal_(0, 0.25)
     return model.eval()
 
@@ -372,6 +399,13 @@ def of_seen(output: Any, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
         name: value[mask.bool()] if value.shape[: mask.ndim] == mask.shape else value
         for name, value in tensors(output).items()
     }
+
+
+def self_attentions(model: PreTrainedModel) -> tuple[Tensor, ...]:
+    """The attention weights that a model records, of an encoder-decoder those of its encoder."""
+    model.set_attn_implementation("eager")
+    output = model(**probe_inputs(model), output_attentions=True)
+    return output["encoder_attentions" if "encoder_attentions" in output else "attentions"]
 
 
 def largest_difference(first: Any, second: Any) -> float:

@@ -14,7 +14,8 @@ from transformers import PreTrainedModel
 from ..errors import CalibrationError
 from ..io.options import Progress, no_progress
 from ..models.answers import answers_of
-from ..models.families import Family
+from ..models.families import Family, arguments_of
+from ..models.inputs import answer_mask, query_mask
 from ..models.states import eager_attention, evaluating, frozen
 from ..reparametrization.moments import (
     Accumulator,
@@ -61,7 +62,7 @@ class Collector:
         self.holding: bool | None = None
         self._family = family
         self._layers = family.attention_layers(model)
-        self._cross = {name: family.is_cross_attention(layer) for name, layer in self._layers.items()}
+        self._kinds = {name: family.kind(layer) for name, layer in self._layers.items()}
         self._weights = {name: family.weights_index(layer) for name, layer in self._layers.items()}
         # Allocated before the first pass, so that they do not fragment the memory of its activations.
         self._sums: dict[bool, dict[str, list[Accumulator]]] = {
@@ -69,7 +70,7 @@ class Collector:
             for hold in (False, True)
         }
         self._passes: list[_Pass] = []
-        self._mask: Tensor | None = None
+        self._given: dict[str, Any] = {}  # to the model
         self._generator = torch.Generator().manual_seed(seed)
         self._batches = 0
 
@@ -138,7 +139,7 @@ class Collector:
                     f"Activations of {layer_pass.name} are NaN or infinite in batch {self._batches}, so calibration is "
                     "impossible. Check the model in its dtype, or use other data."
                 )
-        targets = _directions(self.model, output, self._mask, self._generator)
+        targets = _directions(self.model, output, _mask(answer_mask(self._given)), self._generator)
         if not targets or not self._passes:
             raise CalibrationError("The model returned no output or called no attention layer in calibration.")
         objective = torch.stack([(value * direction).sum() for value, direction in targets]).sum()
@@ -165,8 +166,9 @@ class Collector:
         # Through the softmax: ∂/∂s = p (∂/∂p - Σ p ∂/∂p).
         scores = weights * (gradient - (weights * gradient).sum(dim=-1, keepdim=True))  # (B, H, T, S)
         tokens = queries.shape[0] * queries.shape[1]
-        if self._mask is not None and self._mask.numel() == tokens:
-            mask = self._mask.reshape(queries.shape[:2]).to(scores)
+        mask = _mask(query_mask(self._given, self._kinds[layer_pass.name]))
+        if mask is not None and mask.numel() == tokens:
+            mask = mask.reshape(queries.shape[:2]).to(scores)
             scores, tokens = scores * mask[:, None, :, None], int(mask.sum())
         sums = self._sums[self._batches % self.period == 0 if self.holding is None else self.holding]
         accumulators = sums[layer_pass.name]
@@ -175,8 +177,7 @@ class Collector:
         accumulators[number].add(queries, keys, scores, tokens, self._generator, layer_pass.positions)
 
     def _on_call(self, module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
-        mask = kwargs.get("attention_mask")
-        self._mask = mask if isinstance(mask, Tensor) and mask.ndim in (2, 3) else None
+        self._given = kwargs
         self._passes.clear()
         return args, kwargs | {"output_attentions": True}  # some families return weights only on request
 
@@ -187,14 +188,17 @@ class Collector:
 
     def _after(self, name: str) -> Callable[..., None]:
         def record(module: nn.Module, args: tuple, kwargs: dict[str, Any], output: tuple) -> None:
-            queries = args[0] if args else kwargs["hidden_states"]
-            keys = queries
-            if self._cross[name]:
-                keys = args[1] if len(args) > 1 else kwargs["encoder_hidden_states"]
+            given = arguments_of(module, args, kwargs)
+            keys = self._family.keys_input(module, given)
             positions = self._family.positions_input(module, kwargs)
-            self._passes.append(_Pass(name, queries, keys, output[self._weights[name]], positions))
+            self._passes.append(_Pass(name, given["hidden_states"], keys, output[self._weights[name]], positions))
 
         return record
+
+
+def _mask(mask: Any) -> Tensor | None:
+    """A mask by token, or by token of each choice; None for others."""
+    return mask if isinstance(mask, Tensor) and mask.ndim in (2, 3) else None
 
 
 def _finished(sums: list[Accumulator]) -> LayerMoments:

@@ -9,10 +9,9 @@ from typing import Any
 
 from ..calibration.calibrate import Calibration
 from ..calibration.options import CalibrationRequest
-from ..compression.compress import FRACTIONS, CompressionPlan, plan_compression
+from ..compression.compress import FRACTIONS, CompressionPlan, plan_compression, require_compressible
 from ..compression.compress import compress as compress_model
 from ..compression.options import CompressionConfig
-from ..conversion.convert import require_convertible
 from ..errors import CalibrationError
 from ..io.history import Step, table
 from ..io.load import Checkpoint, load_native
@@ -145,7 +144,7 @@ def plan_whole(
 def _load(model: str, options: LoadOptions | None) -> Checkpoint:
     options = options or LoadOptions()
     checkpoint = load_native(resolve_source(model, options.revision), options)
-    require_convertible(checkpoint.model)
+    require_compressible(checkpoint.model)
     return checkpoint
 
 

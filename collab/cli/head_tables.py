@@ -88,13 +88,14 @@ def show_inspection(inspection: Inspection) -> None:
     groups = _alike(inspection.layers, names)
     layers = plain_table(
         "Attention layers",
-        ["layer", "form", "heads", "d", "rank", "query/key", "value/output"],
-        caption="rank: query/key dimensions of all heads together; query/key, value/output: parameters",
-        left=2,
+        ["layer", "kind", "form", "heads", "d", "rank", "query/key", "value/output"],
+        caption="kind: of an encoder, causal in a decoder, or across from a decoder to an encoder; rank: query/key "
+        "dimensions of all heads together; query/key, value/output: parameters",
+        left=3,
     )
     for group, layer in groups:
         numbers = (layer.heads, layer.head_dim, layer.rank, layer.query_key, layer.value_output)
-        layers.add_row(group, layer.form, *(f"{number:,}" for number in numbers))
+        layers.add_row(group, layer.kind, layer.form, *(f"{number:,}" for number in numbers))
     console.print(layers)
     for table in _work(groups, list(first.flops)):
         console.print(table)

@@ -8,7 +8,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from ..errors import UnsupportedArchitectureError
-from ..modeling.collab_attention import CollaborativeAttention, CollaborativeCrossAttention
+from ..modeling.collab_attention import CollaborativeAttention
 from ..modeling.collab_model import outermost
 from ..models.families import Family, collaborative_layers
 from ..models.layers import entry_of, passes_per_layer
@@ -51,7 +51,7 @@ def blocks_of(model: PreTrainedModel, family: Family) -> list[Block]:
     attention = collaborative_layers(model)
     known = family.base.feed_forward_classes
     feed_forward = list(outermost(model, known))
-    if any(isinstance(layer, CollaborativeCrossAttention) for layer in attention.values()):
+    if any(layer.kind == "cross" for layer in attention.values()):
         raise UnsupportedArchitectureError("Decoders with cross-attention cannot be compressed, only converted.")
     if any(shares_keys(layer) for layer in attention.values()):
         raise UnsupportedArchitectureError(

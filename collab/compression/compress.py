@@ -13,12 +13,13 @@ from transformers import PreTrainedModel
 
 from ..calibration.calibrate import Calibration
 from ..conversion.convert import convert_losslessly, require_convertible
-from ..errors import BudgetError, ConfigurationError
+from ..errors import BudgetError, ConfigurationError, UnsupportedArchitectureError
 from ..evaluation.compare import agreement
 from ..evaluation.timing import time_in_turn
 from ..io.options import Progress, no_progress
 from ..io.report import Conversion, Count
-from ..models.families import collaborative_layers
+from ..models.families import Family, collaborative_layers
+from ..models.inputs import has_decoder
 from ..models.layers import count_parameters
 from .allocation import Allocation, Unit, allocate
 from .blocks import unknown_feed_forward
@@ -240,12 +241,27 @@ def plan_compression(
     return CompressionPlan("params" if unit == "parameters" else "flops", tuple(options), time.perf_counter() - start)
 
 
+def require_compressible(model: PreTrainedModel) -> Family:
+    """The family of a model to compress.
+
+    Raises:
+        UnsupportedArchitectureError: as `compress`.
+        CollabError: as `collab.convert`.
+    """
+    family, _ = require_convertible(model)
+    if has_decoder(model):
+        raise UnsupportedArchitectureError(
+            "Encoders with decoders cannot be compressed yet, only converted (collab convert)."
+        )
+    if not family.base.feed_forward_classes:
+        raise unknown_feed_forward(family)
+    return family
+
+
 def _candidates(
     model: PreTrainedModel, config: CompressionConfig, calibration: Calibration, progress: Progress
 ) -> tuple[Candidates, Conversion]:
-    family, _ = require_convertible(model)
-    if not family.base.feed_forward_classes:
-        raise unknown_feed_forward(family)
+    family = require_compressible(model)
     conversion = convert_losslessly(model)
     return Candidates(model, conversion.model, family, calibration, config, progress), conversion
 

@@ -11,16 +11,26 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel
 
 from ..errors import DataError
-from ..models.inputs import has_choices, input_kind, longest_text
+from ..models.inputs import (
+    decoder_inputs,
+    decoder_vocabulary,
+    has_choices,
+    has_decoder,
+    input_kind,
+    longest_target,
+    longest_text,
+)
 from .audio import Recording
 from .rows import Row
+from .targets import divided, own_answers, read_targets, target_feature
 
 Feature = dict[str, Any]
-"""A tokenizer's output for one row, the pixels of one image, or one recording."""
+"""A tokenizer's output for one row, the pixels of one image, or one recording; and what a decoder reads."""
 Batch = dict[str, Tensor]
 
 _LENGTHS = (16, 32, 64, 128)  # tokens of a row of random words
 _TOKENS, _GRAPH_BYTES = 640, 112 * 10**6
+_ANSWERED = 16  # rows that an encoder-decoder answers at a time
 
 
 def text_features(
@@ -48,6 +58,45 @@ def text_features(
     return [{name: encoded[name][row] for name in encoded} for row in range(len(rows))]
 
 
+def source_features(
+    model: PreTrainedModel, tokenizer: Any, rows: Sequence[Row], max_length: int | None = None
+) -> list[Feature]:
+    """Tokenizes rows of text for an encoder-decoder, with what its decoder reads.
+
+    Args:
+        model: the model to run on them.
+        tokenizer: its tokenizer.
+        rows: pairs of a source and its target, or sources, which the model then answers itself, greedily.
+        max_length: tokens of a source or a target at most; None for as many as the model takes, also the limit.
+
+    Raises:
+        DataError: if some sources have no target, or the tokenizer or the model does not serve them.
+    """
+    sources, targets = divided(rows)
+    # A tokenizer of another family may return more than an encoder-decoder takes.
+    features = [
+        {name: feature[name] for name in ("input_ids", "attention_mask")}
+        for feature in text_features(model, tokenizer, sources, max_length)
+    ]
+    if targets is None:
+        return answered(model, tokenizer, features)
+    read = read_targets(model, tokenizer, targets, max_length)
+    return [feature | target for feature, target in zip(features, read, strict=True)]
+
+
+def answered(model: PreTrainedModel, processor: Any, features: Sequence[Feature]) -> list[Feature]:
+    """The rows of an encoder-decoder with what its decoder reads when the model answers them itself, greedily."""
+    size = _ANSWERED if input_kind(model) == "text" else 1
+    order = sorted(range(len(features)), key=lambda row: (length_of(features[row]), row))
+    answers: list[Feature] = [{} for _ in features]
+    for start in range(0, len(order), size):
+        numbers = order[start : start + size]
+        batch = collate(model, processor, [features[number] for number in numbers])
+        for number, answer in zip(numbers, own_answers(model, batch), strict=True):
+            answers[number] = answer
+    return [feature | answer for feature, answer in zip(features, answers, strict=True)]
+
+
 def image_features(model: PreTrainedModel, processor: Any, rows: Sequence[Row]) -> list[Feature]:
     """Pixel values of images."""
     names = ("pixel_values", "pixel_attention_mask", "spatial_shapes")
@@ -72,7 +121,8 @@ def audio_features(model: PreTrainedModel, extractor: Any, rows: Sequence[Record
             )
     name = model.main_input_name
     encoded = (extractor(row.waveform, sampling_rate=row.rate, return_tensors="pt") for row in rows)
-    return [{name: features[name][0].to(model.dtype)} for features in encoded]
+    features = [{name: values[name][0].to(model.dtype)} for values in encoded]
+    return answered(model, extractor, features) if has_decoder(model) else features
 
 
 def synthetic_features(
@@ -111,7 +161,13 @@ def synthetic_features(
     for length in rows:
         drawn = words[torch.randint(len(words), (max(1, length - len(before) - len(after)),), generator=generator)]
         ids = torch.cat([before, drawn, after]).tolist()
-        features.append({"input_ids": ids, "attention_mask": [1] * len(ids)})
+        feature: Feature = {"input_ids": ids, "attention_mask": [1] * len(ids)}
+        if has_decoder(model):
+            written = words[words < decoder_vocabulary(model)]
+            drawn = written[torch.randint(len(written), (len(drawn),), generator=generator)]
+            labels = torch.cat([before, drawn, after])[: longest_target(model)]
+            feature |= target_feature(decoder_inputs(model, labels.unsqueeze(0))[0])
+        features.append(feature)
     return features
 
 
@@ -132,6 +188,11 @@ def collate(model: PreTrainedModel, tokenizer: Any | None, features: Sequence[Fe
             "encoder_hidden_states or a callable that runs the model (Python), or convert by the weights alone, with "
             "no calibration (none)."
         )
+    targets = {name for name in features[0] if name.startswith("decoder_")}
+    if targets:
+        read = _padded_targets(model, [{name: row[name] for name in targets} for row in features])
+        rest = [{name: row[name] for name in row if name not in targets} for row in features]
+        return collate(model, tokenizer, rest) | read
     if tokenizer is None or "input_ids" not in features[0]:
         columns = {name: [torch.as_tensor(row[name]) for row in features] for name in features[0]}
         batch = {name: pad_sequence(values, batch_first=True) for name, values in columns.items()}
@@ -142,6 +203,15 @@ def collate(model: PreTrainedModel, tokenizer: Any | None, features: Sequence[Fe
     return batch
 
 
+def _padded_targets(model: PreTrainedModel, rows: Sequence[Feature]) -> Batch:
+    """What the decoder reads, padded on the right."""
+    padding = {"decoder_input_ids": getattr(model.config, "pad_token_id", None) or 0, "decoder_attention_mask": 0}
+    return {
+        name: pad_sequence([torch.tensor(row[name]) for row in rows], batch_first=True, padding_value=value)
+        for name, value in padding.items()
+    }
+
+
 def row_batches(model: PreTrainedModel, processor: Any | None, features: Sequence[Feature], rows: int) -> list[Batch]:
     """Batches of `rows` rows of similar length."""
     order = sorted(features, key=length_of)
@@ -149,8 +219,8 @@ def row_batches(model: PreTrainedModel, processor: Any | None, features: Sequenc
 
 
 def length_of(feature: Feature) -> int:
-    """Tokens of a row; 1 for an image or a recording."""
-    return len(feature["input_ids"]) if "input_ids" in feature else 1
+    """Tokens of a row, the longer of source and target if it has both; 1 for an image or a recording."""
+    return max(len(feature["input_ids"]), len(feature.get("decoder_input_ids", ()))) if "input_ids" in feature else 1
 
 
 def _vocabulary(model: PreTrainedModel, tokenizer: Any | None) -> tuple[Tensor, Tensor, Tensor]:

@@ -10,15 +10,25 @@ from typing import Any, Literal
 from transformers import PreTrainedModel
 
 from ..errors import DataError
-from ..models.inputs import input_kind, longest_text
-from .features import Feature, audio_features, image_features, length_of, synthetic_features, text_features
+from ..models.inputs import has_decoder, input_kind, longest_text
+from .features import (
+    Feature,
+    audio_features,
+    image_features,
+    length_of,
+    source_features,
+    synthetic_features,
+    text_features,
+)
 from .rows import read_rows
 from .source import DataSource
 
 logger = logging.getLogger(__name__)
 
 Unlabelled = DataSource | Literal["synthetic"] | Iterable[Any]
-"""A source, random vocabulary (``"synthetic"``), or strings, pairs of strings, images or recordings."""
+"""A source, random vocabulary (``"synthetic"``), or strings, pairs of strings, images or recordings.
+
+For an encoder-decoder, pairs are sources with their targets; sources alone it answers itself, greedily."""
 
 
 def features_of(
@@ -69,7 +79,7 @@ def features_of(
         return image_features(model, processor, rows), summary
     if kind == "audio":
         return audio_features(model, processor, rows), summary
-    features = text_features(model, processor, rows, max_length)
+    features = (source_features if has_decoder(model) else text_features)(model, processor, rows, max_length)
     longest = max(map(length_of, features))
     if longest >= longest_text(model, max_length):
         logger.warning("Text longer than %d tokens was truncated.", longest)

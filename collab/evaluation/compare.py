@@ -16,7 +16,7 @@ from ..errors import ConfigurationError
 from ..io.load import Checkpoint
 from ..modeling.collab_model import CollaborativeMixin
 from ..models.answers import Answer, answers_of
-from ..models.inputs import on_device
+from ..models.inputs import answer_mask, on_device
 from ..models.layers import count_bytes, count_parameters, dropped_layers, matched_states
 from ..models.states import evaluating
 from .timing import time_in_turn
@@ -44,7 +44,7 @@ def agreement(original: PreTrainedModel, converted: PreTrainedModel, batches: It
         for batch in batches:
             moved = on_device(batch, original.device)
             rows += len(next(iter(moved.values())))
-            mask = moved.get("attention_mask")
+            mask = answer_mask(moved)
             # Both as the original's kind of answer, because the converted model's config may have been changed.
             expected, actual = (answers_of(original, model(**moved), mask) for model in (original, converted))
             sums.add(expected, actual)
@@ -57,7 +57,7 @@ def answers_on(original: PreTrainedModel, model: PreTrainedModel, batches: Itera
     with evaluating(model), torch.no_grad():
         for batch in batches:
             moved = on_device(batch, model.device)
-            answered.append(answers_of(original, model(**moved), moved.get("attention_mask")))
+            answered.append(answers_of(original, model(**moved), answer_mask(moved)))
     return answered
 
 

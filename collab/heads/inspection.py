@@ -10,7 +10,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from ..errors import ConfigurationError
-from ..modeling.collab_attention import CollaborativeAttention
+from ..modeling.collab_attention import CollaborativeAttention, LayerKind
 from ..models.cache import CacheBytes, cache_bytes
 from ..models.layers import HeadLayer, head_layers, parameters, passes_per_layer
 from ..planning.cost import LayerShape
@@ -24,6 +24,8 @@ class LayerInspection:
 
     Attributes:
         name: module name.
+        kind: ``encoder``, ``decoder`` or ``cross``: attention of a sequence to itself in an encoder or, causal, in a
+            decoder; or of a decoder to another sequence.
         form: ``original``, ``concat``, ``cp`` or ``tucker``.
         heads: H, without pruned ones.
         head_dim: d.
@@ -37,6 +39,7 @@ class LayerInspection:
     """
 
     name: str
+    kind: LayerKind
     form: str
     heads: int
     head_dim: int
@@ -138,6 +141,7 @@ def _layer(layer: HeadLayer, lengths: Sequence[int]) -> LayerInspection:
             flops[length] = shape.flops(form, rank, content, length)  # type: ignore[arg-type]
     return LayerInspection(
         layer.name,
+        layer.kind,
         form,
         len(layer.heads),
         layer.head_dim,

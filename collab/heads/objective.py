@@ -22,7 +22,7 @@ from ..evaluation.embedding import Embedder, mean_embedding
 from ..evaluation.metrics import measure
 from ..evaluation.predict import predictions
 from ..models.answers import Answer, answers_of
-from ..models.inputs import on_device
+from ..models.inputs import answer_mask, on_device
 
 _ROWS = 32
 
@@ -118,7 +118,7 @@ class OwnAnswers(Objective):
     def _answers(self, batch: Batch) -> list[Answer]:
         """Logits, or one vector per row, (B, ...)."""
         output = self.model(**batch)
-        mask = batch.get("attention_mask")
+        mask = answer_mask(batch)
         answers = answers_of(self.model, output, mask)
         if answers and answers[0].kind != "states":
             return answers

@@ -11,6 +11,7 @@ from transformers import PreTrainedModel
 
 from ..data.features import Batch
 from ..modeling.collab_attention import as_linear
+from ..models.inputs import query_mask
 from ..models.layers import HeadLayer
 from ..models.states import eager_attention
 
@@ -90,10 +91,11 @@ def attention_statistics(
         By layer name, for layers with heads; passes that share a layer's weights are summed.
     """
     statistics = {layer.name: AttentionStatistics(layer) for layer in layers if layer.heads}
+    kinds = {layer.name: layer.kind for layer in layers}
     for batch in batches:
         for name, passes in attention_of(model, layers, batch).items():
             for weights, context in passes:
-                statistics[name].add(weights, context, batch.get("attention_mask"))
+                statistics[name].add(weights, context, query_mask(batch, kinds[name]))
         on_batch()
     return statistics
 

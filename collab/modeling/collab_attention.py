@@ -17,7 +17,7 @@ This file is copied into every exported model; it imports only torch, transforme
 """
 
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -37,6 +37,9 @@ from .collab_kernel import (
     one_row,
 )
 from .collab_projections import SharedProjections
+
+LayerKind = Literal["encoder", "decoder", "cross"]
+"""Attention of a sequence to itself in an encoder, or causal in a decoder; or of a decoder to another sequence."""
 
 
 class CollaborativeAttention(SharedProjections):
@@ -60,6 +63,7 @@ class CollaborativeAttention(SharedProjections):
         native_dropout: the native layer's attribute for the dropout on attention weights, a number or a module.
         native_weights: index of the attention weights in what the native layer returns.
         scaled: whether scores are divided by √d.
+        crosses: whether a layer of this class may take its keys from another sequence.
         path: path of the ``sdpa`` implementation: ``auto``, by cost, or ``fused`` or ``matmul``; may be set on a layer
             for benchmarks and tests.
     """
@@ -70,6 +74,7 @@ class CollaborativeAttention(SharedProjections):
     native_dropout: ClassVar[str] = "dropout"
     native_weights: ClassVar[int] = 1
     scaled: ClassVar[bool] = True
+    crosses: ClassVar[bool] = False
     path: str = "auto"
 
     value: nn.Module
@@ -88,6 +93,7 @@ class CollaborativeAttention(SharedProjections):
         self.config = getattr(native, "config", None) or config  # a tower's own, in a model of several
         self.value_width = spec.value_width or head_dim
         self.is_causal = getattr(native, "is_causal", False)
+        self.kind = self.kind_of(native)
         self.layer_idx = getattr(native, "layer_idx", None)
         dropout: Any = getattr(native, self.native_dropout)
         self.attention_dropout: float = getattr(dropout, "p", dropout)
@@ -141,6 +147,18 @@ class CollaborativeAttention(SharedProjections):
         return part
 
     @classmethod
+    def kind_of(cls, native: Any) -> LayerKind:
+        """The kind of a native layer."""
+        if cls.crosses:
+            return "cross"
+        return "decoder" if getattr(native, "is_causal", False) else "encoder"
+
+    @classmethod
+    def keys_input(cls, native: Any, given: dict[str, Any]) -> Tensor:
+        """The states y, (B, S, D_k), that a native layer computes its keys from; arguments as for `scores_input`."""
+        return given["hidden_states"]
+
+    @classmethod
     def scores_input(cls, native: Any, given: dict[str, Any]) -> tuple[Any, Tensor | None]:
         """The mask and the position bias, as for `attend`, that a native layer was called with.
 
@@ -160,7 +178,7 @@ class CollaborativeAttention(SharedProjections):
         """
         return None
 
-    def attend_to(
+    def project_and_attend(
         self,
         queries: Tensor,
         keys: Tensor,
@@ -269,6 +287,67 @@ class CollaborativeAttention(SharedProjections):
         )  # (B, T, H, d)
         return output.flatten(-2), weights
 
+    def attend_to_itself(
+        self,
+        hidden_states: Tensor,
+        attention_mask: Any,
+        past_key_values: Any,
+        position_bias: Tensor | None = None,
+        **kwargs: Any,
+    ) -> tuple[Tensor, Tensor | None]:
+        """The layer's output (B, T, D) and weights (B, H, T, S) if there are any, of a sequence that attends to itself.
+
+        Args:
+            hidden_states: x = y, (B, T, D).
+            attention_mask: as in `attend`.
+            past_key_values: a transformers cache. It holds one key of R dimensions for each token, whatever the form,
+                and the content biases beside it.
+            position_bias: as in `project_and_attend`.
+            **kwargs: for `attend`.
+        """
+        cache = past_key_values
+        if isinstance(cache, EncoderDecoderCache):
+            cache = cache.self_attention_cache
+        if not self.heads:
+            seen = hidden_states.shape[1]
+            if cache is not None:  # whose first layer counts the tokens for the whole model
+                nothing = hidden_states.new_zeros(len(hidden_states), 1, seen, 1)
+                seen = cache.update(nothing, nothing, self.layer_idx)[0].shape[2]
+            return self.without_heads(hidden_states, seen)
+        if cache is None:
+            key, content, value = self.keys(hidden_states), self.bias(hidden_states), self.values(hidden_states)
+        else:
+            key, content, value = self._read(*cache.update(*self._cached(hidden_states), self.layer_idx))
+        bias = self.of_heads(position_bias)
+        context, weights = self.attend(self.query(hidden_states), key, value, content, attention_mask, bias, **kwargs)
+        return self.output(context, hidden_states), weights
+
+    def attend_to_other(
+        self, hidden_states: Tensor, other: Any, attention_mask: Any, past_key_values: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor | None]:
+        """The layer's output (B, T, D_q) and weights (B, H, T, S) if there are any, of attention to another sequence.
+
+        Args:
+            hidden_states: x, (B, T, D_q).
+            other: y, (B, S, D_k); not needed once the cache holds its keys.
+            attention_mask: over y, as in `attend`.
+            past_key_values: a transformers encoder-decoder cache, which holds of y what `attend_to_itself` says.
+            **kwargs: for `attend`.
+        """
+        if not self.heads:
+            return self.without_heads(hidden_states, 0 if other is None else other.shape[1])
+        if past_key_values is not None and past_key_values.is_updated.get(self.layer_idx):
+            layer = past_key_values.cross_attention_cache.layers[self.layer_idx]
+            cached = layer.keys, layer.values
+        else:
+            cached = self._cached(other)
+            if past_key_values is not None:
+                cached = past_key_values.cross_attention_cache.update(*cached, self.layer_idx)
+                past_key_values.is_updated[self.layer_idx] = True
+        key, content, value = self._read(*cached)
+        context, weights = self.attend(self.query(hidden_states), key, value, content, attention_mask, **kwargs)
+        return self.output(context, hidden_states), weights
+
     def without_heads(self, hidden_states: Tensor, keys: int) -> tuple[Tensor, Tensor]:
         """The result of `forward` without heads: the output projection's bias, and no weights, (B, 0, T, S)."""
         batch, length, _ = hidden_states.shape
@@ -305,37 +384,18 @@ class CollaborativeSelfAttention(CollaborativeAttention):
         position_bias: Tensor | None = None,
         **kwargs: Any,
     ) -> tuple[Tensor, Tensor | None]:
-        """Attends and returns the layer's output (B, T, D) and the attention weights (B, H, T, S) if there are any.
-
-        Args:
-            hidden_states: x = y, (B, T, D).
-            attention_mask: as in `attend`.
-            past_key_values: a transformers cache. It holds one key of R dimensions for each token, whatever the form,
-                and the content biases beside it.
-            encoder_hidden_states: not used; blocks for either kind of attention pass it to both.
-            position_bias: as in `attend_to`.
-            **kwargs: for `attend`.
-        """
-        cache = past_key_values
-        if isinstance(cache, EncoderDecoderCache):
-            cache = cache.self_attention_cache
-        if not self.heads:
-            seen = hidden_states.shape[1]
-            if cache is not None:  # whose first layer counts the tokens for the whole model
-                nothing = hidden_states.new_zeros(len(hidden_states), 1, seen, 1)
-                seen = cache.update(nothing, nothing, self.layer_idx)[0].shape[2]
-            return self.without_heads(hidden_states, seen)
-        if cache is None:
-            key, content, value = self.keys(hidden_states), self.bias(hidden_states), self.values(hidden_states)
-        else:
-            key, content, value = self._read(*cache.update(*self._cached(hidden_states), self.layer_idx))
-        bias = self.of_heads(position_bias)
-        context, weights = self.attend(self.query(hidden_states), key, value, content, attention_mask, bias, **kwargs)
-        return self.output(context, hidden_states), weights
+        """See `attend_to_itself`. Blocks for either kind of attention pass `encoder_hidden_states` to both."""
+        return self.attend_to_itself(hidden_states, attention_mask, past_key_values, position_bias, **kwargs)
 
 
 class CollaborativeCrossAttention(CollaborativeAttention):
     """Attention of one sequence to another, whose keys and values are cached after the first step."""
+
+    crosses = True
+
+    @classmethod
+    def keys_input(cls, native: Any, given: dict[str, Any]) -> Tensor:
+        return given["encoder_hidden_states"]
 
     def forward(
         self,
@@ -345,30 +405,8 @@ class CollaborativeCrossAttention(CollaborativeAttention):
         past_key_values: Any = None,
         **kwargs: Any,
     ) -> tuple[Tensor, Tensor | None]:
-        """Attends and returns the layer's output (B, T, D_q) and the attention weights (B, H, T, S) if there are any.
-
-        Args:
-            hidden_states: x, (B, T, D_q).
-            encoder_hidden_states: y, (B, S, D_k); not needed once the cache holds its keys.
-            attention_mask: over y, as in `attend`.
-            past_key_values: a transformers encoder-decoder cache.
-            **kwargs: for `attend`.
-        """
-        if not self.heads:
-            return self.without_heads(
-                hidden_states, 0 if encoder_hidden_states is None else encoder_hidden_states.shape[1]
-            )
-        if past_key_values is not None and past_key_values.is_updated.get(self.layer_idx):
-            layer = past_key_values.cross_attention_cache.layers[self.layer_idx]
-            cached = layer.keys, layer.values
-        else:
-            cached = self._cached(encoder_hidden_states)
-            if past_key_values is not None:
-                cached = past_key_values.cross_attention_cache.update(*cached, self.layer_idx)
-                past_key_values.is_updated[self.layer_idx] = True
-        key, content, value = self._read(*cached)
-        context, weights = self.attend(self.query(hidden_states), key, value, content, attention_mask, **kwargs)
-        return self.output(context, hidden_states), weights
+        """See `attend_to_other`."""
+        return self.attend_to_other(hidden_states, encoder_hidden_states, attention_mask, past_key_values, **kwargs)
 
 
 class OutputBias(nn.Module):

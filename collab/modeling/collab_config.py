@@ -3,7 +3,7 @@
 This file is copied into every exported model; it imports only the standard library.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 FORMS = ("concat", "cp", "tucker")
@@ -116,16 +116,20 @@ class CollaborativeConfig:
     Attributes:
         collab_layers: one entry for each attention layer, in the order of the model's modules: ``{"form": "cp", "rank":
             128}``, with ``"head_ranks"`` besides in the concat form, ``"heads"`` where some were pruned, and
-            ``"value_width"`` where values are narrower. A single entry stands for every layer. None means the ``cp``
-            form with R = K throughout, which is where the paper's models trained from scratch start.
+            ``"value_width"`` where values are narrower. In an encoder-decoder the encoder's entries come first, then
+            those of self-attention and cross-attention of each of the decoder's layers in turn. A single entry stands
+            for every layer. None means the ``cp`` form with R = K throughout, which is where the paper's models trained
+            from scratch start.
         collab_feed_forward: number of neurons of each feed-forward layer, in the order of the model's modules; None
             means that of the native config throughout.
         collab_dropped_layers: numbers, in the original model, of the layers that this one lacks; None means none.
+        architectures: as in transformers, which cannot choose among several classes of a config where this is None.
     """
 
     collab_layers: list[dict[str, Any]] | None = None
     collab_feed_forward: list[int] | None = None
     collab_dropped_layers: list[int] | None = None
+    architectures: list[str] | None = field(default_factory=list)
 
     def validate_collab_layers(self) -> None:
         """Validates the entries; called by the config's own validation."""

@@ -138,7 +138,7 @@ class CollaborativeDisentangledAttention(CollaborativeSelfAttention):
             assert rel_embeddings is not None
             assert relative_pos is not None
             positions = self._positions(self.pos_dropout(rel_embeddings), relative_pos, self.terms.span)
-        context, weights = self.attend_to(
+        context, weights = self.project_and_attend(
             hidden_states,
             hidden_states,
             self.values(hidden_states),
@@ -148,7 +148,7 @@ class CollaborativeDisentangledAttention(CollaborativeSelfAttention):
         )
         return self.output(context, hidden_states), weights
 
-    def attend_to(
+    def project_and_attend(
         self,
         queries: Tensor,
         keys: Tensor,

@@ -18,7 +18,10 @@ Base = TypeVar("Base", bound=type[CollaborativeBase])
 
 
 def collaborative_family(
-    *others: type[PreTrainedModel], inner: Sequence[type[PreTrainedModel]] = (), without: Container[str] = ()
+    *others: type[PreTrainedModel],
+    inner: Sequence[type[PreTrainedModel]] = (),
+    encoders: Sequence[type[PreTrainedModel]] = (),
+    without: Container[str] = (),
 ) -> Callable[[Base], Base]:
     """Completes a family from its main model: a decorator that adds the other classes to the module.
 
@@ -37,7 +40,9 @@ def collaborative_family(
     Args:
         *others: further native model classes, which no Auto class loads.
         inner: native model classes that exist only inside the others, such as an encoder.
-        without: names of native model classes that are not converted, such as those with a decoder.
+        encoders: native model classes of an encoder alone, in a family of encoders with decoders. They may be inside of
+            others, and AutoModel loads them where the `architectures` of the config name them.
+        without: names of native model classes that are not converted, such as a decoder alone.
     """
 
     def complete(base: Base) -> Base:
@@ -54,9 +59,10 @@ def collaborative_family(
         add(base.config_class)
         for native in inner:
             version(native, CollaborativePart)
-        for native in dict.fromkeys((*others, *auto_loaded(native_config))):
+        for native in dict.fromkeys((*encoders, *others, *auto_loaded(native_config))):
             if native is not base.native_class() and native.__name__ not in without:
                 version(native, CollaborativeHead)
+        base.encoders = tuple(base.versions[native] for native in encoders)
         return base
 
     return complete

@@ -35,7 +35,3 @@ class CollabGPT2Attention(CollaborativeSelfAttention):
 @collaborative_family()
 class CollabGPT2Model(CollaborativeBase, native.GPT2Model):
     attention_classes = {native.GPT2Attention: CollabGPT2Attention}
-
-    @classmethod
-    def unsupported(cls, config: Any) -> str | None:
-        return "its cross-attention is not supported" if config.add_cross_attention else None

@@ -1,9 +1,13 @@
 """Attention layers that several families share, with their names for the same parts.
 
-This file is copied into every exported model that uses it; it imports only its own folder.
+This file is copied into every exported model that uses it; it imports only torch and its own folder.
 """
 
-from .collab_attention import CollaborativeSelfAttention
+from typing import Any
+
+from torch import Tensor
+
+from .collab_attention import CollaborativeAttention, CollaborativeSelfAttention, LayerKind
 
 
 class AttentionWithOProj(CollaborativeSelfAttention):
@@ -18,3 +22,34 @@ class AttentionWithOutProj(CollaborativeSelfAttention):
 
     native_names = {"query": "q_proj", "key": "k_proj", "value": "v_proj", "dense": "out_proj"}
     native_heads = "num_heads"
+
+
+class EncoderDecoderAttention(CollaborativeAttention):
+    """BART's layer and its descendants': one class for both kinds of self-attention and for cross-attention."""
+
+    native_names = {"query": "q_proj", "key": "k_proj", "value": "v_proj", "dense": "out_proj"}
+    native_heads = "num_heads"
+    crosses = True
+
+    @classmethod
+    def kind_of(cls, native: Any) -> LayerKind:
+        if not native.is_decoder:
+            return "encoder"
+        return "decoder" if native.is_causal else "cross"
+
+    @classmethod
+    def keys_input(cls, native: Any, given: dict[str, Any]) -> Tensor:
+        return given["key_value_states" if cls.kind_of(native) == "cross" else "hidden_states"]
+
+    def forward(
+        self,
+        hidden_states: Tensor,
+        key_value_states: Tensor | None = None,
+        past_key_values: Any = None,
+        attention_mask: Any = None,
+        **kwargs: Any,
+    ) -> tuple[Tensor, Tensor | None]:
+        """As the native layer; see `attend_to_itself` and `attend_to_other`."""
+        if self.kind == "cross":
+            return self.attend_to_other(hidden_states, key_value_states, attention_mask, past_key_values, **kwargs)
+        return self.attend_to_itself(hidden_states, attention_mask, past_key_values, **kwargs)

@@ -12,7 +12,7 @@ import os
 import shutil
 import sys
 from collections.abc import Container, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -26,6 +26,7 @@ from transformers.models.auto import modeling_auto
 from transformers.utils.output_capturing import OutputRecorder
 
 from .collab_attention import CollaborativeAttention, OutputBias
+from .collab_config import AttentionSpec
 from .collab_feed_forward import FeedForward
 
 if TYPE_CHECKING:
@@ -69,7 +70,7 @@ class CollaborativeMixin(_Model):
             return [cls._recorded(entry) for entry in source]
         return classes.get(source, source)
 
-    def __init__(self, config: Any, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, config: Any, *args: Any, shapes: "Shapes | None" = None, **kwargs: Any) -> None:
         base, requested = self.base_class, config._attn_implementation
         if (reason := base.unsupported(config)) is not None:
             raise ValueError(f"{type(self).__name__} cannot be built from this config: {reason}.")
@@ -82,19 +83,12 @@ class CollaborativeMixin(_Model):
             # A part chooses its kernel when it is built; a model without parts (OPT's decoder alone) chooses its own.
             chosen = requested if parts else self.get_correct_attn_implementation(requested, is_init_check=True)
             config._attn_implementation = chosen
+        shapes = shapes or Shapes.of_config(self, base, config)
         for name, part in parts:
-            self.set_submodule(name, base.versions[type(part)](part.config, **optional_parts(part)))
-        layers = [] if parts else list(outermost(self, base.attention_classes))
-        if layers:
-            specs = config.attention_specs([attention_width(layer, base.attention_classes) for _, layer in layers])
-            for (name, layer), spec in zip(layers, specs, strict=True):
-                replacement = base.attention_classes[type(layer)](layer, spec, config)
-                self.set_submodule(name, replacement)
-                output = replacement.output_name(name)
-                self.set_submodule(output, replacement.output_of_heads(self.get_submodule(output)))  # type: ignore[arg-type]
-            blocks = [block for _, block in outermost(self, base.feed_forward_classes)]
-            for block, width in zip(blocks, config.feed_forward_widths(len(blocks)) or (), strict=False):
-                base.feed_forward_classes[type(block)].narrow(block, width)
+            version = base.versions[type(part)]
+            self.set_submodule(name, version(part.config, shapes=shapes.inside(name), **optional_parts(part)))
+        if not parts:
+            shapes.apply(self, base, config)
         self.post_init()
 
     @classmethod
@@ -129,6 +123,53 @@ class CollaborativeMixin(_Model):
             self.push_to_hub(token=kwargs.get("token"), **hub)
 
 
+@dataclass(frozen=True)
+class Shapes:
+    """The shapes of a model's attention and feed-forward layers, by module name.
+
+    The entries of the config are in the order of the modules of the whole model, an encoder's before its decoder's and
+    in the decoder self-attention and cross-attention in turn. A part of the model takes those of its own modules.
+
+    Attributes:
+        attention: the shape of each attention layer.
+        feed_forward: the number of neurons of each module with a feed-forward layer; empty if they are native.
+    """
+
+    attention: dict[str, AttentionSpec]
+    feed_forward: dict[str, int]
+
+    @classmethod
+    def of_config(cls, model: nn.Module, base: "type[CollaborativeBase]", config: Any) -> "Shapes":
+        """The shapes that a config gives a model, whose layers are still native."""
+        layers = dict(outermost(model, base.attention_classes))
+        if not layers:
+            return cls({}, {})
+        specs = config.attention_specs([attention_width(layer, base.attention_classes) for layer in layers.values()])
+        blocks = [name for name, _ in outermost(model, base.feed_forward_classes)]
+        widths = config.feed_forward_widths(len(blocks)) or ()
+        return cls(dict(zip(layers, specs, strict=True)), dict(zip(blocks, widths, strict=False)))
+
+    def inside(self, part: str) -> "Shapes":
+        """The shapes of a part, by the names that modules have in it."""
+        attention, feed_forward = (
+            {name.removeprefix(f"{part}."): shape for name, shape in shapes.items() if name.startswith(f"{part}.")}
+            for shapes in (self.attention, self.feed_forward)
+        )
+        return Shapes(attention, feed_forward)  # type: ignore[arg-type]
+
+    def apply(self, model: nn.Module, base: "type[CollaborativeBase]", config: Any) -> None:
+        """Replaces the native layers of a model."""
+        for name, spec in self.attention.items():
+            native = model.get_submodule(name)
+            replacement = base.attention_classes[type(native)](native, spec, config)
+            model.set_submodule(name, replacement)
+            output = replacement.output_name(name)
+            model.set_submodule(output, replacement.output_of_heads(model.get_submodule(output)))  # type: ignore[arg-type]
+        for name, width in self.feed_forward.items():
+            block = model.get_submodule(name)
+            base.feed_forward_classes[type(block)].narrow(block, width)
+
+
 class CollaborativeBase(CollaborativeMixin):
     """Mixin for a family's main model, which declares what the others of the family have in common with it.
 
@@ -138,6 +179,7 @@ class CollaborativeBase(CollaborativeMixin):
         position_type: the native config's `position_embedding_type`, where it has one.
         feed_forward_classes: for each native module that holds a feed-forward layer, where it keeps it.
         versions: the collaborative version of each native model class of the family, and of its parts.
+        encoders: the models of an encoder alone, in a family of encoders with decoders.
     """
 
     config_class: type[PreTrainedConfig]
@@ -145,6 +187,7 @@ class CollaborativeBase(CollaborativeMixin):
     position_type: ClassVar[str] = "absolute"
     feed_forward_classes: ClassVar[dict[type[nn.Module], FeedForward]] = {}
     versions: ClassVar[dict[type[PreTrainedModel], type[CollaborativeMixin]]]
+    encoders: ClassVar[tuple[type[CollaborativeMixin], ...]] = ()
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         cls.base_class = cls
@@ -154,6 +197,12 @@ class CollaborativeBase(CollaborativeMixin):
     @classmethod
     def unsupported(cls, config: Any) -> str | None:
         """Why models of the family with this config, native or not, cannot be collaborative; None if they can."""
+        crosses = any(attention.crosses for attention in cls.attention_classes.values())
+        if getattr(config, "add_cross_attention", False) and not crosses:
+            return (
+                "one class serves its attention to the sequence itself and to another, so its cross-attention is not "
+                "supported. Convert the encoder without cross-attention"
+            )
         return None
 
 
@@ -235,8 +284,8 @@ def auto_classes(module: ModuleType) -> dict[str, tuple[type[CollaborativeMixin]
         known = tuple(collaborative[native_class] for native_class in natives if native_class in collaborative)
         if known:
             loadable[name] = known
-    # The native AutoModel loads an encoder with its decoder, which is not converted.
-    return {"AutoModel": models[:1]} | loadable
+    base: Any = models[0]
+    return loadable | {"AutoModel": (base, *base.encoders)}
 
 
 def auto_map(model_class: type[CollaborativeMixin]) -> dict[str, str]:

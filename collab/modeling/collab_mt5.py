@@ -1,4 +1,4 @@
-"""Collaborative encoder of mT5."""
+"""Collaborative mT5."""
 
 from transformers.models.mt5 import modeling_mt5 as native
 
@@ -7,13 +7,13 @@ from .collab_feed_forward import FeedForward
 from .collab_model import CollaborativeBase
 from .collab_t5_attention import CollabT5Attention
 
-_WITH_DECODER = [
-    f"MT5{name}" for name in ("Model", "ForConditionalGeneration", "ForSequenceClassification", "ForQuestionAnswering")
-]
 
-
-@collaborative_family(inner=[native.MT5Stack], without=_WITH_DECODER)
-class CollabMT5EncoderModel(CollaborativeBase, native.MT5EncoderModel):
+@collaborative_family(
+    inner=[native.MT5Stack],
+    encoders=[native.MT5EncoderModel],
+    without=["MT5ForSequenceClassification", "MT5ForQuestionAnswering"],
+)
+class CollabMT5Model(CollaborativeBase, native.MT5Model):
     attention_classes = {native.MT5Attention: CollabT5Attention}
     feed_forward_classes = {
         native.MT5DenseActDense: FeedForward("wi", "wo", "d_ff"),

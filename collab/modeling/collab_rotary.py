@@ -100,7 +100,7 @@ class CollaborativeRotaryAttention(CollaborativeAttention):
         if not self.heads:
             return self.without_heads(hidden_states, hidden_states.shape[1])
         values = self.values(hidden_states)
-        context, weights = self.attend_to(
+        context, weights = self.project_and_attend(
             hidden_states, hidden_states, values, attention_mask, positions=position_embeddings, **kwargs
         )
         return self.output(context, hidden_states), weights

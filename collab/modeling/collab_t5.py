@@ -1,4 +1,4 @@
-"""Collaborative encoder of T5."""
+"""Collaborative T5."""
 
 from transformers.models.t5 import modeling_t5 as native
 
@@ -7,13 +7,13 @@ from .collab_feed_forward import FeedForward
 from .collab_model import CollaborativeBase
 from .collab_t5_attention import CollabT5Attention
 
-_WITH_DECODER = [
-    f"T5{name}" for name in ("Model", "ForConditionalGeneration", "ForSequenceClassification", "ForQuestionAnswering")
-]
 
-
-@collaborative_family(inner=[native.T5Stack], without=_WITH_DECODER)
-class CollabT5EncoderModel(CollaborativeBase, native.T5EncoderModel):
+@collaborative_family(
+    inner=[native.T5Stack],
+    encoders=[native.T5EncoderModel],
+    without=["T5ForSequenceClassification", "T5ForQuestionAnswering"],
+)
+class CollabT5Model(CollaborativeBase, native.T5Model):
     attention_classes = {native.T5Attention: CollabT5Attention}
     feed_forward_classes = {
         native.T5DenseActDense: FeedForward("wi", "wo", "d_ff"),

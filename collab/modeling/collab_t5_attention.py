@@ -1,4 +1,4 @@
-"""The attention of T5's encoder and of its descendants'.
+"""The attention of T5 and of its descendants, in the encoder and in the decoder.
 
 This file is copied into every exported model that uses it; it imports only torch, transformers and its own folder.
 """
@@ -6,14 +6,18 @@ This file is copied into every exported model that uses it; it imports only torc
 from typing import Any
 
 from torch import Tensor, nn
+from transformers.cache_utils import EncoderDecoderCache
 from transformers.models.t5.modeling_t5 import T5Attention
 
-from .collab_attention import CollaborativeSelfAttention
+from .collab_attention import CollaborativeAttention, LayerKind
 from .collab_config import AttentionSpec
 
 
-class CollabT5Attention(CollaborativeSelfAttention):
-    """Scores are not scaled; the first layer computes a relative position bias, which the layers after it pass on."""
+class CollabT5Attention(CollaborativeAttention):
+    """Scores are not scaled; the first self-attention computes a relative position bias, which those after it pass on.
+
+    One class for both kinds of self-attention and for cross-attention, which has no position bias.
+    """
 
     native_names = {
         "query": "q",
@@ -25,16 +29,27 @@ class CollabT5Attention(CollaborativeSelfAttention):
     native_heads = "n_heads"
     native_weights = 2
     scaled = False
+    crosses = True
     relative_attention_bias: nn.Embedding
 
     def __init__(self, native: Any, spec: AttentionSpec, config: Any) -> None:
         super().__init__(native, spec, config)
-        self.is_decoder = False
+        self.is_decoder = native.is_decoder
         self.relative_attention_num_buckets = native.relative_attention_num_buckets
         self.relative_attention_max_distance = native.relative_attention_max_distance
 
     _relative_position_bucket = staticmethod(T5Attention._relative_position_bucket)
-    compute_bias = T5Attention.compute_bias
+    compute_bias: Any = T5Attention.compute_bias
+
+    @classmethod
+    def kind_of(cls, native: Any) -> LayerKind:
+        if not native.is_decoder:
+            return "encoder"
+        return "decoder" if native.is_causal else "cross"
+
+    @classmethod
+    def keys_input(cls, native: Any, given: dict[str, Any]) -> Tensor:
+        return given["key_value_states" if cls.kind_of(native) == "cross" else "hidden_states"]
 
     @classmethod
     def scores_input(cls, native: Any, given: dict[str, Any]) -> tuple[Any, Tensor | None]:
@@ -43,12 +58,31 @@ class CollabT5Attention(CollaborativeSelfAttention):
             bias = native.compute_bias(length, length)
         return given.get("mask"), bias
 
-    def forward(  # type: ignore[override]
-        self, hidden_states: Tensor, mask: Any = None, position_bias: Tensor | None = None, **kwargs: Any
+    def forward(
+        self,
+        hidden_states: Tensor,
+        mask: Any = None,
+        key_value_states: Tensor | None = None,
+        position_bias: Tensor | None = None,
+        past_key_values: Any = None,
+        **kwargs: Any,
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        """As the native layer; see `CollaborativeSelfAttention.forward`."""
-        mask, bias = self.scores_input(
-            self, {"hidden_states": hidden_states, "mask": mask, "position_bias": position_bias}
+        """As the native layer; see `attend_to_itself` and `attend_to_other`."""
+        if self.kind == "cross":
+            output, weights = self.attend_to_other(hidden_states, key_value_states, mask, past_key_values, **kwargs)
+            return output, None, weights
+        if position_bias is None and hasattr(self, "relative_attention_bias"):
+            position_bias = self._bias(hidden_states.shape[1], past_key_values)
+        output, weights = self.attend_to_itself(
+            hidden_states, mask, past_key_values, position_bias=position_bias, **kwargs
         )
-        output, weights = super().forward(hidden_states, mask, position_bias=bias, **kwargs)
-        return output, bias, weights
+        return output, position_bias, weights
+
+    def _bias(self, length: int, cache: Any) -> Tensor:
+        """The bias of `length` queries after those in the cache, (1, H, T, S), S with the room of a static cache."""
+        if cache is None:
+            return self.compute_bias(length, length)
+        if isinstance(cache, EncoderDecoderCache):
+            cache = cache.self_attention_cache
+        keys, _ = cache.get_mask_sizes(length, self.layer_idx)
+        return self.compute_bias(length, keys, past_seen_tokens=cache.get_seq_length(self.layer_idx))

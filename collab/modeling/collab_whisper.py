@@ -1,14 +1,14 @@
-"""Collaborative encoder of Whisper."""
+"""Collaborative Whisper."""
 
 from transformers.models.whisper import modeling_whisper as native
 
 from .collab_family import collaborative_family
 from .collab_feed_forward import FeedForward
-from .collab_layouts import AttentionWithOutProj
+from .collab_layouts import EncoderDecoderAttention
 from .collab_model import CollaborativeBase
 
 
-@collaborative_family(without=["WhisperModel", "WhisperForCausalLM", "WhisperForConditionalGeneration"])
-class CollabWhisperEncoder(CollaborativeBase, native.WhisperEncoder):
-    attention_classes = {native.WhisperAttention: AttentionWithOutProj}
+@collaborative_family(inner=[native.WhisperDecoder], encoders=[native.WhisperEncoder], without=["WhisperForCausalLM"])
+class CollabWhisperModel(CollaborativeBase, native.WhisperModel):
+    attention_classes = {native.WhisperAttention: EncoderDecoderAttention}
     feed_forward_classes = {native.WhisperEncoderLayer: FeedForward("fc1", "fc2")}

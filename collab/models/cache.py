@@ -34,7 +34,7 @@ class CacheBytes:
 
 @torch.no_grad()
 def cache_bytes(model: PreTrainedModel) -> CacheBytes | None:
-    """Measures the cache that a model fills from one token; None if it has no cache, as encoders.
+    """Measures the cache that a model fills from one row of one token; None if it has no cache, as encoders.
 
     Args:
         model: original or converted; on the ``meta`` device too.
@@ -44,6 +44,8 @@ def cache_bytes(model: PreTrainedModel) -> CacheBytes | None:
         return None
     inputs = random_inputs(base, 1, 1)
     inputs.pop("attention_mask", None)  # whose values cannot be read on the meta device
+    if "decoder_attention_mask" in inputs:  # some decoders make one where there is none, so one of scores is given
+        inputs["decoder_attention_mask"] = torch.zeros(1, 1, 1, 1, dtype=base.dtype, device=base.device)
     with evaluating(base):
         cache = getattr(base(**inputs, use_cache=True), "past_key_values", None)
     if cache is None:
@@ -51,5 +53,9 @@ def cache_bytes(model: PreTrainedModel) -> CacheBytes | None:
     both = isinstance(cache, EncoderDecoderCache)
     parts = (cache.self_attention_cache, cache.cross_attention_cache) if both else (cache,)
     layers = [layer for part in parts for layer in part.layers]
-    keys, values = (count_bytes(getattr(layer, name) for layer in layers) for name in ("keys", "values"))
+    keys, values = (
+        # An encoder of recordings gives several tokens, whatever the decoder has.
+        sum(count_bytes([held := getattr(layer, name)]) // held.shape[-2] for layer in layers)
+        for name in ("keys", "values")
+    )
     return CacheBytes(keys, values, str(layers[0].keys.dtype).removeprefix("torch."))

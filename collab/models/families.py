@@ -6,6 +6,7 @@ Importing this module registers the converted models with transformers.
 from __future__ import annotations
 
 import importlib
+import inspect
 import pkgutil
 from dataclasses import dataclass
 from functools import cache
@@ -18,7 +19,7 @@ from transformers.models.auto import modeling_auto
 
 from .. import modeling
 from ..errors import AlreadyConvertedError, UnsupportedArchitectureError
-from ..modeling.collab_attention import CollaborativeAttention, CollaborativeCrossAttention
+from ..modeling.collab_attention import CollaborativeAttention, LayerKind
 from ..modeling.collab_disentangled import CollaborativeDisentangledAttention, PositionTerms
 from ..modeling.collab_model import CollaborativeBase, CollaborativeMixin, auto_classes, family_models
 from ..modeling.collab_rotary import CollaborativeRotaryAttention
@@ -106,9 +107,13 @@ class Family:
         """Index of the attention weights in what a native attention layer returns."""
         return self.base.attention_classes[type(layer)].native_weights
 
-    def is_cross_attention(self, layer: nn.Module) -> bool:
-        """Whether a native attention layer takes its keys from another sequence."""
-        return issubclass(self.base.attention_classes[type(layer)], CollaborativeCrossAttention)
+    def kind(self, layer: nn.Module) -> LayerKind:
+        """What a native attention layer attends to, and from where; see `LayerKind`."""
+        return self.base.attention_classes[type(layer)].kind_of(layer)
+
+    def keys_input(self, layer: nn.Module, given: dict[str, Any]) -> Tensor:
+        """The states that a native attention layer computes its keys from; arguments as for `scores_input`."""
+        return self.base.attention_classes[type(layer)].keys_input(layer, given)
 
     def is_rotary(self, layer: nn.Module) -> bool:
         """Whether a native attention layer turns its queries and keys by their positions."""
@@ -130,6 +135,12 @@ class Family:
         if "dense" in names:
             return f"{name}.{names['dense']}"
         return self.base.attention_classes[type(layer)].output_name(name)
+
+
+def arguments_of(module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> dict[str, Any]:
+    """The arguments that a module was called with, by name, as a forward hook is given them."""
+    bound = inspect.signature(type(module).forward).bind(module, *args, **kwargs).arguments
+    return bound | bound.get("kwargs", {})
 
 
 def collaborative_layers(model: PreTrainedModel) -> dict[str, CollaborativeAttention]:
@@ -177,12 +188,6 @@ def require_family(config: PretrainedConfig) -> Family:
             f"position_embedding_type={position!r} is not supported{because}. Only {expected} positions convert."
         )
     family.check_config(config)
-    crosses = any(issubclass(kind, CollaborativeCrossAttention) for kind in family.base.attention_classes.values())
-    if getattr(config, "add_cross_attention", False) and not crosses:
-        raise UnsupportedArchitectureError(
-            f"{config.model_type} models with add_cross_attention cannot be converted: one class serves their "
-            "attention to the sequence itself and to another. Convert the encoder without cross-attention."
-        )
     return family
 
 

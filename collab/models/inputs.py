@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping
 from typing import Literal
 
@@ -9,7 +10,7 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForMultipleChoice, PreTrainedModel
 
-from ..errors import UnsupportedArchitectureError
+from ..errors import ConfigurationError, UnsupportedArchitectureError
 
 Kind = Literal["text", "images", "audio"]
 """What a model reads; a model of text and images counts as one of text."""
@@ -53,6 +54,53 @@ def has_choices(model: PreTrainedModel) -> bool:
     return type(model) is AutoModelForMultipleChoice._model_mapping.get(type(model.config), None)
 
 
+def has_decoder(model: PreTrainedModel | type[PreTrainedModel]) -> bool:
+    """Whether a model, or a model class, is an encoder with a decoder, which takes tokens of its own."""
+    return "decoder_input_ids" in inspect.signature(model.forward).parameters
+
+
+def answer_mask(batch: Mapping[str, Tensor]) -> Tensor | None:
+    """The mask of the tokens that a model answers about, (B, T): the decoder's, if it has one beside an encoder."""
+    return batch.get("decoder_attention_mask" if "decoder_input_ids" in batch else "attention_mask")
+
+
+def query_mask(batch: Mapping[str, Tensor], kind: str) -> Tensor | None:
+    """The mask of the tokens, (B, T), that an attention layer of a kind computes queries of.
+
+    Args:
+        batch: the model's inputs.
+        kind: ``encoder``, ``decoder`` or ``cross``.
+    """
+    return batch.get("attention_mask") if kind == "encoder" else answer_mask(batch)
+
+
+def decoder_inputs(model: PreTrainedModel, labels: Tensor) -> Tensor:
+    """What a decoder reads to answer with these labels, (B, T): they are shifted by one, after the first token.
+
+    Raises:
+        ConfigurationError: if the model's config names no such token.
+    """
+    prepare = getattr(model, "prepare_decoder_input_ids_from_labels", None)
+    if prepare is not None:
+        return prepare(labels)
+    start = model.config.decoder_start_token_id
+    if start is None:
+        raise ConfigurationError(
+            "The model's config has no decoder_start_token_id, so its decoder cannot be run on targets. Set it."
+        )
+    return torch.cat([torch.full_like(labels[:, :1], start), labels[:, :-1]], dim=1)
+
+
+def decoder_vocabulary(model: PreTrainedModel) -> int:
+    """The number of tokens that the decoder of an encoder-decoder knows."""
+    return getattr(model.config, "decoder_vocab_size", None) or model.config.vocab_size
+
+
+def longest_target(model: PreTrainedModel) -> int:
+    """The largest number of tokens that the decoder of an encoder-decoder accepts."""
+    return getattr(model.config, "max_target_positions", None) or longest_input(model)
+
+
 def probe_inputs(model: PreTrainedModel, seed: int = 0) -> dict[str, Tensor]:
     """A small random batch that a model accepts: two sequences, the second one padded, or two images or recordings.
 
@@ -61,9 +109,10 @@ def probe_inputs(model: PreTrainedModel, seed: int = 0) -> dict[str, Tensor]:
         seed: random seed.
     """
     inputs = random_inputs(model, 2, min(8, longest_input(model)), states=5, seed=seed)
-    if "attention_mask" in inputs:
-        mask = inputs["attention_mask"]
-        mask.flatten(0, -2)[1, mask.shape[-1] // 2 :] = 0
+    for name in ("attention_mask", "decoder_attention_mask"):
+        if name in inputs:
+            mask = inputs[name]
+            mask.flatten(0, -2)[1, mask.shape[-1] // 2 :] = 0
     return inputs
 
 
@@ -83,7 +132,7 @@ def random_inputs(
         rows: B.
         length: T; images, and recordings of a fixed length, have the size that the model's config says.
         vocabulary: token ids are below this number; None for the model's whole vocabulary.
-        states: S, the number of encoder states for cross-attention; None for T.
+        states: S, the number of encoder states for cross-attention, or of a decoder's tokens; None for T.
         seed: random seed.
     """
     generator = torch.Generator().manual_seed(seed)
@@ -91,7 +140,8 @@ def random_inputs(
     if input_kind(model) == "images":
         return on_device(random_images(model, rows, generator), model.device)
     if input_kind(model) == "audio":
-        return on_device(random_audio(model, rows, length, generator), model.device)
+        recordings = random_audio(model, rows, length, generator)
+        return on_device(recordings | _random_targets(model, rows, states or length, generator), model.device)
     config = getattr(config, "text_config", config)
     inputs = {
         "input_ids": torch.randint(vocabulary or config.vocab_size, (rows, length), generator=generator),
@@ -104,7 +154,18 @@ def random_inputs(
         inputs["encoder_hidden_states"] = other.to(model.dtype)
     if hasattr(model.config, "vision_config"):
         inputs |= random_images(model, rows, generator)
+    inputs |= _random_targets(model, rows, states or length, generator)
     return on_device(inputs, model.device)
+
+
+def _random_targets(model: PreTrainedModel, rows: int, length: int, generator: torch.Generator) -> dict[str, Tensor]:
+    """Random tokens for the decoder of an encoder-decoder; empty for other models."""
+    if not has_decoder(model):
+        return {}
+    return {
+        "decoder_input_ids": torch.randint(decoder_vocabulary(model), (rows, length), generator=generator),
+        "decoder_attention_mask": torch.ones(rows, length, dtype=torch.long),
+    }
 
 
 def on_device(batch: Mapping[str, Tensor], device: torch.device) -> dict[str, Tensor]:

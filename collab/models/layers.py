@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from ..errors import ConfigurationError, UnsupportedArchitectureError
-from ..modeling.collab_attention import CollaborativeAttention
+from ..modeling.collab_attention import CollaborativeAttention, LayerKind
 from ..modeling.collab_disentangled import CollaborativeDisentangledAttention, PositionTerms
 from ..modeling.collab_rotary import CollaborativeRotaryAttention
 from .families import Family, collaborative_layers, families, refuse_unsupported
@@ -32,6 +32,7 @@ class HeadLayer:
         rotary: whether queries and keys are turned by their positions, so that no single A_h gives the scores.
         weights_index: index of the attention weights in what the layer returns.
         positions: the terms of disentangled positions; None for most layers.
+        kind: attention of a sequence to itself in an encoder or, causal, in a decoder; or of a decoder to another.
     """
 
     name: str
@@ -46,6 +47,7 @@ class HeadLayer:
     rotary: bool = False
     weights_index: int = 1
     positions: PositionTerms | None = None
+    kind: LayerKind = "encoder"
 
     @property
     def shares_values(self) -> bool:
@@ -126,6 +128,7 @@ def head_layers(model: PreTrainedModel) -> list[HeadLayer]:
                 rotary=family.is_rotary(layer),
                 weights_index=family.weights_index(layer),
                 positions=family.position_terms(layer),
+                kind=family.kind(layer),
             )
         )
     if not layers:
@@ -144,7 +147,7 @@ def passes_per_layer(model: PreTrainedModel, count: int) -> float:
     """How many times a model of `count` attention layers applies each: 1, or more if passes share weights (ALBERT)."""
     config = model.config
     passes = (getattr(config, "num_hidden_layers", None) or count) * getattr(config, "inner_group_num", 1)
-    return passes / count
+    return max(1.0, passes / count)  # a decoder with cross-attention has several layers of attention in each
 
 
 def entry_of(model: PreTrainedModel, name: str) -> str:
@@ -192,4 +195,5 @@ def _converted(model: PreTrainedModel, name: str, layer: CollaborativeAttention)
         rotary=rotary,
         weights_index=layer.native_weights,
         positions=layer.terms if isinstance(layer, CollaborativeDisentangledAttention) else None,
+        kind=layer.kind,
     )

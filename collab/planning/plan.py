@@ -14,6 +14,7 @@ from ..decomposition import FORMS, Form, SolverOptions
 from ..decomposition.options import Content
 from ..errors import BudgetError
 from ..io.options import Progress, no_progress
+from ..modeling.collab_attention import LayerKind
 from ..models.cache import CacheBytes, cache_bytes
 from ..models.families import require_family
 from ..models.layers import count_parameters
@@ -33,7 +34,7 @@ class PlanOption:
 
     Attributes:
         form: decomposition form.
-        rank: R.
+        rank: R, that of the layer with the largest.
         error: predicted relative error of the scores (of the weights without calibration), root mean square of the
             layers.
         layer_errors: the same, layer by layer.
@@ -61,6 +62,7 @@ class Spectrum:
 
     Attributes:
         name: module name of the layer.
+        kind: ``encoder``, ``decoder`` or ``cross``, as in `collab.inspect`.
         components: numbers of components.
         query: fraction of the energy of W_Q, heads side by side, in each number of components.
         key: the same of W_K.
@@ -68,6 +70,7 @@ class Spectrum:
     """
 
     name: str
+    kind: LayerKind
     components: list[int]
     query: list[float]
     key: list[float]
@@ -139,19 +142,21 @@ def plan(
     problems = LayerProblems(model, family, moments, solver.resolve_device(model.device))
     shapes = [LayerShape.of(problem) for problem in problems.values()]
     _check_fractions(fractions, content, shapes)
+    kinds = {name: family.kind(layer) for name, layer in family.attention_layers(model).items()}
     ranks: dict[tuple[Form, float], list[int]] = {(form, part): [] for form in FORMS for part in fractions}
     errors: dict[tuple[Form, float], list[float]] = {key: [] for key in ranks}
     spectra: list[Spectrum] = []
     progress("predicting", 0, len(problems))
     for shape, (name, problem) in zip(shapes, problems.items(), strict=True):
-        spectra.append(spectrum(name, problem))
+        spectra.append(spectrum(name, kinds[name], problem))
         for form, part in errors:
             rank = shape.rank_within(form, part * shape.parameters_before, content)
             ranks[form, part].append(rank)
             errors[form, part].append(predict(problem, form, rank, content, solver) if rank else 1.0)
         progress("predicting", len(spectra), len(problems))
 
-    original = _Original(shapes, count_parameters(model), cache_bytes(model))
+    cached = [kind != "encoder" for kind in kinds.values()]
+    original = _Original(shapes, cached, count_parameters(model), cache_bytes(model))
     fitting = [key for key in errors if all(ranks[key])]
     options = _mark_frontier([original.option(key[0], ranks[key], errors[key], content, lengths) for key in fitting])
     return Plan(
@@ -172,11 +177,13 @@ class _Original:
 
     Attributes:
         shapes: shapes of its attention layers.
+        cached: for each of them, whether its keys are in the cache, as those of an encoder are not.
         parameters: parameters of the whole model.
         cache: what its cache holds for each token, measured; None for an encoder.
     """
 
     shapes: list[LayerShape]
+    cached: list[bool]
     parameters: int
     cache: CacheBytes | None
 
@@ -191,8 +198,9 @@ class _Original:
         """The costs of converting each layer at its rank, beside its predicted errors."""
         pairs = list(zip(self.shapes, ranks, strict=True))
         after = sum(shape.parameters(form, rank, content) for shape, rank in pairs)
-        cached = sum(shape.cached_numbers(rank, content) for shape, rank in pairs)
-        full = sum(shape.full_rank for shape in self.shapes)
+        held = [pair for pair, cached in zip(pairs, self.cached, strict=True) if cached]
+        numbers = sum(shape.cached_numbers(rank, content) for shape, rank in held)
+        full = sum(shape.full_rank for shape, _ in held)
         return PlanOption(
             form=form,
             rank=max(ranks),
@@ -205,7 +213,7 @@ class _Original:
                 / sum(shape.flops_before(length) for shape in self.shapes)
                 for length in lengths
             },
-            cache=None if self.cache is None else replace(self.cache, keys=self.cache.keys * cached // full),
+            cache=None if self.cache is None else replace(self.cache, keys=self.cache.keys * numbers // full),
         )
 
 
@@ -218,7 +226,7 @@ def _check_fractions(fractions: Sequence[float], content: Content, shapes: Seque
         raise BudgetError(nothing_fits(largest, FORMS, content, shapes))
 
 
-def spectrum(name: str, problem: LayerProblem) -> Spectrum:
+def spectrum(name: str, kind: LayerKind, problem: LayerProblem) -> Spectrum:
     """Energy in the leading principal components of a layer's concatenated query, key and product matrices.
 
     The components of W_Q W_Kᵀ are those of the scores summed over heads; the fewer it takes, the more the heads share.
@@ -237,7 +245,7 @@ def spectrum(name: str, problem: LayerProblem) -> Spectrum:
         energy = singular_values.square().cumsum(0)
         share = energy / energy[-1] if energy[-1] > 0 else torch.ones_like(energy)
         captured.append([float(share[number - 1]) for number in components])
-    return Spectrum(name, components, *captured)
+    return Spectrum(name, kind, components, *captured)
 
 
 def _mark_frontier(options: list[PlanOption]) -> list[PlanOption]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -10,12 +10,13 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from ..models.answers import answers_of
+from ..models.inputs import answer_mask
 from ..models.layers import dropped_layers, matched_states
 from .run import GuardedTrainer
 
 
 def relative_errors(
-    model: PreTrainedModel, student: Any, teacher: Any, mask: Tensor | None, dropped: Sequence[int] = ()
+    model: PreTrainedModel, student: Any, teacher: Any, inputs: Mapping[str, Tensor], dropped: Sequence[int] = ()
 ) -> Tensor:
     """Relative squared errors of the student's hidden states after every layer, and of its logits if it has any.
 
@@ -26,19 +27,33 @@ def relative_errors(
         model: the teacher, which tells what kind of answer its logits are.
         student: outputs with hidden states.
         teacher: the teacher's outputs with hidden states, without gradients.
-        mask: (B, T), or (B, choices, T), or None without padding.
+        inputs: what both were given, whose masks, (B, T) or (B, choices, T), tell what is padding.
         dropped: numbers of the teacher's layers that the student lacks.
 
     Returns:
         Shape (layers,) or (layers + logits,).
     """
-    # Inside the model, the choices of an example are separate rows.
-    by_row = None if mask is None else mask.flatten(0, -2)
-    states = zip(student.hidden_states[1:], matched_states(teacher.hidden_states, dropped), strict=True)
-    pairs = [(_seen(ours, by_row), _seen(theirs, by_row)) for ours, theirs in states]
-    answered = zip(*(answers_of(model, output, mask) for output in (student, teacher)), strict=True)
+    pairs = []
+    for (ours, mask), (theirs, _) in zip(_states(student, inputs), _states(teacher, inputs), strict=True):
+        # Inside the model, the choices of an example are separate rows.
+        by_row = None if mask is None else mask.flatten(0, -2)
+        states = zip(ours[1:], matched_states(theirs, dropped), strict=True)
+        pairs += [(_seen(mine, by_row), _seen(yours, by_row)) for mine, yours in states]
+    answered = zip(*(answers_of(model, output, answer_mask(inputs)) for output in (student, teacher)), strict=True)
     pairs += [(ours.rows, theirs.rows) for ours, theirs in answered if ours.kind != "states"]
     return torch.stack([_relative(*pair) for pair in pairs])
+
+
+def _states(output: Any, inputs: Mapping[str, Tensor]) -> list[tuple[Sequence[Tensor], Tensor | None]]:
+    """Hidden states and their mask, of an encoder-decoder those of both parts."""
+    mask = inputs.get("attention_mask")
+    if "decoder_input_ids" not in inputs:
+        return [(output.hidden_states, mask)]
+    encoded = output.encoder_hidden_states
+    return [
+        (encoded, mask if mask is not None and mask.shape == encoded[0].shape[:2] else None),
+        (output.decoder_hidden_states, answer_mask(inputs)),
+    ]
 
 
 def _relative(student: Tensor, teacher: Tensor) -> Tensor:
@@ -66,8 +81,7 @@ def distillation_loss(
 ) -> tuple[Tensor, Any]:
     """The mean of `relative_errors` to a teacher's outputs on the same inputs, and the student's outputs."""
     actual = student(**inputs, output_hidden_states=True)
-    mask, dropped = inputs.get("attention_mask"), dropped_layers(student)
-    return relative_errors(teacher, actual, expected, mask, dropped).mean(), actual
+    return relative_errors(teacher, actual, expected, inputs, dropped_layers(student)).mean(), actual
 
 
 class DistillationTrainer(GuardedTrainer):

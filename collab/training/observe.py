@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import inspect
 from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,9 +12,9 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from ..data.features import Batch
-from ..modeling.collab_attention import as_linear
-from ..models.families import Family
-from ..models.inputs import on_device
+from ..modeling.collab_attention import LayerKind, as_linear
+from ..models.families import Family, arguments_of
+from ..models.inputs import on_device, query_mask
 from ..models.states import evaluating
 from .options import RefineOptions
 
@@ -77,7 +76,7 @@ class Observer:
         self._number: dict[str, int] = {}
         self._passes: dict[frozenset[str], int] = {}  # number in a run, by the names in the batch
         self._left = -1
-        self._mask: Tensor | None = None
+        self._given: Batch = {}
         self._visit: Visit | None = None
 
     def projections(self, name: str) -> tuple[nn.Linear, nn.Linear]:
@@ -106,8 +105,7 @@ class Observer:
     def run(self, batch: Batch, visit: Visit) -> None:
         """Runs the model on a batch and calls `visit` for every pass of every layer."""
         moved = on_device(batch, self.model.device)
-        mask = moved.get("attention_mask")
-        self._mask = None if mask is None or bool(mask.all()) else mask.bool()
+        self._given = moved
         self._visit = visit
         self._number = dict.fromkeys(self._layers, 0)
         kind = frozenset(batch)
@@ -118,13 +116,13 @@ class Observer:
             self._passes[kind] = sum(self._number.values())
         finally:
             self._visit = None
+            self._given = {}
             self._inputs.clear()
             self._values.clear()
 
     def _before(self, name: str) -> Callable[..., None]:
         def keep(module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
-            bound = inspect.signature(type(module).forward).bind(module, *args, **kwargs).arguments
-            self._inputs[name] = bound | bound.get("kwargs", {})
+            self._inputs[name] = arguments_of(module, args, kwargs)
 
         return keep
 
@@ -137,15 +135,16 @@ class Observer:
         return keep
 
     def _after(self, name: str) -> Callable[..., None]:
-        cross = self._family.is_cross_attention(self._layers[name])
+        layer = self._layers[name]
+        kind = self._family.kind(layer)
 
         def show(module: nn.Module, args: tuple) -> None:
             if self._visit is None or name not in self._inputs:
                 return
             given = self._inputs.pop(name)
             queries = given["hidden_states"]
-            keys = given["encoder_hidden_states"] if cross else queries
-            mask, bias = self._family.scores_input(self._layers[name], given)
+            keys = self._family.keys_input(layer, given)
+            mask, bias = self._family.scores_input(layer, given)
             shown = LayerPass(
                 queries.float(),
                 keys.float(),
@@ -153,7 +152,7 @@ class Observer:
                 args[0].float(),
                 mask.float() if isinstance(mask, Tensor) and mask.is_floating_point() else mask,
                 None if bias is None else bias.float(),
-                self._seen(queries),
+                self._seen(queries, kind),
                 self._number[name],
                 given.get("is_causal"),
                 self._family.positions_input(self._layers[name], given),
@@ -166,11 +165,12 @@ class Observer:
 
         return show
 
-    def _seen(self, queries: Tensor) -> Tensor | None:
+    def _seen(self, queries: Tensor, kind: LayerKind) -> Tensor | None:
         rows = queries.shape[:2]
-        if self._mask is None or self._mask.numel() != rows.numel():
+        mask = query_mask(self._given, kind)
+        if mask is None or mask.numel() != rows.numel() or bool(mask.all()):
             return None
-        return self._mask.reshape(*rows, 1)
+        return mask.bool().reshape(*rows, 1)
 
 
 @dataclass(frozen=True)

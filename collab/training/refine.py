@@ -254,7 +254,7 @@ class _Learner:
         """ẑ, and ẑ - z without a gradient, zero for padding, (B, T, H·d)."""
         layer = self.layer
         values = layer.values_by_head(self._of_heads(shown.values))  # (B, H, S, d)
-        context, _ = layer.attend_to(
+        context, _ = layer.project_and_attend(
             shown.queries,
             shown.keys,
             values,

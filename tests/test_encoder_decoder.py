@@ -1,0 +1,351 @@
+"""Encoders with decoders: three kinds of attention, generation with every cache, pairs of sources and targets."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from processes import run
+from reload import outputs_without_collab
+from tiny import (
+    BY_TYPE,
+    FORMS,
+    LETTERS,
+    SEQ2SEQ,
+    Row,
+    batches,
+    converted,
+    every_form,
+    full_rank,
+    largest_difference,
+    outputs,
+    random_model,
+    save_tokenizer,
+    save_with_tokenizer,
+    tiny_model,
+)
+from transformers import AutoModel, AutoModelForSeq2SeqLM, BertTokenizerFast, PreTrainedModel
+from transformers.cache_utils import DynamicCache, EncoderDecoderCache, StaticCache
+from transformers.models.auto import modeling_auto
+
+import collab
+from collab.data.audio import Recording
+from collab.errors import CollabError, DataError, UnsupportedArchitectureError
+from collab.evaluation.compare import agreement
+from collab.models.cache import cache_bytes
+from collab.models.inputs import probe_inputs
+
+H, D = 4, 32
+KINDS = ["encoder", "encoder", "decoder", "cross", "decoder", "cross"]
+_WORDS = random.Random(0)
+SENTENCES = [" ".join(_WORDS.choices(LETTERS, k=_WORDS.randint(3, 12))) for _ in range(80)]
+PAIRS = list(zip(SENTENCES[::2], SENTENCES[1::2], strict=True))
+
+
+def generator_of(row: Row, **changes: object) -> PreTrainedModel:
+    """A row's model that generates."""
+    tables = (modeling_auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING, modeling_auto.MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING)
+    native_class = next(table[row.config_class] for table in tables if row.config_class in table)
+    return random_model(native_class, row.config(**changes))
+
+
+def marian(**changes: object) -> PreTrainedModel:
+    return generator_of(BY_TYPE["marian"], **changes)
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> BertTokenizerFast:
+    folder = tmp_path_factory.mktemp("tokenizer")
+    save_tokenizer(folder)
+    return BertTokenizerFast.from_pretrained(folder)
+
+
+@pytest.fixture
+def pairs(tmp_path: Path) -> Path:
+    """A file of sources and targets."""
+    (tmp_path / "pairs.tsv").write_text("".join(f"{source}\t{target}\n" for source, target in [("en", "de"), *PAIRS]))
+    return tmp_path / "pairs.tsv"
+
+
+def written(model: PreTrainedModel, **how: object) -> list[list[int]]:
+    """What a model writes, the second source padded."""
+    sources = {name: value for name, value in probe_inputs(model).items() if not name.startswith("decoder")}
+    model.generation_config.max_length = None  # Whisper's is set, and would clash
+    return model.generate(**sources, max_new_tokens=7, do_sample=False, **how).tolist()
+
+
+@pytest.mark.parametrize("number", range(len(SEQ2SEQ)), ids=[row.model_type for row in SEQ2SEQ])
+def test_generation_is_that_of_the_original_and_the_same_with_every_cache(number: int) -> None:
+    native = generator_of(SEQ2SEQ[number])
+    for rank in (full_rank(native), 7):
+        model = converted(native, rank, FORMS[number % 3])
+        for beams in (1, 3):
+            plain = written(model, use_cache=False, num_beams=beams)
+            for implementation in ("dynamic", "static"):
+                assert written(model, cache_implementation=implementation, num_beams=beams) == plain
+            if rank != 7:
+                assert plain == written(native, num_beams=beams)
+
+
+@every_form
+@pytest.mark.parametrize("content", ["exact", "folded"])
+def test_a_cache_holds_one_key_for_all_heads(form: str, content: str) -> None:
+    model = converted(tiny_model(BY_TYPE["bart"]), 9, form, content=content)
+    cache = EncoderDecoderCache(DynamicCache(config=model.config), DynamicCache(config=model.config))
+    with torch.no_grad():
+        model(**probe_inputs(model), past_key_values=cache, use_cache=True)
+    width = 9 + (H if content == "exact" else 0)
+    for part, length in ((cache.self_attention_cache, 5), (cache.cross_attention_cache, 8)):
+        assert [tuple(layer.keys.shape) for layer in part.layers] == [(2, 1, length, width)] * 2
+        assert [tuple(layer.values.shape) for layer in part.layers] == [(2, 1, length, D)] * 2
+    held = cache_bytes(model)
+    assert held is not None
+    assert (held.keys, held.values) == (4 * 4 * width, 4 * 4 * D)
+
+
+@pytest.mark.parametrize("model_type", ["bart", "t5", "whisper"])
+def test_plans_count_what_a_conversion_then_caches(model_type: str) -> None:
+    native = generator_of(BY_TYPE[model_type])
+    plan = collab.plan(native, fractions=(0.5,))
+    assert plan.cache == cache_bytes(native)
+    for option in plan.options:
+        assert cache_bytes(converted(native, option.rank, option.form)) == option.cache
+
+
+def test_every_attention_is_reported_by_its_kind() -> None:
+    native = marian()
+    for model in (native, converted(native, [3, 4, 5, 6, 7, 8])):
+        assert [layer.kind for layer in collab.inspect(model).layers] == KINDS
+    assert [layer.rank for layer in collab.inspect(model).layers] == [3, 4, 5, 6, 7, 8]
+    assert [layer["rank"] for layer in model.config.collab_layers] == [3, 4, 5, 6, 7, 8]
+    assert [spectrum.kind for spectrum in collab.plan(native, fractions=(0.5,)).spectra] == KINDS
+    assert collab.inspect(native).passes == 1
+
+
+def test_cross_attention_has_the_moments_of_both_sequences() -> None:
+    """Queries are the decoder's states and keys the encoder's; those of padding do not count."""
+    native = marian()
+    inputs = batches(native, 2)
+    moments = collab.calibrate(native, inputs).moments
+    kinds = {layer.name: layer.kind for layer in collab.inspect(native).layers}
+    seen = {"encoder": 8 + 4, "decoder": 5 + 3 - 1, "cross": 5 + 3 - 1}  # tokens of a batch
+    assert {moments[name].tokens for name, kind in kinds.items() if kind == "encoder"} == {seen["encoder"]}
+    assert {moments[name].tokens for name, kind in kinds.items() if kind != "encoder"} == {seen["decoder"]}
+    padded = [dict(batch) for batch in inputs]
+    for batch in padded:  # what stands in the place of padding changes nothing
+        for name in ("input_ids", "decoder_input_ids"):
+            mask = batch["attention_mask" if name == "input_ids" else "decoder_attention_mask"]
+            batch[name] = torch.where(mask.bool(), batch[name], torch.full_like(batch[name], 7))
+    again = collab.calibrate(native, padded).moments
+    for name, layer in moments.items():
+        for field in ("query_covariance", "key_covariance", "head_weight"):
+            torch.testing.assert_close(getattr(again[name], field), getattr(layer, field), rtol=1e-3, atol=1e-6)
+
+
+@pytest.mark.parametrize("data", ["synthetic", "pairs", "sources"])
+def test_calibration_is_closer_than_the_weights_alone(data: str, tokenizer: BertTokenizerFast) -> None:
+    native = marian()
+    rows = {"synthetic": "synthetic", "pairs": PAIRS, "sources": SENTENCES[:40]}[data]
+    options = collab.CalibrationOptions(samples=200)
+    calibration = collab.calibrate(native, rows, tokenizer=tokenizer, options=options)
+    assert all("decoder_input_ids" in batch for batch in calibration.batches)
+    config = collab.ConversionConfig(rank=12, refine="none", compare=False)
+    calibrated = collab.convert(native, config, calibration=calibration)
+    alone = agreement(native, converted(native, 12), calibration.batches)
+    assert calibrated.report.agreement is not None
+    assert alone is not None
+    assert calibrated.report.agreement["kl"] < alone["kl"]
+
+
+def test_sources_alone_are_answered_by_the_model(tokenizer: BertTokenizerFast) -> None:
+    """Its decoder then reads what it writes greedily, without the end of the text."""
+    native = marian()
+    batch = collab.calibrate(native, SENTENCES[:4], tokenizer=tokenizer).batches[0]
+    ids, mask = batch["decoder_input_ids"], batch["decoder_attention_mask"]
+    answer = native.generate(
+        input_ids=batch["input_ids"], attention_mask=batch["attention_mask"], do_sample=False, max_length=40
+    )
+    assert (
+        ids[0][mask[0].bool()].tolist() == [token for token in answer[0].tolist() if token != 3][: int(mask[0].sum())]
+    )
+
+
+def test_recordings_are_answered_by_the_model() -> None:
+    native = generator_of(BY_TYPE["whisper"], eos_token_id=3)
+
+    class Extractor:
+        sampling_rate = 16_000
+
+        def __call__(self, waveform: object, **options: object) -> dict[str, torch.Tensor]:
+            return {"input_features": torch.randn(1, 8, 18)}
+
+    rows = [Recording(np.zeros(100, dtype=np.float32), 16_000)] * 8
+    calibration = collab.calibrate(native, rows, tokenizer=Extractor())
+    assert all(not moments.unknown for moments in calibration.moments.values())
+    assert all(int(batch["decoder_input_ids"][0, 0]) == 1 for batch in calibration.batches)
+
+
+def test_every_kind_of_attention_is_refined() -> None:
+    native = marian()
+    options = collab.RefineOptions(steps=40)
+    refinement = collab.refine(converted(native, 8), native, batches(native, 16), options=options)
+    assert len(refinement.layers) == len(KINDS)
+    improved = {kind for kind, layer in zip(KINDS, refinement.layers.values(), strict=True) if layer.kept}
+    assert improved == set(KINDS)
+
+
+def test_healing_on_pairs_brings_the_answers_closer(tokenizer: BertTokenizerFast) -> None:
+    native = marian()
+    model = converted(native, 6)
+    settings = replace(collab.HealOptions().run, steps=20, batch_size=8, device="cpu")
+    record = collab.heal(
+        model, native, PAIRS, tokenizer=tokenizer, options=collab.HealOptions(samples=40, run=settings)
+    ).record
+    assert record["improved"]
+    assert record["after"]["kl"] < record["before"]["kl"]
+
+
+class TestReload:
+    @pytest.mark.parametrize("model_type", ["marian", "t5"])
+    def test_three_ways(self, model_type: str, tmp_path: Path) -> None:
+        native = generator_of(BY_TYPE[model_type])
+        model = converted(native, 7)
+        model.save_pretrained(tmp_path / "out")
+        expected = outputs(model)
+        for loader in (AutoModelForSeq2SeqLM, type(model)):
+            assert largest_difference(expected, outputs(loader.from_pretrained(tmp_path / "out"))) < 1e-5
+        job = {"folder": tmp_path / "out", "auto_class": "AutoModelForSeq2SeqLM", "inputs": probe_inputs(model)}
+        actual = outputs_without_collab([job], tmp_path)[0]
+        assert largest_difference(expected, actual) < 1e-5
+
+    def test_an_encoder_alone_is_still_one(self, tmp_path: Path) -> None:
+        """As version 0.1.0 wrote T5's and Whisper's: AutoModel follows the architecture that the config names."""
+        native = random_model(transformers.T5EncoderModel, BY_TYPE["t5"].config())
+        model = converted(native, 7)
+        assert len(model.config.collab_layers) == 2
+        model.save_pretrained(tmp_path / "out")
+        reloaded = AutoModel.from_pretrained(tmp_path / "out")
+        assert type(reloaded) is type(model)
+        assert largest_difference(outputs(model), outputs(reloaded)) < 1e-5
+        job = {"folder": tmp_path / "out", "auto_class": "AutoModel", "inputs": probe_inputs(model)}
+        assert largest_difference(outputs(model), outputs_without_collab([job], tmp_path)[0]) < 1e-5
+
+    def test_wrong_number_of_layers_is_refused(self) -> None:
+        row = BY_TYPE["marian"]
+        with pytest.raises(ValueError, match="2 collab_layers, but the model has 6"):
+            row.family.base(row.family.config_class(**row.values, collab_layers=[{"form": "cp", "rank": 6}] * 2))
+
+
+class TestOtherVerbs:
+    def test_expands_to_the_original(self) -> None:
+        native = marian()
+        model = converted(native, 8, "concat", content="folded")
+        expanded = collab.expand(model).model
+        assert type(expanded) is type(native)
+        assert largest_difference(outputs(model), outputs(expanded)) < 1e-5
+
+    def test_heads_are_scored_and_pruned_in_every_kind(self, tokenizer: BertTokenizerFast) -> None:
+        native = marian()
+        scores = collab.score_heads(collab.Checkpoint.of(native, tokenizer), PAIRS[:8])
+        assert [len(values) for values in scores.importance("gradient").values()] == [H] * 6
+        keep = {layer.name: [0, 2] for layer in collab.inspect(native).layers if layer.kind == "cross"}
+        pruned = collab.prune(native, keep)
+        assert [layer.heads for layer in collab.inspect(pruned).layers] == [4, 4, 4, 2, 4, 2]
+        assert written(pruned) == written(pruned, use_cache=False)
+
+    def test_a_layer_without_heads_generates(self) -> None:
+        pruned = collab.prune(marian(), {"model.decoder.layers.0.encoder_attn": []})
+        assert written(pruned) == written(pruned, use_cache=False)
+
+    def test_compression_is_refused(self, tmp_path: Path) -> None:
+        marian().save_pretrained(tmp_path / "model")
+        with pytest.raises(UnsupportedArchitectureError, match="cannot be compressed yet"):
+            collab.checkpoints.compress(str(tmp_path / "model"), tmp_path / "out", collab.CompressionConfig(params=0.5))
+        assert not (tmp_path / "out").exists()
+
+
+class TestBadInput:
+    def test_a_pair_without_a_target(self, tokenizer: BertTokenizerFast) -> None:
+        with pytest.raises(DataError, match="row 3 has a source without a target: 'b c'"):
+            collab.calibrate(marian(), [*PAIRS[:2], ("b c", ""), PAIRS[3]], tokenizer=tokenizer)
+
+    def test_sources_alone_for_a_model_without_a_head(self, tokenizer: BertTokenizerFast) -> None:
+        with pytest.raises(DataError, match="MarianModel has no head to answer with, so its decoder needs targets"):
+            collab.calibrate(tiny_model(BY_TYPE["marian"]), SENTENCES[:4], tokenizer=tokenizer)
+
+    def test_a_tokenizer_without_a_target_language(self, tokenizer: BertTokenizerFast) -> None:
+        class Multilingual:
+            tgt_lang = None
+
+            def __call__(self, *given: object, **options: object) -> object:
+                return tokenizer(*given, **options)
+
+        with pytest.raises(DataError, match="no target language"):
+            collab.calibrate(marian(), PAIRS[:4], tokenizer=Multilingual())
+
+    def test_a_tokenizer_without_targets(self) -> None:
+        def tokenize(texts: list[str], pairs: None = None, truncation: bool = True, **options: object) -> object:
+            return {"input_ids": [[5, 6]] * len(texts), "attention_mask": [[1, 1]] * len(texts)}
+
+        with pytest.raises(DataError, match="does not take text_target"):
+            collab.calibrate(marian(), PAIRS[:4], tokenizer=tokenize)
+
+    def test_a_tokenizer_with_more_targets_than_the_decoder_knows(self, tokenizer: BertTokenizerFast) -> None:
+        native = marian(decoder_vocab_size=6, share_encoder_decoder_embeddings=False, tie_word_embeddings=False)
+        with pytest.raises(DataError, match="the decoder's vocabulary ends at 5"):
+            collab.calibrate(native, PAIRS[:4], tokenizer=tokenizer)
+
+    def test_targets_longer_than_the_positions_are_cut(self, tokenizer: BertTokenizerFast) -> None:
+        rows = [(source, " ".join("a" * 60)) for source in SENTENCES[:4]]
+        batch = collab.calibrate(marian(), rows, tokenizer=tokenizer).batches[0]
+        assert batch["decoder_input_ids"].shape[1] == 40
+
+    def test_a_prompt_longer_than_the_positions_fails_as_in_the_original(self) -> None:
+        native = marian()
+        for model in (native, converted(native, 8)):
+            with pytest.raises(IndexError), torch.no_grad():
+                model(input_ids=torch.tensor([[5, 6]]), decoder_input_ids=torch.full((1, 41), 5))
+
+    @pytest.mark.parametrize("beams", [1, 3])
+    def test_a_static_cache_that_is_full_fails_as_in_the_original(self, beams: int) -> None:
+        native = marian()
+        for model in (native, converted(native, 8)):
+            own, other = (StaticCache(config=model.config, max_cache_len=length) for length in (4, 8))
+            with pytest.raises(IndexError, match="out of bounds"):
+                written(model, past_key_values=EncoderDecoderCache(own, other), num_beams=beams)
+
+    def test_no_decoder_start_token(self, tokenizer: BertTokenizerFast) -> None:
+        native = tiny_model(BY_TYPE["mbart"], decoder_start_token_id=None)
+        with pytest.raises(CollabError, match="decoder_start_token_id"):
+            collab.calibrate(native, PAIRS[:4], tokenizer=tokenizer)
+
+
+class TestCommands:
+    @pytest.mark.parametrize("model_type", ["marian", "bart"])
+    def test_convert_inspect_and_plan(self, model_type: str, pairs: Path, tmp_path: Path) -> None:
+        folder = save_with_tokenizer(generator_of(BY_TYPE[model_type]), tmp_path / "model")
+        given = ("--calibration", pairs, "--text-column", "en", "--text-column", "de")
+        done = run("convert", folder, tmp_path / "out", "--rank", 8, "--refine", 4, *given)
+        assert done.exit_code == 0, done.output
+        shown = run("inspect", tmp_path / "out")
+        assert shown.exit_code == 0, shown.output
+        text = " ".join(shown.stdout.split())
+        assert all(kind in text for kind in ("encoder", "decoder", "cross"))
+        held = 4 * 4 * (8 + H)  # four layers of 32-bit numbers
+        assert f"{held} bytes of keys and {4 * 4 * D} of values for each token" in text
+        shown = run("plan", folder, *given)
+        assert shown.exit_code == 0, shown.output
+        assert f"(the original's: {4 * 4 * D} and {4 * 4 * D})" in " ".join(shown.stdout.split())
+        again = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "out")
+        assert written(again) == written(again, use_cache=False)
+
+    def test_synthetic_by_default(self, tmp_path: Path) -> None:
+        folder = save_with_tokenizer(marian(), tmp_path / "model")
+        done = run("convert", folder, tmp_path / "out", "--rank", 8, "--refine", "none")
+        assert done.exit_code == 0, done.output
+        assert (tmp_path / "out" / "collab_marian.py").is_file()
