@@ -76,12 +76,24 @@ def test_every_form(form: str, rank: int, content: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("model_type", ["distilbert", "mpnet", "deberta-v2", "deit"])
-def test_other_families(model_type: str, tmp_path: Path) -> None:
-    model = converted(tiny_model(BY_TYPE[model_type]))
+@pytest.mark.parametrize(
+    ("model_type", "form"),
+    [
+        *((model_type, "cp") for model_type in ("distilbert", "mpnet", "deberta-v2", "deit")),
+        *(("jina_embeddings_v3", form) for form in ("concat", "cp", "tucker")),
+        ("eurobert", "tucker"),
+        ("modernbert", "cp"),
+        ("dinov3_vit", "tucker"),
+    ],
+)
+def test_other_families(model_type: str, form: str, tmp_path: Path) -> None:
+    model = converted(tiny_model(BY_TYPE[model_type]), 8, form)
     step = collab.checkpoints.export_onnx(saved(model, tmp_path), tmp_path / "out")
     pixels = {"pixel_values": torch.randn(3, 3, 16, 16)}
-    inputs = pixels if model_type == "deit" else text(3, 11, types=False)
+    inputs = pixels if model.main_input_name == "pixel_values" else text(3, 11, types=False)
+    inputs |= (
+        {"token_type_ids": torch.ones(3, 11, dtype=torch.long)} if "token_type_ids" in step.record["inputs"] else {}
+    )
     assert set(inputs) == set(step.record["inputs"])
     with torch.no_grad():
         expected = model(**inputs)[0].numpy()
