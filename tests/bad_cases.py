@@ -38,7 +38,10 @@ LINES: dict[str, tuple[str, ...]] = {
         *("{model}", "{out}", "--rank", "8", "--calibration", "{text}", "--calibration-samples", "8"),
         *("--refine", "none", "--no-compare"),
     ),
-    "compress": ("{model}", "{out}", "--flops", "0.7", "--calibration", "{text}", "--calibration-samples", "8"),
+    "compress": (
+        *("{model}", "{out}", "--flops", "0.7", "--calibration", "{text}", "--calibration-samples", "8"),
+        *("--heal-steps", "2"),
+    ),
     "heal": ("{model}", "{out}", "--data", "{text}", *_BATCH),
     "finetune": (
         *("{model}", "{out}", "--task", "classification", "--train", "{labelled}", "--eval", "{labelled}"),

@@ -7,6 +7,7 @@ import gc
 import json
 import logging
 import os
+import re
 import signal
 import sys
 import time
@@ -138,7 +139,7 @@ class Session:
             if self._signals:
                 raise self._interruption() from None
             kind = _WrongRequest if isinstance(error, ConfigurationError) else click.ClickException
-            raise kind(str(error)) from error
+            raise kind(_brief(str(error))) from error
         except KeyboardInterrupt:
             raise self._interruption() from None
         except Exception as error:
@@ -316,6 +317,11 @@ class _Bars:
     def stop(self) -> None:
         """Clears them away."""
         self._bars.stop()
+
+
+def _brief(message: str) -> str:
+    """A message in which no word, such as a path of thousands of letters, takes lines."""
+    return re.sub(r"(\S{200})\S{100,}(\S{80})", r"\1…\2", message)
 
 
 class _WrongRequest(click.ClickException):
