@@ -14,6 +14,7 @@ Needs the right to mount. Writes results/disk.json and .md.
 from __future__ import annotations
 
 import argparse
+import re
 import shutil
 import sys
 import tempfile
@@ -24,8 +25,8 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
 import torch
 from common import kept, machine, markdown, my_turn, write
-from disk import change, small_disk, used
 from kill import COMMANDS, TOLERANCE, Running, contents, difference, make, state_of, strays
+from small_disk import change, small_disk, used
 
 from collab.cli.running import import_libraries
 
@@ -41,7 +42,7 @@ def needed(name: str, base: Path, top: Path) -> int:
     code, said = Running(name, top / "undisturbed").wait()
     if code:
         raise SystemExit(f"{name} fails undisturbed: {said}")
-    low, high = 0, 2**24
+    low, high = 0, 2**22
     while high - low > 2**15:
         middle = (low + high) // 2
         record = filled(name, middle, base, top / "undisturbed" / "out", again=False)
@@ -70,7 +71,7 @@ def filled(
             "input changed": any(now.get(file) != content for file, content in before.items()),
             "strays": strays(folder, before, killed=False),
             "traceback": "Traceback" in said,
-            "message": message.replace(str(folder), "FOLDER"),
+            "message": shown(message, folder),
         }
         if again and record["output"] == "absent":
             change(folder, f"rw,size={LARGE}")
@@ -81,6 +82,12 @@ def filled(
             if state_of(folder / "out") == "complete":
                 record["difference"] = difference(folder / "out", undisturbed)
     return record
+
+
+def shown(message: str, folder: Path) -> str:
+    """A message without what differs from run to run."""
+    plain = message.replace(str(folder), "FOLDER").replace(str(Path(__file__).parents[1]), "CODE")
+    return re.sub(r"(?<=\.)[a-z0-9_]{8}(?=[./'])", "RANDOM", plain)
 
 
 def table(records: list[dict[str, Any]]) -> str:

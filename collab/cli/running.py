@@ -90,9 +90,7 @@ def _check_value(ctx: click.Context, param: click.Parameter) -> None:
     """
     value = ctx.params.get(param.name or "")
     for each in value if isinstance(value, tuple | list) else (value,):
-        if (
-            param.type in (click.INT, click.FLOAT) and each is not None and not -(2**63) <= each < 2**63
-        ):  # NaN is not, either
+        if isinstance(each, int | float) and not -(2**63) <= each < 2**63:  # NaN is not, either
             raise click.BadParameter(f"{each} is not a number that can be used.", ctx, param)
         if isinstance(each, Path):
             try:
