@@ -177,9 +177,11 @@ def main() -> None:
     if wanted.records.exists():
         attempts = [json.loads(line) for line in wanted.records.read_text().splitlines()]
     last = {record["case"]: record for record in attempts}
+    # Spread, should it be stopped; and last what takes long: exports, and what may do no harm.
+    spread = [case for start in range(8) for case in CASES[start::8]]
     cases = [
         case
-        for case in (case for start in range(8) for case in CASES[start::8])  # spread, should it be stopped
+        for case in sorted(spread, key=lambda case: (case.command == "export", not case.refused))
         if (wanted.kind in (None, case.kind))
         and (wanted.command in (None, case.command))
         and wanted.name in case.name
