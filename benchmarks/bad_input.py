@@ -126,6 +126,8 @@ def messages(records: list[Record]) -> str:
 
 def write_results(attempts: list[Record]) -> None:
     """Writes the tables and the messages."""
+    known = {case.id for case in CASES}
+    attempts = [record for record in attempts if record["case"] in known]
     first = {record["case"]: record for record in reversed(attempts)}
     last = {record["case"]: record for record in attempts}
     records = [last[case.id] for case in CASES if case.id in last]

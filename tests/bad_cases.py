@@ -460,7 +460,7 @@ OTHER_OPTIONS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("--text-column", "a", "--text-column", "b", "--text-column", "c"),
         ("--calibration-cache", "./model"),
         ("--calibration-cache", "./text.txt"),
-        ("--calibration-cache", "./no/cache"),
+        ("--calibration-cache", "./text.txt/cache"),
         ("--calibration-cache", "./model/model.safetensors"),
         ("--rank", "8,"),
         ("--rank", "8," * 100 + "8"),
