@@ -262,7 +262,6 @@ SPECS: dict[str, Any] = {
         [_ENTRY | {"heads": []}],
         [_ENTRY | {"content": 3}],
         [_ENTRY | {"content": "melted"}],
-        [_ENTRY | {"content": "folded"}],
         [_ENTRY | {"colour": "red"}],
         [_ENTRY] * 3,
     )
@@ -585,6 +584,11 @@ def _all() -> Iterator[Case]:
     converted = tuple(name for name in every if name not in NATIVE_ONLY)
     specs = {name: sets("collab_layers", to=value) for name, value in SPECS.items()}
     yield from in_file("collab_layers", "config.json", specs, converted, base="converted")
+    unlike_weights = {
+        json.dumps(value): sets("collab_layers", to=value) for value in ([_ENTRY | {"content": "folded"}],)
+    }
+    reading_weights = [name for name in converted if name in READING_WEIGHTS]
+    yield from in_file("collab_layers", "config.json", unlike_weights, reading_weights, base="converted")
 
     yield from in_file("tokenizer.json", "tokenizer.json", both, READING_TOKENIZER)
     yield from in_file(

@@ -62,7 +62,7 @@ def test_a_limit_on_the_size_of_files(name: str, limit: int, bases: Path, tmp_pa
 def disk(tmp_path: Path) -> Iterator[Path]:
     """A disk on which the weights fit, and not much more."""
     try:
-        with small_disk(tmp_path / "disk", 128 * 1024) as folder:
+        with small_disk(tmp_path / "disk", 88 * 1024) as folder:
             yield folder
     except CannotMountError as error:
         pytest.skip(f"mounting is not permitted: {error}")
