@@ -183,7 +183,7 @@ def main() -> None:
     spread = [case for start in range(8) for case in CASES[start::8]]
     cases = [
         case
-        for case in sorted(spread, key=lambda case: (case.command == "export", not case.refused))
+        for case in sorted(spread, key=lambda case: (case.id not in last, case.command == "export", not case.refused))
         if (wanted.kind in (None, case.kind))
         and (wanted.command in (None, case.command))
         and wanted.name in case.name
