@@ -48,6 +48,10 @@ COMMANDS: dict[str, tuple[str, ...]] = {
         *("convert", "native", "out", "--rank", "8", "--calibration", "text.txt", "--refine", "none"),
         *("--heal", "text.txt", "--heal-steps", "12"),
     ),
+    "compress": (
+        *("compress", "native", "out", "--flops", "0.7", "--calibration", "text.txt"),
+        *("--heal-steps", "12"),
+    ),
     "heal": ("heal", "converted", "out", "--data", "text.txt", "--teacher", "native", *_TRAIN),
     "finetune": (
         *("finetune", "native", "out", "--task", "classification", "--train", "rows.tsv", "--eval", "rows.tsv"),

@@ -38,7 +38,10 @@ LINES: dict[str, tuple[str, ...]] = {
         *("{model}", "{out}", "--rank", "8", "--calibration", "{text}", "--calibration-samples", "8"),
         *("--refine", "none", "--no-compare"),
     ),
-    "compress": ("{model}", "{out}", "--flops", "0.7", "--calibration", "{text}", "--calibration-samples", "8"),
+    "compress": (
+        *("{model}", "{out}", "--flops", "0.7", "--calibration", "{text}", "--calibration-samples", "8"),
+        *("--heal-steps", "2"),
+    ),
     "heal": ("{model}", "{out}", "--data", "{text}", *_BATCH),
     "finetune": (
         *("{model}", "{out}", "--task", "classification", "--train", "{labelled}", "--eval", "{labelled}"),
@@ -235,7 +238,6 @@ SPECS: dict[str, Any] = {
         [_ENTRY | {"form": 3}],
         [_ENTRY | {"form": "svd"}],
         [_ENTRY | {"form": []}],
-        [_ENTRY | {"form": "tucker"}],
         [_ENTRY | {"rank": 0}],
         [_ENTRY | {"rank": -1}],
         [_ENTRY | {"rank": "8"}],
@@ -243,7 +245,6 @@ SPECS: dict[str, Any] = {
         [_ENTRY | {"rank": None}],
         [_ENTRY | {"rank": 33}],
         [_ENTRY | {"rank": 10**12}],
-        [_ENTRY | {"rank": 9}],
         [_ENTRY | {"head_ranks": [2, 2, 2, 2]}],
         [_ENTRY | {"head_ranks": 3}],
         [{"form": "concat", "rank": 8, "head_ranks": "abcd"}],
@@ -259,11 +260,13 @@ SPECS: dict[str, Any] = {
         [_ENTRY | {"heads": []}],
         [_ENTRY | {"content": 3}],
         [_ENTRY | {"content": "melted"}],
-        [_ENTRY | {"content": "folded"}],
         [_ENTRY | {"colour": "red"}],
         [_ENTRY] * 3,
     )
 }
+
+UNLIKE_LAYERS = [[_ENTRY | {"content": "folded"}], [_ENTRY | {"form": "tucker"}], [_ENTRY | {"rank": 9}]]
+"""Layers that do not belong to the weights."""
 
 TOKENIZER_JSON = {
     "model": (None, 3, {}, [], {"type": "Nope"}),
@@ -457,11 +460,11 @@ OTHER_OPTIONS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("--text-column", "a", "--text-column", "b", "--text-column", "c"),
         ("--calibration-cache", "./model"),
         ("--calibration-cache", "./text.txt"),
-        ("--calibration-cache", "./no/cache"),
+        ("--calibration-cache", "./text.txt/cache"),
         ("--calibration-cache", "./model/model.safetensors"),
         ("--rank", "8,"),
         ("--rank", "8," * 100 + "8"),
-        ("--rank", "٣"),
+        ("--rank", "٣x"),
         ("--refine", "2.5"),
     ),
     "plan": (("--params", "1e-300"), ("--calibration-cache", "./text.txt"), ("--text-column", "9")),
@@ -582,6 +585,9 @@ def _all() -> Iterator[Case]:
     converted = tuple(name for name in every if name not in NATIVE_ONLY)
     specs = {name: sets("collab_layers", to=value) for name, value in SPECS.items()}
     yield from in_file("collab_layers", "config.json", specs, converted, base="converted")
+    unlike_weights = {json.dumps(value): sets("collab_layers", to=value) for value in UNLIKE_LAYERS}
+    reading_weights = [name for name in converted if name in READING_WEIGHTS]
+    yield from in_file("collab_layers", "config.json", unlike_weights, reading_weights, base="converted")
 
     yield from in_file("tokenizer.json", "tokenizer.json", both, READING_TOKENIZER)
     yield from in_file(

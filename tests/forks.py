@@ -7,6 +7,7 @@ The process that forks has no threads of its own running, which a test's process
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib
 import json
 import os
@@ -88,10 +89,26 @@ def forks() -> Iterator[Forks]:
         running.close()
 
 
-def _import_everything() -> None:
-    """What a command imports by itself, so that no fork has to."""
-    import accelerate  # noqa: F401
+_TRAINING = ("collab.training.heal", "collab.training.finetune", "accelerate", "peft", "transformers.trainer")
+_MODULES = {
+    "compress": ("collab.compression.compress", *_TRAINING),
+    "heal": _TRAINING,
+    "finetune": _TRAINING,
+    "export": (
+        "collab.checkpoints.export_onnx",
+        "onnx",
+        "onnxruntime",
+        "onnxscript",
+        "torch.fx.experimental.symbolic_shapes",
+    ),
+}
+"""What a command imports while it works, besides what all do."""
+
+
+def _import_for_all() -> None:
+    """What commands import by themselves, so that no fork has to."""
     import datasets  # noqa: F401
+    import scipy.optimize  # noqa: F401
     import sklearn.metrics  # noqa: F401
     import torch
 
@@ -99,10 +116,16 @@ def _import_everything() -> None:
 
     import_libraries(0)
     torch.set_num_threads(1)
-    for module in ("bench", "convert", "evaluate", "expand", "finetune", "heads", "heal", "inspect", "plan", "prune"):
-        importlib.import_module(f"collab.checkpoints.{module}")
     for module in ("tables", "head_tables"):
         importlib.import_module(f"collab.cli.{module}")
+
+
+@functools.cache
+def _import_for(command: str) -> None:
+    """What one of them imports, once there is a job for it."""
+    for module in (f"collab.checkpoints.{command}", *_MODULES.get(command, ())):
+        with contextlib.suppress(ModuleNotFoundError):
+            importlib.import_module(module)
 
 
 def _in_fork(job: dict[str, Any], stdout: int, stderr: int) -> None:
@@ -130,24 +153,25 @@ def _in_fork(job: dict[str, Any], stdout: int, stderr: int) -> None:
 
 def _wait(process: int, seconds: float) -> int:
     """The exit code of a fork, which is killed when its time is over."""
-    deadline = time.monotonic() + seconds
-    pause = 0.001
+    waited, pause = 0.0, 0.001
     while True:
         ended, status = os.waitpid(process, os.WNOHANG)
         if ended:
             return os.waitstatus_to_exitcode(status)
-        if time.monotonic() > deadline:
+        if waited > seconds:
             os.kill(process, signal.SIGKILL)
         time.sleep(pause)
+        waited += pause  # not by the clock, which goes on while somebody has stopped all of these processes
         pause = min(0.02, pause * 1.5)
 
 
 def _serve() -> None:
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # nothing but answers goes there
-    _import_everything()
+    _import_for_all()
     for line in sys.stdin:
         job = json.loads(line)
+        _import_for(job["arguments"][0])
         start = time.perf_counter()
         with tempfile.TemporaryFile() as stdout, tempfile.TemporaryFile() as stderr:
             process = os.fork()

@@ -1,27 +1,17 @@
 """Bad input: one message that says what to do, exit code 1 or 2, nothing written, and the input as it was.
 
-The quick tests run some of the generated cases. All of them, thousands, with a table of how many fell short:
-
-    python tests/test_bad_input.py [--kind KIND] [--command COMMAND] [--write]
+These tests run some of the generated cases; benchmarks/bad_input.py runs all of them, thousands.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import shutil
-import sys
-import tempfile
-from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
-if __name__ == "__main__":
-    sys.path.insert(0, str(Path(__file__).parent))
-
 import pytest
-import torch
 import transformers
 from bad_cases import CASES, LABELLED, LINES, TEXT, Case
 from forks import CRASHED, Forks, Job, Outcome, forks
@@ -152,64 +142,3 @@ def test_undamaged_input_is_accepted(command: str, bases: Path, tmp_path: Path, 
 def test_bad_input_is_refused_with_a_message(case: Case, bases: Path, tmp_path: Path, running: Forks) -> None:
     outcome, short = run(case, bases, tmp_path, running)
     assert short is None, f"{short}\n{outcome.stdout}\n{outcome.stderr}"
-
-
-def _main() -> None:
-    """Runs all cases, or those of a kind or a command, and prints what fell short and a table."""
-    parser = argparse.ArgumentParser(description="Runs all generated bad input.")
-    parser.add_argument("--kind")
-    parser.add_argument("--command")
-    parser.add_argument("--name", default="", help="Only cases whose name contains this.")
-    parser.add_argument("--fast", action="store_true", help="Only what the quick tests run.")
-    parser.add_argument("--every", type=int, default=1, help="Only every so many-th case.")
-    parser.add_argument("--show", action="store_true", help="Print every message.")
-    parser.add_argument("--results", type=Path, help="Write the counts to this file, as JSON.")
-    wanted = parser.parse_args()
-    transformers.logging.disable_progress_bar()
-    cases = [
-        case
-        for case in CASES[:: wanted.every]
-        if (wanted.kind in (None, case.kind))
-        and (wanted.command in (None, case.command))
-        and wanted.name in case.name
-        and (case.fast or not wanted.fast)
-    ]
-    counts: Counter[tuple[str, str]] = Counter()
-    short: list[dict[str, str]] = []
-    seconds = 0.0
-    with tempfile.TemporaryDirectory(prefix="collab-bad.") as top, forks() as running:
-        bases = make_bases(Path(top) / "bases")
-        for number, case in enumerate(cases):
-            folder = Path(top) / str(number)
-            folder.mkdir()
-            outcome, fault = run(case, bases, folder, running)
-            shutil.rmtree(folder)
-            counts[case.command, case.kind] += 1
-            seconds += outcome.seconds
-            if fault is not None or wanted.show:
-                last = outcome.stderr.strip().splitlines()[-1:] or [""]
-                text = outcome.stderr.strip() if wanted.show else last[0][:200]
-                print(
-                    f"{fault or 'right'} ({outcome.code}, {outcome.seconds:.1f} s)  {case.id}\n    {text}", flush=True
-                )
-            if fault is not None:
-                short.append({"command": case.command, "kind": case.kind, "name": case.name, "fault": fault})
-    kinds = list(dict.fromkeys(kind for _, kind in counts))
-    faults = Counter((entry["command"], entry["kind"]) for entry in short)
-    print(f"\n| | {' | '.join(LINES)} | all |\n|---|{'---:|' * (len(LINES) + 1)}")
-    for kind in kinds:
-        row = [counts[command, kind] for command in LINES]
-        print(f"| {kind} | {' | '.join(map(str, row))} | {sum(row)} |")
-    print(f"\n{sum(counts.values())} cases in {seconds:.0f} s, {len(short)} fell short: {dict(Counter(faults))}")
-    if wanted.results is not None:
-        record = {
-            "cases": [{"command": command, "kind": kind, "count": count} for (command, kind), count in counts.items()],
-            "seconds": round(seconds, 1),
-            "short": short,
-        }
-        wanted.results.write_text(json.dumps(record, indent=2) + "\n")
-
-
-if __name__ == "__main__":
-    torch.set_num_threads(1)
-    _main()

@@ -14,6 +14,7 @@ import pytest
 from bad_cases import LINES, WRITING, Case, base_of, line_of
 from forks import Forks, Job, forks
 from processes import command
+from small_disk import CannotMountError, change, small_disk
 from test_bad_input import make_bases, prepare, snapshot
 
 from collab.errors import OutputError, TrainingError
@@ -38,10 +39,13 @@ def folder_for(name: str, bases: Path, folder: Path) -> Path:
     return folder
 
 
+WRITERS = [pytest.param(name, marks=[pytest.mark.slow] if name == "export" else []) for name in WRITING]
+
+
 @pytest.mark.parametrize("limit", [3_000, 20_000, 40_000])
-@pytest.mark.parametrize("name", [name for name in WRITING if name != "export"])
-def test_a_full_disk(name: str, limit: int, bases: Path, tmp_path: Path, running: Forks) -> None:
-    """A limit on the size of files stands for it: writing fails at the first file that is larger."""
+@pytest.mark.parametrize("name", WRITERS)
+def test_a_limit_on_the_size_of_files(name: str, limit: int, bases: Path, tmp_path: Path, running: Forks) -> None:
+    """Writing fails at the first file that is larger, as on a full disk."""
     folder = folder_for(name, bases, tmp_path)
     before = snapshot(folder)
     outcome = running.run(Job(list(line_of(name)), str(folder), {resource.RLIMIT_FSIZE: limit}))
@@ -52,6 +56,41 @@ def test_a_full_disk(name: str, limit: int, bases: Path, tmp_path: Path, running
     assert {Path(file).parts[0] for file in left} <= {"out.training"}
     if left:  # what it says
         assert "What was kept before is there" in outcome.stderr or "Nothing was left behind" in outcome.stderr
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Path]:
+    """A disk on which the weights fit, and not much more."""
+    try:
+        with small_disk(tmp_path / "disk", 88 * 1024) as folder:
+            yield folder
+    except CannotMountError as error:
+        pytest.skip(f"mounting is not permitted: {error}")
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_a_full_disk(name: str, bases: Path, tmp_path: Path, disk: Path, running: Forks) -> None:
+    folder = folder_for(name, bases, tmp_path)
+    before = snapshot(folder)
+    outcome = running.run(Job(list(line_of(name, out="./disk/out")), str(folder)))
+    assert outcome.code == 1, outcome.stderr
+    assert "Traceback" not in outcome.stderr
+    assert "could not be written" in outcome.stderr or "are free at" in outcome.stderr
+    left = {file for file in snapshot(folder) if file not in before}
+    assert {Path(file).parts[1] for file in left} <= {"out.training"}
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_a_read_only_disk(name: str, bases: Path, tmp_path: Path, disk: Path, running: Forks) -> None:
+    folder = folder_for(name, bases, tmp_path)
+    before = snapshot(folder)
+    change(disk, "ro")
+    outcome = running.run(Job(list(line_of(name, out="./disk/out")), str(folder)))
+    assert outcome.code == 1, outcome.stderr
+    assert "cannot be created" in outcome.stderr
+    assert "Read-only" in outcome.stderr
+    assert "Traceback" not in outcome.stderr
+    assert snapshot(folder) == before
 
 
 @pytest.mark.parametrize("megabytes", [300, 700])

@@ -49,13 +49,21 @@ def check(model: PreTrainedModel, conversion: collab.Conversion) -> None:
     report = conversion.report
     assert all(map(math.isfinite, numbers(json.loads(report.to_json()))))
     assert all(tensor.isfinite().all() for tensor in conversion.model.state_dict().values())
+    tolerance = 1e-4 if model.dtype == torch.float32 else 2e-2
+    assert [layer.error for layer in report.layers] == pytest.approx(
+        true_errors(model, conversion), rel=1e-3, abs=tolerance
+    )
+
+
+def true_errors(model: PreTrainedModel, conversion: collab.Conversion) -> list[float]:
+    """The error of each layer's weights in the converted model, computed anew."""
     problems = LayerProblems(model, collab.models.families.require_family(model.config), None, torch.device("cpu"))
-    for layer in report.layers:
-        converted = collaborative_layers(conversion.model)[layer.name]
-        problem = problems[layer.name]
+    errors = []
+    for layer in conversion.report.layers:
+        problem, factors = problems[layer.name], factors_of(collaborative_layers(conversion.model)[layer.name])
         with torch.no_grad():
-            true = problem.tensor.relative_error(factors_of(converted).to(problem.tensor.query))
-        assert layer.error == pytest.approx(true, rel=1e-3, abs=1e-4 if model.dtype == torch.float32 else 2e-2)
+            errors.append(float(problem.tensor.relative_error(factors.to(problem.tensor.query))))
+    return errors
 
 
 def config(form: str, rank: int = 8) -> collab.ConversionConfig:

@@ -144,6 +144,16 @@ class TestOptions:
 
 
 class TestInterruption:
+    def test_little_is_imported_before_there_is_a_handler(self) -> None:
+        """Until collab/__main__.py runs, Ctrl-C shows Python's traceback."""
+        code = "import sys; before = set(sys.modules); import collab; print(*sorted(set(sys.modules) - before))"
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+        imported = done.stdout.split()
+        own = [name for name in imported if name.partition(".")[0] == "collab"]
+        assert own == ["collab", "collab.models", "collab.models.registration"]
+        assert {"importlib.resources", "pathlib", "tempfile", "typing"}.isdisjoint(imported)
+        assert len(imported) < 40, imported
+
     @pytest.mark.parametrize("seconds", [0.4, 1.0, 2.0])
     def test_while_libraries_are_imported(self, demo_folder: Path, tmp_path: Path, seconds: float) -> None:
         process = subprocess.Popen(

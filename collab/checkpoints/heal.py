@@ -6,6 +6,7 @@ Training code is imported where it is called, because transformers' `Trainer` is
 from __future__ import annotations
 
 import contextlib
+import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -182,7 +183,7 @@ def _teacher(loaded: Checkpoint, name: str | None) -> Checkpoint:
         raise ConfigurationError(
             f"{loaded.source.name} has no report that names its original. Name it with --teacher (teacher=)."
         )
-    if report.get("revision") is None and not Path(report["source"]).expanduser().is_dir():
+    if report.get("revision") is None and not os.path.isdir(os.path.expanduser(report["source"])):
         raise CheckpointError(
             f"The original, which the report calls {report['source']}, is not a folder here. Name it with --teacher "
             "(teacher=)."

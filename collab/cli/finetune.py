@@ -66,6 +66,8 @@ class _Data:
         labels = tuple(self.labels.split(",")) if self.labels else ()
         if not all(label.strip() for label in labels):
             raise ConfigurationError(f"--labels {self.labels!r} has a class without a name.")
+        if len(set(labels)) < len(labels):
+            raise ConfigurationError(f"--labels {self.labels!r} names a class twice.")
         train, held_out = (
             None if name is None else DataSource(name, self.text_column, self.subset, split)
             for name, split in ((self.train, self.train_split), (self.evaluation, self.eval_split))

@@ -43,6 +43,8 @@ class _Drawing:
     def __post_init__(self) -> None:
         if self.sentences and self.figures is None:
             raise ConfigurationError("--sentence draws figures; say with --figures where to.")
+        if self.layers and not self.sentences:
+            raise ConfigurationError("--layer says which attention maps to draw; say with --sentence of what.")
 
     def draw(self, scored: list[ScoredHeads], names: list[str]) -> list[Path]:
         """Draws the scores on each data set; returns the files."""
@@ -52,7 +54,8 @@ class _Drawing:
             return []
         first = scored[0]
         written = [*draw_scores(first.scores, self.figures)]
-        written += draw_attention(first.checkpoint, self.sentences, self.figures, self.layers or None)
+        if self.sentences:
+            written += draw_attention(first.checkpoint, self.sentences, self.figures, self.layers or None)
         if len(scored) > 1:
             written.append(draw_comparison(first.scores, scored[1].scores, self.figures, (names[0], names[1])))
         return written

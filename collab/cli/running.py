@@ -7,6 +7,7 @@ import gc
 import json
 import logging
 import os
+import re
 import signal
 import sys
 import time
@@ -89,9 +90,7 @@ def _check_value(ctx: click.Context, param: click.Parameter) -> None:
     """
     value = ctx.params.get(param.name or "")
     for each in value if isinstance(value, tuple | list) else (value,):
-        if (
-            param.type in (click.INT, click.FLOAT) and each is not None and not -(2**63) <= each < 2**63
-        ):  # NaN is not, either
+        if isinstance(each, int | float) and not -(2**63) <= each < 2**63:  # NaN is not, either
             raise click.BadParameter(f"{each} is not a number that can be used.", ctx, param)
         if isinstance(each, Path):
             try:
@@ -138,7 +137,7 @@ class Session:
             if self._signals:
                 raise self._interruption() from None
             kind = _WrongRequest if isinstance(error, ConfigurationError) else click.ClickException
-            raise kind(str(error)) from error
+            raise kind(_brief(str(error))) from error
         except KeyboardInterrupt:
             raise self._interruption() from None
         except Exception as error:
@@ -316,6 +315,11 @@ class _Bars:
     def stop(self) -> None:
         """Clears them away."""
         self._bars.stop()
+
+
+def _brief(message: str) -> str:
+    """A message in which no word, such as a path of thousands of letters, takes lines."""
+    return re.sub(r"(\S{200})\S{100,}(\S{80})", r"\1…\2", message)
 
 
 class _WrongRequest(click.ClickException):

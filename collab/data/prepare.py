@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Literal
@@ -64,7 +65,7 @@ def features_of(
     if isinstance(data, str):
         data = DataSource(data)
     if isinstance(data, DataSource):
-        name = Path(data.path).name if Path(data.path).expanduser().exists() else data.path
+        name = Path(data.path).name if os.path.exists(os.path.expanduser(data.path)) else data.path
         summary = {"source": name, "columns": list(data.columns), "subset": data.subset, "split": data.split}
         data = read_rows(data, samples, kind=kind, seed=seed)
     rows = list(data)[:samples]

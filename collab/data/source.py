@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -98,7 +99,7 @@ def open_records(source: DataSource, *, kind: Kind = "text", seed: int | None = 
     """
     import datasets  # slow to import
 
-    path = Path(source.path).expanduser()
+    path = Path(os.path.expanduser(source.path))  # Path's own raises where there is no such home folder
     datasets.disable_progress_bars()
     try:
         if path.is_dir() and kind == "audio":
@@ -134,7 +135,7 @@ def open_records(source: DataSource, *, kind: Kind = "text", seed: int | None = 
         raise DataError(
             f"No file {source.path!r} was found, and no data set of that name on the Hub or in the local cache: "
             f"{first_line(error)}"
-            if not path.exists()
+            if not os.path.exists(path)  # Path's own raises for names that are too long
             else f"{path} could not be read: {first_line(error)}"
         ) from error
     names = [str(name) for name in stream.column_names or []]

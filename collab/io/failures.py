@@ -13,6 +13,7 @@ from safetensors import SafetensorError
 from ..errors import CheckpointError, CollabError, OutOfMemoryError, OutputError, first_line, is_short_of_memory
 
 _FULL = ("No space left", "File too large", "Disk quota exceeded", "file write failed", "failed writing file")
+_TORCH_FULL = ("iostream error", "inline_container")  # all that torch.save says of a full disk, at times
 _FILE_SYSTEM = (
     errno.ENOSPC,
     errno.EDQUOT,
@@ -82,10 +83,12 @@ def writing(what: str, left: str = "Nothing was left behind.") -> Iterator[None]
     except (OSError, RuntimeError, SafetensorError) as error:
         if not _is_file_system_failure(error):
             raise
-        raise OutputError(f"{what} could not be written: {first_line(error).rstrip('.')}. {left}") from error
+        vague = any(text in str(error) for text in _TORCH_FULL)
+        reason = "no space is left, or the disk fails" if vague else first_line(error).rstrip(".")
+        raise OutputError(f"{what} could not be written: {reason}. {left}") from error
 
 
 def _is_file_system_failure(error: Exception) -> bool:
     if isinstance(error, OSError):
         return error.errno in _FILE_SYSTEM
-    return isinstance(error, SafetensorError) or any(text in str(error) for text in _FULL)
+    return isinstance(error, SafetensorError) or any(text in str(error) for text in (*_FULL, *_TORCH_FULL))

@@ -51,7 +51,7 @@ _FLAGS: dict[str, tuple[Any, ...]] = {
     "chunk_size_feed_forward": tuple(range(10_000)),
 }
 # Sizes that every config has, under this or a name that stands for it, and the most that they can sensibly be.
-_SIZES = {"num_hidden_layers": 10_000, "num_attention_heads": 100_000, "hidden_size": 2**31}
+_SIZES = {"num_hidden_layers": 1000, "num_attention_heads": 100_000, "hidden_size": 2**31}
 
 
 @dataclass(frozen=True)
@@ -345,11 +345,13 @@ def _check_contents(source: Source, model_class: Any, config: Any, files: list[P
 
 def model_class_of(config: dict[str, Any], name: str) -> Any:
     """The model class that a config names; the base model's if it names none."""
-    for family in families().values():
-        own = {model.__name__: model for model in family.models}
-        if family.config_class.model_type == config["model_type"]:
-            return own.get((config.get("architectures") or [""])[0], family.base)
     architectures = config.get("architectures") or []
+    for family in families().values():
+        if family.config_class.model_type == config["model_type"]:
+            own = {model.__name__: model for model in family.models}
+            if architectures and architectures[0] not in own:
+                raise CheckpointError(f"{name} is a {architectures[0]}, which is none of: {', '.join(own)}.")
+            return own[architectures[0]] if architectures else family.base
     if not architectures:
         return transformers.AutoModel
     model_class = getattr(transformers, architectures[0], None)

@@ -35,6 +35,7 @@ _CONFIG_TYPES = {
     "label2id": dict,
     "auto_map": dict,
     "quantization_config": dict,
+    "position_embedding_type": str,
 }
 _FOREIGN_WEIGHTS = (
     "*.h5",
@@ -275,7 +276,7 @@ def read_modules(folder: Path) -> list[str]:
     return names
 
 
-_JSON = {dict: "an object, {…}", list: "a list, […]"}
+_JSON = {dict: "an object, {…}", list: "a list, […]", str: "a text"}
 
 
 def read_object(path: Path) -> dict[str, Any]:

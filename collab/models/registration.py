@@ -2,17 +2,23 @@
 
 Importing `collab.models.families` registers the converted models but takes seconds, which ``--help`` should not take.
 So registration waits until transformers is imported for another reason.
+
+This file runs before the command line can handle Ctrl-C, so it imports next to nothing: not even the base classes of
+finders and loaders, which would take longer than all else that ``import collab`` does.
 """
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
 import sys
-from collections.abc import Sequence
-from importlib.abc import Loader, MetaPathFinder
-from importlib.machinery import ModuleSpec
-from types import ModuleType
-from typing import Any
+
+TYPE_CHECKING = False  # as in typing, without importing it
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from importlib.abc import Loader
+    from importlib.machinery import ModuleSpec
+    from types import ModuleType
+    from typing import Any
 
 _AWAITED = "transformers"
 
@@ -30,7 +36,7 @@ def _register() -> None:
     importlib.import_module("collab.models.families")
 
 
-class _Finder(MetaPathFinder):
+class _Finder:
     """Wraps the loader of transformers, once, so that converted models are registered after the import."""
 
     def find_spec(
@@ -38,14 +44,16 @@ class _Finder(MetaPathFinder):
     ) -> ModuleSpec | None:
         if fullname != _AWAITED:
             return None
+        import importlib.util
+
         sys.meta_path.remove(self)
         spec = importlib.util.find_spec(fullname)
         if spec is not None and spec.loader is not None:
-            spec.loader = _Loader(spec.loader)
+            spec.loader = _Loader(spec.loader)  # type: ignore[assignment]
         return spec
 
 
-class _Loader(Loader):
+class _Loader:
     """Runs another loader, then the registration."""
 
     def __init__(self, loader: Loader) -> None:

@@ -79,8 +79,9 @@ def sample(model: PreTrainedModel, batch: int, length: int, generator: torch.Gen
         shape = (batch, 3, length)
         seen = seen.unsqueeze(1).expand(shape)
     tokens = torch.randint(config.vocab_size, shape, generator=generator)
+    padding = (getattr(config, "pad_token_id", None) or 0) % config.vocab_size  # a negative one counts from the end
     inputs = {
-        "input_ids": torch.where(seen, tokens, getattr(config, "pad_token_id", None) or 0),
+        "input_ids": torch.where(seen, tokens, padding),
         "attention_mask": seen.long(),
     }
     if "token_type_ids" in axes:
