@@ -292,7 +292,7 @@ class TestWidth:
 
     def test_plan(self, capsys: pytest.CaptureFixture[str]) -> None:
         choice = PlanOption("tucker", 1024, 0.1, [0.1], 0.5, 0.9, {32: 0.1, 128: 12.5, 512: 0.1}, CACHE, True)
-        spectra = [Spectrum(name, [1024, 4096], [0.5, 1.0], [0.5, 1.0], [0.95, 1.0]) for name in self.NAMES]
+        spectra = [Spectrum(name, "encoder", [1024, 4096], [0.5, 1.0], [0.5, 1.0], [0.95, 1.0]) for name in self.NAMES]
         show_plan(Plan([choice] * 3, spectra, "Take it.", "Refined.", None, 10**9, 10**10, CACHE))
         self.check(capsys, "query/key", "model", "512 tokens", "keys", "12,582,912", "25,165,824", "product")
 
@@ -319,7 +319,9 @@ class TestWidth:
     def test_inspection(self, capsys: pytest.CaptureFixture[str]) -> None:
         work = dict.fromkeys((32, 128, 512, 2048), 10**11)
         layers = tuple(
-            LayerInspection(name, "original", 12 + i, 128, 4096, {"content_bias": (16, 4096)}, 10**8, 10**8, work, work)
+            LayerInspection(
+                name, "encoder", "original", 12 + i, 128, 4096, {"content_bias": (16, 4096)}, 10**8, 10**8, work, work
+            )
             for i, name in enumerate(self.NAMES)
         )
         counts = {"query_key": 10**8, "attention": 2 * 10**8, "model": 10**10}
@@ -425,7 +427,7 @@ class TestBadInput:
             ("8,99", "from 1 to 32"),
             ("many", "is not a rank"),
             ("8,,8", "is not a rank"),
-            ("nan", "above 0 and at most 1"),
+            ("nan", "nan is not a number"),
         ],
     )
     def test_rank(self, run: Run, model: Path, tmp_path: Path, rank: str, message: str) -> None:

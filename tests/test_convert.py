@@ -260,11 +260,11 @@ class TestBadInput:
         rope = transformers.RoFormerModel(transformers.RoFormerConfig(**tiny))
         with pytest.raises(
             collab.errors.UnsupportedArchitectureError,
-            match=r"rotary position.*Supported: albert, bert, ",
+            match=r"rotary position.*Supported: albert, bart, ",
         ):
             collab.convert(rope, collab.ConversionConfig(rank=8))
-        disentangled = transformers.DebertaV2Model(transformers.DebertaV2Config(**tiny))
-        with pytest.raises(collab.errors.UnsupportedArchitectureError, match="disentangled"):
+        disentangled = transformers.DebertaModel(transformers.DebertaConfig(**tiny))
+        with pytest.raises(collab.errors.UnsupportedArchitectureError, match="Use a DeBERTa-v2 or v3 checkpoint"):
             collab.convert(disentangled, collab.ConversionConfig(rank=8))
         mixed = transformers.ConvBertModel(transformers.ConvBertConfig(**tiny, embedding_size=32))
         with pytest.raises(collab.errors.UnsupportedArchitectureError, match="mixed with convolutions"):

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
 from transformers import PretrainedConfig, PreTrainedModel
-from transformers import initialization as init
 from transformers.pytorch_utils import Conv1D
 
 from ..decomposition import RotaryFactors
@@ -21,7 +20,7 @@ from ..modeling.collab_attention import CollaborativeAttention
 from ..modeling.collab_config import CollaborativeConfig
 from ..modeling.collab_model import optional_parts, outermost
 from ..modeling.collab_rotary import CollaborativeRotaryAttention
-from ..models.assembly import fill
+from ..models.assembly import fill, unfilled
 from ..models.families import Family, collaborative_layers, families
 from ..models.inputs import probe_inputs
 from ..models.layers import count_parameters
@@ -199,7 +198,7 @@ def _build(
 ) -> PreTrainedModel:
     """Builds the native model with the native projections and the unchanged weights."""
     config = _native_config(model.config, family, native_class)
-    with init.no_init_weights():
+    with unfilled(model):
         expanded = native_class(config, **optional_parts(model))
         if any(_lacks_bias(expanded, family, name, native) for name, native in native_layers.items()):
             if not hasattr(config, _ATTENTION_BIASES):
@@ -288,7 +287,7 @@ def _lacks_bias(expanded: PreTrainedModel, family: Family, name: str, native: Na
     """Whether a layer of the expanded model has no bias of queries or keys but needs one."""
     sides = (native.query_bias, native.query), (native.key_bias, native.key)
     for projection, (bias, weight) in zip(projections(expanded.get_submodule(name), family), sides, strict=True):
-        if projection.bias is None and bool((bias.abs() > rounding(torch.float32) * weight.abs().max()).any()):
+        if projection.bias is None and bool((bias.abs() > rounding(torch.float32) * weight.norm()).any()):
             return True
     return False
 

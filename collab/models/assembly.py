@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 from torch import Tensor
 from transformers import PretrainedConfig, PreTrainedModel
 from transformers import initialization as init
+from transformers.modeling_utils import local_torch_dtype
 
 from ..modeling.collab_model import optional_parts
 
@@ -34,10 +36,17 @@ def assemble(
     Returns:
         The model.
     """
-    with init.no_init_weights():
+    with unfilled(like):
         model = model_class(config, **optional_parts(like))
     fill(model, state, like, trainable, share=share)
     return model
+
+
+@contextlib.contextmanager
+def unfilled(like: PreTrainedModel) -> Iterator[None]:
+    """Models built inside the context have no weights yet, and their computed buffers the dtype of another model."""
+    with init.no_init_weights(), local_torch_dtype(like.dtype):
+        yield
 
 
 def fill(

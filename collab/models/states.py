@@ -59,9 +59,12 @@ def set_dropout(model: nn.Module, probability: float | None) -> Iterator[None]:
 
     Args:
         model: native or converted.
-        probability: the new probability; None to leave them unchanged.
+        probability: the new probability; None to leave them unchanged. With 0, whole layers are not dropped either.
     """
     dropouts = [(module, name, getattr(module, name)) for module in model.modules() for name in _names(module)]
+    if probability == 0:
+        layers = [module for module in model.modules() if isinstance(getattr(module, "layerdrop", None), float)]
+        dropouts += [(module, "layerdrop", module.layerdrop) for module in layers]
     try:
         if probability is not None:
             for module, name, _ in dropouts:
