@@ -4,6 +4,7 @@ Every row keeps a part of the multiply-adds of the original's layers (``--flops`
 original without some of its layers (``--dropped``), in one of these ways:
 
 - ``collab``: what `collab compress` does, widths divided among all parts by predicted loss;
+- ``collab, to be healed``: the same, with layers dropped where that is predicted to lose less after healing;
 - ``collab, native``: only what a plain BertModel can hold;
 - ``layers``: the best layers dropped, chosen among all subsets by the cosine of the embeddings on held-out rows;
 - ``magnitude``: neurons and heads' dimensions of smallest weights dropped, as many in every layer, without a refit;
@@ -53,7 +54,7 @@ from collab.models.families import require_family
 from collab.models.inputs import random_inputs
 
 WORK = Path(__file__).parent / "work"
-WAYS = ("collab", "layers", "collab, native", "magnitude", "Fisher", "mask search")
+WAYS = ("collab", "collab, to be healed", "layers", "collab, native", "magnitude", "Fisher", "mask search")
 SHAPES = ((8, 32), (8, 128), (2, 512))
 OUTSIDE = 1000
 ROWS = 1024
@@ -289,6 +290,7 @@ def build(bench: Bench, judge: Judge, budget: dict[str, Any], ways: Sequence[str
     if flops is None:
         fast = speeds({"layers": builders["layers"]()}, bench.original)["layers"][1]
         builders["collab"] = lambda: bench.collab(speedup=fast)
+        builders["collab, to be healed"] = lambda: bench.collab(speedup=fast, healed=True)
     else:
         builders["collab"] = lambda: bench.collab(flops=flops)
         builders["collab, native"] = lambda: bench.collab(flops=flops, native=True)

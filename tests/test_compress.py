@@ -26,7 +26,7 @@ from tiny import (
     save_with_tokenizer,
     tiny_model,
 )
-from transformers import AutoModel, BertForSequenceClassification, BertModel, PreTrainedModel
+from transformers import AutoModel, BertForSequenceClassification, BertModel, PreTrainedModel, T5EncoderModel
 
 import collab
 from collab.compression import compress as compress_module
@@ -191,6 +191,24 @@ class TestCompress:
         report = compressed(model, speedup=1.3, drop_layers=0).report
         assert any(layer.value_width < layer.full_value_width for layer in report.layers)
         assert all((layer.rank < layer.full_rank) == (layer.value_width < 16) for layer in report.layers)
+
+    def test_what_is_healed_drops_more_layers(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """All layers of a random model matter, so the part that healing recovers is all of it here."""
+        monkeypatch.setattr(compress_module, "_RECOVERED", 1.0)
+        model = tiny_model(BERT, num_hidden_layers=4)
+        reports = [compressed(model, flops=0.5, healed=healed).report for healed in (False, True)]
+        kept, dropped = (sum(layer.dropped for layer in report.layers) for report in reports)
+        assert kept == 0
+        assert dropped > 0
+
+    def test_layers_of_several_modules_are_dropped_whole(self) -> None:
+        """T5 keeps attention and feed-forward layer in a list of their own; its first layer has the position bias."""
+        config = BY_TYPE["t5"].config(num_layers=4)
+        native = T5EncoderModel(config).eval()
+        report = compressed(native, flops=0.5, drop_layers=2).report
+        assert not report.layers[0].dropped
+        assert sum(layer.dropped for layer in report.layers) == 2
+        assert report.layers[1].name == "encoder.block.1"
 
     def test_same_widths_and_weights_every_time(self) -> None:
         model = tiny_model(BERT)

@@ -58,7 +58,7 @@ def compress(
     Args:
         model: folder or Hub id of an original.
         output: folder to write.
-        config: settings of the compression.
+        config: settings of the compression; `healed` follows from `heal`.
         calibration: rows to calibrate on; by default random vocabulary.
         heal: data to heal the compressed model on; None for no training. Unfinished healing is kept in
             `OUTPUT.training`, and the same call resumes it.
@@ -79,6 +79,7 @@ def compress(
     checkpoint = _load(model, load_options)
     check_output(output, checkpoint.source.folder, save_options.overwrite)
     moments = _calibrate(checkpoint, calibration, progress)
+    config = replace(config, healed=heal is not None)
     compression = compress_model(checkpoint.model, config, moments, progress=progress)
     report = compression.report
     record = {"step": "compress", **report.to_dict(), "command": save_options.command}

@@ -57,8 +57,10 @@ def plan(
     session: Session,
 ) -> None:
     """Show what converting MODEL would cost and how faithful it would be. Converts nothing."""
-    if whole and (params or figure):
-        raise ConfigurationError("--params and --figure belong to a plan without --whole, which has --flops.")
+    if whole and (params or figure or content != "exact" or solver != SolverOptions()):
+        raise ConfigurationError(
+            "--params, --figure, --content and the options of the solver belong to a plan without --whole."
+        )
     if flops and not whole:
         raise ConfigurationError("--flops belongs to --whole. Budgets of a conversion are --params.")
     configs = [CompressionConfig(flops=budget) for budget in flops]

@@ -27,6 +27,8 @@ class CompressionConfig:
         length: tokens of a row that `flops` and `speedup` refer to.
         native: whether to change only what the original's own class can hold: one width for all feed-forward layers,
             and whole layers. `collab.expand` then gives a smaller model of that class.
+        healed: whether the model is to be healed, which recovers more of a dropped layer than of narrower parts. With
+            `drop_layers=None`, a dropped layer then counts half of its loss.
         seed: random seed of the directions in the model's output that the importance of neurons is measured in.
 
     Raises:
@@ -40,6 +42,7 @@ class CompressionConfig:
     drop_layers: int | None = None
     length: int = 128
     native: bool = False
+    healed: bool = False
     seed: int = 0
 
     def __post_init__(self) -> None:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from ..decomposition import Form, SolverOptions
 from ..decomposition.options import Content
 from ..modeling.collab_attention import CollaborativeAttention
+from ..models.layers import FACTORS, count_parameters
 from ..planning.cost import LayerShape
 from ..planning.predict import predict
 from ..reparametrization.layer import LayerProblem, spec_of, state_of
@@ -41,6 +42,11 @@ class NarrowQueriesKeys(Narrowing):
         self._shape = LayerShape.of(problem)
         self._content: Content = "folded" if form == "concat" and not self._shape.rotary else "exact"
         self._length = length
+        self._full_parameters = sum(
+            count_parameters(parameter)
+            for name, parameter in layer.named_parameters()
+            if name.partition(".")[0] in FACTORS
+        )
 
     @property
     def widths(self) -> Sequence[int]:
@@ -64,7 +70,7 @@ class NarrowQueriesKeys(Narrowing):
         """See `Narrowing`; includes the scores."""
         shape = self._shape
         if width == shape.full_rank:
-            return Cost(shape.flops_before(self._length) / 2, shape.parameters_before)
+            return Cost(shape.flops_before(self._length) / 2, self._full_parameters)
         flops = shape.flops(self._form, width, self._content, self._length) / 2
         return Cost(flops, shape.parameters(self._form, width, self._content))
 
@@ -76,10 +82,7 @@ class NarrowQueriesKeys(Narrowing):
         spec = spec_of(factors)
         name = self._block.attention
         changed = {field: getattr(spec, field) for field in ("form", "rank", "head_ranks", "content", "frequencies")}
-        removed = tuple(
-            f"{name}.{part}"
-            for part in ("query.", "key.", "mixing", "content_bias.", "query_offset", "position_content.")
-        )
+        removed = tuple(f"{name}.{part}" for part in FACTORS)
         return Narrowed({f"{name}.{key}": tensor for key, tensor in state_of(factors).items()}, removed, changed)
 
     @cached_property

@@ -14,6 +14,9 @@ from ..modeling.collab_disentangled import CollaborativeDisentangledAttention, P
 from ..modeling.collab_rotary import CollaborativeRotaryAttention
 from .families import Family, collaborative_layers, families, refuse_unsupported
 
+FACTORS = ("query", "key", "mixing", "content_bias", "query_offset", "position_content")
+"""Parts of a collaborative layer that compute its scores, in place of native query and key projections."""
+
 
 @dataclass(frozen=True)
 class HeadLayer:
@@ -60,10 +63,7 @@ class HeadLayer:
         """Parameters of query and key projections with biases, and of mixing and content terms if converted."""
         parts: list[nn.Module | nn.Parameter | None] = [self.query, self.key]
         if isinstance(self.module, CollaborativeAttention):
-            parts += [
-                getattr(self.module, name, None)
-                for name in ("mixing", "content_bias", "query_offset", "position_content")
-            ]
+            parts += [getattr(self.module, name, None) for name in FACTORS[2:]]
         return sum(map(count_parameters, parts))
 
     @property
@@ -158,8 +158,9 @@ def entry_of(model: PreTrainedModel, name: str) -> str:
     """
     parts = name.split(".")
     for length in range(len(parts) - 1, 0, -1):
-        parent = ".".join(parts[:length])
-        if isinstance(model.get_submodule(parent), nn.ModuleList) and parts[length].isdigit():
+        entries = model.get_submodule(".".join(parts[:length]))
+        # A list of different modules is one layer in parts: attention and feed-forward layer of a block of T5.
+        if isinstance(entries, nn.ModuleList) and parts[length].isdigit() and len(set(map(type, entries))) == 1:
             return ".".join(parts[: length + 1])
     raise UnsupportedArchitectureError(f"{name} is not in a list of layers.")
 

@@ -22,7 +22,7 @@ from ..io.options import Progress, no_progress
 from ..io.report import installed_versions
 from ..models.families import collaborative_layers
 from ..models.inputs import on_device
-from ..models.layers import count_parameters, entry_of
+from ..models.layers import FACTORS, count_parameters, entry_of
 from ..models.states import evaluating, set_dropout
 from .distillation import DistillationTrainer, answers, distillation_loss
 from .learning_rate import find_learning_rate
@@ -230,9 +230,19 @@ def _chosen(model: PreTrainedModel, trainable: Trainable) -> dict[str, nn.Parame
     prefixes = []
     for name, layer in layers.items():
         if trainable == "factors":
-            prefixes += [f"{name}.{part}" for part in ("query.", "key.", "mixing", "content_bias.", "query_offset")]
+            prefixes += [f"{name}.{part}" for part in FACTORS]
         elif trainable == "layers":
             prefixes.append(f"{entry_of(model, name)}.")
         else:
             prefixes += [f"{name}.", f"{layer.output_name(name)}."]
-    return {name: parameter for name, parameter in model.named_parameters() if name.startswith(tuple(prefixes))}
+    # In a head of full width, it follows from queries and biases; trained apart, no native head could compute it.
+    tied = tuple(
+        f"{name}.position_content"
+        for name, layer in layers.items()
+        if layer.spec.rank == layer.total_heads * layer.attention_head_size
+    )
+    return {
+        name: parameter
+        for name, parameter in model.named_parameters()
+        if name.startswith(tuple(prefixes)) and not name.startswith(tied)
+    }

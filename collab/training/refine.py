@@ -28,6 +28,7 @@ from ..evaluation.compare import check_comparable
 from ..io.options import Progress, no_progress
 from ..modeling.collab_attention import CollaborativeAttention
 from ..models.families import collaborative_layers, require_family
+from ..models.layers import FACTORS
 from ..models.states import attending_by
 from .observe import LayerPass, Observer, pieces_of, recordings
 from .options import RefineOptions
@@ -35,9 +36,6 @@ from .options import RefineOptions
 logger = logging.getLogger(__name__)
 
 Accept = Callable[[str, CollaborativeAttention], bool]
-
-FACTORS = ("query", "key", "mixing", "content_bias", "query_offset", "position_content")
-"""Parameters of a collaborative layer that its original does not have."""
 
 _PERIOD = 8  # one batch in this many is held out where none are given
 _WARM_UP = 10  # steps
