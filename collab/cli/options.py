@@ -194,7 +194,11 @@ def device_option(default: str = "cuda if there is a GPU, else cpu") -> Decorato
 
 
 seed_option = click.option(
-    "--seed", type=int, default=0, show_default=True, help="Seed of everything that is drawn at random."
+    "--seed",
+    type=click.IntRange(0, 2**32 - 1),
+    default=0,
+    show_default=True,
+    help="Seed of everything that is drawn at random.",
 )
 
 figure_option = click.option(
@@ -247,7 +251,7 @@ def samples_option(default: int | None, flag: str = "--samples") -> Decorator:
 
 
 max_length_option = click.option(
-    "--max-length", type=int, help=f"Tokens of a row at most.{_default('as many as the model takes')}"
+    "--max-length", type=click.IntRange(min=1), help=f"Tokens of a row at most.{_default('as many as the model takes')}"
 )
 
 LABELLED = "a file (CSV, TSV, JSON Lines, Parquet) or a data set on the Hub"

@@ -269,9 +269,10 @@ def read_modules(folder: Path) -> list[str]:
     for name in names:
         with reading(str(path)):
             inside = isinstance(name, str) and (folder / name).resolve().is_relative_to(folder.resolve())
+            exists = inside and (folder / name).is_dir()
         if not inside:
             raise CheckpointError(f"{path} names {json.dumps(name)[:80]}, which is not a folder inside the model's.")
-        if name and (folder / name).is_dir() and (folder / name).resolve() != folder.resolve():
+        if name and exists and (folder / name).resolve() != folder.resolve():
             _check_links(folder.resolve(), (folder / name).resolve(), deep=True)
     return names
 

@@ -46,7 +46,9 @@ class AttentionSpec:
             raise ValueError(f"Unknown content {self.content!r} of collaborative attention; known are {known}.")
         if self.form not in FORMS:
             raise ValueError(f"Unknown form {self.form!r} of collaborative attention; known are {', '.join(FORMS)}.")
-        if self.heads is not None and (list(self.heads) != sorted(set(self.heads)) or min(self.heads, default=0) < 0):
+        if self.heads is not None and (
+            any(type(head) is not int or head < 0 for head in self.heads) or list(self.heads) != sorted(set(self.heads))
+        ):
             raise ValueError(f"heads {list(self.heads)} must be different numbers from 0, in ascending order.")
         if self.value_width is not None:
             check_width("value_width", self.value_width)

@@ -72,6 +72,8 @@ class RunOptions:
                 f"A batch of {self.batch_size} rows cannot be divided into {self.gradient_accumulation_steps} "
                 "accumulation steps."
             )
+        if not 0 <= self.seed < 2**32:
+            raise ConfigurationError(f"seed must be from 0 to 2^32 - 1, not {self.seed}.")
         if self.device not in (None, "cpu", "cuda"):
             raise ConfigurationError(f"device must be cpu or cuda, not {self.device!r}.")
 
