@@ -224,9 +224,10 @@ class Candidates:
             whole - sum(part.cost(part.widths[0]).parameters for part in parts.values())
             for whole, parts in zip(held, self.parts, strict=True)
         ]
-        outside = float(count_parameters(self.native)) - sum(held)
+        outside = float(count_parameters(self.model)) - sum(held)
+        whole = float(count_parameters(self.native))
         ones = [1.0] * len(held)
-        return Counted(self.parts, lambda part, width: part.cost(width).parameters, ones, rest, outside)
+        return Counted(self.parts, lambda part, width: part.cost(width).parameters, ones, rest, outside, whole)
 
     def _measured(self) -> Costs:
         self._progress("measuring times", 0, None)

@@ -21,9 +21,11 @@ class Costs(ABC):
 
     Attributes:
         whole: cost of the original.
+        full: cost of its lossless conversion, which narrower models are made from.
     """
 
     whole: float
+    full: float
 
     @abstractmethod
     def layer(self, number: int, widths: Mapping[Part, int]) -> float:
@@ -31,7 +33,7 @@ class Costs(ABC):
 
     def left(self, widths: Widths) -> float:
         """Cost of the model at some widths."""
-        cost = self.whole
+        cost = self.full
         for number, chosen in enumerate(widths):
             cost += (0.0 if chosen is None else self.layer(number, chosen)) - self.layer(number, {})
         return cost
@@ -46,6 +48,7 @@ class Counted(Costs):
         passes: by layer, how many times its cost counts.
         rest: by layer, the cost of what is not in its parts.
         outside: cost outside the layers.
+        whole: cost of the original; None for that of the conversion.
     """
 
     def __init__(
@@ -55,9 +58,11 @@ class Counted(Costs):
         passes: Sequence[float],
         rest: Sequence[float],
         outside: float,
+        whole: float | None = None,
     ) -> None:
         self._parts, self._count, self._passes, self._rest = parts, count, passes, rest
-        self.whole = outside + sum(self.layer(number, {}) for number in range(len(parts)))
+        self.full = outside + sum(self.layer(number, {}) for number in range(len(parts)))
+        self.whole = self.full if whole is None else whole
 
     def layer(self, number: int, widths: Mapping[Part, int]) -> float:
         """See `Costs`."""
@@ -93,7 +98,7 @@ class Measured(Costs):
         rows: Mapping[str, Tensor],
     ) -> None:
         self._parts, self._passes, self._heads = parts, passes, heads
-        self._per_parameter = self._per_dimension = self._full = 0.0
+        self._per_parameter = self._per_dimension = self._layer = 0.0
         layers = range(len(parts))
         quarter = [
             {name: min(part.widths, key=lambda width: abs(width - part.widths[0] / 4)) for name, part in own.items()}
@@ -106,8 +111,8 @@ class Measured(Costs):
         runs = [(model, [dict(rows)]) for model in (native, *models)]
         time_in_turn(runs)  # warm
         rounds = [time_in_turn(runs, backwards=bool(number % 2)) for number in range(_ROUNDS)]
-        self.whole, full, *others = (min(times) for times in zip(*rounds, strict=True))  # other work only adds
-        fewer_neurons, narrower_heads, fewer_layers = (max(0.0, full - seconds) for seconds in others)
+        self.whole, self.full, *others = (min(times) for times in zip(*rounds, strict=True))  # other work only adds
+        fewer_neurons, narrower_heads, fewer_layers = (max(0.0, self.full - seconds) for seconds in others)
         saved = [
             sum(self._saved(number, widths[number] or {})[0] for number in layers) for widths in (neurons, attention)
         ]
@@ -118,12 +123,12 @@ class Measured(Costs):
             self._per_parameter = narrower_heads / saved[1]
         if dimensions:
             self._per_dimension = max(0.0, narrower_heads - self._per_parameter * saved[1]) / dimensions
-        self._full = fewer_layers if may_drop else full / len(parts)
+        self._layer = fewer_layers if may_drop else self.full / len(parts)
 
     def layer(self, number: int, widths: Mapping[Part, int]) -> float:
         """See `Costs`."""
         parameters, dimensions = self._saved(number, widths)
-        return self._full - self._per_parameter * parameters - self._per_dimension * dimensions
+        return self._layer - self._per_parameter * parameters - self._per_dimension * dimensions
 
     def _saved(self, number: int, widths: Mapping[Part, int]) -> tuple[float, float]:
         """Parameters, and dimensions of a head in steps of 8, that a layer has less, over all its passes."""

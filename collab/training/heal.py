@@ -235,11 +235,13 @@ def _chosen(model: PreTrainedModel, trainable: Trainable) -> dict[str, nn.Parame
             prefixes.append(f"{entry_of(model, name)}.")
         else:
             prefixes += [f"{name}.", f"{layer.output_name(name)}."]
-    # In a head of full width, it follows from queries and biases; trained apart, no native head could compute it.
+    # The content of positions of a head of full width follows from its queries: trained apart, no native head has both.
     tied = tuple(
-        f"{name}.position_content"
+        f"{name}.{part}"
         for name, layer in layers.items()
-        if layer.spec.rank == layer.total_heads * layer.attention_head_size
+        for part in FACTORS
+        if getattr(layer, "position_content", None) is not None
+        and layer.spec.rank == layer.total_heads * layer.attention_head_size
     )
     return {
         name: parameter
