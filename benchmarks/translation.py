@@ -13,10 +13,10 @@ smoothing in bfloat16; beam search and sacrebleu on the sets val and test_2017.
     python benchmarks/translation.py --part scratch   # one part; may be given several times
     python benchmarks/translation.py --rehearse       # all of it, tiny, in about three minutes
 
-Run it twice at the same time to use two cores: each process takes what the other is not at. Writes
-results/translation.json, .md and .png (of a rehearsal: translation-rehearsal). Rows are kept as they finish, and a run
-that was stopped goes on, in the middle of a training too. Models and translations are in benchmarks/work/translation.
-Needs `pip install sacrebleu`.
+Run it twice at the same time, with OMP_NUM_THREADS=1, to use two cores: each process takes what the other is not at.
+Writes results/translation.json, .md and .png (of a rehearsal: translation-rehearsal). Rows are kept as they finish, and
+a run that was stopped goes on, in the middle of a training too. Models and translations are in
+benchmarks/work/translation.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Heads of a translation model by kind of attention: importance, BLEU without some, and a figure (Michel et al. 2019)."""
+"""Heads of a translation model by kind of attention: importance, BLEU without some, a figure (Michel et al. 2019)."""
 
 from __future__ import annotations
 
