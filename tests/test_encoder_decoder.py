@@ -38,6 +38,7 @@ from collab.data.audio import Recording
 from collab.errors import CollabError, DataError, UnsupportedArchitectureError
 from collab.evaluation.compare import agreement
 from collab.models.cache import cache_bytes
+from collab.models.families import collaborative_layers
 from collab.models.inputs import probe_inputs
 
 H, D = 4, 32
@@ -56,6 +57,12 @@ def generator_of(row: Row, **changes: object) -> PreTrainedModel:
 
 def marian(**changes: object) -> PreTrainedModel:
     return generator_of(BY_TYPE["marian"], **changes)
+
+
+def marian_from_scratch(form: str, rank: int) -> PreTrainedModel:
+    row = BY_TYPE["marian"]
+    config = row.family.config_class(**row.values, collab_layers=[{"form": form, "rank": rank}])
+    return row.family.base(config)
 
 
 @pytest.fixture(scope="module")
@@ -208,6 +215,33 @@ def test_healing_on_pairs_brings_the_answers_closer(tokenizer: BertTokenizerFast
     ).record
     assert record["improved"]
     assert record["after"]["kl"] < record["before"]["kl"]
+
+
+class TestFromScratch:
+    @every_form
+    @pytest.mark.parametrize("rank", [8, 128])
+    @torch.no_grad()
+    def test_scores_start_with_the_variance_of_the_original(self, form: str, rank: int) -> None:
+        row = BY_TYPE["marian"]
+        values = {**row.values, "d_model": 128, "init_std": 0.1, "collab_layers": [{"form": form, "rank": rank}]}
+        x, variances = torch.randn(64, 128), {"cross": [], "encoder": [], "decoder": []}
+        for seed in range(4):
+            torch.manual_seed(seed)
+            model = row.family.base(row.family.config_class(**values))
+            for layer in collaborative_layers(model).values():
+                scores = layer.queries(x[None]) @ layer.keys(x[None]).mT * layer.scaling  # (1, H, T, S)
+                variances[layer.kind].append(scores.var())
+                assert not layer.content_bias.weight.any()
+        expected = (128 * 0.1**2) ** 2  # d products of a query's and a key's dimension, over √d
+        for kind, measured in variances.items():
+            assert torch.stack(measured).mean().item() == pytest.approx(expected, rel=0.15), kind
+
+    def test_saved_weights_come_back_as_they_were(self, tmp_path: Path) -> None:
+        """And are not scaled again, as new ones of the concat form are."""
+        model = marian_from_scratch("concat", 8)
+        model.save_pretrained(tmp_path)
+        state = type(model).from_pretrained(tmp_path).state_dict()
+        assert all(torch.equal(state[name], tensor) for name, tensor in model.state_dict().items())
 
 
 class TestReload:

@@ -106,8 +106,13 @@ class CollaborativeDisentangledAttention(CollaborativeSelfAttention):
             first, last = max(0, span - index.shape[0] + 1), min(last, span + index.shape[0])
         return RelativePositions(rows[first:last], index - first)
 
-    def init_heads(self, normal: Callable[..., object], zeros: Callable[[Tensor], object]) -> None:
-        super().init_heads(normal, zeros)
+    def init_heads(
+        self,
+        normal: Callable[..., object],
+        zeros: Callable[[Tensor], object],
+        copy: Callable[[Tensor, Tensor], object],
+    ) -> None:
+        super().init_heads(normal, zeros, copy)
         if self.position_content is not None:
             zeros(self.position_content.weight)
 

@@ -96,13 +96,18 @@ class CollaborativeMixin(_Model):
         """The native model class that this class is the collaborative version of."""
         return next(base for base in cls.__mro__ if not issubclass(base, CollaborativeMixin))  # type: ignore[return-value]
 
+    def _initialize_weights(self, module: nn.Module, is_custom_code: bool = False) -> None:
+        # In custom code, transformers leaves out modules without parameters of their own, such as a concat layer, lest
+        # loaded weights be overwritten; what `_init_weights` calls here leaves those alone.
+        super()._initialize_weights(module)
+
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
         super()._init_weights(module)
         if isinstance(module, OutputBias) and module.bias is not None:
             init.zeros_(module.bias)
         if isinstance(module, CollaborativeAttention) and module.heads:
-            module.init_heads(init.normal_, init.zeros_)
+            module.init_heads(init.normal_, init.zeros_, init.copy_)
 
     def save_pretrained(self, save_directory: str | os.PathLike, *args: Any, **kwargs: Any) -> None:
         """Saves the model with the code that it runs on, so that it loads where collab is not installed.

@@ -73,14 +73,27 @@ class SharedProjections(nn.Module):
             rows = 1 if spec.form == "concat" else self.num_attention_heads
             self.query_offset = nn.Parameter(torch.empty(rows, spec.rank))
 
-    def init_heads(self, normal: Callable[..., object], zeros: Callable[[Tensor], object]) -> None:
-        """Initializes M or the cores, so that scores have the variance of d independent dimensions; no content.
+    def init_heads(
+        self,
+        normal: Callable[..., object],
+        zeros: Callable[[Tensor], object],
+        copy: Callable[[Tensor, Tensor], object],
+    ) -> None:
+        """Initializes what stands between the projections; scores then have the variance of d independent dimensions.
+
+        That is M or the cores. In the ``concat`` form, where head h has only r_h dimensions, its part of both
+        projections, which must have been drawn before, is multiplied by (d/r_h)^¼. The content is zero.
 
         Args:
             normal: `torch.nn.init.normal_` or a function like it.
             zeros: `torch.nn.init.zeros_` or a function like it.
+            copy: `torch.Tensor.copy_` or a function like it.
         """
-        if self.spec.form != "concat":
+        if self.head_ranks is not None:
+            scales = [(self.attention_head_size / owned) ** 0.25 for owned in self.head_ranks for _ in range(owned)]
+            for weight in (self.query.weight, self.key.weight):
+                copy(weight, weight * weight.new_tensor(scales).unsqueeze(1))  # (R, D)
+        else:
             per_score = self.spec.rank**2 if self.spec.form == "tucker" else self.spec.rank
             normal(self.mixing, mean=0.0, std=(self.attention_head_size / per_score) ** 0.5)
         if self.content_bias is not None:

@@ -78,7 +78,12 @@ class CollaborativeRotaryAttention(CollaborativeAttention):
     def positions_input(cls, native: Any, given: dict[str, Any]) -> Positions | None:
         return given.get("position_embeddings")
 
-    def init_heads(self, normal: Callable[..., object], zeros: Callable[[Tensor], object]) -> None:
+    def init_heads(
+        self,
+        normal: Callable[..., object],
+        zeros: Callable[[Tensor], object],
+        copy: Callable[[Tensor, Tensor], object],
+    ) -> None:
         if self.spec.form != "concat":
             normal(self.mixing, mean=0.0, std=(self.attention_head_size / self.mixing.shape[1]) ** 0.5)
 

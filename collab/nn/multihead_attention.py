@@ -192,12 +192,8 @@ class MultiheadAttention(SharedProjections):
         for projection in (self.query, self.key, self.value):
             bound = (6 / (rows + projection.in_features)) ** 0.5
             nn.init.uniform_(projection.weight, -bound, bound)
-        if self.head_ranks is not None:
-            scales = [(self.head_dim / owned) ** 0.25 for owned in self.head_ranks for _ in range(owned)]
-            with torch.no_grad():
-                for weight in (self.query.weight, self.key.weight):
-                    weight.mul_(weight.new_tensor(scales).unsqueeze(1))  # (R, D)
-        self.init_heads(nn.init.normal_, nn.init.zeros_)
+        with torch.no_grad():
+            self.init_heads(nn.init.normal_, nn.init.zeros_, Tensor.copy_)
         self.out_proj.reset_parameters()
         for bias in (self.value.bias, self.out_proj.bias):
             if bias is not None:
