@@ -11,12 +11,13 @@ smoothing in bfloat16; beam search and sacrebleu on the sets val and test_2017.
 
     python benchmarks/translation.py
     python benchmarks/translation.py --part scratch   # one part; may be given several times
+    python benchmarks/translation.py --quick          # two widths and fewer steps: about two hours, by estimate
     python benchmarks/translation.py --rehearse       # all of it, tiny, in about three minutes
 
 Run it twice at the same time, with OMP_NUM_THREADS=1, to use two cores: each process takes what the other is not at.
-Writes results/translation.json, .md and .png (of a rehearsal: translation-rehearsal). Rows are kept as they finish, and
-a run that was stopped goes on, in the middle of a training too. Models and translations are in
-benchmarks/work/translation.
+Writes results/translation.json, .md and .png (or translation-quick, translation-rehearsal). Rows are kept as they
+finish, and a run that was stopped goes on, in the middle of a training too. Models and translations are in
+benchmarks/work, in a folder of the same name.
 """
 
 from __future__ import annotations
@@ -60,6 +61,7 @@ REAL = Setting(
     beams=5,
     ablated_rows=256,
 )
+QUICK = replace(REAL, name="translation-quick", widths=(64, 16), steps=900, again=100, heal_steps=50, refine_steps=50)
 REHEARSAL = Setting(
     name="translation-rehearsal",
     rows=64,
@@ -291,11 +293,13 @@ def main() -> None:
     """Runs what is missing."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--part", action="append", choices=PARTS)
-    parser.add_argument("--rehearse", action="store_true", help="a few steps on 64 rows, to see whether all of it runs")
+    size = parser.add_mutually_exclusive_group()
+    size.add_argument("--quick", action="store_const", dest="setting", const=QUICK)
+    size.add_argument("--rehearse", action="store_const", dest="setting", const=REHEARSAL)
     given = parser.parse_args()
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
-    setting = REHEARSAL if given.rehearse else REAL
+    setting = given.setting or REAL
     bench = Bench(Translator(setting))
     results = Results(bench)
     for part in given.part or PARTS:

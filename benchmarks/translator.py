@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from common import shared_data
+from common import kept, shared_data
 from filelock import FileLock
 from sacrebleu.metrics import BLEU
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
@@ -111,13 +111,14 @@ class Translator:
         self._check_setting()
 
     def _check_setting(self) -> None:
-        """Stops if the work folder is of another setting."""
-        file, now = self.folder / "setting.json", json.dumps(asdict(self.setting), indent=2)
-        if file.exists() and file.read_text() != now:
+        """Stops if the work folder or the results are of another setting."""
+        file, now = self.folder / "setting.json", json.loads(json.dumps(asdict(self.setting)))
+        of_work = json.loads(file.read_text()) if file.exists() else now
+        if not of_work == kept(self.setting.name).get("setting", now) == now:
             results = f"benchmarks/results/{self.setting.name}.*"
-            raise SystemExit(f"{self.folder} is of another setting. Move it away, and {results}.")
+            raise SystemExit(f"{self.folder} or {results} is of another setting. Move both away.")
         with whole_file(file) as partial:
-            partial.write_text(now)
+            partial.write_text(json.dumps(now, indent=2))
 
     def pairs(self, split: str) -> list[tuple[str, str]]:
         """The sentences of ``train``, ``val`` or ``test_2017``, in both languages."""
