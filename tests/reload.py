@@ -9,6 +9,8 @@ import sys
 from pathlib import Path
 
 import torch
+from tiny import largest_difference, of_seen
+from transformers import AutoModel
 
 # Each job: an export, the Auto class to load it with, inputs saved with torch, and where to save the outputs.
 _LOADER = """
@@ -82,3 +84,14 @@ def outputs_without_collab(jobs: list[dict], folder: Path) -> list[dict[str, tor
     done = run_without_collab(_LOADER, str(folder / "jobs.json"), cache=folder / "modules")
     assert done.returncode == 0, done.stderr
     return [torch.load(entry["outputs"]) for entry in written]
+
+
+def check_reloads(folder: Path, inputs: dict[str, torch.Tensor]) -> None:
+    """Checks that an export loads as a class of collab, and in a process without it, with the same outputs."""
+    model = AutoModel.from_pretrained(folder)
+    assert type(model).__module__.startswith("collab.")
+    with torch.no_grad():
+        expected = of_seen(model(**inputs), inputs)
+    job = {"folder": folder, "auto_class": "AutoModel", "inputs": inputs}
+    (remote,) = outputs_without_collab([job], folder.parent)
+    assert largest_difference(expected, of_seen(remote, inputs)) < 1e-5

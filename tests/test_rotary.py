@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from processes import run
-from reload import outputs_without_collab
+from reload import check_reloads, outputs_without_collab
 from tiny import (
     BY_TYPE,
     LETTERS,
@@ -210,15 +210,7 @@ def test_reloads_in_every_way(row, form: str, tmp_path: Path) -> None:
         collab.ConversionConfig(rank=12, form=form, compare=False, refine="none"),
         calibration=collab.CalibrationRequest("none"),
     )
-    model = AutoModel.from_pretrained(tmp_path / "out")
-    assert type(model).__module__.startswith("collab.")
-    inputs = probe_inputs(native)
-    with torch.no_grad():
-        expected = of_seen(model(**inputs), inputs)
-    (remote,) = outputs_without_collab(
-        [{"folder": tmp_path / "out", "auto_class": "AutoModel", "inputs": inputs}], tmp_path
-    )
-    assert largest_difference(expected, of_seen(remote, inputs)) < 1e-5
+    check_reloads(tmp_path / "out", probe_inputs(native))
 
 
 def test_local_layers_see_only_their_window() -> None:

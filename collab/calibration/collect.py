@@ -190,7 +190,7 @@ class Collector:
         def record(module: nn.Module, args: tuple, kwargs: dict[str, Any], output: tuple) -> None:
             given = arguments_of(module, args, kwargs)
             keys = self._family.keys_input(module, given)
-            positions = self._family.positions_input(module, kwargs)
+            positions = self._family.positions_input(module, given)
             self._passes.append(_Pass(name, given["hidden_states"], keys, output[self._weights[name]], positions))
 
         return record

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from torch import nn
 from transformers import PreTrainedModel
 
 from ..errors import UnsupportedArchitectureError
 from ..modeling.collab_attention import CollaborativeAttention
 from ..modeling.collab_model import outermost
 from ..models.families import Family, collaborative_layers
-from ..models.layers import entry_of, passes_per_layer
+from ..models.layers import entry_of, head_layers, passes_per_layer
 
 
 @dataclass(frozen=True)
@@ -53,7 +52,7 @@ def blocks_of(model: PreTrainedModel, family: Family) -> list[Block]:
     feed_forward = list(outermost(model, known))
     if any(layer.kind == "cross" for layer in attention.values()):
         raise UnsupportedArchitectureError("Decoders with cross-attention cannot be compressed, only converted.")
-    if any(shares_keys(layer) for layer in attention.values()):
+    if any(layer.shares_values for layer in head_layers(model)):
         raise UnsupportedArchitectureError(
             "Models whose heads share keys and values cannot be compressed, only converted (collab convert)."
         )
@@ -75,12 +74,6 @@ def blocks_of(model: PreTrainedModel, family: Family) -> list[Block]:
             )
         )
     return blocks
-
-
-def shares_keys(layer: CollaborativeAttention) -> bool:
-    """Whether several heads of a layer share the native layer's keys and values."""
-    width = layer.value_width * layer.num_attention_heads
-    return isinstance(layer.value, nn.Linear) and layer.value.out_features < width
 
 
 def unknown_feed_forward(family: Family) -> UnsupportedArchitectureError:

@@ -140,7 +140,7 @@ class Measured(Costs):
         return parameters * passes, (self._head_width(parts, {}) - self._head_width(parts, chosen)) * passes
 
     def _head_width(self, parts: Mapping[Part, Narrowing], widths: Mapping[Part, int]) -> int:
-        """The width that kernels compute a head at; a part that may not be narrower keeps the other one's from it."""
+        """The width that kernels compute a head at: the wider one's. 0 if one of both keeps its width, and so this."""
         of_head = {"queries-keys": self._heads, "values": 1}
         if not of_head.keys() <= parts.keys():
             return 0

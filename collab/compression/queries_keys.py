@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from ..decomposition import Form, SolverOptions
 from ..decomposition.options import Content
 from ..modeling.collab_attention import CollaborativeAttention
-from ..models.layers import FACTORS, count_parameters
+from ..models.layers import FACTORS, count_factors
 from ..planning.cost import LayerShape
 from ..planning.predict import predict
 from ..reparametrization.layer import LayerProblem, spec_of, state_of
@@ -42,11 +42,7 @@ class NarrowQueriesKeys(Narrowing):
         self._shape = LayerShape.of(problem)
         self._content: Content = "folded" if form == "concat" and not self._shape.rotary else "exact"
         self._length = length
-        self._full_parameters = sum(
-            count_parameters(parameter)
-            for name, parameter in layer.named_parameters()
-            if name.partition(".")[0] in FACTORS
-        )
+        self._full_parameters = count_factors(layer)
 
     @property
     def widths(self) -> Sequence[int]:

@@ -20,7 +20,7 @@ from ..modeling.collab_config import AttentionSpec
 from ..modeling.collab_model import CollaborativeMixin
 from ..models.assembly import assemble
 from ..models.families import collaborative_layers
-from ..models.layers import head_layers
+from ..models.layers import FACTORS, head_layers
 
 
 def prune(model: PreTrainedModel, keep: Mapping[str, Sequence[int]]) -> PreTrainedModel:
@@ -85,7 +85,7 @@ def _prune_layer(
     output = layer.output_name(name)
     if not kept:
         for parameter in [key for key in state if key.startswith(f"{name}.")]:
-            if parameter.removeprefix(f"{name}.").split(".")[0] in ("query", "key", "value", "mixing", *_CONTENT):
+            if parameter.removeprefix(f"{name}.").split(".")[0] in ("value", *FACTORS):
                 del state[parameter]
         del state[f"{output}.weight"]
         return AttentionSpec(spec.form, 0, () if spec.form == "concat" else None, content, ())
@@ -128,6 +128,3 @@ def _prune_layer(
         rank = sum(head_ranks)
     heads = None if len(kept) == layer.total_heads else kept
     return AttentionSpec(spec.form, rank, head_ranks, content, heads, spec.value_width, frequencies)
-
-
-_CONTENT = ("content_bias", "query_offset", "position_content")

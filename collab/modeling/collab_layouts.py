@@ -25,7 +25,7 @@ class AttentionWithOutProj(CollaborativeSelfAttention):
 
 
 class EncoderDecoderAttention(CollaborativeAttention):
-    """BART's layer and its descendants': one class for both kinds of self-attention and for cross-attention."""
+    """BART's and T5's layers: one class for both kinds of self-attention and for cross-attention."""
 
     native_names = {"query": "q_proj", "key": "k_proj", "value": "v_proj", "dense": "out_proj"}
     native_heads = "num_heads"

@@ -9,11 +9,11 @@ from torch import Tensor, nn
 from transformers.cache_utils import EncoderDecoderCache
 from transformers.models.t5.modeling_t5 import T5Attention
 
-from .collab_attention import CollaborativeAttention, LayerKind
 from .collab_config import AttentionSpec
+from .collab_layouts import EncoderDecoderAttention
 
 
-class CollabT5Attention(CollaborativeAttention):
+class CollabT5Attention(EncoderDecoderAttention):
     """Scores are not scaled; the first self-attention computes a relative position bias, which those after it pass on.
 
     One class for both kinds of self-attention and for cross-attention, which has no position bias.
@@ -29,7 +29,6 @@ class CollabT5Attention(CollaborativeAttention):
     native_heads = "n_heads"
     native_weights = 2
     scaled = False
-    crosses = True
     relative_attention_bias: nn.Embedding
 
     def __init__(self, native: Any, spec: AttentionSpec, config: Any) -> None:
@@ -42,23 +41,13 @@ class CollabT5Attention(CollaborativeAttention):
     compute_bias: Any = T5Attention.compute_bias
 
     @classmethod
-    def kind_of(cls, native: Any) -> LayerKind:
-        if not native.is_decoder:
-            return "encoder"
-        return "decoder" if native.is_causal else "cross"
-
-    @classmethod
-    def keys_input(cls, native: Any, given: dict[str, Any]) -> Tensor:
-        return given["key_value_states" if cls.kind_of(native) == "cross" else "hidden_states"]
-
-    @classmethod
     def scores_input(cls, native: Any, given: dict[str, Any]) -> tuple[Any, Tensor | None]:
         bias, length = given.get("position_bias"), given["hidden_states"].shape[1]
         if bias is None and hasattr(native, "relative_attention_bias"):
             bias = native.compute_bias(length, length)
         return given.get("mask"), bias
 
-    def forward(
+    def forward(  # type: ignore[override]  # as T5's layer, which returns the position bias as well
         self,
         hidden_states: Tensor,
         mask: Any = None,

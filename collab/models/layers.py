@@ -61,10 +61,9 @@ class HeadLayer:
     @property
     def query_key_parameters(self) -> int:
         """Parameters of query and key projections with biases, and of mixing and content terms if converted."""
-        parts: list[nn.Module | nn.Parameter | None] = [self.query, self.key]
         if isinstance(self.module, CollaborativeAttention):
-            parts += [getattr(self.module, name, None) for name in FACTORS[2:]]
-        return sum(map(count_parameters, parts))
+            return count_factors(self.module)
+        return count_parameters(self.query) + count_parameters(self.key)
 
     @property
     def value_output_parameters(self) -> int:
@@ -77,6 +76,11 @@ def count_parameters(part: nn.Module | Tensor | None) -> int:
     if part is None:
         return 0
     return part.numel() if isinstance(part, Tensor) else sum(parameter.numel() for parameter in part.parameters())
+
+
+def count_factors(layer: CollaborativeAttention) -> int:
+    """Parameters of a collaborative layer that compute its scores."""
+    return sum(count_parameters(getattr(layer, name, None)) for name in FACTORS)
 
 
 def count_bytes(tensors: Iterable[Tensor]) -> int:
