@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from torch import Tensor, nn
@@ -76,7 +76,7 @@ class Observer:
         self._number: dict[str, int] = {}
         self._passes: dict[frozenset[str], int] = {}  # number in a run, by the names in the batch
         self._left = -1
-        self._given: Batch = {}
+        self._masks: dict[LayerKind, Tensor | None] = {}  # of the tokens with queries
         self._visit: Visit | None = None
 
     def projections(self, name: str) -> tuple[nn.Linear, nn.Linear]:
@@ -105,7 +105,7 @@ class Observer:
     def run(self, batch: Batch, visit: Visit) -> None:
         """Runs the model on a batch and calls `visit` for every pass of every layer."""
         moved = on_device(batch, self.model.device)
-        self._given = moved
+        self._masks = {kind: _if_padded(query_mask(moved, kind)) for kind in get_args(LayerKind)}
         self._visit = visit
         self._number = dict.fromkeys(self._layers, 0)
         kind = frozenset(batch)
@@ -116,7 +116,6 @@ class Observer:
             self._passes[kind] = sum(self._number.values())
         finally:
             self._visit = None
-            self._given = {}
             self._inputs.clear()
             self._values.clear()
 
@@ -155,7 +154,7 @@ class Observer:
                 self._seen(queries, kind),
                 self._number[name],
                 given.get("is_causal"),
-                self._family.positions_input(self._layers[name], given),
+                self._family.positions_input(layer, given),
             )
             self._number[name] += 1
             self._visit(name, shown)
@@ -167,10 +166,15 @@ class Observer:
 
     def _seen(self, queries: Tensor, kind: LayerKind) -> Tensor | None:
         rows = queries.shape[:2]
-        mask = query_mask(self._given, kind)
-        if mask is None or mask.numel() != rows.numel() or bool(mask.all()):
+        mask = self._masks[kind]
+        if mask is None or mask.numel() != rows.numel():
             return None
-        return mask.bool().reshape(*rows, 1)
+        return mask.reshape(*rows, 1)
+
+
+def _if_padded(mask: Tensor | None) -> Tensor | None:
+    """A mask as booleans; None if it hides nothing."""
+    return None if mask is None or bool(mask.all()) else mask.bool()
 
 
 @dataclass(frozen=True)
