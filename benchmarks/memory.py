@@ -60,7 +60,7 @@ def peak(arguments: list[str], code: Path) -> tuple[int, float]:
     """Resident bytes at most, and seconds, of a Python process that uses the collab in a folder."""
     environment = os.environ | {"PYTHONPATH": str(code), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
     start = time.perf_counter()
-    process = subprocess.Popen([sys.executable, *arguments], env=environment)
+    process = subprocess.Popen([sys.executable, *arguments], cwd=code, env=environment)  # which is first on the path
     _, status, usage = os.wait4(process.pid, 0)
     if status:
         raise SystemExit(f"{' '.join(arguments)} failed.")
