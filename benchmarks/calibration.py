@@ -270,6 +270,7 @@ def table(result: dict[str, Any]) -> str:
     parts = []
     if "plan" in result:
         measured = result["plan"]
+        parts.append("### Predicted score errors")
         parts.append(
             f"Plan: {measured['plan_seconds']:.1f} s, {measured['ratio']:.2f} times the calibration pass in it "
             f"({measured['calibration_seconds']:.1f} s)."
@@ -282,6 +283,7 @@ def table(result: dict[str, Any]) -> str:
         ]
         parts.append(markdown(["form", "R", "predicted / measured, least", "most"], cells))
     if "memory" in result:
+        parts.append("### Peak memory")
         cells = [
             [
                 str(row["samples"]),
@@ -292,6 +294,7 @@ def table(result: dict[str, Any]) -> str:
         ]
         parts.append(markdown(["rows", "moments MB", "calibration peak MB", "peak MB", "peak / moments"], cells))
     if "allocation" in result:
+        parts.append("### Ranks for each layer")
         cells = [
             [
                 row["form"],
@@ -307,18 +310,21 @@ def table(result: dict[str, Any]) -> str:
             markdown(["form", "calibration", "query/key left", "uniform", "balanced", "balanced ranks"], cells)
         )
     if "order" in result:
+        parts.append("### Layers calibrated in order")
         cells = [
             [row["form"], str(row["rank"]), f"{row['original']:.4f}", f"{row['in_order']:.4f}"]
             for row in result["order"]["rows"]
         ]
         parts.append(markdown(["form", "R", "on the original", "in order"], cells))
     if "data" in result:
+        parts.append("### Data to calibrate on")
         cells = [
             [row["calibration"], row["form"], f"{row['sentences']:.4f}", f"{row['paragraphs']:.4f}"]
             for row in result["data"]["rows"]
         ]
         parts.append(markdown(["calibrated on", "form, R = 128", "cosine on sentences", "on paragraphs"], cells))
     if "bound" in result:
+        parts.append("### Least score error of Tucker")
         cells = [
             [row["layer"], *(f"{row[name]:.3f}" for name in ("tucker_at_least", "tucker", "concat"))]
             for row in result["bound"]["rows"]
