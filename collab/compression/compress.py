@@ -35,7 +35,7 @@ _RECOVERED = 0.5
 """Part of a dropped layer's loss that healing recovers beyond what it recovers of narrower parts: of the demo
 checkpoint at 1.8 and 2.8 times the speed, see benchmarks/compression.py."""
 
-_ROUNDS = 15
+_ROUNDS = 41
 _TRIES = 4
 _CLOSE = 0.03  # relative to the speed that was asked for
 
@@ -351,11 +351,12 @@ def _as_fast(
 
 
 def _times_as_fast(model: PreTrainedModel, original: PreTrainedModel, rows: Any) -> float:
-    """The median ratio of the times of two models that run in turn."""
+    """The ratio of the median times of two models that run in turn, each of them as often first, as `collab.bench`."""
     runs = [(original, [rows]), (model, [rows])]
     time_in_turn(runs)  # warm
-    ratios = [first / second for first, second in (time_in_turn(runs) for _ in range(_ROUNDS))]
-    return median(ratios)
+    rounds = [time_in_turn(runs, backwards=bool(number % 2)) for number in range(_ROUNDS)]
+    before, after = (median(times) for times in zip(*rounds, strict=True))
+    return before / after
 
 
 def _layers(candidates: Candidates, allocation: Allocation, compressed: PreTrainedModel) -> tuple[CompressedLayer, ...]:
