@@ -140,6 +140,23 @@ class TestCheckpoints:
         with pytest.raises(ConfigurationError, match="give one, or a file of text"):
             collab.checkpoints.convert(str(source), tmp_path / "other", config, keep_tokens="auto")
 
+    def test_what_is_left_out_counts_towards_a_budget_of_parameters(self, source: Path, tmp_path: Path) -> None:
+        text = tmp_path / "corpus.txt"
+        text.write_text("a b c\nb d\nc d\n" * 20)
+        request = collab.CalibrationRequest(collab.DataSource(str(text)))
+        reports = {}
+        for name, keep in (("all", None), ("few", "auto")):
+            config = collab.CompressionConfig(params=0.7, drop_layers=0)
+            collab.checkpoints.compress(str(source), tmp_path / name, config, calibration=request, keep_tokens=keep)
+            reports[name] = json.loads((tmp_path / name / "collab_report.json").read_text())
+        few, full = (reports[name]["history"][0] for name in ("few", "all"))
+        assert few["parameters"]["before"] == full["parameters"]["before"]
+        assert 0.6 < few["parameters"]["ratio"] <= 0.7  # of what is left without the tokens, more than 0.7
+        assert few["settings"]["params"] == 0.7
+        assert reports["few"]["keep_tokens"]["tokens"]["after"] == 9
+        model = transformers.AutoModelForSequenceClassification.from_pretrained(tmp_path / "few")
+        assert model.num_parameters() == few["parameters"]["after"]
+
 
 @pytest.mark.slow
 def test_a_real_checkpoint(demo_folder: Path, shared_data: Path) -> None:

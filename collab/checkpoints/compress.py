@@ -12,6 +12,8 @@ from ..calibration.options import CalibrationRequest
 from ..compression.compress import FRACTIONS, CompressionPlan, plan_compression, require_compressible
 from ..compression.compress import compress as compress_model
 from ..compression.options import CompressionConfig
+from ..conversion.vocabulary import KeptTokens
+from ..data.source import DataSource
 from ..errors import CalibrationError
 from ..io.history import Step, table
 from ..io.load import Checkpoint, load_native
@@ -24,6 +26,7 @@ from ..models.layers import parameters
 from ..training.options import HealRequest
 from .calibrate import calibrate
 from .heal import heal_conversion, work_of
+from .vocabulary import fewer_tokens, what_stays
 
 
 @dataclass(frozen=True)
@@ -51,6 +54,7 @@ def compress(
     heal: HealRequest | None = None,
     load_options: LoadOptions | None = None,
     save_options: SaveOptions | None = None,
+    keep_tokens: str | DataSource | None = None,
     progress: Progress = no_progress,
 ) -> CompressedCheckpoint:
     """Compresses a checkpoint into a folder that appears whole or not at all.
@@ -64,6 +68,7 @@ def compress(
             `OUTPUT.training`, and the same call resumes it.
         load_options: how to read the original.
         save_options: how to write the result.
+        keep_tokens: as in `collab.checkpoints.convert`. What is left out counts towards a budget of parameters.
         progress: called during calibration and compression, and after every step of healing.
 
     Returns:
@@ -78,10 +83,18 @@ def compress(
     progress("loading the model", 0, None)
     checkpoint = _load(model, load_options)
     check_output(output, checkpoint.source.folder, save_options.overwrite)
+    kept = None
+    if keep_tokens is not None:
+        progress("leaving out tokens", 0, None)
+        checkpoint, kept = fewer_tokens(checkpoint, keep_tokens, calibration, heal)
     moments = _calibrate(checkpoint, calibration, progress)
     config = replace(config, healed=heal is not None)
-    compression = compress_model(checkpoint.model, config, moments, progress=progress)
+    compression = compress_model(checkpoint.model, _of_rest(config, kept), moments, progress=progress)
     report = compression.report
+    if kept is not None:
+        whole = Count(kept.parameters.before, report.parameters.after)
+        notes = (*report.notes, what_stays(kept))
+        report = replace(report, parameters=whole, settings=config.to_dict(), notes=notes)
     record = {"step": "compress", **report.to_dict(), "command": save_options.command}
     steps = [Step("Compression", _section(record), record)]
     with work_of(heal, output):
@@ -100,6 +113,7 @@ def compress(
                 query_key=query_key,
                 attention=attention,
                 model=whole,
+                keep_tokens=None if kept is None else kept.to_dict(),
                 settings=report.settings,
                 calibration=report.calibration,
                 agreement=report.agreement,
@@ -140,6 +154,13 @@ def plan_whole(
     checkpoint = _load(model, load_options)
     moments = _calibrate(checkpoint, calibration, progress)
     return plan_compression(checkpoint.model, config, moments, fractions=fractions, progress=progress)
+
+
+def _of_rest(config: CompressionConfig, kept: KeptTokens | None) -> CompressionConfig:
+    """The settings with a budget of parameters as a fraction of what is left without the tokens that are left out."""
+    if kept is None or config.params is None:
+        return config
+    return replace(config, params=min(1.0, config.params / kept.parameters.ratio))
 
 
 def _load(model: str, options: LoadOptions | None) -> Checkpoint:

@@ -13,13 +13,10 @@ from transformers import PreTrainedModel
 from ..calibration.options import CalibrationRequest
 from ..conversion.convert import convert as convert_model
 from ..conversion.convert import is_lossless, require_convertible
-from ..conversion.vocabulary import KeptTokens
-from ..conversion.vocabulary import keep_tokens as keep_tokens_of
-from ..data.rows import all_rows
 from ..data.source import DataSource
 from ..errors import ConfigurationError
 from ..heads.reconversion import read_pruned
-from ..io.load import Checkpoint, load_native
+from ..io.load import load_native
 from ..io.options import LoadOptions, Progress, SaveOptions, no_progress
 from ..io.read import resolve_source
 from ..io.report import Conversion, ConversionReport
@@ -30,6 +27,7 @@ from ..planning.config import ConversionConfig
 from ..training.options import HealRequest
 from .calibrate import calibrate
 from .heal import heal_conversion, work_of
+from .vocabulary import fewer_tokens, what_stays
 
 
 def convert(
@@ -81,7 +79,7 @@ def convert(
         if pruned is not None:
             raise ConfigurationError("keep_tokens (--keep-tokens) applies to originals; this model was pruned.")
         progress("leaving out tokens", 0, None)
-        checkpoint, kept = _fewer_tokens(checkpoint, _text_of(keep_tokens, calibration, heal))
+        checkpoint, kept = fewer_tokens(checkpoint, keep_tokens, calibration, heal)
     _widen(checkpoint.model, dtype)
     require_convertible(checkpoint.model)
     request = _calibration_request(checkpoint.model, config, calibration, heal)
@@ -100,47 +98,9 @@ def convert(
         notes = (*checkpoint.notes, *notes, *conversion.report.notes)
         report = replace(conversion.report, source=model, revision=source.revision, notes=notes)
         if kept is not None:
-            report = replace(report, keep_tokens=kept.to_dict(), notes=(*notes, _what_stays(kept)))
+            report = replace(report, keep_tokens=kept.to_dict(), notes=(*notes, what_stays(kept)))
         progress("writing and checking", 0, None)
         return save(Conversion(conversion.model, report), output, checkpoint, save_options, steps)
-
-
-def _text_of(
-    keep_tokens: str | DataSource, calibration: CalibrationRequest | None, heal: HealRequest | None
-) -> DataSource:
-    """The source of the text whose tokens stay.
-
-    Raises:
-        ConfigurationError: if it is that of calibration or healing, and that is not text.
-    """
-    if isinstance(keep_tokens, DataSource):
-        return keep_tokens
-    if keep_tokens != "auto":
-        return DataSource(keep_tokens)
-    for request in (calibration, heal):
-        if request is not None and isinstance(request.source, DataSource):
-            return request.source
-    raise ConfigurationError(
-        "keep_tokens='auto' (--keep-tokens auto) takes the tokens of the text for calibration or healing; give one, or "
-        "a file of text."
-    )
-
-
-def _fewer_tokens(checkpoint: Checkpoint, source: DataSource) -> tuple[Checkpoint, KeptTokens]:
-    """The checkpoint with only the tokens that a source uses."""
-    rows = all_rows(source)
-    texts = (text for row in rows for text in ((row,) if isinstance(row, str) else row))
-    kept = keep_tokens_of(checkpoint.model, checkpoint.tokenizer, texts)
-    unused = kept.cut(checkpoint.unused)
-    return replace(checkpoint, model=kept.model, new_tokenizer=kept.tokenizer, unused=unused), kept
-
-
-def _what_stays(kept: KeptTokens) -> str:
-    return (
-        f"The vocabulary has {kept.tokens.after:,} of {kept.tokens.before:,} tokens, those of {kept.texts:,} texts: "
-        "text of the same tokens is encoded as before, other words are split into shorter tokens or become unknown. "
-        f"All parameters before that: {kept.parameters.before:,}."
-    )
 
 
 def _calibration_request(

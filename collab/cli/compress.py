@@ -18,6 +18,7 @@ from .options import (
     flops_option,
     gathers,
     heal_options,
+    keep_tokens_option,
     loading_options,
     model_argument,
     output_argument,
@@ -122,6 +123,7 @@ Examples:
 @native_option
 @gathers("heal", _heal)
 @calibration_options
+@keep_tokens_option
 @heal_options(_RUN.steps, "the rows of --calibration")
 @click.option(
     "--heal-precision",
@@ -142,6 +144,7 @@ def compress(
     heal: HealRequest | None,
     load_options: LoadOptions,
     save_options: SaveOptions,
+    keep_tokens: str | None,
     session: Session,
 ) -> None:
     """Make every part of MODEL, a folder or a Hub id, smaller, and write the result to the folder OUTPUT.
@@ -162,6 +165,7 @@ def compress(
         heal=heal,
         load_options=load_options,
         save_options=save_options,
+        keep_tokens=keep_tokens,
         progress=session.progress,
     )
     session.result(compressed.record, lambda: show_steps(compressed.steps, output))

@@ -21,6 +21,7 @@ from .options import (
     gathers,
     heal_options,
     heal_request,
+    keep_tokens_option,
     loading_options,
     model_argument,
     output_argument,
@@ -113,12 +114,7 @@ Examples:
     is_flag=True,
     help="Calibrate every layer with the layers before it converted; as many passes as there are layers.",
 )
-@click.option(
-    "--keep-tokens",
-    metavar="FILE|auto",
-    help="Leave out of tokenizer and embedding all tokens that this text does not use: a file, or auto for the text of "
-    "--calibration or --heal. Exact on text of the same tokens; other words are split or become unknown.",
-)
+@keep_tokens_option
 @gathers("heal", _heal)
 @heal_options(HealOptions().run.steps)
 @solver_options

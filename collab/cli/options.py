@@ -193,6 +193,12 @@ def device_option(default: str = "cuda if there is a GPU, else cpu") -> Decorato
     return click.option("--device", type=click.Choice(["cpu", "cuda"]), help=f"Where to compute.{_default(default)}")
 
 
+keep_tokens_option = click.option(
+    "--keep-tokens",
+    metavar="FILE|auto",
+    help="Leave out of tokenizer and embedding all tokens that this text does not use: a file, or auto for the text of "
+    "--calibration or --heal. Exact on text of the same tokens; other words are split or become unknown.",
+)
 seed_option = click.option(
     "--seed",
     type=click.IntRange(0, 2**32 - 1),
