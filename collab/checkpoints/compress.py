@@ -9,7 +9,14 @@ from typing import Any
 
 from ..calibration.calibrate import Calibration
 from ..calibration.options import CalibrationRequest
-from ..compression.compress import FRACTIONS, CompressionPlan, plan_compression, require_compressible
+from ..compression.compress import (
+    FRACTIONS,
+    Compression,
+    CompressionPlan,
+    CompressionReport,
+    plan_compression,
+    require_compressible,
+)
 from ..compression.compress import compress as compress_model
 from ..compression.options import CompressionConfig
 from ..conversion.vocabulary import KeptTokens
@@ -19,7 +26,7 @@ from ..io.history import Step, table
 from ..io.load import Checkpoint, load_native
 from ..io.options import LoadOptions, Progress, SaveOptions, no_progress
 from ..io.read import resolve_source
-from ..io.report import Count
+from ..io.report import Conversion, Count
 from ..io.staging import check_output
 from ..io.write import save
 from ..models.layers import parameters
@@ -103,28 +110,15 @@ def compress(
             steps.append(
                 heal_conversion(compression.model, checkpoint, heal, output, restart=restart, progress=progress)
             )
-        before, after = parameters(checkpoint.model), parameters(compression.model)
-        query_key, attention, whole = (Count(before[name], after[name]) for name in ("query_key", "attention", "model"))
-        conversion = replace(
-            compression.conversion,
-            report=replace(
-                compression.conversion.report,
-                layers=(),
-                query_key=query_key,
-                attention=attention,
-                model=whole,
-                keep_tokens=None if kept is None else kept.to_dict(),
-                settings=report.settings,
-                calibration=report.calibration,
-                agreement=report.agreement,
-                seconds=report.seconds,
-                source=model,
-                revision=checkpoint.source.revision,
-                notes=(*checkpoint.notes, *report.notes),
-            ),
-        )
         progress("writing and checking", 0, None)
-        save(conversion, output, checkpoint, save_options, steps, card="compressed")
+        save(
+            _conversion(compression, report, checkpoint, kept),
+            output,
+            checkpoint,
+            save_options,
+            steps,
+            card="compressed",
+        )
     return CompressedCheckpoint(tuple(steps))
 
 
@@ -154,6 +148,30 @@ def plan_whole(
     checkpoint = _load(model, load_options)
     moments = _calibrate(checkpoint, calibration, progress)
     return plan_compression(checkpoint.model, config, moments, fractions=fractions, progress=progress)
+
+
+def _conversion(
+    compression: Compression, report: CompressionReport, checkpoint: Checkpoint, kept: KeptTokens | None
+) -> Conversion:
+    """The compressed model with the report that every converted model has."""
+    before, after = parameters(checkpoint.model), parameters(compression.model)
+    query_key, attention, whole = (Count(before[name], after[name]) for name in ("query_key", "attention", "model"))
+    whole_report = replace(
+        compression.conversion.report,
+        layers=(),
+        query_key=query_key,
+        attention=attention,
+        model=whole,
+        settings=report.settings,
+        calibration=report.calibration,
+        agreement=report.agreement,
+        seconds=report.seconds,
+        source=checkpoint.source.name,
+        revision=checkpoint.source.revision,
+        keep_tokens=None if kept is None else kept.to_dict(),
+        notes=(*checkpoint.notes, *report.notes),
+    )
+    return replace(compression.conversion, report=whole_report)
 
 
 def _of_rest(config: CompressionConfig, kept: KeptTokens | None) -> CompressionConfig:
