@@ -136,7 +136,7 @@ class Bench:
 
 
 def settings() -> Iterator[dict[str, Any]]:
-    """What is run: all directions once, and those compared with three seeds, without refinement and with it."""
+    """What is run, what matters most first: two directions with three seeds, with refinement or not; all directions."""
 
     def product(names: Any, seeds: Any, forms: Any, refines: Any) -> Iterator[dict[str, Any]]:
         for seed in seeds:
@@ -147,9 +147,8 @@ def settings() -> Iterator[dict[str, Any]]:
                             for refine in refines:
                                 yield dict(zip(SETTING, (task, name, seed, form, rank, refine), strict=True))
 
+    yield from product(COMPARED, (0, 1, 2), ("cp",), ("none", "auto"))
     yield from product((*PROBABILITIES, "fixed size"), (0,), ("cp", "concat"), ("none",))
-    yield from product(COMPARED, (0, 1, 2), ("cp",), ("none",))
-    yield from product(COMPARED, (0, 1, 2), ("cp",), ("auto",))
     yield from product(COMPARED, (0, 1, 2), FORMS, ("none", "auto"))
 
 

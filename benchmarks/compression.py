@@ -12,13 +12,15 @@ original without some of its layers (``--dropped``), in one of these ways:
   by least squares (Kwon et al. 2022, see mask_search.py).
 
 Each is judged untrained and after healing on STS-B train sentences for the same number of steps: Spearman correlation
-×100 and cosine to the original's embeddings on STS-B dev, cosine on WikiText-2 and SST-2 sentences, which healing has
-not seen, the CPU seconds of compression and healing, and how many times as fast as the original it runs in float32.
+×100 and cosine to the original's embeddings on STS-B dev, cosine on sentences and on paragraphs of WikiText-2 and on
+SST-2 sentences, which nothing was fitted on, the CPU seconds of compression and healing, and how many times as fast as
+the original it runs in float32.
 The ways alternate in every measurement of speed.
 
-``--text`` calibrates and heals on random words, or on half of each, instead.
+``--text`` calibrates and heals on other rows than sentences of STS-B train: random words, or half sentences and half
+random words or paragraphs of WikiText-2.
 
-    python benchmarks/compression.py [--steps 200] [--flops 0.5 --dropped 3] [--seed 1] [--text words]
+    python benchmarks/compression.py [--steps 200] [--flops 0.5 --dropped 3] [--seed 1] [--text paragraphs]
 
 Writes results/compression.json and .md. Rows are kept as they finish, and a run that was stopped goes on; models are in
 benchmarks/work meanwhile.
@@ -42,7 +44,7 @@ import torch
 import transformers
 from common import demo_folder, kept, machine, markdown, my_turn, shared_data, shuffled_rounds, stsb, write
 from healing import wikitext_sentences
-from judge import stsb_sentences
+from judge import paragraphs, stsb_sentences
 from scipy.stats import spearmanr
 from transformers import AutoModel, AutoTokenizer, PreTrainedModel
 
@@ -58,6 +60,12 @@ WAYS = ("collab", "collab, to be healed", "layers", "collab, native", "magnitude
 SHAPES = ((8, 32), (8, 128), (2, 512))
 OUTSIDE = 1000
 ROWS = 1024
+TEXTS = {
+    "stsb": "",
+    "words": ", on random words",
+    "mixed": ", on sentences and random words",
+    "paragraphs": ", on sentences and paragraphs",
+}
 
 
 def embed(model: PreTrainedModel, tokenizer: Any, sentences: Sequence[str]) -> np.ndarray:
@@ -72,6 +80,16 @@ def embed(model: PreTrainedModel, tokenizer: Any, sentences: Sequence[str]) -> n
     embeddings = np.empty((len(features), rows[0].shape[1]), dtype=np.float32)
     embeddings[order] = np.concatenate(rows)
     return embeddings / np.linalg.norm(embeddings, axis=1, keepdims=True)
+
+
+def rows_of_text(text: str, tokenizer: Any) -> list[str]:
+    """What to calibrate and heal on: one of `TEXTS`."""
+    sentences = stsb_sentences()
+    if text == "stsb":
+        return sentences
+    # Not the paragraphs that are judged: the first have the sentences of WikiText, the last are the paragraphs.
+    others = paragraphs()[400:-50] if text == "paragraphs" else random_words(tokenizer, len(sentences))
+    return others if text == "words" else [row for pair in zip(sentences, others, strict=False) for row in pair]
 
 
 def random_words(tokenizer: Any, rows: int) -> list[str]:
@@ -92,6 +110,7 @@ class Judge:
         self.text = {
             "stsb": first + second,
             "wikitext": wikitext_sentences()[:OUTSIDE],
+            "paragraphs": paragraphs()[-50:],
             "sst2": [line.rpartition("\t")[0] for line in lines],
         }
         self.tokenizer = tokenizer
@@ -123,12 +142,7 @@ class Bench:
     def start(cls, text: str) -> Bench:
         original = AutoModel.from_pretrained(demo_folder()).eval()
         tokenizer = AutoTokenizer.from_pretrained(demo_folder())
-        sentences = stsb_sentences()
-        if text != "stsb":
-            words = random_words(tokenizer, len(sentences))
-            sentences = (
-                words if text == "words" else [row for pair in zip(sentences, words, strict=True) for row in pair]
-            )
+        sentences = rows_of_text(text, tokenizer)
         began = time.process_time()
         calibration = collab.calibrate(original, sentences[:ROWS], tokenizer=tokenizer)
         return cls(original, tokenizer, sentences, calibration, time.process_time() - began)
@@ -227,7 +241,7 @@ def speeds(models: dict[str, PreTrainedModel], original: PreTrainedModel, rounds
 
 def table(rows: list[dict[str, Any]]) -> str:
     """All rows: quality before and after healing as means over the seeds with their ranges, seconds, and speed."""
-    headings = ["way", "multiply-adds", "seeds", "Spearman", "cosine", "WikiText", "SST-2", "CPU s"]
+    headings = ["way", "multiply-adds", "seeds", "Spearman", "cosine", "WikiText", "SST-2", "paragraphs", "CPU s"]
     headings += [f"{rows} x {length}" for rows, length in SHAPES]
     by_row: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
     for row in sorted(rows, key=lambda row: (row["dropped"], -row["flops"], row["way"], row["text"], row["steps"])):
@@ -237,14 +251,16 @@ def table(rows: list[dict[str, Any]]) -> str:
         asked = f", as fast as without {dropped} layers" if dropped and way != "layers" else ""
         gone = f", {dropped} dropped" if dropped and way == "layers" else ""
         healed = f", healed {steps} steps" if steps else ", untrained"
-        on = {"stsb": "", "words": ", on random words", "mixed": ", on sentences and random words"}[text]
         cells.append(
             [
-                f"{way}{asked}{gone}{on}{healed}",
+                f"{way}{asked}{gone}{TEXTS[text]}{healed}",
                 f"{median(row['flops'] for row in same):.2f}",
                 str(len(same)),
                 spread([row["spearman"] for row in same], 2),
-                *(spread([row[f"cosine_{name}"] for row in same], 3) for name in ("stsb", "wikitext", "sst2")),
+                *(
+                    spread([row[f"cosine_{name}"] for row in same if f"cosine_{name}" in row], 3)
+                    for name in ("stsb", "wikitext", "sst2", "paragraphs")
+                ),
                 f"{median(row['seconds'] for row in same):.0f}",
                 *(f"{median(speeds):.2f}" for speeds in zip(*(row["speed"] for row in same), strict=True)),
             ]
@@ -253,7 +269,9 @@ def table(rows: list[dict[str, Any]]) -> str:
 
 
 def spread(values: list[float], digits: int) -> str:
-    """The mean, and the range if there are several values."""
+    """The mean, and the range if there are several values; nothing of none."""
+    if not values:
+        return ""
     mean = f"{sum(values) / len(values):.{digits}f}"
     return mean if len(values) == 1 else f"{mean} ({min(values):.{digits}f} to {max(values):.{digits}f})"
 
@@ -330,7 +348,7 @@ def main() -> None:
     parser.add_argument("--dropped", type=int, action="append", help="layers that the rival drops")
     parser.add_argument("--way", action="append")
     parser.add_argument("--seed", type=int, action="append", help="of the order of the rows in healing")
-    parser.add_argument("--text", choices=("stsb", "words", "mixed"), default="stsb")
+    parser.add_argument("--text", choices=tuple(TEXTS), default="stsb")
     arguments = parser.parse_args()
     transformers.logging.set_verbosity_error()
     bench = Bench.start(arguments.text)
