@@ -8,6 +8,7 @@ from .calibration.options import CalibrationOptions as CalibrationOptions
 from .calibration.options import CalibrationRequest as CalibrationRequest
 from .compression.compress import CompressedLayer as CompressedLayer
 from .compression.compress import Compression as Compression
+from .compression.compress import CompressionOption as CompressionOption
 from .compression.compress import CompressionPlan as CompressionPlan
 from .compression.compress import CompressionReport as CompressionReport
 from .compression.compress import compress as compress

@@ -246,9 +246,11 @@ class TestCompress:
         plan = collab.plan_compression(
             model, collab.CompressionConfig(flops=0.5), calibration, fractions=(0.8, 0.6, 0.0001)
         )
-        assert [option["budget"] for option in plan.options] == [0.8, 0.6]
-        assert all(option["reached"] <= option["budget"] for option in plan.options)
-        assert plan.options[0]["predicted_loss"] < plan.options[1]["predicted_loss"]
+        assert [option.budget for option in plan.options] == [0.8, 0.6]
+        assert all(option.reached <= option.budget for option in plan.options)
+        assert plan.options[0].predicted_loss < plan.options[1].predicted_loss
+        compression = collab.compress(model, collab.CompressionConfig(flops=0.6), calibration)
+        assert plan.options[1].layers == compression.report.layers
 
 
 class TestRefusals:

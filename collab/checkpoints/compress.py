@@ -11,6 +11,7 @@ from ..calibration.calibrate import Calibration
 from ..calibration.options import CalibrationRequest
 from ..compression.compress import (
     FRACTIONS,
+    CompressedLayer,
     Compression,
     CompressionPlan,
     CompressionReport,
@@ -103,7 +104,7 @@ def compress(
         notes = (*report.notes, what_stays(kept))
         report = replace(report, parameters=whole, settings=config.to_dict(), notes=notes)
     record = {"step": "compress", **report.to_dict(), "command": save_options.command}
-    steps = [Step("Compression", _section(record), record)]
+    steps = [Step("Compression", _section(record, report.layers), record)]
     with work_of(heal, output):
         if heal is not None:
             restart = save_options.restart
@@ -199,21 +200,9 @@ def _calibrate(checkpoint: Checkpoint, request: CalibrationRequest | None, progr
     return calibration
 
 
-def _section(record: dict[str, Any]) -> str:
+def _section(record: dict[str, Any], layers: Sequence[CompressedLayer]) -> str:
     """Compression as a section of the card."""
-    rows = []
-    for layer in record["layers"]:
-        if layer["dropped"]:
-            rows.append([f"`{layer['name']}`", "dropped", "", ""])
-            continue
-        rows.append(
-            [
-                f"`{layer['name']}`",
-                f"{layer['rank']} of {layer['full_rank']} ({layer['form']})",
-                f"{layer['value_width']} of {layer['full_value_width']}",
-                f"{layer['neurons']} of {layer['full_neurons']}",
-            ]
-        )
+    rows = [[f"`{name}`", *widths] for name, *widths in (layer.cells() for layer in layers)]
     counts = [
         [name, f"{record[key]['before']:,}", f"{record[key]['after']:,}", f"{record[key]['ratio']:.3f}"]
         for name, key in (
@@ -225,7 +214,7 @@ def _section(record: dict[str, Any]) -> str:
         "Narrowed in closed form, without training, on "
         f"`{record['calibration']['source']}` ({record['calibration'].get('rows', '?')} rows).\n\n"
         f"{table(['', 'before', 'after', 'after / before'], counts)}\n\n"
-        f"{table(['layer', 'queries and keys', 'values of a head', 'neurons'], rows)}\n"
+        f"{table(list(CompressedLayer.HEADINGS), rows)}\n"
     )
     if record["speedup"] is not None:
         text += f"\n{record['speedup']:.2f} times as fast as the original, measured when it was made.\n"

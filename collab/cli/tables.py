@@ -203,8 +203,6 @@ def show_plan(plan: Plan) -> None:
 def show_compression_plan(plan: CompressionPlan) -> None:
     """What compressions of several budgets would lose."""
     console = Console()
-    layers = [layer["name"] for layer in plan.options[0]["layers"]] if plan.options else []
-    pattern, names = shortened(layers) if layers else ("", [])
     table = plain_table(
         "Budgets",
         [plan.unit, "left", "loss"],
@@ -212,14 +210,13 @@ def show_compression_plan(plan: CompressionPlan) -> None:
         "embeddings, or the divergence of classes. It adds up the losses of every change alone.",
     )
     for option in plan.options:
-        table.add_row(f"{option['budget']:g}", f"{option['reached']:.3f}", f"{option['predicted_loss']:.4f}")
+        table.add_row(f"{option.budget:g}", f"{option.reached:.3f}", f"{option.predicted_loss:.4f}")
     console.print(table)
     for option in plan.options:
-        parts = [part for layer in option["layers"] for part in layer if part not in ("name", "dropped")]
-        headings = list(dict.fromkeys(parts))
-        widths = plain_table(f"{plan.unit} {option['budget']:g}: {pattern}", ["layer", *headings])
-        for name, layer in zip(names, option["layers"], strict=True):
-            widths.add_row(name, *("dropped" if "dropped" in layer else str(layer[part]) for part in headings))
+        pattern, names = shortened([layer.name for layer in option.layers])
+        widths = plain_table(f"{plan.unit} {option.budget:g}: {pattern}", option.layers[0].HEADINGS)
+        for name, layer in zip(names, option.layers, strict=True):
+            widths.add_row(name, *layer.cells()[1:])
         console.print(widths)
 
 

@@ -91,14 +91,14 @@ class Candidates:
         statistics = collect(model, self.blocks, calibration.fitted, config.seed, progress)
         self.tokens = min(sums.tokens for sums in statistics.values())
         problems = LayerProblems(native, family, calibration.moments, native.device)
-        form: Form = "cp" if config.params is not None else "concat"
+        self.form: Form = "cp" if config.params is not None else "concat"
         self.parts: list[dict[Part, Narrowing]] = []
         for block, problem in zip(self.blocks, problems.values(), strict=True):
             layer = attention_of(model, block)
             output, down = map(self._linear, (block.output, block.down))
             ups = [self._linear(name) for name in block.ups]
             parts: dict[Part, Narrowing] = {
-                "queries-keys": NarrowQueriesKeys(block, layer, problem, form, config.length),
+                "queries-keys": NarrowQueriesKeys(block, layer, problem, self.form, config.length),
                 "values": NarrowValues(block, layer, output, statistics[block.output], config.length),
                 "feed-forward": NarrowFeedForward(block, ups, down, statistics[block.down], config.length),
             }

@@ -7,7 +7,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from statistics import median
-from typing import Any
+from typing import Any, ClassVar
 
 from transformers import PreTrainedModel
 
@@ -18,10 +18,10 @@ from ..evaluation.compare import agreement
 from ..evaluation.timing import time_in_turn
 from ..io.options import Progress, no_progress
 from ..io.report import Conversion, Count
-from ..models.families import Family, collaborative_layers
+from ..models.families import Family
 from ..models.inputs import has_decoder
 from ..models.layers import count_parameters
-from .allocation import Allocation, Unit, allocate
+from .allocation import Allocation, Unit, Widths, allocate
 from .blocks import unknown_feed_forward
 from .candidates import Candidates
 from .options import CompressionConfig, Part
@@ -46,7 +46,7 @@ class CompressedLayer:
 
     Attributes:
         name: module name in the original.
-        dropped: whether the whole layer is gone.
+        dropped: whether the whole layer is gone; widths are 0 then.
         form: form of its queries and keys.
         rank: R, and `full_rank` K before.
         full_rank: K.
@@ -65,6 +65,20 @@ class CompressedLayer:
     full_value_width: int
     neurons: int
     full_neurons: int
+
+    HEADINGS: ClassVar[tuple[str, ...]] = ("layer", "queries and keys", "values of a head", "neurons")
+    """Headings of a table with `cells` as its rows."""
+
+    def cells(self) -> tuple[str, ...]:
+        """The layer as a row of a table."""
+        if self.dropped:
+            return self.name, "dropped", "", ""
+        return (
+            self.name,
+            f"{self.rank} of {self.full_rank} ({self.form})",
+            f"{self.value_width} of {self.full_value_width}",
+            f"{self.neurons} of {self.full_neurons}",
+        )
 
 
 @dataclass(frozen=True)
@@ -119,18 +133,34 @@ class Compression:
 
 
 @dataclass(frozen=True)
+class CompressionOption:
+    """What one budget would cost.
+
+    Attributes:
+        budget: the fraction that was asked for.
+        reached: the fraction that is left.
+        predicted_loss: as in `CompressionReport`.
+        layers: what would be left of every layer of the original.
+    """
+
+    budget: float
+    reached: float
+    predicted_loss: float
+    layers: tuple[CompressedLayer, ...]
+
+
+@dataclass(frozen=True)
 class CompressionPlan:
     """What several budgets would cost.
 
     Attributes:
         unit: what the budgets are fractions of: ``flops`` or ``params``.
-        options: for each budget ``budget``, ``reached`` (the fraction that is left), ``predicted_loss`` and ``layers``
-            (see `CompressedLayer`).
+        options: what each budget would cost.
         seconds: wall-clock time.
     """
 
     unit: str
-    options: tuple[dict[str, Any], ...]
+    options: tuple[CompressionOption, ...]
     seconds: float
 
     def to_dict(self) -> dict[str, Any]:
@@ -184,7 +214,7 @@ def compress(
     progress("comparing with the original", 0, None)
     flops = candidates.costs("flops")
     report = CompressionReport(
-        layers=_layers(candidates, allocation, compressed),
+        layers=_layers(candidates, allocation.widths),
         flops=Count(round(flops.whole), round(flops.left(allocation.widths))),
         parameters=Count(count_parameters(model), count_parameters(compressed)),
         predicted_loss=allocation.loss,
@@ -231,17 +261,8 @@ def plan_compression(
         except BudgetError as error:
             logger.warning("%s", error)
             continue
-        options.append(
-            {
-                "budget": fraction,
-                "reached": allocation.cost / candidates.costs(unit).whole,
-                "predicted_loss": allocation.loss,
-                "layers": [
-                    {"name": block.name, **({"dropped": True} if chosen is None else dict(chosen))}
-                    for block, chosen in zip(candidates.blocks, allocation.widths, strict=True)
-                ],
-            }
-        )
+        reached = allocation.cost / candidates.costs(unit).whole
+        options.append(CompressionOption(fraction, reached, allocation.loss, _layers(candidates, allocation.widths)))
     return CompressionPlan("params" if unit == "parameters" else "flops", tuple(options), time.perf_counter() - start)
 
 
@@ -359,23 +380,23 @@ def _times_as_fast(model: PreTrainedModel, original: PreTrainedModel, rows: Any)
     return before / after
 
 
-def _layers(candidates: Candidates, allocation: Allocation, compressed: PreTrainedModel) -> tuple[CompressedLayer, ...]:
-    """What is left of every layer."""
-    left = iter(collaborative_layers(compressed).values())
+def _layers(candidates: Candidates, widths: Widths) -> tuple[CompressedLayer, ...]:
+    """What is left of every layer of the original at some widths."""
     layers = []
-    for number, (block, chosen) in enumerate(zip(candidates.blocks, allocation.widths, strict=True)):
-        full: dict[Part, int] = {part: narrowing.widths[0] for part, narrowing in candidates.parts[number].items()}
-        spec = None if chosen is None else next(left).spec
+    for block, parts, chosen in zip(candidates.blocks, candidates.parts, widths, strict=True):
+        full: dict[Part, int] = {part: narrowing.widths[0] for part, narrowing in parts.items()}
+        left: dict[Part, int] = dict.fromkeys(full, 0) if chosen is None else full | dict(chosen)
+        narrower = left["queries-keys"] < full["queries-keys"]
         layers.append(
             CompressedLayer(
                 name=block.name,
-                dropped=spec is None,
-                form=spec.form if spec else "",
-                rank=spec.rank if spec else 0,
+                dropped=chosen is None,
+                form="" if chosen is None else candidates.form if narrower else "concat",
+                rank=left["queries-keys"],
                 full_rank=full["queries-keys"],
-                value_width=(spec.value_width or full["values"]) if spec else 0,
+                value_width=left["values"],
                 full_value_width=full["values"],
-                neurons=(chosen or {}).get("feed-forward", full["feed-forward"]) if spec else 0,
+                neurons=left["feed-forward"],
                 full_neurons=full["feed-forward"],
             )
         )
