@@ -20,6 +20,7 @@ from ..io.options import Progress, no_progress
 from ..models.families import require_family
 from ..models.inputs import (
     decoder_vocabulary,
+    encoder_of,
     has_decoder,
     input_kind,
     longest_input,
@@ -202,7 +203,7 @@ def _accepting(model: PreTrainedModel, batch: Batch) -> Iterator[None]:
         shapes = ", ".join(f"{name} {tuple(value.shape)}" for name, value in batch.items())
         needed = ""
         if input_kind(model) == "text":
-            needed = f" Rows have at most {longest_input(model)} tokens, below {model.config.vocab_size}."
+            needed = f" Rows have at most {longest_input(model)} tokens, below {encoder_of(model).config.vocab_size}."
         if has_decoder(model):
             needed += (
                 f" The decoder needs decoder_input_ids, at most {longest_target(model)} tokens below "

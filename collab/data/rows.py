@@ -36,7 +36,7 @@ def read_rows(
     if not records.names:
         raise DataError(f"{source.path} has no rows.")
     columns = _columns(records, kind)
-    rows = (tuple(record[name] for name in columns) for record in records)
+    rows: Iterator[tuple] = (tuple(record[name] for name in columns) for record in records)
     if kind == "text":
         rows = _pairs(rows, columns, source) if targets and len(columns) == 2 else filter(_is_full, rows)
     sample = _reservoir(rows, samples, seed)
