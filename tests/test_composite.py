@@ -222,6 +222,10 @@ class TestRefusals:
         with pytest.raises(CollabError, match="decoder_start_token_id"):
             collab.calibrate(composite(decoder_start_token_id=None), PAIRS[:4], tokenizer=tokenizer)
 
+    def test_leaving_out_tokens(self, tokenizer: BertTokenizerFast) -> None:
+        with pytest.raises(UnsupportedArchitectureError, match="vocabularies of their own"):
+            collab.keep_tokens(composite(), tokenizer, SENTENCES)
+
     def test_compression(self, tmp_path: Path) -> None:
         composite().save_pretrained(tmp_path / "model")
         with pytest.raises(UnsupportedArchitectureError, match="cannot be compressed yet"):
