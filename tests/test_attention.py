@@ -8,7 +8,7 @@ import warnings
 import pytest
 import torch
 from torch import Tensor
-from transformers import BertConfig
+from transformers import BertConfig, DynamicCache
 from transformers.models.bert.modeling_bert import BertCrossAttention, BertSelfAttention
 
 from collab.modeling import collab_kernel
@@ -131,6 +131,24 @@ def test_tiles(spec: AttentionSpec, mask: str, tile: int, monkeypatch: pytest.Mo
     expected, _ = formula(layer, x, x, allowed[:, 0], bias)
     output, _ = layer(x, attention_mask=given, position_bias=bias)
     torch.testing.assert_close(output, expected, rtol=1e-5, atol=1e-5)
+
+
+@every_spec
+@pytest.mark.parametrize("kernel", ["eager", "matmul"])
+@torch.no_grad()
+def test_token_by_token_without_copies_of_the_cache(
+    spec: AttentionSpec, kernel: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A product for each sequence reads keys and values where the cache has them."""
+    monkeypatch.setattr(collab_kernel, "COPIED", 0)
+    multiply, products = torch.bmm, []
+    monkeypatch.setattr(torch, "bmm", lambda *given, out: products.append(multiply(*given, out=out)))
+    layer, x, cache = make(spec, kernel, causal=True), torch.randn(3, T, D), DynamicCache()
+    expected, _ = formula(layer, x, x, torch.ones(T, T, dtype=torch.bool).tril())
+    for token in range(T):
+        output, _ = layer(x[:, token : token + 1], past_key_values=cache)
+        torch.testing.assert_close(output[:, 0], expected[:, token], rtol=1e-5, atol=1e-6)
+    assert len(products) >= 3 * (T - 1)
 
 
 @pytest.mark.parametrize("spec", [*SPECS, AttentionSpec("cp", 9, content="folded")], ids=str)

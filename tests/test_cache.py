@@ -70,6 +70,14 @@ def test_inspect_and_bench_measure_it() -> None:
     assert report.models[0].cache == CacheBytes(2 * 8 * LAYERS, 2 * D * LAYERS, "bfloat16")
 
 
+@pytest.mark.parametrize("row", [*DECODERS, *SEQ2SEQ], ids=lambda row: row.model_type)
+def test_a_model_without_weights_will_do(row: Any) -> None:
+    """Whatever stands for padding: nothing can be compared there."""
+    with torch.device("meta"):
+        empty = row.family.base.native_class()(row.config(pad_token_id=0))
+    assert cache_bytes(empty) == cache_bytes(tiny_model(row))
+
+
 def test_commands_show_it(tmp_path: Path) -> None:
     decoder().save_pretrained(tmp_path / "model")
     collab.checkpoints.convert(

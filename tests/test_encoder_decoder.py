@@ -35,7 +35,7 @@ from transformers.models.auto import modeling_auto
 
 import collab
 from collab.data.audio import Recording
-from collab.errors import CollabError, DataError, UnsupportedArchitectureError
+from collab.errors import CalibrationError, CollabError, DataError, UnsupportedArchitectureError
 from collab.evaluation.compare import agreement
 from collab.models.cache import cache_bytes
 from collab.models.families import collaborative_layers
@@ -308,6 +308,40 @@ class TestBadInput:
         with pytest.raises(DataError, match="row 3 has a source without a target: 'b c'"):
             collab.calibrate(marian(), [*PAIRS[:2], ("b c", ""), PAIRS[3]], tokenizer=tokenizer)
 
+    @pytest.mark.parametrize(("row", "message"), [("b c\t", "'b c', but none in 'de'"), ("\tb c", "but none in 'en'")])
+    def test_a_file_with_a_pair_without_a_target(
+        self, row: str, message: str, tokenizer: BertTokenizerFast, tmp_path: Path
+    ) -> None:
+        rows = [f"{source}\t{target}" for source, target in PAIRS[:4]]
+        rows[1:1] = ["\t", row]  # an empty row counts, but is no mistake
+        (tmp_path / "pairs.tsv").write_text("\n".join(["en\tde", *rows]))
+        source = collab.DataSource(str(tmp_path / "pairs.tsv"), columns=("en", "de"))
+        with pytest.raises(DataError, match=f"row 3 of .*pairs.tsv has text in .*{message}"):
+            collab.calibrate(marian(), source, tokenizer=tokenizer)
+        native = marian()
+        model = converted(native, 6)
+        with pytest.raises(DataError, match="Give every source a target"):
+            collab.heal(model, native, source, tokenizer=tokenizer)
+        alone = replace(source, columns=("en" if row.startswith("b") else "de",))
+        assert collab.calibrate(marian(), alone, tokenizer=tokenizer).summary["rows"] == 5
+
+    @pytest.mark.parametrize(
+        ("change", "message"),
+        [
+            ({"input_ids": 41, "attention_mask": 41}, "index out of range.*at most 40 tokens, below"),
+            ({"decoder_input_ids": 41, "decoder_attention_mask": 41}, "index out of range.*at most 40 tokens below"),
+            ({"decoder_input_ids": 0, "decoder_attention_mask": 0}, "The decoder needs decoder_input_ids"),
+        ],
+    )
+    def test_batches_that_do_not_fit(self, change: dict[str, int], message: str) -> None:
+        rows = batches(marian(), 2)
+        for batch in rows:
+            batch |= {name: torch.ones(2, length, dtype=torch.long) for name, length in change.items() if length}
+            for name in [name for name, length in change.items() if not length]:
+                del batch[name]
+        with pytest.raises(CalibrationError, match=message):
+            collab.calibrate(marian(), rows)
+
     def test_sources_alone_for_a_model_without_a_head(self, tokenizer: BertTokenizerFast) -> None:
         with pytest.raises(DataError, match="MarianModel has no head to answer with, so its decoder needs targets"):
             collab.calibrate(tiny_model(BY_TYPE["marian"]), SENTENCES[:4], tokenizer=tokenizer)
@@ -377,6 +411,16 @@ class TestCommands:
         assert f"(the original's: {4 * 4 * D} and {4 * 4 * D})" in " ".join(shown.stdout.split())
         again = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "out")
         assert written(again) == written(again, use_cache=False)
+
+    @pytest.mark.parametrize("option", ["--calibration", "--heal"])
+    def test_a_source_without_a_target(self, option: str, pairs: Path, tmp_path: Path) -> None:
+        folder = save_with_tokenizer(marian(), tmp_path / "model")
+        pairs.write_text(pairs.read_text() + "b c\t\n")
+        columns = ("--text-column", "en", "--text-column", "de")
+        done = run("convert", folder, tmp_path / "out", "--rank", 8, "--refine", "none", option, pairs, *columns)
+        assert done.exit_code == 1
+        assert "has text in 'en', 'b c', but none in 'de'" in " ".join(done.output.split())
+        assert not (tmp_path / "out").exists()
 
     def test_synthetic_by_default(self, tmp_path: Path) -> None:
         folder = save_with_tokenizer(marian(), tmp_path / "model")

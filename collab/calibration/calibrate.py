@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,10 +15,18 @@ from transformers import PreTrainedModel
 from ..data.features import Batch, batched
 from ..data.prepare import Unlabelled, features_of, hold_out, require_two
 from ..data.source import DataSource
-from ..errors import CalibrationError
+from ..errors import CalibrationError, CollabError, first_line
 from ..io.options import Progress, no_progress
 from ..models.families import require_family
-from ..models.inputs import on_device
+from ..models.inputs import (
+    decoder_vocabulary,
+    encoder_of,
+    has_decoder,
+    input_kind,
+    longest_input,
+    longest_target,
+    on_device,
+)
 from ..reparametrization.moments import LayerMoments
 from . import cache as moments_cache
 from .collect import Collector
@@ -121,7 +130,8 @@ def calibrate(
             for batches, hold in ((kept, False), (held, True)):
                 collector.holding = hold
                 for batch in batches:
-                    model(**on_device(batch, model.device))
+                    with _accepting(model, batch):
+                        model(**on_device(batch, model.device))
     moments, held_moments = collector.finish()
     if cache is not None:
         moments_cache.write(cache, key, moments, held_moments)
@@ -180,6 +190,28 @@ def prepare(model: PreTrainedModel, data: Any, tokenizer: Any, options: Calibrat
     )
     kept, held = (batched(model, tokenizer, part) for part in hold_out(features, options.period))
     return PreparedData(kept, held, summary)
+
+
+@contextmanager
+def _accepting(model: PreTrainedModel, batch: Batch) -> Iterator[None]:
+    """Raises a CalibrationError if the model does not accept a batch, with what it may hold."""
+    try:
+        yield
+    except CollabError:
+        raise
+    except (IndexError, TypeError, ValueError) as error:
+        shapes = ", ".join(f"{name} {tuple(value.shape)}" for name, value in batch.items())
+        needed = ""
+        if input_kind(model) == "text":
+            needed = f" Rows have at most {longest_input(model)} tokens, below {encoder_of(model).config.vocab_size}."
+        if has_decoder(model):
+            needed += (
+                f" The decoder needs decoder_input_ids, at most {longest_target(model)} tokens below "
+                f"{decoder_vocabulary(model)}."
+            )
+        raise CalibrationError(
+            f"The model does not accept a batch of {shapes}: {first_line(error)}.{needed}"
+        ) from error
 
 
 def _check_batches(rows: list[Any]) -> None:

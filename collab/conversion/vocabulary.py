@@ -24,10 +24,11 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from ..errors import ConfigurationError, DataError, VerificationError
+from ..errors import ConfigurationError, DataError, UnsupportedArchitectureError, VerificationError
 from ..io.report import Count
 from ..modeling.collab_model import optional_parts
 from ..models.assembly import assemble
+from ..models.inputs import encoder_of
 from ..models.layers import count_parameters
 
 _ROWS = 1000  # texts that are encoded at a time
@@ -79,9 +80,15 @@ def keep_tokens(model: PreTrainedModel, tokenizer: Any, texts: Iterable[str]) ->
 
     Raises:
         ConfigurationError: if the tokenizer is not of the fast type, or of another kind than WordPiece, BPE or unigram.
+        UnsupportedArchitectureError: if encoder and decoder have configs, and so vocabularies, of their own.
         DataError: if there is no text.
         VerificationError: if the smaller tokenizer encodes one of the texts differently.
     """
+    if encoder_of(model) is not model:
+        raise UnsupportedArchitectureError(
+            f"Tokens cannot be left out of a {type(model).__name__}, whose encoder and decoder have vocabularies of "
+            "their own. Keep all tokens."
+        )
     if not getattr(tokenizer, "is_fast", False):
         raise ConfigurationError("Tokens are left out of fast tokenizers only; this one has no tokenizer.json.")
     serialized = json.loads(tokenizer.backend_tokenizer.to_str())

@@ -14,6 +14,7 @@ from ..errors import DataError
 from ..models.inputs import (
     decoder_inputs,
     decoder_vocabulary,
+    encoder_of,
     has_choices,
     has_decoder,
     input_kind,
@@ -49,7 +50,10 @@ def text_features(
     seconds = None if isinstance(rows[0], str) or len(rows[0]) == 1 else [row[1] for row in rows]
     # A tokenizer warns of every text beyond the model's limit, truncated or not.
     encoded = tokenizer(firsts, seconds, truncation=True, max_length=length, verbose=False)
-    largest, known = max((max(ids, default=0) for ids in encoded["input_ids"]), default=0), model.config.vocab_size
+    largest, known = (
+        max((max(ids, default=0) for ids in encoded["input_ids"]), default=0),
+        encoder_of(model).config.vocab_size,
+    )
     if largest >= known:
         raise DataError(
             f"The tokenizer makes a token {largest}, but the model's vocabulary ends at {known - 1}. They do not "
@@ -101,10 +105,11 @@ def image_features(model: PreTrainedModel, processor: Any, rows: Sequence[Row]) 
     """Pixel values of images."""
     names = ("pixel_values", "pixel_attention_mask", "spatial_shapes")
     encoded = (processor(images=[row.convert("RGB")], return_tensors="pt") for row in rows)
-    return [
+    features = [
         {name: image[name][0].to(model.dtype if name == names[0] else torch.long) for name in names if name in image}
         for image in encoded
     ]
+    return answered(model, processor, features) if has_decoder(model) else features
 
 
 def audio_features(model: PreTrainedModel, extractor: Any, rows: Sequence[Recording]) -> list[Feature]:
@@ -225,11 +230,11 @@ def length_of(feature: Feature) -> int:
 
 def _vocabulary(model: PreTrainedModel, tokenizer: Any | None) -> tuple[Tensor, Tensor, Tensor]:
     """Token ids to draw from, and the special tokens before and after a text."""
-    size = model.config.vocab_size
+    size = encoder_of(model).config.vocab_size
     if tokenizer is None:
         special = {
             value
-            for name, value in model.config.to_dict().items()
+            for name, value in encoder_of(model).config.to_dict().items()
             if name.endswith("_token_id") and isinstance(value, int)
         }
         words = [number for number in range(size) if number not in special]
@@ -264,7 +269,8 @@ def tokens_in_batch(model: PreTrainedModel) -> int:
     every layer: a batch has at most 640 tokens and as many as take 112 MB, but of large models D/5, with which a pass
     takes less memory than the moments do (4 D² numbers a layer, of twice the size).
     """
-    width, layers = model.config.hidden_size, getattr(model.config, "num_hidden_layers", None) or 1
+    config = encoder_of(model).config
+    width, layers = config.hidden_size, getattr(config, "num_hidden_layers", None) or 1
     return max(64, width // 5, min(_TOKENS, _GRAPH_BYTES // (4 * 18 * width * layers)))
 
 

@@ -67,7 +67,7 @@ def features_of(
     if isinstance(data, DataSource):
         name = Path(data.path).name if os.path.exists(os.path.expanduser(data.path)) else data.path
         summary = {"source": name, "columns": list(data.columns), "subset": data.subset, "split": data.split}
-        data = read_rows(data, samples, kind=kind, seed=seed)
+        data = read_rows(data, samples, kind=kind, targets=has_decoder(model), seed=seed)
     rows = list(data)[:samples]
     require_two(rows)
     summary["rows"] = len(rows)

@@ -14,28 +14,31 @@ Row = Any
 """A string, a pair of strings, a PIL image or a `Recording`."""
 
 
-def read_rows(source: DataSource, samples: int, *, kind: Kind = "text", seed: int = 0) -> list[Row]:
+def read_rows(
+    source: DataSource, samples: int, *, kind: Kind = "text", targets: bool = False, seed: int = 0
+) -> list[Row]:
     """A random sample of a source's rows.
 
     Args:
         source: source of the rows.
         samples: rows at most.
         kind: what the rows are.
+        targets: whether a second column has the targets of the first, so that neither may be missing.
         seed: seed of the sample.
 
     Returns:
         Strings, pairs of strings, images or recordings; empty rows are omitted.
 
     Raises:
-        DataError: if the source cannot be read, lacks a column, or has no rows.
+        DataError: if the source cannot be read, lacks a column, has no rows, or has a row with a part missing.
     """
     records = open_records(source, kind=kind, seed=seed)
     if not records.names:
         raise DataError(f"{source.path} has no rows.")
     columns = _columns(records, kind)
-    rows = (tuple(record[name] for name in columns) for record in records)
+    rows: Iterator[tuple] = (tuple(record[name] for name in columns) for record in records)
     if kind == "text":
-        rows = (row for row in rows if all(isinstance(text, str) and text.strip() for text in row))
+        rows = _pairs(rows, columns, source) if targets and len(columns) == 2 else filter(_is_full, rows)
     sample = _reservoir(rows, samples, seed)
     if not sample:
         raise DataError(f"{source.path} has no rows.")
@@ -54,8 +57,31 @@ def all_rows(source: DataSource) -> Iterator[Row]:
     columns = _columns(records, "text")
     for record in records:
         row = tuple(record[name] for name in columns)
-        if all(isinstance(text, str) and text.strip() for text in row):
+        if _is_full(row):
             yield row[0] if len(row) == 1 else row
+
+
+def _is_full(row: tuple) -> bool:
+    """Whether there is text in every column."""
+    return all(isinstance(text, str) and text.strip() for text in row)
+
+
+def _pairs(rows: Iterable[tuple], columns: tuple[str, ...], source: DataSource) -> Iterator[tuple]:
+    """The sources with their targets; rows without either are omitted."""
+    wrong = None
+    for number, row in enumerate(rows, 1):
+        if _is_full(row):
+            yield row
+        elif wrong is None:
+            there = [(name, text) for name, text in zip(columns, row, strict=True) if _is_full((text,))]
+            wrong = (number, *there[0]) if there else None
+    if wrong is not None:  # once the file is read and closed
+        number, name, text = wrong
+        raise DataError(
+            f"The row {number} of {source.path} has text in {name!r}, {text[:60]!r}, but none in "
+            f"{columns[columns[0] == name]!r}. Give every source a target and every target a source, or the column of "
+            "the sources alone, to let the model answer them itself."
+        )
 
 
 def _columns(records: Records, kind: Kind) -> tuple[str, ...]:

@@ -12,6 +12,7 @@ from transformers import PreTrainedModel
 from ..errors import ConfigurationError
 from ..modeling.collab_attention import CollaborativeAttention, LayerKind
 from ..models.cache import CacheBytes, cache_bytes
+from ..models.inputs import encoder_of
 from ..models.layers import HeadLayer, head_layers, parameters, passes_per_layer
 from ..planning.cost import LayerShape
 
@@ -96,7 +97,7 @@ def inspect(
     inspections = tuple(_layer(layer, lengths) for layer in layers)
     return Inspection(
         model.config.model_type,
-        model.config.hidden_size,
+        encoder_of(model).config.hidden_size,
         inspections,
         passes_per_layer(model, len(layers)),
         parameters(model),

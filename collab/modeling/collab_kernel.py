@@ -27,6 +27,9 @@ tiles."""
 FEW = 2**16
 """Bytes of scores up to which the number of operations determines the time, not their size."""
 
+COPIED = 2**19
+"""Bytes of a sequence's keys or values from which a product for each sequence takes less time than a copy of them."""
+
 
 class Scoring(NamedTuple):
     """How products of queries and keys become attention weights.
@@ -252,18 +255,40 @@ def _plain(
 ) -> tuple[Tensor, Tensor]:
     """Outputs (B, H, T, d) and weights (B, H, T, S)."""
     batch, heads, length, width = query.shape
-    key = key * scaling  # the smallest tensor that can be scaled
+    # The smaller tensor is scaled: while a text is written, one query of each head reads all keys.
+    if not _is_recorded() and query.numel() < key.numel():
+        query = query * scaling
+    else:
+        key = key * scaling
     if key.shape[1] == 1:
         rows = query.reshape(batch, heads * length, width)
         scores = (rows @ key.squeeze(1).mT).view(batch, heads, length, -1)  # (B, H, T, S)
     else:
-        scores = query @ key.mT  # (B, H, T, S)
+        scores = _product(query, key.mT)  # (B, H, T, S)
     if mask is not None:
         scores = scores.add_(mask)
     weights = scores.softmax(dim=-1)
     if dropout:
         weights = functional.dropout(weights, dropout)
-    return weights @ value, weights
+    return _product(weights, value), weights
+
+
+def _product(left: Tensor, right: Tensor) -> Tensor:
+    """(B, H, T, n) @ (B, H, n, m) → (B, H, T, m).
+
+    One product for all sequences would copy keys and values out of a cache, where a token's heads lie side by side:
+    there one is made for each sequence, unless that copy is small.
+    """
+    if _is_recorded() or right.device.type != "cpu" or left.dtype != right.dtype or _needs_gradient(left, right):
+        return left @ right
+    batch, heads = right.shape[:2]
+    copies = batch > 1 and heads > 1 and right.stride(0) != heads * right.stride(1)
+    if not copies or right[0].numel() * right.element_size() < COPIED:
+        return left @ right
+    output = left.new_empty(*left.shape[:-1], right.shape[-1])
+    for sequence, columns, place in zip(left, right, output, strict=True):
+        torch.bmm(sequence, columns, out=place)
+    return output
 
 
 def additive_bias(content: Tensor | None, position_bias: Tensor | None, scaling: float) -> Tensor | None:

@@ -46,6 +46,8 @@ def cache_bytes(model: PreTrainedModel) -> CacheBytes | None:
     inputs.pop("attention_mask", None)  # whose values cannot be read on the meta device
     if "decoder_attention_mask" in inputs:  # some decoders make one where there is none, so one of scores is given
         inputs["decoder_attention_mask"] = torch.zeros(1, 1, 1, 1, dtype=base.dtype, device=base.device)
+    elif "input_ids" in inputs:  # which some decoders compare with the padding token
+        inputs["inputs_embeds"] = base.get_input_embeddings()(inputs.pop("input_ids"))
     with evaluating(base):
         cache = getattr(base(**inputs, use_cache=True), "past_key_values", None)
     if cache is None:

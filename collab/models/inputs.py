@@ -8,9 +8,9 @@ from typing import Literal
 
 import torch
 from torch import Tensor
-from transformers import AutoModelForMultipleChoice, PreTrainedModel
+from transformers import AutoModelForMultipleChoice, PretrainedConfig, PreTrainedModel
 
-from ..errors import ConfigurationError, UnsupportedArchitectureError
+from ..errors import ConfigurationError, UnsupportedArchitectureError, first_line
 
 Kind = Literal["text", "images", "audio"]
 """What a model reads; a model of text and images counts as one of text."""
@@ -34,8 +34,26 @@ def input_kind(model: PreTrainedModel) -> Kind:
     return _KINDS[model.main_input_name]
 
 
+def encoder_of(model: PreTrainedModel) -> PreTrainedModel:
+    """The encoder of a model whose encoder and decoder have configs of their own; other models themselves."""
+    return model.encoder if _is_composite(model) else model  # type: ignore[return-value]
+
+
+def decoder_of(model: PreTrainedModel) -> PreTrainedModel:
+    """The decoder of a model whose encoder and decoder have configs of their own; other models themselves."""
+    return model.decoder if _is_composite(model) else model  # type: ignore[return-value]
+
+
+def _is_composite(model: PreTrainedModel) -> bool:
+    return isinstance(getattr(model.config, "encoder", None), PretrainedConfig)
+
+
 def longest_input(model: PreTrainedModel) -> int:
     """The largest number of tokens that a model accepts."""
+    return _positions(encoder_of(model))
+
+
+def _positions(model: PreTrainedModel) -> int:
     positions = getattr(model.config, "max_position_embeddings", None) or 512
     embeddings = getattr(model.base_model, "embeddings", None)
     padding = getattr(getattr(embeddings, "position_embeddings", None), "padding_idx", None)
@@ -82,7 +100,10 @@ def decoder_inputs(model: PreTrainedModel, labels: Tensor) -> Tensor:
     """
     prepare = getattr(model, "prepare_decoder_input_ids_from_labels", None)
     if prepare is not None:
-        return prepare(labels)
+        try:
+            return prepare(labels)
+        except ValueError as error:
+            raise ConfigurationError(f"The model's decoder cannot be run on targets: {first_line(error)}") from error
     start = model.config.decoder_start_token_id
     if start is None:
         raise ConfigurationError(
@@ -93,12 +114,13 @@ def decoder_inputs(model: PreTrainedModel, labels: Tensor) -> Tensor:
 
 def decoder_vocabulary(model: PreTrainedModel) -> int:
     """The number of tokens that the decoder of an encoder-decoder knows."""
-    return getattr(model.config, "decoder_vocab_size", None) or model.config.vocab_size
+    config = decoder_of(model).config
+    return getattr(config, "decoder_vocab_size", None) or config.vocab_size
 
 
 def longest_target(model: PreTrainedModel) -> int:
     """The largest number of tokens that the decoder of an encoder-decoder accepts."""
-    return getattr(model.config, "max_target_positions", None) or longest_input(model)
+    return getattr(model.config, "max_target_positions", None) or _positions(decoder_of(model))
 
 
 def probe_inputs(model: PreTrainedModel, seed: int = 0) -> dict[str, Tensor]:
@@ -136,9 +158,10 @@ def random_inputs(
         seed: random seed.
     """
     generator = torch.Generator().manual_seed(seed)
-    config = model.config
+    config = encoder_of(model).config
     if input_kind(model) == "images":
-        return on_device(random_images(model, rows, generator), model.device)
+        images = random_images(encoder_of(model), rows, generator)
+        return on_device(images | _random_targets(model, rows, states or length, generator), model.device)
     if input_kind(model) == "audio":
         recordings = random_audio(model, rows, length, generator)
         return on_device(recordings | _random_targets(model, rows, states or length, generator), model.device)

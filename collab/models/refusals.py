@@ -49,7 +49,7 @@ NONE = Refusal("it has no attention between tokens, so there is nothing to conve
 QUANTIZED = Refusal("its projections are quantized layers", "Convert the model that it was quantized from.")
 DECODER = Refusal(
     "it is a decoder or an encoder with a decoder of another family than those supported",
-    "Where it is made of two models of supported families (EncoderDecoderModel), each converts alone.",
+    _KEEP,
 )
 DETECTOR = Refusal("it detects objects with a decoder on top of an image encoder", "Convert the image encoder alone.")
 _SEVERAL_MODELS = "it holds several models, each with a config of its own"
@@ -85,7 +85,7 @@ _BY_REASON: dict[Refusal, tuple[str, ...]] = {
         "poolformer", "pp_lcnet", "regnet", "resnet", "textnet", "timm_wrapper",
     ),
     QUANTIZED: ("ibert",),
-    DECODER: ("encoder-decoder", "imagegpt", "mvp", "shieldgemma2"),
+    DECODER: ("imagegpt", "mvp", "shieldgemma2"),
     TOWERS: ("blip", "clip", "siglip", "siglip2"),
     OTHER_TOWERS: ("align", "altclip", "blip-2", "chinese_clip", "clipseg", "metaclip_2", "tipsv2"),
     PLAIN: (

@@ -1,0 +1,307 @@
+"""Generation with a cache: bytes of a token, and speed against the original, in turn.
+
+Models with random weights, which cost what trained ones cost: a Marian of the shape of the opus-mt checkpoints, and a
+decoder of the width of GPT-2 with 4 of its 12 layers. Both have 8,000 words instead of 58,101 and 50,257, to save time:
+the product with the vocabulary costs the same in every model and would bring the ratios nearer to 1. A model writes
+exactly as many tokens as it is asked for, with a dynamic cache. Every token is timed, so that one run gives the speed
+of its first 64 tokens and of all. The forms are shuffled in every round.
+
+cp and tucker are built with random factors. concat is converted, because its speed depends on how unequal its heads
+are; those of trained models are more so.
+
+    python benchmarks/generation.py          # about twelve minutes on two idle cores
+    python benchmarks/generation.py --quick  # tiny models, to see that it runs
+
+Writes results/generation.json and .md; what a run that was interrupted measured is kept, a row for each round. Add
+rounds with `--rounds`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from statistics import median
+from typing import Any
+
+import numpy as np
+import torch
+from common import kept, machine, markdown, my_turn, write
+from torch import Tensor
+from transformers import (
+    GPT2Config,
+    GPT2LMHeadModel,
+    MarianConfig,
+    MarianMTModel,
+    PreTrainedModel,
+    StoppingCriteria,
+    StoppingCriteriaList,
+)
+
+import collab
+from collab.models.cache import cache_bytes
+from collab.models.families import families
+
+FORMS = ("cp", "tucker", "concat")
+PARTS = {1: "full", 2: "half", 4: "a quarter"}
+PROMPT = 32  # tokens of a source, or of a decoder's prompt
+EARLY = 64  # tokens of the first figure
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One model: the original (``form`` is None), or a form with R = K / `part`."""
+
+    form: str | None
+    part: int = 1
+
+    @property
+    def name(self) -> str:
+        """For the tables."""
+        return "original" if self.form is None else f"{self.form}, {PARTS[self.part]}"
+
+
+ORIGINAL = Variant(None)
+TIMED = (ORIGINAL, Variant("cp", 1), Variant("cp", 2), Variant("cp", 4), Variant("tucker", 4), Variant("concat", 4))
+
+
+@dataclass(frozen=True)
+class Cell:
+    """What is generated: `batch` rows of `tokens` new tokens, with `beams`."""
+
+    batch: int
+    beams: int
+    tokens: int
+
+
+@dataclass(frozen=True)
+class Setting:
+    """Sizes of one run.
+
+    Attributes:
+        name: of the results.
+        marian: width, layers of either side, heads, words and positions.
+        decoder: the same.
+        cells: what is generated. The longest text of eight rows with four beams is left out: it alone would take as
+            long as the others together.
+    """
+
+    name: str
+    marian: tuple[int, int, int, int, int]
+    decoder: tuple[int, int, int, int, int]
+    cells: tuple[Cell, ...]
+
+
+CELLS = (Cell(1, 1, 512), Cell(8, 1, 512), Cell(1, 4, 512), Cell(8, 4, EARLY))
+REAL = Setting("generation", (512, 6, 8, 8_000, 1024), (768, 4, 12, 8_000, 1024), CELLS)
+QUICK = Setting(
+    "generation-quick",
+    (32, 2, 4, 50, 256),
+    (32, 2, 4, 50, 256),
+    tuple(replace(cell, tokens=cell.tokens // 4) for cell in CELLS),
+)
+
+
+def marian(width: int, layers: int, heads: int, words: int, positions: int) -> PreTrainedModel:
+    """An untrained Marian."""
+    sides = {"layers": layers, "attention_heads": heads, "ffn_dim": 4 * width}
+    config = MarianConfig(
+        vocab_size=words,
+        d_model=width,
+        max_position_embeddings=positions,
+        pad_token_id=0,
+        eos_token_id=1,
+        decoder_start_token_id=0,
+        forced_eos_token_id=None,
+        scale_embedding=True,
+        activation_function="swish",
+        **{f"{side}_{name}": value for side in ("encoder", "decoder") for name, value in sides.items()},
+    )
+    return MarianMTModel(config)
+
+
+def decoder(width: int, layers: int, heads: int, words: int, positions: int) -> PreTrainedModel:
+    """An untrained GPT-2."""
+    config = GPT2Config(
+        vocab_size=words,
+        n_embd=width,
+        n_layer=layers,
+        n_head=heads,
+        n_positions=positions,
+        bos_token_id=1,
+        eos_token_id=1,
+        pad_token_id=0,
+    )
+    return GPT2LMHeadModel(config)
+
+
+def builders(setting: Setting) -> dict[str, Callable[[], PreTrainedModel]]:
+    """The originals, by name."""
+    shapes = {"Marian": (marian, setting.marian), "GPT-2": (decoder, setting.decoder)}
+    return {name: partial(build, *shape) for name, (build, shape) in shapes.items()}
+
+
+def built(original: PreTrainedModel, variant: Variant) -> PreTrainedModel:
+    """A model of a form, on the device of the original."""
+    if variant.form is None:
+        return original
+    rank = original.config.hidden_size // variant.part
+    if variant.form == "concat" and original.device.type != "meta":
+        config = collab.ConversionConfig(rank=rank, form="concat", refine="none", compare=False)
+        return collab.convert(original, config).model
+    family = families()[original.config.model_type]
+    model_class = family.collaborative_class(type(original))
+    if model_class is None:
+        raise SystemExit(f"{type(original).__name__} has no collaborative version.")
+    values = original.config.to_dict() | {"collab_layers": [{"form": variant.form, "rank": rank}]}
+    values.pop("model_type")
+    with original.device:
+        return model_class(family.config_class(**values))
+
+
+def cache_sizes(setting: Setting) -> list[dict[str, Any]]:
+    """Bytes of a token in the cache, every form and rank; the models have no weights."""
+    rows = []
+    for name, build in builders(setting).items():
+        with torch.device("meta"):
+            original = build()
+        for variant in (ORIGINAL, *(Variant(form, part) for form in FORMS for part in PARTS)):
+            held = cache_bytes(built(original, variant))
+            if held is None:
+                raise SystemExit(f"{name} has no cache.")
+            row = {"model": name, "form": variant.form, "part": variant.part, "keys": held.keys, "values": held.values}
+            rows.append(row)
+    return rows
+
+
+class Clock(StoppingCriteria):
+    """Notes when each token was written; stops nothing."""
+
+    def __init__(self) -> None:
+        self.start = time.perf_counter()
+        self.after: list[float] = []
+
+    def __call__(self, input_ids: Tensor, scores: Any, **kwargs: Any) -> Tensor:
+        """False for every row."""
+        self.after.append(time.perf_counter() - self.start)
+        return torch.zeros(len(input_ids), dtype=torch.bool, device=input_ids.device)
+
+
+def generate(model: PreTrainedModel, cell: Cell) -> list[float]:
+    """Seconds from the start until each token was written."""
+    generator = torch.Generator().manual_seed(0)
+    prompt = torch.randint(3, model.config.vocab_size, (cell.batch, PROMPT), generator=generator)
+    clock = Clock()
+    model.generate(  # type: ignore[operator]
+        input_ids=prompt,
+        attention_mask=torch.ones_like(prompt),
+        do_sample=False,
+        num_beams=cell.beams,
+        min_new_tokens=cell.tokens,
+        max_new_tokens=cell.tokens,
+        stopping_criteria=StoppingCriteriaList([clock]),
+    )
+    if len(clock.after) != cell.tokens:
+        raise SystemExit(f"{len(clock.after)} tokens were written instead of {cell.tokens}.")
+    return clock.after
+
+
+def rounds_of(build: Callable[[], PreTrainedModel], cell: Cell, numbers: range) -> Iterator[dict[str, Any]]:
+    """Every model writes the same number of tokens; a row for each round."""
+    torch.manual_seed(0)
+    original = build().eval()
+    models = [built(original, variant).eval() for variant in TIMED]
+    for model in models:
+        generate(model, replace(cell, tokens=4))  # warm
+    for number in numbers:
+        taken: dict[str, dict[str, float]] = {}
+        for place in np.random.default_rng(number).permutation(len(models)):
+            after = generate(models[place], cell)
+            seconds = {str(tokens): after[tokens - 1] for tokens in {min(EARLY, cell.tokens), cell.tokens}}
+            taken[TIMED[place].name] = seconds
+        yield asdict(cell) | {"round": number, "seconds": taken}
+
+
+def of_cell(rows: list[dict[str, Any]], name: str, cell: Cell) -> list[dict[str, Any]]:
+    """The rounds of a cell."""
+    return [row for row in rows if row["model"] == name and asdict(cell).items() <= row.items()]
+
+
+def measure(setting: Setting, rounds: int) -> None:
+    """Fills in the rounds that are missing, and writes after every one."""
+    result = kept(setting.name) or {"machine": machine(), "rows": []}
+    if result["machine"] != machine():
+        raise SystemExit(f"results/{setting.name}.json is of another machine or other versions. Move it away.")
+    result["cache"] = cache_sizes(setting)
+    for name, build in builders(setting).items():
+        for cell in setting.cells:
+            done = len(of_cell(result["rows"], name, cell))
+            if done >= rounds:
+                continue
+            for row in rounds_of(build, cell, range(done, rounds)):
+                result["rows"].append({"model": name} | row)
+                write(setting.name, result, table(setting, result))
+
+
+def table(setting: Setting, result: dict[str, Any]) -> str:
+    """Bytes of a token, and times as fast as the original."""
+    names = list(builders(setting))
+    parts = []
+    for name in names:
+        rows = [row for row in result["cache"] if row["model"] == name]
+        whole = next(row["keys"] + row["values"] for row in rows if row["form"] is None)
+        cells = []
+        for row in rows:
+            both = row["keys"] + row["values"]
+            variant = Variant(row["form"], row["part"])
+            cells.append([variant.name, f"{row['keys']:,}", f"{row['values']:,}", f"{both:,}", f"{both / whole:.3f}"])
+        headings = ["form, rank", "bytes of keys a token", "of values", "together", "of the original's"]
+        parts += [f"### {name}: cache", markdown(headings, cells)]
+        parts += [f"### {name}: speed", speed_table(setting, result["rows"], name)]
+    return "\n\n".join(parts)
+
+
+def speed_table(setting: Setting, rows: list[dict[str, Any]], name: str) -> str:
+    """A row for each model, a column for each text: tokens a second of the original, and the ratios of the others."""
+    columns: dict[str, tuple[str, list[dict[str, Any]]]] = {}
+    for cell in setting.cells:
+        for tokens in sorted({min(EARLY, cell.tokens), cell.tokens}):
+            search = "greedy" if cell.beams == 1 else f"beam {cell.beams}"
+            columns[f"{search}, {cell.batch}×{tokens}"] = (str(tokens), of_cell(rows, name, cell))
+    cells = []
+    for variant in TIMED:
+        entries = []
+        for tokens, measured in columns.values():
+            seconds = [row["seconds"][variant.name][tokens] for row in measured]
+            if not seconds:
+                entries.append("")
+            elif variant is ORIGINAL:
+                entries.append(f"{measured[0]['batch'] * int(tokens) / median(seconds):.0f} tokens/s")
+            else:
+                ratios = [
+                    row["seconds"][ORIGINAL.name][tokens] / row["seconds"][variant.name][tokens] for row in measured
+                ]
+                entries.append(f"{median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})")
+        cells.append([variant.name, *entries])
+    return markdown(["form, rank", *columns], cells)
+
+
+def main() -> None:
+    """Measures what is missing."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="tiny models, in results/generation-quick.*")
+    parser.add_argument("--rounds", type=int, default=2, help="of every cell, with those that are there")
+    parser.add_argument("--threads", type=int, help="of torch; the results are in a file of their own")
+    arguments = parser.parse_args()
+    setting = QUICK if arguments.quick else REAL
+    if arguments.threads:
+        torch.set_num_threads(arguments.threads)
+        setting = replace(setting, name=f"{setting.name}-threads-{arguments.threads}")
+    with torch.no_grad(), my_turn(setting.name):
+        measure(setting, arguments.rounds)
+
+
+if __name__ == "__main__":
+    main()

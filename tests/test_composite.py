@@ -1,0 +1,232 @@
+"""Models of an encoder and a decoder that are families of their own: EncoderDecoderModel, VisionEncoderDecoderModel."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+from PIL import Image
+from processes import run
+from reload import outputs_without_collab
+from tiny import (
+    BY_TYPE,
+    FORMS,
+    LETTERS,
+    converted,
+    full_rank,
+    largest_difference,
+    outputs,
+    random_model,
+    save_tokenizer,
+    save_with_tokenizer,
+    tensors,
+)
+from transformers import AutoModelForImageTextToText, AutoModelForSeq2SeqLM, BertTokenizerFast, PreTrainedModel
+
+import collab
+from collab.errors import CollabError, UnsupportedArchitectureError
+from collab.evaluation.compare import agreement
+from collab.modeling.collab_composite import DECODERS
+from collab.modeling.collab_encoder_decoder import CollabEncoderDecoderModel
+from collab.modeling.collab_vision_encoder_decoder import CollabVisionEncoderDecoderModel
+from collab.models.cache import cache_bytes
+from collab.models.families import families, require_family
+from collab.models.inputs import probe_inputs
+
+H, D = 4, 32
+KINDS = ["encoder", "encoder", "decoder", "cross", "decoder", "cross"]
+NATIVE = {False: transformers.EncoderDecoderModel, True: transformers.VisionEncoderDecoderModel}
+_WORDS = random.Random(0)
+SENTENCES = [" ".join(_WORDS.choices(LETTERS, k=_WORDS.randint(3, 12))) for _ in range(80)]
+PAIRS = list(zip(SENTENCES[::2], SENTENCES[1::2], strict=True))
+TYPES = {family.base: model_type for model_type, family in families().items()}
+COMBINATIONS = [
+    *(("bert", TYPES[part]) for part in DECODERS),
+    *((TYPES[part], "roberta") for part in CollabEncoderDecoderModel.sides["encoder"]),
+    *((TYPES[part], "bert") for part in CollabVisionEncoderDecoderModel.sides["encoder"]),
+]
+every_combination = pytest.mark.parametrize(("encoder", "decoder"), COMBINATIONS)
+
+
+def composite(encoder: str = "bert", decoder: str = "bert", **changes: object) -> PreTrainedModel:
+    """A tiny model with random weights, its parts of these types."""
+    native = NATIVE[encoder in ("vit", "deit", "dinov2")]
+    parts = BY_TYPE[encoder].config(), BY_TYPE[decoder].config(is_decoder=True, add_cross_attention=True)
+    tokens = {"pad_token_id": 1, "decoder_start_token_id": 2, "eos_token_id": 3}
+    config = native.config_class.from_encoder_decoder_configs(*parts, **{**tokens, **changes})
+    return random_model(native, config)
+
+
+def written(model: PreTrainedModel, **how: object) -> list[list[int]]:
+    """What a model writes, the second source padded."""
+    sources = {name: value for name, value in probe_inputs(model).items() if not name.startswith("decoder")}
+    return model.generate(**sources, max_new_tokens=7, do_sample=False, **how).tolist()
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> BertTokenizerFast:
+    folder = tmp_path_factory.mktemp("tokenizer")
+    save_tokenizer(folder)
+    return BertTokenizerFast.from_pretrained(folder)
+
+
+@every_combination
+def test_exact_at_full_rank_in_teacher_forcing_and_in_what_it_writes(encoder: str, decoder: str) -> None:
+    native = composite(encoder, decoder)
+    model = converted(native, full_rank(native))
+    assert [layer.kind for layer in collab.inspect(model).layers] == KINDS
+    assert largest_difference(outputs(native), outputs(model)) < 1e-4
+    for beams in (1, 3):
+        assert written(model, num_beams=beams) == written(native, num_beams=beams)
+
+
+@every_combination
+def test_what_it_writes_is_the_same_with_every_cache(encoder: str, decoder: str) -> None:
+    number = COMBINATIONS.index((encoder, decoder))
+    model = converted(composite(encoder, decoder), 7, FORMS[number % 3])
+    for beams in (1, 3):
+        plain = written(model, use_cache=False, num_beams=beams)
+        for implementation in ("dynamic", "static"):
+            assert written(model, cache_implementation=implementation, num_beams=beams) == plain
+
+
+def test_a_cache_holds_one_key_for_all_heads() -> None:
+    native = composite()
+    plan = collab.plan(native, fractions=(0.5,))
+    assert plan.cache == cache_bytes(native)
+    held = cache_bytes(converted(native, 9))
+    assert held is not None
+    assert (held.keys, held.values) == (4 * 4 * (9 + H), 4 * 4 * D)
+
+
+def test_parts_are_of_different_widths() -> None:
+    """Then a projection stands between them."""
+    parts = BY_TYPE["bert"].config(hidden_size=48), BY_TYPE["bert"].config(is_decoder=True, add_cross_attention=True)
+    config = transformers.EncoderDecoderConfig.from_encoder_decoder_configs(*parts, pad_token_id=1)
+    native = random_model(transformers.EncoderDecoderModel, config)
+    model = converted(native, 1.0)
+    assert [layer["rank"] for layer in model.config.collab_layers] == [48, 48, D, D, D, D]
+    assert largest_difference(outputs(native), outputs(model)) < 1e-4
+
+
+@pytest.mark.parametrize(
+    ("encoder", "auto_class"), [("roberta", AutoModelForSeq2SeqLM), ("vit", AutoModelForImageTextToText)]
+)
+def test_reloads_three_ways(encoder: str, auto_class: type, tmp_path: Path) -> None:
+    model = converted(composite(encoder), 7)
+    model.save_pretrained(tmp_path / "out")
+    expected = outputs(model)
+    for loader in (auto_class, type(model)):
+        reloaded = loader.from_pretrained(tmp_path / "out")
+        assert type(reloaded) is type(model)
+        assert largest_difference(expected, outputs(reloaded)) < 1e-5
+    job = {"folder": tmp_path / "out", "auto_class": auto_class.__name__, "inputs": probe_inputs(model)}
+    assert largest_difference(expected, outputs_without_collab([job], tmp_path)[0]) < 1e-5
+
+
+@pytest.mark.parametrize("data", ["synthetic", "pairs", "sources"])
+def test_calibration_is_closer_than_the_weights_alone(data: str, tokenizer: BertTokenizerFast) -> None:
+    native = composite("roberta", "bert")
+    rows = {"synthetic": "synthetic", "pairs": PAIRS, "sources": SENTENCES[:40]}[data]
+    options = collab.CalibrationOptions(samples=200)
+    calibration = collab.calibrate(native, rows, tokenizer=tokenizer, options=options)
+    assert all("decoder_input_ids" in batch for batch in calibration.batches)
+    config = collab.ConversionConfig(rank=12, refine="none", compare=False)
+    calibrated = collab.convert(native, config, calibration=calibration)
+    alone = agreement(native, converted(native, 12), calibration.batches)
+    assert calibrated.report.agreement is not None
+    assert alone is not None
+    assert calibrated.report.agreement["kl"] < alone["kl"]
+
+
+def test_images_are_answered_by_the_model() -> None:
+    class Processor:
+        def __call__(self, **given: object) -> dict[str, torch.Tensor]:
+            return {"pixel_values": torch.randn(1, 3, 16, 16)}
+
+    native = composite("vit")
+    calibration = collab.calibrate(native, [Image.new("RGB", (16, 16))] * 8, tokenizer=Processor())
+    assert all(not moments.unknown for moments in calibration.moments.values())
+    assert all(int(batch["decoder_input_ids"][0, 0]) == 2 for batch in calibration.batches)
+
+
+def test_healing_on_pairs_brings_the_answers_closer(tokenizer: BertTokenizerFast) -> None:
+    native = composite()
+    settings = replace(collab.HealOptions().run, steps=20, batch_size=8, device="cpu")
+    options = collab.HealOptions(samples=40, run=settings)
+    record = collab.heal(converted(native, 6), native, PAIRS, tokenizer=tokenizer, options=options).record
+    assert record["improved"]
+    assert record["after"]["kl"] < record["before"]["kl"]
+
+
+def test_expands_to_the_original() -> None:
+    native = composite()
+    model = converted(native, 8, "concat", content="folded")
+    expanded = collab.expand(model).model
+    assert type(expanded) is type(native)
+    assert largest_difference(outputs(model), outputs(expanded)) < 1e-5
+
+
+def test_heads_are_scored_and_pruned(tokenizer: BertTokenizerFast) -> None:
+    native = composite()
+    scores = collab.score_heads(collab.Checkpoint.of(native, tokenizer), PAIRS[:8])
+    assert [len(values) for values in scores.importance("gradient").values()] == [H] * 6
+    keep = {layer.name: [0, 2] for layer in collab.inspect(native).layers if layer.kind == "cross"}
+    pruned = collab.prune(native, keep)
+    assert [layer.heads for layer in collab.inspect(pruned).layers] == [4, 4, 4, 2, 4, 2]
+    assert written(pruned) == written(pruned, use_cache=False)
+
+
+def test_gradients_reach_every_factor() -> None:
+    model = converted(composite(), 7)
+    sum(value.sum() for value in tensors(model(**probe_inputs(model))).values()).backward()
+    missing = [name for name, parameter in model.named_parameters() if parameter.grad is None]
+    assert all("pooler" in name for name in missing)
+
+
+def test_convert_inspect_and_plan(tmp_path: Path) -> None:
+    folder = save_with_tokenizer(composite(), tmp_path / "model")
+    (tmp_path / "pairs.tsv").write_text("".join(f"{source}\t{target}\n" for source, target in [("en", "de"), *PAIRS]))
+    given = ("--calibration", tmp_path / "pairs.tsv", "--text-column", "en", "--text-column", "de")
+    done = run("convert", folder, tmp_path / "out", "--rank", 8, "--refine", 4, *given)
+    assert done.exit_code == 0, done.output
+    for shown in (run("inspect", folder), run("inspect", tmp_path / "out"), run("plan", folder, *given)):
+        assert shown.exit_code == 0, shown.output
+    again = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "out")
+    assert written(again) == written(again, use_cache=False)
+
+
+class TestRefusals:
+    @pytest.mark.parametrize(
+        ("encoder", "decoder", "message"),
+        [
+            ("bert", "gpt2", "its decoder is of type 'gpt2'. Those that convert are bert"),
+            ("albert", "bert", "its encoder is of type 'albert'"),
+        ],
+    )
+    def test_parts_of_other_families(self, encoder: str, decoder: str, message: str) -> None:
+        with pytest.raises(UnsupportedArchitectureError, match=message):
+            require_family(composite(encoder, decoder).config)
+
+    def test_other_positions(self) -> None:
+        config = composite().config
+        config.encoder.position_embedding_type = "relative_key"
+        with pytest.raises(UnsupportedArchitectureError, match="its encoder has relative_key positions"):
+            require_family(config)
+
+    def test_no_decoder_start_token(self, tokenizer: BertTokenizerFast) -> None:
+        with pytest.raises(CollabError, match="decoder_start_token_id"):
+            collab.calibrate(composite(decoder_start_token_id=None), PAIRS[:4], tokenizer=tokenizer)
+
+    def test_leaving_out_tokens(self, tokenizer: BertTokenizerFast) -> None:
+        with pytest.raises(UnsupportedArchitectureError, match="vocabularies of their own"):
+            collab.keep_tokens(composite(), tokenizer, SENTENCES)
+
+    def test_compression(self, tmp_path: Path) -> None:
+        composite().save_pretrained(tmp_path / "model")
+        with pytest.raises(UnsupportedArchitectureError, match="cannot be compressed yet"):
+            collab.checkpoints.compress(str(tmp_path / "model"), tmp_path / "out", collab.CompressionConfig(params=0.5))
