@@ -117,11 +117,14 @@ def read_processor(folder: Path, kind: Kind, trust_remote_code: bool = False) ->
         trust_remote_code: whether transformers may run the tokenizer's code that comes with the model.
 
     Returns:
-        None if there is none, it needs code that may not be run, or a package that is not installed.
+        None if there is none, it needs code that may not be run, or a package that is not installed; and for videos,
+        which are not read.
 
     Raises:
         CheckpointError: if its files are damaged.
     """
+    if kind == "videos":
+        return None
     loaders = {"text": AutoTokenizer, "images": AutoImageProcessor, "audio": AutoFeatureExtractor}
     loader: Any = loaders[kind]
     name = {"text": "tokenizer", "images": "image processor", "audio": "feature extractor"}[kind]
