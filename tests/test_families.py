@@ -269,6 +269,48 @@ class TestALBERT:
         assert [layer.rank for layer in several.layers] == [4, 8, 12, 16]
 
 
+class TestPositionBiases:
+    """What layers add to the scores by position."""
+
+    @every_form
+    @pytest.mark.parametrize("stable", [False, True])
+    @pytest.mark.filterwarnings("ignore:Support for mismatched")  # of the native layer's two masks
+    def test_wavlm_with_padding(self, form: str, stable: bool) -> None:
+        native = tiny_model(BY_TYPE["wavlm"], do_stable_layer_norm=stable, feat_extract_norm="layer")
+        inputs = probe_inputs(native)
+        inputs["attention_mask"] = torch.ones_like(inputs["input_values"], dtype=torch.long)
+        inputs["attention_mask"][1, inputs["input_values"].shape[1] // 2 :] = 0
+        model = converted(native, 32, form)
+        with torch.no_grad():
+            unpadded = native(inputs["input_values"]).last_hidden_state
+            expected = native(**inputs).last_hidden_state
+            for implementation in ("eager", "sdpa"):
+                model.set_attn_implementation(implementation)
+                torch.testing.assert_close(model(**inputs).last_hidden_state, expected, rtol=1e-4, atol=1e-5)
+        assert float((unpadded - expected)[1].abs().max()) > 1e-3
+
+    def test_wavlm_itself_returns_the_mean_of_the_heads_weights(self) -> None:
+        native = tiny_model(BY_TYPE["wavlm"])
+        inputs = probe_inputs(native) | {"output_attentions": True}
+        with torch.no_grad():
+            expected, actual = native(**inputs).attentions, converted(native, 32)(**inputs).attentions
+        for mean, weights in zip(expected, actual, strict=True):
+            assert float((weights - mean).abs().max()) > 1e-2
+            torch.testing.assert_close(weights.mean(1, keepdim=True).expand_as(mean), mean, rtol=1e-4, atol=1e-5)
+
+    @pytest.mark.parametrize("model_type", ["beit", "data2vec-vision"])
+    @pytest.mark.parametrize(("own", "shared"), [(False, False), (True, False), (False, True), (True, True)])
+    def test_images(self, model_type: str, own: bool, shared: bool) -> None:
+        biases = {"use_relative_position_bias": own, "use_shared_relative_position_bias": shared}
+        native = tiny_model(BY_TYPE[model_type], **biases)
+        inputs = probe_inputs(native)
+        model = converted(native, 32)
+        with torch.no_grad():
+            for implementation in ("eager", "sdpa"):
+                model.set_attn_implementation(implementation)
+                assert largest_difference(native(**inputs), model(**inputs)) < 1e-5
+
+
 class TestDecoders:
     """Causal, with caches, with cross-attention."""
 
