@@ -311,6 +311,18 @@ class TestPositionBiases:
                 assert largest_difference(native(**inputs), model(**inputs)) < 1e-5
 
 
+@pytest.mark.parametrize("model_type", ["beit", "data2vec-vision", "dinov2"])
+def test_without_dropout_every_residual_branch_is_kept(model_type: str) -> None:
+    model = converted(tiny_model(BY_TYPE[model_type], drop_path_rate=0.5), 8)
+    inputs = probe_inputs(model)
+    with torch.no_grad():
+        expected = model(**inputs).last_hidden_state
+        model.train()
+        assert any(float((model(**inputs).last_hidden_state - expected).abs().max()) > 1e-3 for _ in range(5))
+        with set_dropout(model, 0.0):
+            torch.testing.assert_close(model(**inputs).last_hidden_state, expected)
+
+
 class TestDecoders:
     """Causal, with caches, with cross-attention."""
 

@@ -58,7 +58,9 @@ TOWERS = Refusal(
     "Save and convert each tower (model.text_model, model.vision_model; of BLIP the vision model alone), and put the "
     "converted ones in their place: docs/families.md shows how.",
 )
-OTHER_TOWERS = Refusal(_SEVERAL_MODELS, "No file describes its towers; CLIP, SigLIP and SigLIP 2 convert by tower.")
+OTHER_TOWERS = Refusal(
+    _SEVERAL_MODELS, "No file describes both of its towers; CLIP, SigLIP and SigLIP 2 convert by tower."
+)
 REGROUPED = Refusal(
     "its attention runs along time and within frames in turn, over rows of tokens other than those of the videos, by "
     "which collab calibrates and scores heads",

@@ -102,8 +102,8 @@ def _names(module: nn.Module) -> list[str]:
         return ["p"]
     if isinstance(module, CollaborativeAttention):
         return ["attention_dropout"]
-    # Modules that drop by a function hold its probability.
-    return ["dropout"] if isinstance(getattr(module, "dropout", None), float) else []
+    # Modules that drop by a function hold its probability; `drop_prob` is that of a residual branch.
+    return [name for name in ("dropout", "drop_prob") if isinstance(getattr(module, name, None), float)]
 
 
 @contextlib.contextmanager
