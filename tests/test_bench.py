@@ -17,7 +17,7 @@ from tiny import BERT, BY_TYPE, converted, every_family, every_head, random_mode
 
 import collab
 from collab.evaluation.timing import Spread, time_in_turn
-from collab.models.inputs import random_inputs
+from collab.models.inputs import input_kind, random_inputs, takes_waveforms
 
 FEW = collab.BenchOptions(batch_sizes=(2, 1, 2), lengths=(4, 8), rounds=3, device="cpu")
 
@@ -50,8 +50,8 @@ class TestModels:
     @every_family
     def test_two_of_every_family(self, row: object) -> None:
         native = tiny_model(row)
-        unit = {"pixel_values": "images", "input_features": "recordings"}.get(native.main_input_name, "tokens")
-        images = unit != "tokens"
+        images = input_kind(native) != "text" and not takes_waveforms(native)
+        unit = {"audio": "recordings"}.get(input_kind(native), input_kind(native)) if images else "tokens"
         options = replace(FEW, lengths=None if images else (4, 8))
         report = collab.bench([converted(native), native], options)
         assert [setting.batch_size for setting in report.settings] == ([1, 2] if images else [1, 1, 2, 2])

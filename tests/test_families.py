@@ -34,7 +34,7 @@ import collab
 from collab.modeling.collab_attention import CollaborativeAttention
 from collab.models.families import families
 from collab.models.inputs import answer_mask, probe_inputs
-from collab.models.states import set_dropout
+from collab.models.states import eager_attention, set_dropout
 
 
 def is_text(row: Row) -> bool:
@@ -49,9 +49,12 @@ NOT_CONVERTED = {
     "bart": ("BartForCausalLM", "BartForSequenceClassification", "BartForQuestionAnswering"),
     "mbart": ("MBartForCausalLM", "MBartForSequenceClassification", "MBartForQuestionAnswering"),
     "pegasus": ("PegasusForCausalLM",),
+    "umt5": ("UMT5ForSequenceClassification", "UMT5ForQuestionAnswering"),
     "splinter": ("SplinterForPreTraining",),
+    "videomae": ("VideoMAEForPreTraining",),
 }
-"""Decoders without their encoder, answers about a whole text by its last token, and one that takes marked questions."""
+"""Decoders without their encoder or of another width, answers about a whole text by its last token, and one that takes
+marked questions."""
 
 
 ROTARY = ("jina_embeddings_v3", "gte", "nomic_bert", "eurobert", "modernbert", "esm", "dinov3_vit")
@@ -142,17 +145,15 @@ def test_padding_does_not_leak(row: Row, form: str, implementation: str) -> None
 @every_family_and_form
 @pytest.mark.parametrize("implementation", ["eager", "sdpa"])
 def test_attentions_and_hidden_states_are_recorded(row: Row, form: str, implementation: str) -> None:
-    if row.model_type == "layoutlmv3" and implementation == "sdpa":
-        pytest.skip("the native block does not pass the request on to its attention")
-    if row.model_type == "gpt2" and implementation == "sdpa":
-        pytest.skip("transformers' GPT-2 does not tell its layers that attentions are wanted")
+    if row.model_type in ("layoutlmv3", "gpt2", "videomae") and implementation == "sdpa":
+        pytest.skip("the native model does not tell its layers that attentions are wanted")
     native = tiny_model(row)
-    native.set_attn_implementation("eager")
     model = converted(native, full_rank(native), form)
     model.set_attn_implementation(implementation)
     inputs = probe_inputs(native)
     with torch.no_grad():
-        expected = native(**inputs, output_attentions=True, output_hidden_states=True)
+        with eager_attention(native):  # WavLM's returns the mean of the heads without it
+            expected = native(**inputs, output_attentions=True, output_hidden_states=True)
         actual = model(**inputs, output_attentions=True, output_hidden_states=True)
     names = [name for name in expected if name.endswith(("attentions", "hidden_states")) and expected[name]]
     assert len(names) == (5 if row in SEQ2SEQ else 2)
@@ -267,6 +268,60 @@ class TestALBERT:
         assert len(report.layers) == 1
         several = collab.convert(tiny_model(row), collab.ConversionConfig(rank=[4, 8, 12, 16])).report
         assert [layer.rank for layer in several.layers] == [4, 8, 12, 16]
+
+
+class TestPositionBiases:
+    """What layers add to the scores by position."""
+
+    @every_form
+    @pytest.mark.parametrize("stable", [False, True])
+    @pytest.mark.filterwarnings("ignore:Support for mismatched")  # of the native layer's two masks
+    def test_wavlm_with_padding(self, form: str, stable: bool) -> None:
+        native = tiny_model(BY_TYPE["wavlm"], do_stable_layer_norm=stable, feat_extract_norm="layer")
+        inputs = probe_inputs(native)
+        inputs["attention_mask"] = torch.ones_like(inputs["input_values"], dtype=torch.long)
+        inputs["attention_mask"][1, inputs["input_values"].shape[1] // 2 :] = 0
+        model = converted(native, 32, form)
+        with torch.no_grad():
+            unpadded = native(inputs["input_values"]).last_hidden_state
+            expected = native(**inputs).last_hidden_state
+            for implementation in ("eager", "sdpa"):
+                model.set_attn_implementation(implementation)
+                torch.testing.assert_close(model(**inputs).last_hidden_state, expected, rtol=1e-4, atol=1e-5)
+        assert float((unpadded - expected)[1].abs().max()) > 1e-3
+
+    def test_wavlm_itself_returns_the_mean_of_the_heads_weights(self) -> None:
+        native = tiny_model(BY_TYPE["wavlm"])
+        inputs = probe_inputs(native) | {"output_attentions": True}
+        with torch.no_grad():
+            expected, actual = native(**inputs).attentions, converted(native, 32)(**inputs).attentions
+        for mean, weights in zip(expected, actual, strict=True):
+            assert float((weights - mean).abs().max()) > 1e-2
+            torch.testing.assert_close(weights.mean(1, keepdim=True).expand_as(mean), mean, rtol=1e-4, atol=1e-5)
+
+    @pytest.mark.parametrize("model_type", ["beit", "data2vec-vision"])
+    @pytest.mark.parametrize(("own", "shared"), [(False, False), (True, False), (False, True), (True, True)])
+    def test_images(self, model_type: str, own: bool, shared: bool) -> None:
+        biases = {"use_relative_position_bias": own, "use_shared_relative_position_bias": shared}
+        native = tiny_model(BY_TYPE[model_type], **biases)
+        inputs = probe_inputs(native)
+        model = converted(native, 32)
+        with torch.no_grad():
+            for implementation in ("eager", "sdpa"):
+                model.set_attn_implementation(implementation)
+                assert largest_difference(native(**inputs), model(**inputs)) < 1e-5
+
+
+@pytest.mark.parametrize("model_type", ["beit", "data2vec-vision", "dinov2"])
+def test_without_dropout_every_residual_branch_is_kept(model_type: str) -> None:
+    model = converted(tiny_model(BY_TYPE[model_type], drop_path_rate=0.5), 8)
+    inputs = probe_inputs(model)
+    with torch.no_grad():
+        expected = model(**inputs).last_hidden_state
+        model.train()
+        assert any(float((model(**inputs).last_hidden_state - expected).abs().max()) > 1e-3 for _ in range(5))
+        with set_dropout(model, 0.0):
+            torch.testing.assert_close(model(**inputs).last_hidden_state, expected)
 
 
 class TestDecoders:

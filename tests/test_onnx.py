@@ -28,6 +28,7 @@ from transformers import (
 )
 
 import collab
+from collab.models.inputs import random_inputs
 
 onnx = pytest.importorskip("onnx", reason="the onnx extra is not installed")
 ort = pytest.importorskip("onnxruntime", reason="the onnx extra is not installed")
@@ -79,7 +80,7 @@ def test_every_form(form: str, rank: int, content: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("model_type", "form"),
     [
-        *((model_type, "cp") for model_type in ("distilbert", "mpnet", "deberta-v2", "deit")),
+        *((model_type, "cp") for model_type in ("distilbert", "mpnet", "deberta-v2", "deit", "wavlm", "beit")),
         *(("jina_embeddings_v3", form) for form in ("concat", "cp", "tucker")),
         ("eurobert", "tucker"),
         ("modernbert", "cp"),
@@ -89,8 +90,7 @@ def test_every_form(form: str, rank: int, content: str, tmp_path: Path) -> None:
 def test_other_families(model_type: str, form: str, tmp_path: Path) -> None:
     model = converted(tiny_model(BY_TYPE[model_type]), 8, form)
     step = collab.checkpoints.export_onnx(saved(model, tmp_path), tmp_path / "out")
-    pixels = {"pixel_values": torch.randn(3, 3, 16, 16)}
-    inputs = pixels if model.main_input_name == "pixel_values" else text(3, 11, types=False)
+    inputs = text(3, 11, types=False) if model.main_input_name == "input_ids" else random_inputs(model, 3, 11)
     inputs |= (
         {"token_type_ids": torch.ones(3, 11, dtype=torch.long)} if "token_type_ids" in step.record["inputs"] else {}
     )

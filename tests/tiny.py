@@ -19,6 +19,7 @@ from collab.modeling.collab_rotary import CollaborativeRotaryAttention
 from collab.models.families import Family, families
 from collab.models.inputs import has_decoder, probe_inputs
 from collab.models.layers import head_layers
+from collab.models.states import eager_attention
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
@@ -48,7 +49,13 @@ _IMAGE = {
     "patch_size": 8,
     "encoder_stride": 8,
 }
-
+_BEIT = _IMAGE | {
+    "num_hidden_layers": 3,
+    "vocab_size": 60,
+    "drop_path_rate": 0.0,
+    "pool_scales": [1, 2],
+    "auxiliary_channels": 8,
+}
 
 _TOWER = {name: value for name, value in _TEXT.items() if name != "type_vocab_size"}
 _AUDIO = {
@@ -191,11 +198,26 @@ ROWS = [
     Row("megatron-bert", _TEXT),
     Row("roc_bert", _TEXT | {"pronunciation_vocab_size": 60, "shape_vocab_size": 60}),
     Row("splinter", _TEXT),
+    Row(
+        "markuplm",
+        _TEXT
+        | {
+            "max_xpath_tag_unit_embeddings": 6,
+            "max_xpath_subs_unit_embeddings": 6,
+            "tag_pad_id": 5,
+            "subs_pad_id": 5,
+            "xpath_unit_hidden_size": 4,
+            "max_depth": 2,
+        },
+    ),
+    Row("tapas", _TOWER | {"type_vocab_sizes": [3, 4, 4, 2, 4, 4, 3], "max_num_rows": 4, "max_num_columns": 4}),
     Row("t5", _T5),
     Row("mt5", _T5),
+    Row("umt5", _T5 | {"tie_word_embeddings": True}),
     Row("clip_text_model", _TOWER),
     Row("siglip_text_model", _TOWER),
     Row("siglip2_text_model", _TOWER),
+    Row("tipsv2_text_model", _TOWER),
     Row("vit", _IMAGE),
     Row("deit", _IMAGE),
     Row("vit_msn", _IMAGE),
@@ -209,11 +231,21 @@ ROWS = [
         {name: value for name, value in _IMAGE.items() if name != "image_size"} | {"num_patches": 9},
     ),
     Row("blip_vision_model", _IMAGE),
+    Row("beit", _BEIT | {"use_relative_position_bias": True, "out_indices": [0, 1, 2, 3]}),
+    Row("data2vec-vision", _BEIT | {"use_shared_relative_position_bias": True, "out_indices": [1, 2, 3, 4]}),
+    Row("videomae", _IMAGE | {"num_frames": 4}),
+    Row("vivit", _IMAGE | {"num_frames": 4, "tubelet_size": [2, 8, 8]}),
     Row("wav2vec2", _AUDIO),
     Row("hubert", _AUDIO),
     Row("unispeech", _AUDIO),
     Row("unispeech-sat", _AUDIO),
     Row("sew", _AUDIO),
+    Row("data2vec-audio", _AUDIO | {"conv_pos_kernel_size": 3, "num_conv_pos_embeddings": 2}),
+    Row("wavlm", _AUDIO | {"num_buckets": 8, "max_bucket_distance": 16}),
+    Row(
+        "audio-spectrogram-transformer",
+        _IMAGE | {"num_mel_bins": 16, "max_length": 16, "frequency_stride": 8, "time_stride": 8},
+    ),
     Row(
         "whisper",
         {
@@ -403,8 +435,8 @@ def of_seen(output: Any, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
 
 def self_attentions(model: PreTrainedModel) -> tuple[Tensor, ...]:
     """The attention weights that a model records, of an encoder-decoder those of its encoder."""
-    model.set_attn_implementation("eager")
-    output = model(**probe_inputs(model), output_attentions=True)
+    with eager_attention(model):
+        output = model(**probe_inputs(model), output_attentions=True)
     return output["encoder_attentions" if "encoder_attentions" in output else "attentions"]
 
 

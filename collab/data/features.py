@@ -29,6 +29,12 @@ Feature = dict[str, Any]
 """A tokenizer's output for one row, the pixels of one image, or one recording; and what a decoder reads."""
 Batch = dict[str, Tensor]
 
+VIDEOS = (
+    "Videos are not read from files. Decode them, and pass batches with pixel_values, (B, frames, channels, height, "
+    "width), in Python; to convert by the weights alone, choose no calibration (none)."
+)
+"""What to do about data for a model of videos."""
+
 _LENGTHS = (16, 32, 64, 128)  # tokens of a row of random words
 _TOKENS, _GRAPH_BYTES = 640, 112 * 10**6
 _ANSWERED = 16  # rows that an encoder-decoder answers at a time
@@ -151,11 +157,15 @@ def synthetic_features(
     Raises:
         DataError: if the model does not take tokens.
     """
-    if model.main_input_name != "input_ids":
-        raise DataError(
-            f"There is no synthetic data for {input_kind(model)}. Give a folder of {input_kind(model)} or a data set; "
-            "to convert by the weights alone, choose no calibration (none)."
+    if (kind := input_kind(model)) != "text":
+        instead = (
+            VIDEOS
+            if kind == "videos"
+            else (
+                f"Give a folder of {kind} or a data set; to convert by the weights alone, choose no calibration (none)."
+            )
         )
+        raise DataError(f"There is no synthetic data for {kind}. {instead}")
     generator = torch.Generator().manual_seed(seed)
     words, before, after = _vocabulary(model, tokenizer)
     longest = longest_text(model, max_length)

@@ -13,6 +13,7 @@ from transformers import PreTrainedModel
 from ..errors import DataError
 from ..models.inputs import has_decoder, input_kind, longest_text
 from .features import (
+    VIDEOS,
     Feature,
     audio_features,
     image_features,
@@ -61,6 +62,8 @@ def features_of(
         features = synthetic_features(model, processor, samples, max_length, seed)
         return features, {"source": "synthetic", "rows": len(features)}
     kind = input_kind(model)
+    if kind == "videos":
+        raise DataError(VIDEOS)
     summary: dict[str, Any] = {"source": "rows"}
     if isinstance(data, str):
         data = DataSource(data)

@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 from ..errors import ConfigurationError, OutOfMemoryError, first_line, is_short_of_memory
 from ..io.options import Progress, no_progress
 from ..models.cache import CacheBytes, cache_bytes
-from ..models.inputs import input_kind, longest_input, random_inputs
+from ..models.inputs import input_kind, longest_input, random_inputs, takes_waveforms
 from ..models.layers import count_bytes, count_parameters
 from ..models.states import evaluating
 from .bench_report import BenchedModel, BenchReport, BenchSetting, PeakMemory
@@ -25,7 +25,7 @@ _WARM = 2
 """Calls before the clock starts, which choose kernels and fill caches."""
 
 
-_UNITS = {"text": "rows", "images": "images", "audio": "recordings"}
+_UNITS = {"text": "rows", "images": "images", "audio": "recordings", "videos": "videos"}
 """What inputs of one size are counted in."""
 
 
@@ -107,7 +107,7 @@ def lengths_of(
         raise ConfigurationError(
             f"{names[0]} and {names[1]} take inputs of different kinds, so they cannot be compared."
         )
-    if input_kind(models[0]) != "text" and models[0].main_input_name != "input_values":
+    if input_kind(models[0]) != "text" and not takes_waveforms(models[0]):
         if options.lengths is not None:
             raise ConfigurationError(
                 f"{names[0]} takes {input_kind(models[0])} of one size, so lengths (--length) do not apply."

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ..models.layers import HeadLayer
+from ..models.states import in_parts
 from .gates import closed
 from .objective import Objective
 
@@ -28,9 +29,9 @@ def ablation(
     """
     without = [{layer.name: [head]} for layer in layers for head in layer.heads]
     alone = [{layer.name: [rest for rest in layer.heads if rest != head]} for layer in layers for head in layer.heads]
-    degradations = iter(
-        objective.degradation([partial(closed, layers, heads) for heads in [*without, *alone]], on_change)
-    )
+    changes = [partial(closed, layers, heads) for heads in [*without, *alone]]
+    with in_parts(layer.module for layer in layers):  # as with closed heads, down to the last digit
+        degradations = iter(objective.degradation(changes, on_change))
     return tuple(  # type: ignore[return-value]
         {layer.name: torch.tensor([next(degradations) for _ in layer.heads], dtype=torch.float64) for layer in layers}
         for _ in range(2)

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from ..models.layers import HeadLayer
+from ..models.states import in_parts
 
 
 class RowGates:
@@ -47,7 +48,8 @@ def row_gates(layers: Sequence[HeadLayer]) -> Iterator[RowGates]:
 
     handles = [layer.output.register_forward_pre_hook(gate(layer)) for layer in layers if layer.heads]
     try:
-        yield gates
+        with in_parts(layer.module for layer in layers):
+            yield gates
     finally:
         for handle in handles:
             handle.remove()
@@ -68,7 +70,8 @@ def closed(layers: Sequence[HeadLayer], heads: Mapping[str, Sequence[int]]) -> I
             mask = torch.tensor([[float(head not in hidden) for head in layer.heads]])  # (1, H)
             handles.append(layer.output.register_forward_pre_hook(_closing(mask)))
     try:
-        yield
+        with in_parts(layer.module for layer in layers):
+            yield
     finally:
         for handle in handles:
             handle.remove()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import json
 import logging
 from collections.abc import Iterable
@@ -43,6 +44,8 @@ _TOKENIZER = (
     *("tokenizer_config.json", "tokenizer.json", "vocab.txt", "vocab.json", "*.model", "bpe.codes", "*.tiktoken"),
     *("special_tokens_map.json", "added_tokens.json"),
 )
+# What the tokenizers of LayoutLMv3, MarkupLM and TAPAS need, by the names of their arguments.
+_BESIDES_TEXT = {"boxes", "xpaths", "table"}
 _PROCESSOR = ("preprocessor_config.json", "processor_config.json")
 # Values of settings that change how a model runs, and that transformers finds out about only then.
 _FLAGS: dict[str, tuple[Any, ...]] = {
@@ -117,11 +120,14 @@ def read_processor(folder: Path, kind: Kind, trust_remote_code: bool = False) ->
         trust_remote_code: whether transformers may run the tokenizer's code that comes with the model.
 
     Returns:
-        None if there is none, it needs code that may not be run, or a package that is not installed.
+        None if there is none, it needs code that may not be run, or a package that is not installed, or more than text
+        (tables, places on a page); and for videos, which are not read.
 
     Raises:
         CheckpointError: if its files are damaged.
     """
+    if kind == "videos":
+        return None
     loaders = {"text": AutoTokenizer, "images": AutoImageProcessor, "audio": AutoFeatureExtractor}
     loader: Any = loaders[kind]
     name = {"text": "tokenizer", "images": "image processor", "audio": "feature extractor"}[kind]
@@ -136,6 +142,9 @@ def read_processor(folder: Path, kind: Kind, trust_remote_code: bool = False) ->
     with reading(f"The {name} in {folder}"):
         try:
             processor = loader.from_pretrained(folder, trust_remote_code=trust_remote_code, local_files_only=True)
+            if kind == "text" and (besides := _BESIDES_TEXT & inspect.signature(processor).parameters.keys()):
+                logger.warning("The tokenizer needs %s, so it was not used on text.", " and ".join(besides))
+                return None
             if kind == "text":
                 processor("a ☃")  # some damage shows only then
             return processor

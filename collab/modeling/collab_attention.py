@@ -62,6 +62,8 @@ class CollaborativeAttention(SharedProjections):
         native_heads: the native layer's attribute for H.
         native_dropout: the native layer's attribute for the dropout on attention weights, a number or a module.
         native_weights: index of the attention weights in what the native layer returns.
+        native_forward: a function for the native layer's forward where its own does not return the weights of each
+            head, not even with the ``eager`` kernel, or reads the weights of its projections without calling them.
         scaled: whether scores are divided by √d.
         crosses: whether a layer of this class may take its keys from another sequence.
         path: path of the ``sdpa`` implementation: ``auto``, by cost, or ``fused`` or ``matmul``; may be set on a layer
@@ -73,6 +75,7 @@ class CollaborativeAttention(SharedProjections):
     native_heads: ClassVar[str] = "num_attention_heads"
     native_dropout: ClassVar[str] = "dropout"
     native_weights: ClassVar[int] = 1
+    native_forward: ClassVar[Callable[..., Any] | None] = None
     scaled: ClassVar[bool] = True
     crosses: ClassVar[bool] = False
     path: str = "auto"

@@ -3,7 +3,7 @@
 This file is copied into every exported model that uses it; it imports only torch and its own folder.
 """
 
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import Tensor
 
@@ -25,10 +25,15 @@ class AttentionWithOutProj(CollaborativeSelfAttention):
 
 
 class EncoderDecoderAttention(CollaborativeAttention):
-    """BART's and T5's layers: one class for both kinds of self-attention and for cross-attention."""
+    """BART's and T5's layers: one class for both kinds of self-attention and for cross-attention.
+
+    Class attributes:
+        native_states: the native layer's argument for the states of the other sequence.
+    """
 
     native_names = {"query": "q_proj", "key": "k_proj", "value": "v_proj", "dense": "out_proj"}
     native_heads = "num_heads"
+    native_states: ClassVar[str] = "key_value_states"
     crosses = True
 
     @classmethod
@@ -39,7 +44,7 @@ class EncoderDecoderAttention(CollaborativeAttention):
 
     @classmethod
     def keys_input(cls, native: Any, given: dict[str, Any]) -> Tensor:
-        return given["key_value_states" if cls.kind_of(native) == "cross" else "hidden_states"]
+        return given[cls.native_states if cls.kind_of(native) == "cross" else "hidden_states"]
 
     def forward(
         self,

@@ -13,11 +13,8 @@ from .collab_config import AttentionSpec
 from .collab_layouts import EncoderDecoderAttention
 
 
-class CollabT5Attention(EncoderDecoderAttention):
-    """Scores are not scaled; the first self-attention computes a relative position bias, which those after it pass on.
-
-    One class for both kinds of self-attention and for cross-attention, which has no position bias.
-    """
+class RelativeAttention(EncoderDecoderAttention):
+    """Scores are not scaled, and self-attention adds a relative position bias; one class for all kinds of attention."""
 
     native_names = {
         "query": "q",
@@ -27,7 +24,6 @@ class CollabT5Attention(EncoderDecoderAttention):
         "relative_attention_bias": "relative_attention_bias",
     }
     native_heads = "n_heads"
-    native_weights = 2
     scaled = False
     relative_attention_bias: nn.Embedding
 
@@ -45,7 +41,31 @@ class CollabT5Attention(EncoderDecoderAttention):
         bias, length = given.get("position_bias"), given["hidden_states"].shape[1]
         if bias is None and hasattr(native, "relative_attention_bias"):
             bias = native.compute_bias(length, length)
-        return given.get("mask"), bias
+        return given.get("attention_mask"), bias
+
+    def own_bias(self, length: int, cache: Any) -> Tensor | None:
+        """The bias of `length` queries after those in the cache, (1, H, T, S), S with the room of a static cache.
+
+        None if the layer has no bias of its own.
+        """
+        if not hasattr(self, "relative_attention_bias"):
+            return None
+        if cache is None:
+            return self.compute_bias(length, length)
+        if isinstance(cache, EncoderDecoderCache):
+            cache = cache.self_attention_cache
+        keys, _ = cache.get_mask_sizes(length, self.layer_idx)
+        return self.compute_bias(length, keys, past_seen_tokens=cache.get_seq_length(self.layer_idx))
+
+
+class CollabT5Attention(RelativeAttention):
+    """The first self-attention computes the position bias, which those after it pass on."""
+
+    native_weights = 2
+
+    @classmethod
+    def scores_input(cls, native: Any, given: dict[str, Any]) -> tuple[Any, Tensor | None]:
+        return super().scores_input(native, given | {"attention_mask": given.get("mask")})
 
     def forward(  # type: ignore[override]  # as T5's layer, which returns the position bias as well
         self,
@@ -60,18 +80,9 @@ class CollabT5Attention(EncoderDecoderAttention):
         if self.kind == "cross":
             output, weights = self.attend_to_other(hidden_states, key_value_states, mask, past_key_values, **kwargs)
             return output, None, weights
-        if position_bias is None and hasattr(self, "relative_attention_bias"):
-            position_bias = self._bias(hidden_states.shape[1], past_key_values)
+        if position_bias is None:
+            position_bias = self.own_bias(hidden_states.shape[1], past_key_values)
         output, weights = self.attend_to_itself(
             hidden_states, mask, past_key_values, position_bias=position_bias, **kwargs
         )
         return output, position_bias, weights
-
-    def _bias(self, length: int, cache: Any) -> Tensor:
-        """The bias of `length` queries after those in the cache, (1, H, T, S), S with the room of a static cache."""
-        if cache is None:
-            return self.compute_bias(length, length)
-        if isinstance(cache, EncoderDecoderCache):
-            cache = cache.self_attention_cache
-        keys, _ = cache.get_mask_sizes(length, self.layer_idx)
-        return self.compute_bias(length, keys, past_seen_tokens=cache.get_seq_length(self.layer_idx))

@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import pkgutil
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from types import ModuleType
@@ -159,6 +160,13 @@ def families() -> dict[str, Family]:
             family = Family(module, models[0], models[1:])
             by_type[family.native_model_type] = family
     return dict(sorted(by_type.items()))
+
+
+@cache
+def native_forwards() -> dict[type[nn.Module], Callable[..., Any]]:
+    """By class of native attention layer, what to use for its forward; see `CollaborativeAttention.native_forward`."""
+    classes = [pair for family in families().values() for pair in family.base.attention_classes.items()]
+    return {native: attention.native_forward for native, attention in classes if attention.native_forward is not None}
 
 
 def register() -> None:

@@ -12,7 +12,7 @@ from transformers import AutoModelForMultipleChoice, PretrainedConfig, PreTraine
 
 from ..errors import ConfigurationError, UnsupportedArchitectureError, first_line
 
-Kind = Literal["text", "images", "audio"]
+Kind = Literal["text", "images", "audio", "videos"]
 """What a model reads; a model of text and images counts as one of text."""
 
 _KINDS: dict[str, Kind] = {
@@ -31,7 +31,13 @@ def input_kind(model: PreTrainedModel) -> Kind:
     """
     if model.main_input_name not in _KINDS:
         raise UnsupportedArchitectureError(f"Models that read {model.main_input_name} are not supported.")
-    return _KINDS[model.main_input_name]
+    kind = _KINDS[model.main_input_name]
+    return "videos" if kind == "images" and hasattr(model.config, "num_frames") else kind
+
+
+def takes_waveforms(model: PreTrainedModel) -> bool:
+    """Whether a model reads recordings of any length, sample by sample, rather than spectrograms of one size."""
+    return model.main_input_name == "input_values" and not hasattr(model.config, "num_mel_bins")
 
 
 def encoder_of(model: PreTrainedModel) -> PreTrainedModel:
@@ -159,7 +165,7 @@ def random_inputs(
     """
     generator = torch.Generator().manual_seed(seed)
     config = encoder_of(model).config
-    if input_kind(model) == "images":
+    if input_kind(model) in ("images", "videos"):
         images = random_images(encoder_of(model), rows, generator)
         return on_device(images | _random_targets(model, rows, states or length, generator), model.device)
     if input_kind(model) == "audio":
@@ -197,17 +203,20 @@ def on_device(batch: Mapping[str, Tensor], device: torch.device) -> dict[str, Te
 
 
 def random_images(model: PreTrainedModel, rows: int, generator: torch.Generator) -> dict[str, Tensor]:
-    """Random images of the size of a model's config.
+    """Random images, or videos, of the size of a model's config.
 
     Returns:
-        ``pixel_values``, (B, C, height, width). Of a model that takes images cut into patches (B, patches, pixels),
-        with ``pixel_attention_mask`` and ``spatial_shapes``; the second image has fewer patches.
+        ``pixel_values``, (B, C, height, width), of videos (B, frames, C, height, width). Of a model that takes images
+        cut into patches (B, patches, pixels), with ``pixel_attention_mask`` and ``spatial_shapes``; the second image
+        has fewer patches.
     """
     config = getattr(model.config, "vision_config", model.config)
     if hasattr(config, "image_size"):
         size = config.image_size
         height, width = size if isinstance(size, list | tuple) else (size, size)
-        pixels = torch.randn(rows, getattr(config, "num_channels", 3), height, width, generator=generator)
+        frames = [config.num_frames] if hasattr(config, "num_frames") else []
+        shape = (rows, *frames, getattr(config, "num_channels", 3), height, width)
+        pixels = torch.randn(shape, generator=generator)
         return {"pixel_values": pixels.to(model.dtype)}
     side = int(config.num_patches**0.5)
     pixels = torch.randn(rows, config.num_patches, config.num_channels * config.patch_size**2, generator=generator)
@@ -221,11 +230,13 @@ def random_audio(model: PreTrainedModel, rows: int, length: int, generator: torc
     """Random recordings: spectrograms of the size of a model's config, or waveforms of `length` frames.
 
     Returns:
-        ``input_features``, (B, mel bins, frames), or ``input_values``, (B, samples).
+        ``input_features``, (B, mel bins, frames), or ``input_values``, (B, samples), or (B, frames, mel bins).
     """
     config = model.config
     if model.main_input_name == "input_features":
         shape: tuple[int, ...] = (rows, config.num_mel_bins, 2 * config.max_source_positions)
+    elif not takes_waveforms(model):
+        shape = (rows, config.max_length, config.num_mel_bins)
     else:
         samples = length * getattr(config, "squeeze_factor", 1)
         for kernel, stride in zip(reversed(config.conv_kernel), reversed(config.conv_stride), strict=True):

@@ -58,10 +58,31 @@ TOWERS = Refusal(
     "Save and convert each tower (model.text_model, model.vision_model; of BLIP the vision model alone), and put the "
     "converted ones in their place: docs/families.md shows how.",
 )
-OTHER_TOWERS = Refusal(_SEVERAL_MODELS, "No file describes its towers; CLIP, SigLIP and SigLIP 2 convert by tower.")
+OTHER_TOWERS = Refusal(
+    _SEVERAL_MODELS, "No file describes both of its towers; CLIP, SigLIP and SigLIP 2 convert by tower."
+)
+REGROUPED = Refusal(
+    "its attention runs along time and within frames in turn, over rows of tokens other than those of the videos, by "
+    "which collab calibrates and scores heads",
+    _KEEP,
+)
+BOTH_WAYS = Refusal(
+    "one attention layer serves two streams in both directions, so that its queries and keys read states of two kinds",
+    _KEEP,
+)
+LATENT = Refusal(
+    "its attention layers normalize what they read themselves, and lead from the input to latent states and back", _KEEP
+)
+SEPARATE_LISTS = Refusal(
+    "its attention and feed-forward layers stand in separate lists, and every pass writes a cache", _KEEP
+)
+UNTESTED = Refusal(
+    "building it needs detectron2, which transformers does not install, so no conversion of it could be tested",
+    "LayoutLM and LayoutLMv3 convert.",
+)
 PLAIN = Refusal(
     "no file describes this family yet, though its attention has a form that collab converts",
-    "docs/families.md says how to add it: a file of about twelve lines and a row of a test.",
+    "docs/families.md says how to add it: a small file and a row of a test.",
 )
 UNCLEAR = Refusal("collab does not know this architecture", _KEEP)
 
@@ -88,11 +109,12 @@ _BY_REASON: dict[Refusal, tuple[str, ...]] = {
     DECODER: ("imagegpt", "mvp", "shieldgemma2"),
     TOWERS: ("blip", "clip", "siglip", "siglip2"),
     OTHER_TOWERS: ("align", "altclip", "blip-2", "chinese_clip", "clipseg", "metaclip_2", "tipsv2"),
-    PLAIN: (
-        "audio-spectrogram-transformer", "beit", "data2vec-audio", "data2vec-vision", "flaubert", "layoutlmv2",
-        "lxmert", "markuplm", "perceiver", "sew-d", "tapas", "timesformer", "tipsv2_text_model", "umt5", "videomae",
-        "vivit", "wavlm", "xlm",
-    ),
+    REGROUPED: ("timesformer",),
+    BOTH_WAYS: ("lxmert",),
+    LATENT: ("perceiver",),
+    SEPARATE_LISTS: ("flaubert", "xlm"),
+    UNTESTED: ("layoutlmv2",),
+    PLAIN: ("sew-d",),
 }  # fmt: skip
 
 REFUSALS: dict[str, Refusal] = {model_type: refusal for refusal, types in _BY_REASON.items() for model_type in types}

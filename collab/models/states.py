@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+import functools
+from collections.abc import Iterable, Iterator
 
 from torch import nn
 from transformers import PreTrainedModel
 
 from ..modeling.collab_attention import CollaborativeAttention
+from .families import native_forwards
 
 
 @contextlib.contextmanager
@@ -35,9 +37,28 @@ def attending_by(model: PreTrainedModel, implementation: str) -> Iterator[None]:
         model.set_attn_implementation(before)
 
 
-def eager_attention(model: PreTrainedModel) -> contextlib.AbstractContextManager[None]:
+@contextlib.contextmanager
+def in_parts(layers: Iterable[nn.Module]) -> Iterator[None]:
+    """Has native attention layers call each of their projections and compute the weights of each head, for a while.
+
+    Most always do; see `CollaborativeAttention.native_forward`.
+    """
+    forwards = native_forwards()
+    changed = [layer for layer in layers if type(layer) in forwards and "forward" not in vars(layer)]
+    try:
+        for layer in changed:
+            layer.forward = functools.partial(forwards[type(layer)], layer)
+        yield
+    finally:
+        for layer in changed:
+            del layer.forward  # what is left is that of its class
+
+
+@contextlib.contextmanager
+def eager_attention(model: PreTrainedModel) -> Iterator[None]:
     """Switches a model to matrix products and a softmax for a while: the only kernel that gives attention weights."""
-    return attending_by(model, "eager")
+    with in_parts(model.modules()), attending_by(model, "eager"):
+        yield
 
 
 @contextlib.contextmanager
@@ -81,8 +102,8 @@ def _names(module: nn.Module) -> list[str]:
         return ["p"]
     if isinstance(module, CollaborativeAttention):
         return ["attention_dropout"]
-    # Modules that drop by a function hold its probability.
-    return ["dropout"] if isinstance(getattr(module, "dropout", None), float) else []
+    # Modules that drop by a function hold its probability; `drop_prob` is that of a residual branch.
+    return [name for name in ("dropout", "drop_prob") if isinstance(getattr(module, name, None), float)]
 
 
 @contextlib.contextmanager

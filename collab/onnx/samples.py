@@ -9,7 +9,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from ..errors import UnsupportedArchitectureError
-from ..models.inputs import has_choices, input_kind, longest_input, random_audio, random_images
+from ..models.inputs import has_choices, input_kind, longest_input, random_audio, random_images, takes_waveforms
 
 _LONGEST = 128
 _IMAGE = ("batch",)
@@ -18,7 +18,7 @@ _CHOICES = ("batch", "choices", "length")
 
 
 def check_exportable(model: PreTrainedModel) -> None:
-    """Checks that a model is one forward pass over text, images or recordings.
+    """Checks that a model is one forward pass over text, images, videos or recordings.
 
     Raises:
         UnsupportedArchitectureError: if it is not.
@@ -37,11 +37,11 @@ def input_axes(model: PreTrainedModel) -> dict[str, tuple[str, ...]]:
 
     Token types are an input if the model has more than one.
     """
-    if input_kind(model) == "images":
+    if input_kind(model) in ("images", "videos"):
         generator = torch.Generator().manual_seed(0)
         return dict.fromkeys(random_images(model, 1, generator), _IMAGE)
     if input_kind(model) == "audio":
-        return {model.main_input_name: ("batch", "samples") if model.main_input_name == "input_values" else _IMAGE}
+        return {model.main_input_name: ("batch", "samples") if takes_waveforms(model) else _IMAGE}
     axes = _CHOICES if has_choices(model) else _TEXT
     names = ["input_ids", "attention_mask"]
     types = getattr(model.config, "type_vocab_size", None) or 0
@@ -55,7 +55,7 @@ def _takes(model: PreTrainedModel, name: str) -> bool:
 
 
 def sample(model: PreTrainedModel, batch: int, length: int, generator: torch.Generator) -> dict[str, Tensor]:
-    """Random inputs: images, recordings, or padded sequences, each half as long as the previous one.
+    """Random inputs: images, videos, recordings, or padded sequences, each half as long as the previous one.
 
     Args:
         model: a model that passed `check_exportable`.
@@ -68,7 +68,7 @@ def sample(model: PreTrainedModel, batch: int, length: int, generator: torch.Gen
     """
     config = model.config
     axes = input_axes(model)
-    if input_kind(model) == "images":
+    if input_kind(model) in ("images", "videos"):
         return random_images(model, batch, generator)
     if input_kind(model) == "audio":
         return random_audio(model, batch, length, generator)

@@ -15,7 +15,7 @@ from ..data.features import Batch
 from ..modeling.collab_attention import LayerKind, as_linear
 from ..models.families import Family, arguments_of
 from ..models.inputs import on_device, query_mask
-from ..models.states import evaluating
+from ..models.states import evaluating, in_parts
 from .options import RefineOptions
 
 _PIECE = 512  # tokens that the original runs on at a time, unless a single row has more
@@ -96,7 +96,7 @@ class Observer:
             handles.append(value.register_forward_hook(self._value(name)))
             handles.append(output.register_forward_pre_hook(self._after(name)))
         try:
-            with evaluating(self.model):
+            with evaluating(self.model), in_parts(self._layers.values()):
                 yield
         finally:
             for handle in handles:
