@@ -441,7 +441,12 @@ def self_attentions(model: PreTrainedModel) -> tuple[Tensor, ...]:
 
 
 def largest_difference(first: Any, second: Any) -> float:
-    """The largest absolute difference between two models' outputs."""
+    """The largest absolute difference between two models' outputs; of outputs above 1, relative to the largest."""
     first, second = tensors(first), tensors(second)
     assert first.keys() == second.keys()
-    return max(float((first[name] - second[name]).detach().abs().max()) for name in first)
+    return max(_difference(first[name].detach(), second[name].detach()) for name in first)
+
+
+def _difference(first: Tensor, second: Tensor) -> float:
+    seen = second[second > torch.finfo(second.dtype).min] if second.is_floating_point() else second
+    return float((first - second).abs().max()) / max(1.0, float(seen.abs().max()))
