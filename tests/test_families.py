@@ -25,6 +25,7 @@ from tiny import (
     largest_difference,
     of_seen,
     random_model,
+    relative_difference,
     tiny_model,
 )
 from transformers import AutoModel, PreTrainedModel
@@ -110,7 +111,7 @@ def check_exact(row: Row, native_class: type[PreTrainedModel], form: str) -> Non
         model.set_attn_implementation(implementation)
         with torch.no_grad():
             outputs = (of_seen(each(**inputs), inputs) for each in (native, model))
-            assert largest_difference(*outputs) < 1e-5
+            assert relative_difference(*outputs) < 1e-5
 
 
 @every_family_and_form

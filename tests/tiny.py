@@ -441,12 +441,20 @@ def self_attentions(model: PreTrainedModel) -> tuple[Tensor, ...]:
 
 
 def largest_difference(first: Any, second: Any) -> float:
-    """The largest absolute difference between two models' outputs; of outputs above 1, relative to the largest."""
+    """The largest absolute difference between two models' outputs."""
+    return max(float((mine - yours).abs().max()) for mine, yours in _pairs(first, second))
+
+
+def relative_difference(first: Any, second: Any) -> float:
+    """The same, of outputs above 1 relative to the largest of them: rounding grows with what is computed."""
+    differences = []
+    for mine, yours in _pairs(first, second):
+        seen = yours[yours > torch.finfo(yours.dtype).min] if yours.is_floating_point() else yours  # not what is masked
+        differences.append(float((mine - yours).abs().max()) / max(1.0, float(seen.abs().max())))
+    return max(differences)
+
+
+def _pairs(first: Any, second: Any) -> list[tuple[Tensor, Tensor]]:
     first, second = tensors(first), tensors(second)
     assert first.keys() == second.keys()
-    return max(_difference(first[name].detach(), second[name].detach()) for name in first)
-
-
-def _difference(first: Tensor, second: Tensor) -> float:
-    seen = second[second > torch.finfo(second.dtype).min] if second.is_floating_point() else second
-    return float((first - second).abs().max()) / max(1.0, float(seen.abs().max()))
+    return [(first[name].detach(), second[name].detach()) for name in first]
