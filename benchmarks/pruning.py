@@ -39,7 +39,7 @@ from glue import QUICK, WORK, Bench
 import collab
 from collab.conversion.convert import convert_losslessly
 from collab.evaluation.metrics import measure
-from collab.evaluation.timing import time_in_turn
+from collab.evaluation.timing import rounds_in_turn
 from collab.heads.rows import HeadRows, head_rows
 from collab.heads.scores import living_heads, rank_correlation, score_rows
 from collab.heads.selection import least_important
@@ -75,8 +75,7 @@ class Subject:
         """How many times as fast as the whole model, on training rows, in turn."""
         batches = self.rows().batches(self.loaded)[::4]
         runs = [(network.eval(), batches) for network in (self.loaded.model, model)]
-        time_in_turn(runs)
-        rounds = [time_in_turn(runs, backwards=bool(number % 2)) for number in range(7)]
+        rounds = rounds_in_turn(runs, 7)
         return float(np.median([whole / pruned for whole, pruned in rounds]))
 
 

@@ -30,7 +30,6 @@ from transformers import AutoModel, BertForSequenceClassification, BertModel, Pr
 
 import collab
 from collab.compression import compress as compress_module
-from collab.compression import costs as costs_module
 from collab.compression.allocation import Point, allocate, convex_hull
 from collab.compression.feed_forward import eliminate
 from collab.decomposition import HeadTensor, decompose
@@ -40,6 +39,7 @@ from collab.errors import (
     ConfigurationError,
     UnsupportedArchitectureError,
 )
+from collab.evaluation import timing
 from collab.evaluation.timing import Run
 from collab.models.inputs import probe_inputs
 
@@ -167,8 +167,7 @@ class TestCompress:
             neurons = [getattr(run.config, "collab_feed_forward", [total]) for run, _ in runs]
             return [0.2 + 0.8 * sum(left) / total for left in neurons]
 
-        for module in (compress_module, costs_module):
-            monkeypatch.setattr(module, "time_in_turn", time_in_turn)
+        monkeypatch.setattr(timing, "time_in_turn", time_in_turn)
         report = compressed(model, speedup=1.5, only=("feed-forward",)).report
         assert report.speedup == pytest.approx(1.5, rel=0.04)
         assert sum(layer.neurons for layer in report.layers) / total == pytest.approx((1 / 1.5 - 0.2) / 0.8, abs=0.03)
@@ -186,8 +185,7 @@ class TestCompress:
                 for entries in models
             ]
 
-        for module in (compress_module, costs_module):
-            monkeypatch.setattr(module, "time_in_turn", time_in_turn)
+        monkeypatch.setattr(timing, "time_in_turn", time_in_turn)
         report = compressed(model, speedup=1.3, drop_layers=0).report
         assert any(layer.value_width < layer.full_value_width for layer in report.layers)
         assert all((layer.rank < layer.full_rank) == (layer.value_width < 16) for layer in report.layers)

@@ -15,7 +15,7 @@ from ..calibration.calibrate import Calibration
 from ..conversion.convert import convert_losslessly, require_convertible
 from ..errors import BudgetError, ConfigurationError, UnsupportedArchitectureError
 from ..evaluation.compare import agreement
-from ..evaluation.timing import time_in_turn
+from ..evaluation.timing import rounds_in_turn
 from ..io.options import Progress, no_progress
 from ..io.report import Conversion, Count
 from ..models.families import Family
@@ -373,9 +373,7 @@ def _as_fast(
 
 def _times_as_fast(model: PreTrainedModel, original: PreTrainedModel, rows: Any) -> float:
     """The ratio of the median times of two models that run in turn, each of them as often first, as `collab.bench`."""
-    runs = [(original, [rows]), (model, [rows])]
-    time_in_turn(runs)  # warm
-    rounds = [time_in_turn(runs, backwards=bool(number % 2)) for number in range(_ROUNDS)]
+    rounds = rounds_in_turn([(original, [rows]), (model, [rows])], _ROUNDS)
     before, after = (median(times) for times in zip(*rounds, strict=True))
     return before / after
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from ..evaluation.timing import time_in_turn
+from ..evaluation.timing import rounds_in_turn
 from .allocation import Widths
 from .options import Part
 from .widths import Narrowing
@@ -109,8 +109,7 @@ class Measured(Costs):
         dropped: Widths = ({},) * (len(parts) - 1) + (None if may_drop else {},)
         models = [build(widths) for widths in (({},) * len(parts), neurons, attention, dropped)]
         runs = [(model, [dict(rows)]) for model in (native, *models)]
-        time_in_turn(runs)  # warm
-        rounds = [time_in_turn(runs, backwards=bool(number % 2)) for number in range(_ROUNDS)]
+        rounds = rounds_in_turn(runs, _ROUNDS)
         self.whole, self.full, *others = (min(times) for times in zip(*rounds, strict=True))  # other work only adds
         fewer_neurons, narrower_heads, fewer_layers = (max(0.0, self.full - seconds) for seconds in others)
         saved = [

@@ -19,7 +19,7 @@ from ..models.layers import count_bytes, count_parameters
 from ..models.states import evaluating
 from .bench_report import BenchedModel, BenchReport, BenchSetting, PeakMemory
 from .options import LENGTHS, BenchOptions
-from .timing import Run, Spread, time_in_turn, wait
+from .timing import Run, Spread, rounds_in_turn, wait
 
 _WARM = 2
 """Calls before the clock starts, which choose kernels and fill caches."""
@@ -134,9 +134,7 @@ def _measure(runs: list[Run], rows: int, length: int | None, options: BenchOptio
     """Times every model at one batch size and length."""
     if options.compile:
         torch.compiler.reset()  # compile every setting for its own shape, never falling back to uncompiled code
-    for _ in range(_WARM):
-        time_in_turn(runs)
-    rounds = [time_in_turn(runs, backwards=number % 2 == 1) for number in range(options.rounds)]
+    rounds = rounds_in_turn(runs, options.rounds, warm=_WARM)
     seconds = tuple(Spread.of([times[number] for times in rounds]) for number in range(len(runs)))
     ratio = None
     if len(runs) == 2:

@@ -50,6 +50,19 @@ def time_in_turn(runs: Sequence[Run], *, backwards: bool = False) -> list[float]
     return seconds
 
 
+def rounds_in_turn(runs: Sequence[Run], rounds: int, *, warm: int = 1) -> list[list[float]]:
+    """Seconds that each model takes in every round, each of them first as often as last.
+
+    Args:
+        runs: as for `time_in_turn`.
+        rounds: number of rounds.
+        warm: rounds before, which do not count.
+    """
+    for _ in range(warm):
+        time_in_turn(runs)
+    return [time_in_turn(runs, backwards=number % 2 == 1) for number in range(rounds)]
+
+
 def wait(device: torch.device) -> None:
     """Waits until a GPU has finished its work."""
     if device.type == "cuda":
