@@ -56,10 +56,8 @@ def text_features(
     seconds = None if isinstance(rows[0], str) or len(rows[0]) == 1 else [row[1] for row in rows]
     # A tokenizer warns of every text beyond the model's limit, truncated or not.
     encoded = tokenizer(firsts, seconds, truncation=True, max_length=length, verbose=False)
-    largest, known = (
-        max((max(ids, default=0) for ids in encoded["input_ids"]), default=0),
-        encoder_of(model).config.vocab_size,
-    )
+    largest = max((max(ids, default=0) for ids in encoded["input_ids"]), default=0)
+    known = encoder_of(model).config.vocab_size
     if largest >= known:
         raise DataError(
             f"The tokenizer makes a token {largest}, but the model's vocabulary ends at {known - 1}. They do not "
