@@ -12,7 +12,7 @@ if "PYTEST_XDIST_WORKER" in os.environ:  # the workers are the parallelism
 import pytest
 import torch
 import transformers
-from tiny import BERT, save_with_tokenizer, tiny_model
+from tiny import BERT, save_tokenizer, save_with_tokenizer, tiny_model
 
 transformers.logging.set_verbosity_error()
 transformers.logging.disable_progress_bar()
@@ -28,6 +28,14 @@ def original(tmp_path: Path) -> Path:
     """A folder with a tiny classifier and its tokenizer."""
     model = tiny_model(BERT, transformers.BertForSequenceClassification, id2label={0: "no", 1: "yes"})
     return save_with_tokenizer(model, tmp_path / "original")
+
+
+@pytest.fixture(scope="session")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> transformers.BertTokenizerFast:
+    """A tokenizer of letters."""
+    folder = tmp_path_factory.mktemp("tokenizer")
+    save_tokenizer(folder)
+    return transformers.BertTokenizerFast.from_pretrained(folder)
 
 
 @pytest.fixture(scope="session")

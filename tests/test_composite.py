@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,13 +14,14 @@ from reload import outputs_without_collab
 from tiny import (
     BY_TYPE,
     FORMS,
-    LETTERS,
+    KINDS,
+    PAIRS,
+    SENTENCES,
     converted,
     full_rank,
     largest_difference,
     outputs,
     random_model,
-    save_tokenizer,
     save_with_tokenizer,
     tensors,
 )
@@ -38,11 +38,7 @@ from collab.models.families import families, require_family
 from collab.models.inputs import probe_inputs
 
 H, D = 4, 32
-KINDS = ["encoder", "encoder", "decoder", "cross", "decoder", "cross"]
 NATIVE = {False: transformers.EncoderDecoderModel, True: transformers.VisionEncoderDecoderModel}
-_WORDS = random.Random(0)
-SENTENCES = [" ".join(_WORDS.choices(LETTERS, k=_WORDS.randint(3, 12))) for _ in range(80)]
-PAIRS = list(zip(SENTENCES[::2], SENTENCES[1::2], strict=True))
 TYPES = {family.base: model_type for model_type, family in families().items()}
 COMBINATIONS = [
     *(("bert", TYPES[part]) for part in DECODERS),
@@ -65,13 +61,6 @@ def written(model: PreTrainedModel, **how: object) -> list[list[int]]:
     """What a model writes, the second source padded."""
     sources = {name: value for name, value in probe_inputs(model).items() if not name.startswith("decoder")}
     return model.generate(**sources, max_new_tokens=7, do_sample=False, **how).tolist()
-
-
-@pytest.fixture(scope="module")
-def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> BertTokenizerFast:
-    folder = tmp_path_factory.mktemp("tokenizer")
-    save_tokenizer(folder)
-    return BertTokenizerFast.from_pretrained(folder)
 
 
 @every_combination

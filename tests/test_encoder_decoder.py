@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,7 +14,9 @@ from reload import outputs_without_collab
 from tiny import (
     BY_TYPE,
     FORMS,
-    LETTERS,
+    KINDS,
+    PAIRS,
+    SENTENCES,
     SEQ2SEQ,
     Row,
     batches,
@@ -25,7 +26,6 @@ from tiny import (
     largest_difference,
     outputs,
     random_model,
-    save_tokenizer,
     save_with_tokenizer,
     tiny_model,
 )
@@ -42,10 +42,6 @@ from collab.models.families import collaborative_layers
 from collab.models.inputs import probe_inputs
 
 H, D = 4, 32
-KINDS = ["encoder", "encoder", "decoder", "cross", "decoder", "cross"]
-_WORDS = random.Random(0)
-SENTENCES = [" ".join(_WORDS.choices(LETTERS, k=_WORDS.randint(3, 12))) for _ in range(80)]
-PAIRS = list(zip(SENTENCES[::2], SENTENCES[1::2], strict=True))
 
 
 def generator_of(row: Row, **changes: object) -> PreTrainedModel:
@@ -63,13 +59,6 @@ def marian_from_scratch(form: str, rank: int) -> PreTrainedModel:
     row = BY_TYPE["marian"]
     config = row.family.config_class(**row.values, collab_layers=[{"form": form, "rank": rank}])
     return row.family.base(config)
-
-
-@pytest.fixture(scope="module")
-def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> BertTokenizerFast:
-    folder = tmp_path_factory.mktemp("tokenizer")
-    save_tokenizer(folder)
-    return BertTokenizerFast.from_pretrained(folder)
 
 
 @pytest.fixture

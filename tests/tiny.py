@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -312,6 +313,12 @@ DECODERS = [row for row in ROWS if row.model_type in ("gpt2", "opt")]
 """Families of decoders, whose configs need not say so."""
 SEQ2SEQ = [row for row in ROWS if has_decoder(row.family.base)]
 """Families of encoders with decoders."""
+KINDS = ["encoder", "encoder", "decoder", "cross", "decoder", "cross"]
+"""The kinds of attention of a tiny encoder with a decoder."""
+_DRAWN = random.Random(0)
+SENTENCES = [" ".join(_DRAWN.choices(LETTERS, k=_DRAWN.randint(3, 12))) for _ in range(80)]
+PAIRS = list(zip(SENTENCES[::2], SENTENCES[1::2], strict=True))
+"""Sources with their targets."""
 
 every_family = pytest.mark.parametrize("row", ROWS, ids=[row.model_type for row in ROWS])
 UNROTATED = [row for row in ROWS if not row.is_rotary]
