@@ -143,6 +143,10 @@ def test_attention_is_counted_alike_in_every_family() -> None:
         projections += [family.output_projection(model, name) for name in layers]
         expected = sum(parameter.numel() for projection in projections for parameter in projection.parameters())
         assert result.report.attention.before == expected, row.model_type
+        biased = all(projection.bias is not None for projection in projections)
+        if biased and "hidden_size" in row.values and row.model_type != "layoutlmv3" and not row.is_rotary:
+            count = 2 if row.model_type != "albert" else 4
+            assert expected == count * 4 * (32 * 32 + 32), row.model_type
 
 
 def test_layers_without_biases() -> None:
@@ -264,7 +268,7 @@ class TestBadInput:
         rope = transformers.RoFormerModel(transformers.RoFormerConfig(**tiny))
         with pytest.raises(
             collab.errors.UnsupportedArchitectureError,
-            match=r"rotary position.*Supported: albert, ",
+            match=r"rotary position.*Supported: albert, audio-spectrogram-transformer, bart, ",
         ):
             collab.convert(rope, collab.ConversionConfig(rank=8))
         disentangled = transformers.DebertaModel(transformers.DebertaConfig(**tiny))
