@@ -13,6 +13,7 @@ import transformers
 from huggingface_hub.errors import StrictDataclassClassValidationError
 from tiny import (
     BY_TYPE,
+    DECODERS,
     ROWS,
     SEQ2SEQ,
     Row,
@@ -50,15 +51,15 @@ NOT_CONVERTED = {
     "bart": ("BartForCausalLM", "BartForSequenceClassification", "BartForQuestionAnswering"),
     "mbart": ("MBartForCausalLM", "MBartForSequenceClassification", "MBartForQuestionAnswering"),
     "pegasus": ("PegasusForCausalLM",),
+    "qwen2": ("JevForDecision",),
     "umt5": ("UMT5ForSequenceClassification", "UMT5ForQuestionAnswering"),
     "splinter": ("SplinterForPreTraining",),
     "videomae": ("VideoMAEForPreTraining",),
 }
-"""Decoders without their encoder or of another width, answers about a whole text by its last token, and one that takes
-marked questions."""
+"""Classes around any model, decoders without their encoder or of another width, answers about a whole text by its last
+token, and one that takes marked questions."""
 
 
-ROTARY = ("jina_embeddings_v3", "gte", "nomic_bert", "eurobert", "modernbert", "esm", "dinov3_vit")
 text_families = pytest.mark.parametrize("row", [row for row in ROWS if is_text(row)], ids=lambda row: row.model_type)
 
 
@@ -329,24 +330,26 @@ class TestDecoders:
     """Causal, with caches, with cross-attention."""
 
     @every_form
-    @pytest.mark.parametrize("model_type", ["bert", "roberta", "xlm-roberta", "camembert", "electra", "gpt2", "opt"])
-    def test_generation_with_a_cache(self, model_type: str, form: str) -> None:
-        row = BY_TYPE[model_type]
+    @pytest.mark.parametrize(
+        "row",
+        [BY_TYPE[name] for name in ("bert", "roberta", "xlm-roberta", "camembert", "electra")] + DECODERS,
+        ids=lambda row: row.model_type,
+    )
+    def test_generation_with_a_cache(self, row: Row, form: str) -> None:
         native_class = transformers.AutoModelForCausalLM._model_mapping[row.config_class]
-        native = random_model(native_class, row.config(is_decoder=True, eos_token_id=None))
-        prompt = torch.tensor([[5, 9, 11, 7]])
+        of_bert = {} if row in DECODERS else {"is_decoder": True}
+        native = random_model(native_class, row.config(**of_bert, eos_token_id=None))
+        prompt = torch.tensor([[1, 1, 5, 9], [5, 9, 11, 7]])
+        given = {"attention_mask": (prompt != 1).long(), "max_new_tokens": 8, "do_sample": False}
         for rank in (32, 13):
             model = converted(native, rank, form)
             for implementation in ("eager", "sdpa"):
                 model.set_attn_implementation(implementation)
-                cached, plain = (
-                    model.generate(prompt, max_new_tokens=8, do_sample=False, use_cache=use_cache)
-                    for use_cache in (True, False)
-                )
-                assert cached.tolist() == plain.tolist()
+                plain = model.generate(prompt, use_cache=False, **given)
+                for cache in ("dynamic", "static"):
+                    assert torch.equal(model.generate(prompt, cache_implementation=cache, **given), plain)
                 if rank == 32:
-                    expected = native.generate(prompt, max_new_tokens=8, do_sample=False)
-                    assert cached.tolist() == expected.tolist()
+                    assert torch.equal(native.generate(prompt, use_cache=False, **given), plain)
 
     @every_form
     def test_cross_attention(self, form: str) -> None:
@@ -421,7 +424,7 @@ class TestFromScratch:
         )
         assert type(full) is row.family.base
         layers = [module for module in small.modules() if isinstance(module, CollaborativeAttention)]
-        expected = (4, 6) if row.model_type in ROTARY else (4, 6, 6)  # one complex dimension for 3 frequencies
+        expected = (4, 6) if row.is_rotary else (4, 6, 6)  # one complex dimension for 3 frequencies
         assert {layer.mixing.shape for layer in layers} == {expected}
         assert all(parameter.isfinite().all() for parameter in full.parameters())
         assert all((layer.mixing.abs().sum() > 0) for layer in layers)

@@ -153,8 +153,8 @@ def test_layers_compute_their_factors(form: str) -> None:
     # Scores of tokens at one position, biases included.
     states = torch.randn(1, 4, 32)
     positions = torch.ones(1, 4, 8), torch.zeros(1, 4, 8)
-    projected, keys = layer.project(states, states, positions)
-    scores = layer._mixed(projected) @ keys.mT
+    projected, shared = layer.project(states, states, positions)
+    scores = layer._mixed(projected) @ layer.keys_by_head(shared).mT
     widened = torch.nn.functional.pad(states, (0, 1), value=1.0).double()
     expected = torch.stack([widened[0] @ factors.head(h) @ widened[0].T for h in range(4)])
     torch.testing.assert_close(scores[0].double(), expected, rtol=1e-4, atol=1e-4)

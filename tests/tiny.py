@@ -294,6 +294,9 @@ ROWS = [
             "pad_token_id": 1,
         },
     ),
+    Row("llama", _ROTARY),
+    Row("mistral", _ROTARY | {"num_key_value_heads": 2, "head_dim": 8, "sliding_window": 6}),
+    Row("qwen2", _ROTARY | {"num_key_value_heads": 2}),
     Row("marian", _SEQ2SEQ),
     Row("bart", _SEQ2SEQ),
     Row("mbart", _SEQ2SEQ),
@@ -309,7 +312,7 @@ ROWS = [
 ]
 BY_TYPE = {row.model_type: row for row in ROWS}
 BERT = BY_TYPE["bert"]
-DECODERS = [row for row in ROWS if row.model_type in ("gpt2", "opt")]
+DECODERS = [row for row in ROWS if row.model_type in ("gpt2", "opt", "llama", "mistral", "qwen2")]
 """Families of decoders, whose configs need not say so."""
 SEQ2SEQ = [row for row in ROWS if has_decoder(row.family.base)]
 """Families of encoders with decoders."""

@@ -205,9 +205,9 @@ class CollaborativeAttention(SharedProjections):
         Returns:
             As `attend`.
         """
-        projected, key = self.project(queries, keys, positions)
-        position_bias = self.of_heads(position_bias)
-        return self.attend(projected, key, value, self.bias(keys), attention_mask, position_bias, **kwargs)
+        projected, shared = self.project(queries, keys, positions)
+        content, bias = self.bias(keys), self.of_heads(position_bias)
+        return self.attend(projected, self.keys_by_head(shared), value, content, attention_mask, bias, **kwargs)
 
     def of_heads(self, position_bias: Tensor | None) -> Tensor | None:
         """The heads of this layer of a position bias (1 or B, H, T, S) for all native ones."""
@@ -216,14 +216,14 @@ class CollaborativeAttention(SharedProjections):
         return position_bias[:, list(self.heads)]
 
     def project(self, queries: Tensor, keys: Tensor, positions: Any = None) -> tuple[Tensor, Tensor]:
-        """Shared queries (B, T, R) and keys (B, 1 or H, S, r), for `attend`.
+        """Shared queries (B, T, R) and keys (B, S, R).
 
         Args:
             queries: x, (B, T, D_q).
             keys: y, (B, S, D_k).
             positions: what a layer with rotary positions turns them by.
         """
-        return self.query(queries), self.keys(keys)
+        return self.query(queries), self.key(keys)
 
     def values(self, hidden_states: Tensor) -> Tensor:
         """Y W_V + b_V by head, shape (B, H, S, d)."""
@@ -296,6 +296,7 @@ class CollaborativeAttention(SharedProjections):
         attention_mask: Any,
         past_key_values: Any,
         position_bias: Tensor | None = None,
+        positions: Any = None,
         **kwargs: Any,
     ) -> tuple[Tensor, Tensor | None]:
         """The layer's output (B, T, D) and weights (B, H, T, S) if there are any, of a sequence that attends to itself.
@@ -306,6 +307,7 @@ class CollaborativeAttention(SharedProjections):
             past_key_values: a transformers cache. It holds one key of R dimensions for each token, whatever the form,
                 and the content biases beside it.
             position_bias: as in `project_and_attend`.
+            positions: as from `positions_input`, for these tokens.
             **kwargs: for `attend`.
         """
         cache = past_key_values
@@ -317,12 +319,13 @@ class CollaborativeAttention(SharedProjections):
                 nothing = hidden_states.new_zeros(len(hidden_states), 1, seen, 1)
                 seen = cache.update(nothing, nothing, self.layer_idx)[0].shape[2]
             return self.without_heads(hidden_states, seen)
+        projected, shared = self.project(hidden_states, hidden_states, positions)
         if cache is None:
-            key, content, value = self.keys(hidden_states), self.bias(hidden_states), self.values(hidden_states)
+            key, content, value = self.keys_by_head(shared), self.bias(hidden_states), self.values(hidden_states)
         else:
-            key, content, value = self._read(*cache.update(*self._cached(hidden_states), self.layer_idx))
+            key, content, value = self._read(*cache.update(*self._cached(shared, hidden_states), self.layer_idx))
         bias = self.of_heads(position_bias)
-        context, weights = self.attend(self.query(hidden_states), key, value, content, attention_mask, bias, **kwargs)
+        context, weights = self.attend(projected, key, value, content, attention_mask, bias, **kwargs)
         return self.output(context, hidden_states), weights
 
     def attend_to_other(
@@ -343,7 +346,7 @@ class CollaborativeAttention(SharedProjections):
             layer = past_key_values.cross_attention_cache.layers[self.layer_idx]
             cached = layer.keys, layer.values
         else:
-            cached = self._cached(other)
+            cached = self._cached(self.key(other), other)
             if past_key_values is not None:
                 cached = past_key_values.cross_attention_cache.update(*cached, self.layer_idx)
                 past_key_values.is_updated[self.layer_idx] = True
@@ -361,9 +364,13 @@ class CollaborativeAttention(SharedProjections):
         """The part of the family's attention layer after the heads: its output projection, if it owns one."""
         return self.dense(context) if "dense" in self.native_names else context
 
-    def _cached(self, hidden_states: Tensor) -> tuple[Tensor, Tensor]:
-        """What a cache holds: (B, 1, S, R), one key for all heads, or R + H with content biases; and (B, 1, S, H·d)."""
-        key = self.key(hidden_states)  # (B, S, R)
+    def _cached(self, key: Tensor, hidden_states: Tensor) -> tuple[Tensor, Tensor]:
+        """What a cache holds: (B, 1, S, R), one key for all heads, or R + H with content biases; and (B, 1, S, H·d).
+
+        Args:
+            key: shared keys, (B, S, R).
+            hidden_states: y, (B, S, D_k).
+        """
         if self.content_bias is not None:
             key = torch.cat([key, self.content_bias(hidden_states)], dim=-1)  # (B, S, R + H)
         return key.unsqueeze(1), self.value(hidden_states).unsqueeze(1)

@@ -163,8 +163,8 @@ class CollaborativeDisentangledAttention(CollaborativeSelfAttention):
         positions: RelativePositions | None = None,
         **kwargs: Any,
     ) -> tuple[Tensor, Tensor | None]:
-        projected, key = self.project(queries, keys)
-        content, bias = self.bias(keys), None
+        projected, shared = self.project(queries, keys)
+        key, content, bias = self.keys_by_head(shared), self.bias(keys), None
         if self.terms is not None:
             assert positions is not None
             bias = self._position_scores(projected, key, positions, self.terms) * self.scaling

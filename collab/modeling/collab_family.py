@@ -75,11 +75,12 @@ def collaborative_config(native: Any, module: str) -> type[PreTrainedConfig]:
 
 
 def auto_loaded(config: type[PreTrainedConfig]) -> list[type[PreTrainedModel]]:
-    """The model classes that transformers' Auto classes load for a config class."""
+    """The model classes that transformers' Auto classes load for a config class, and that are of that config."""
     loaded: list[type[PreTrainedModel]] = []
     for name, auto_class in vars(modeling_auto).items():
         mapping = getattr(auto_class, "_model_mapping", None)
         if name.startswith("AutoModel") and mapping is not None and config in mapping:
             native = mapping[config]
             loaded += native if isinstance(native, tuple | list) else [native]
-    return loaded
+    # Not those around any model, whose config holds that of the model.
+    return [native for native in loaded if native.config_class is not None and issubclass(config, native.config_class)]

@@ -36,7 +36,7 @@ tokens are not turned."""
 
 
 class CollaborativeRotaryAttention(CollaborativeAttention):
-    """Attention of a sequence to itself with rotary positions; see the module.
+    """Attention of a sequence to itself with rotary positions; see the module. A cache holds the turned keys.
 
     The native layer may have fewer keys and values than queries, each of them for several heads.
     """
@@ -92,6 +92,7 @@ class CollaborativeRotaryAttention(CollaborativeAttention):
         hidden_states: Tensor,
         attention_mask: Any = None,
         position_embeddings: Positions | None = None,
+        past_key_values: Any = None,
         **kwargs: Any,
     ) -> tuple[Tensor, Tensor | None]:
         """Attends and returns the layer's output (B, T, D) and the attention weights (B, H, T, S) if there are any.
@@ -100,21 +101,17 @@ class CollaborativeRotaryAttention(CollaborativeAttention):
             hidden_states: x = y, (B, T, D).
             attention_mask: as in `attend`.
             position_embeddings: see `Positions`.
+            past_key_values: as in `attend_to_itself`.
             **kwargs: for `attend`.
         """
-        if not self.heads:
-            return self.without_heads(hidden_states, hidden_states.shape[1])
-        values = self.values(hidden_states)
-        context, weights = self.project_and_attend(
-            hidden_states, hidden_states, values, attention_mask, positions=position_embeddings, **kwargs
+        return self.attend_to_itself(
+            hidden_states, attention_mask, past_key_values, positions=position_embeddings, **kwargs
         )
-        return self.output(context, hidden_states), weights
 
     def project(self, queries: Tensor, keys: Tensor, positions: Positions | None = None) -> tuple[Tensor, Tensor]:
         assert positions is not None
         angles = self._angles(positions, queries.shape[1])
-        key = _turned(self.key(keys), angles)
-        return _turned(self.query(queries), angles), self.keys_by_head(key)
+        return _turned(self.query(queries), angles), _turned(self.key(keys), angles)
 
     def values_by_head(self, projected: Tensor) -> Tensor:
         """(B, S, ·) → (B, H, S, d); values that several heads share are repeated."""
