@@ -86,12 +86,17 @@ def outputs_without_collab(jobs: list[dict], folder: Path) -> list[dict[str, tor
     return [torch.load(entry["outputs"]) for entry in written]
 
 
-def check_reloads(folder: Path, inputs: dict[str, torch.Tensor]) -> None:
-    """Checks that an export loads as a class of collab, and in a process without it, with the same outputs."""
-    model = AutoModel.from_pretrained(folder)
-    assert type(model).__module__.startswith("collab.")
-    with torch.no_grad():
-        expected = of_seen(model(**inputs), inputs)
-    job = {"folder": folder, "auto_class": "AutoModel", "inputs": inputs}
-    (remote,) = outputs_without_collab([job], folder.parent)
-    assert largest_difference(expected, of_seen(remote, inputs)) < 1e-5
+def check_reloads(exports: dict[Path, dict[str, torch.Tensor]], folder: Path) -> None:
+    """Checks that exports load as classes of collab, and in a process without it, with the same outputs.
+
+    Args:
+        exports: the inputs of every export.
+        folder: as in `outputs_without_collab`.
+    """
+    jobs = [{"folder": export, "auto_class": "AutoModel", "inputs": inputs} for export, inputs in exports.items()]
+    for (export, inputs), remote in zip(exports.items(), outputs_without_collab(jobs, folder), strict=True):
+        model = AutoModel.from_pretrained(export)
+        assert type(model).__module__.startswith("collab.")
+        with torch.no_grad():
+            expected = of_seen(model(**inputs), inputs)
+        assert largest_difference(expected, of_seen(remote, inputs)) < 1e-5, export.name

@@ -6,6 +6,7 @@ import csv
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -50,28 +51,31 @@ def largest(first: list[Tensor], second: list[Tensor]) -> float:
 
 class TestDemo:
     @pytest.mark.slow
-    @every_form
-    def test_exact_at_full_rank_in_all_ways_of_loading(self, form: str, demo_folder: Path, tmp_path: Path) -> None:
+    def test_exact_at_full_rank_in_all_ways_of_loading(self, demo_folder: Path, tmp_path: Path) -> None:
         pytest.importorskip("sentence_transformers", reason="the demo extra is not installed")
         from sentence_transformers import SentenceTransformer
 
         text = sentences(None)
-        collab.checkpoints.convert(str(demo_folder), tmp_path / "out", collab.ConversionConfig(rank=384, form=form))
-        tokenizer = AutoTokenizer.from_pretrained(tmp_path / "out")
-        inputs = dict(tokenizer(text, padding=True, return_tensors="pt"))
-        original = AutoModel.from_pretrained(demo_folder)
-        expected = hidden_states(original, inputs)
-        assert largest(hidden_states(AutoModel.from_pretrained(tmp_path / "out"), inputs), expected) < 1e-5
-
-        jobs = [
-            {"folder": tmp_path / "out", "auto_class": "AutoModel", "inputs": inputs},
-            {"folder": tmp_path / "out", "auto_class": "SentenceTransformer", "sentences": text},
-        ]
-        remote, embedded = outputs_without_collab(jobs, tmp_path)
-        kept = inputs["attention_mask"].bool()
-        assert largest([remote["last_hidden_state"][kept]], [expected[-1]]) < 1e-5
         embeddings = SentenceTransformer(str(demo_folder)).encode(text, convert_to_tensor=True)
-        assert largest([embedded["embeddings"]], [embeddings.cpu()]) < 1e-5
+        inputs = dict(AutoTokenizer.from_pretrained(demo_folder)(text, padding=True, return_tensors="pt"))
+        expected = hidden_states(AutoModel.from_pretrained(demo_folder), inputs)
+        jobs: list[dict[str, Any]] = []
+        for form in FORMS:
+            output = tmp_path / form
+            collab.checkpoints.convert(str(demo_folder), output, collab.ConversionConfig(rank=384, form=form))
+            ids = AutoTokenizer.from_pretrained(output)(text, padding=True)["input_ids"]
+            assert ids == inputs["input_ids"].tolist()
+            assert largest(hidden_states(AutoModel.from_pretrained(output), inputs), expected) < 1e-5
+            jobs += [
+                {"folder": output, "auto_class": "AutoModel", "inputs": inputs},
+                {"folder": output, "auto_class": "SentenceTransformer", "sentences": text},
+            ]
+        kept = inputs["attention_mask"].bool()
+        for job, actual in zip(jobs, outputs_without_collab(jobs, tmp_path), strict=True):
+            if job["auto_class"] == "AutoModel":
+                assert largest([actual["last_hidden_state"][kept]], [expected[-1]]) < 1e-5, job["folder"]
+            else:
+                assert largest([actual["embeddings"]], [embeddings.cpu()]) < 1e-5, job["folder"]
 
     def test_on_shared_sentences(self, demo_folder: Path, shared_data: Path) -> None:
         original = AutoModel.from_pretrained(demo_folder)
@@ -156,7 +160,8 @@ def _names(folder: Path) -> set[str]:
 
 @pytest.mark.slow
 def test_report_is_readable(demo_folder: Path, tmp_path: Path) -> None:
-    collab.checkpoints.convert(str(demo_folder), tmp_path / "out", collab.ConversionConfig(rank=64, form="concat"))
+    config = collab.ConversionConfig(rank=64, form="concat", refine="none")
+    collab.checkpoints.convert(str(demo_folder), tmp_path / "out", config)
     report = json.loads((tmp_path / "out" / "collab_report.json").read_text())
     assert report["parameters"]["model"]["before"] == 22_713_216
     assert [layer["name"] for layer in report["layers"]] == [f"encoder.layer.{i}.attention.self" for i in range(6)]
