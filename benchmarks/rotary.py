@@ -117,12 +117,13 @@ class Bench:
 
     def healed(self, form: str, fraction: float) -> dict[str, Any]:
         """One conversion, refined and healed."""
-        model = self.convert(form, fraction, "auto").model
+        conversion = self.convert(form, fraction, "auto")
+        model = conversion.model
         start, cpu = time.perf_counter(), time.process_time()
         options = collab.HealOptions(run=collab.RunOptions(steps=STEPS))
         collab.heal(model, self.original, self.rows, tokenizer=self.tokenizer, options=options)
         taken = {"cpu_seconds": time.process_time() - cpu, "seconds": time.perf_counter() - start}
-        return self.measure(model) | taken
+        return self.measure(model) | taken | {"query_key_ratio": conversion.report.query_key.ratio}
 
     def rival(self, name: str, fraction: float) -> dict[str, Any]:
         """One rival, measured."""
@@ -262,7 +263,7 @@ def table(result: dict[str, Any]) -> str:
             [
                 row["what"],
                 row["training"],
-                f"{row['query_key_ratio']:.3f}" if "query_key_ratio" in row else "",
+                f"{row['query_key_ratio']:.3f}",
                 f"{row['spearman']:.2f}",
                 f"{row['cosine']:.4f}",
                 f"{row['cpu_seconds']:.0f}" if "cpu_seconds" in row else "",
