@@ -275,6 +275,21 @@ class TestRefusals:
         assert "Use more rows" in compression.report.notes[-1]
         assert all(bool(tensor.isfinite().all()) for tensor in compression.model.state_dict().values())
 
+    @pytest.mark.parametrize("row", [BY_TYPE["eurobert"], BY_TYPE["mistral"]], ids=lambda row: row.model_type)
+    def test_heads_that_share_values(self, row: Row, tmp_path: Path) -> None:
+        """Refused before anything is calibrated, which takes long on a large model."""
+        save_with_tokenizer(tiny_model(row), tmp_path / "in")
+        seen: list[str] = []
+        with pytest.raises(UnsupportedArchitectureError, match="share keys and values"):
+            collab.checkpoints.compress(
+                str(tmp_path / "in"),
+                tmp_path / "out",
+                collab.CompressionConfig(flops=0.5),
+                progress=lambda what, done, total: seen.append(what),
+            )
+        assert set(seen) == {"loading the model"}
+        assert not (tmp_path / "out").exists()
+
     def test_decoder_with_cross_attention(self) -> None:
         model = tiny_model(BERT, is_decoder=True, add_cross_attention=True)
         rows = [batch | {"encoder_hidden_states": torch.randn(2, 5, 32)} for batch in batches(model, 12)]

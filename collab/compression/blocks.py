@@ -10,7 +10,7 @@ from ..errors import UnsupportedArchitectureError
 from ..modeling.collab_attention import CollaborativeAttention
 from ..modeling.collab_model import outermost
 from ..models.families import Family, collaborative_layers
-from ..models.layers import entry_of, head_layers, passes_per_layer
+from ..models.layers import entry_of, passes_per_layer
 
 
 @dataclass(frozen=True)
@@ -50,12 +50,6 @@ def blocks_of(model: PreTrainedModel, family: Family) -> list[Block]:
     attention = collaborative_layers(model)
     known = family.base.feed_forward_classes
     feed_forward = list(outermost(model, known))
-    if any(layer.kind == "cross" for layer in attention.values()):
-        raise UnsupportedArchitectureError("Decoders with cross-attention cannot be compressed, only converted.")
-    if any(layer.shares_values for layer in head_layers(model)):
-        raise UnsupportedArchitectureError(
-            "Models whose heads share keys and values cannot be compressed, only converted (collab convert)."
-        )
     if len(attention) != len(feed_forward):
         raise unknown_feed_forward(family)
     passes = passes_per_layer(model, len(attention))

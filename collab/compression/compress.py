@@ -20,7 +20,7 @@ from ..io.options import Progress, no_progress
 from ..io.report import Conversion, Count
 from ..models.families import Family
 from ..models.inputs import has_decoder
-from ..models.layers import count_parameters
+from ..models.layers import count_parameters, head_layers
 from .allocation import Allocation, Unit, Widths, allocate
 from .blocks import unknown_feed_forward
 from .candidates import Candidates
@@ -280,6 +280,13 @@ def require_compressible(model: PreTrainedModel) -> Family:
         )
     if not family.base.feed_forward_classes:
         raise unknown_feed_forward(family)
+    layers = head_layers(model)
+    if any(layer.kind == "cross" for layer in layers):
+        raise UnsupportedArchitectureError("Decoders with cross-attention cannot be compressed, only converted.")
+    if any(layer.shares_values for layer in layers):
+        raise UnsupportedArchitectureError(
+            "Models whose heads share keys and values cannot be compressed, only converted (collab convert)."
+        )
     return family
 
 
