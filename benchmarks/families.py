@@ -32,7 +32,7 @@ from collab.decomposition import FORMS
 from collab.io.load import load
 from collab.modeling.collab_model import auto_classes
 from collab.models.families import Family, families, require_family
-from collab.models.inputs import probe_inputs
+from collab.models.inputs import has_decoder, probe_inputs
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 from reload import outputs_without_collab
@@ -205,19 +205,23 @@ def narrow(row: Row, dtype: torch.dtype) -> dict[str, float]:
 
 
 def padding(row: Row, family: Family) -> float | None:
-    """What padding changes in the states of real tokens, in any form and kernel; None for models that take no text."""
+    """What padding changes in the states of real tokens, in any form and kernel; None for models that take no text.
+
+    In an encoder with a decoder, what padding of the source changes in the decoder's states.
+    """
     if family.base.main_input_name != "input_ids":
         return None
     tokens = torch.randint(2, 60, (1, 9), generator=torch.Generator().manual_seed(0))
     padded = torch.cat([tokens, torch.full((1, 4), 1)], dim=1)
     mask = (torch.arange(13) < 9).long().unsqueeze(0)  # (1, 13)
+    written = {"decoder_input_ids": tokens} if has_decoder(family.base) else {}
     differences = []
     for form in FORMS:
         model = converted(random_model(family.base.native_class(), row.config()), 13, form)
         for kernel in ("eager", "sdpa"):
             model.set_attn_implementation(kernel)
-            alone = model(input_ids=tokens, attention_mask=torch.ones_like(tokens)).last_hidden_state
-            beside = model(input_ids=padded, attention_mask=mask).last_hidden_state[:, :9]
+            alone = model(input_ids=tokens, attention_mask=torch.ones_like(tokens), **written).last_hidden_state
+            beside = model(input_ids=padded, attention_mask=mask, **written).last_hidden_state[:, :9]
             differences.append(float((alone - beside).abs().max()))
     return max(differences)
 
