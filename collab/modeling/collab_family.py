@@ -8,11 +8,19 @@ from collections.abc import Callable, Container, Sequence
 from typing import Any, TypeVar
 
 from huggingface_hub.dataclasses import strict
-from transformers import PreTrainedConfig, PreTrainedModel
+from transformers import AutoModel, PreTrainedConfig, PreTrainedModel
+from transformers.modeling_layers import (
+    GenericForQuestionAnswering,
+    GenericForSequenceClassification,
+    GenericForTokenClassification,
+)
 from transformers.models.auto import modeling_auto
 
 from .collab_config import CollaborativeConfig
 from .collab_model import CollaborativeBase, CollaborativeHead, CollaborativeMixin, CollaborativePart
+
+_BUILT_BY_AUTO_MODEL = (GenericForQuestionAnswering, GenericForSequenceClassification, GenericForTokenClassification)
+"""Native heads that have AutoModel build their main model."""
 
 Base = TypeVar("Base", bound=type[CollaborativeBase])
 
@@ -63,6 +71,8 @@ def collaborative_family(
             if native is not base.native_class() and native.__name__ not in without:
                 version(native, CollaborativeHead)
         base.encoders = tuple(base.versions[native] for native in encoders)
+        if any(issubclass(native, _BUILT_BY_AUTO_MODEL) for native in base.versions):
+            AutoModel.register(base.config_class, base, exist_ok=True)
         return base
 
     return complete
