@@ -53,15 +53,15 @@ REAL = Setting(
     units=8000,
     widths=(256, 128, 64, 32, 16),
     seeds=(0, 1),
-    steps=3000,
-    again=500,
+    steps=2400,
+    again=400,
     heal_steps=150,
     refine_steps=150,
-    batch_size=128,
+    batch_size=64,
     beams=5,
     ablated_rows=256,
 )
-QUICK = replace(REAL, name="translation-quick", widths=(64, 16), steps=900, again=100, heal_steps=50, refine_steps=50)
+QUICK = replace(REAL, name="translation-quick", widths=(64, 16), steps=800, again=100, heal_steps=50, refine_steps=50)
 REHEARSAL = Setting(
     name="translation-rehearsal",
     rows=64,

@@ -6,6 +6,7 @@ import copy
 import inspect
 import pickle
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -29,7 +30,7 @@ from tiny import (
     relative_difference,
     tiny_model,
 )
-from transformers import AutoModel, PreTrainedModel
+from transformers import AutoModel, DynamicCache, PreTrainedModel, StaticCache
 from transformers.models.auto import modeling_auto
 
 import collab
@@ -59,6 +60,8 @@ NOT_CONVERTED = {
 """Classes around any model, decoders without their encoder or of another width, answers about a whole text by its last
 token, and one that takes marked questions."""
 
+
+YARN = {"rope_type": "yarn", "factor": 2.0, "rope_theta": 10000.0, "original_max_position_embeddings": 20}
 
 text_families = pytest.mark.parametrize("row", [row for row in ROWS if is_text(row)], ids=lambda row: row.model_type)
 
@@ -350,6 +353,36 @@ class TestDecoders:
                     assert torch.equal(model.generate(prompt, cache_implementation=cache, **given), plain)
                 if rank == 32:
                     assert torch.equal(native.generate(prompt, use_cache=False, **given), plain)
+
+    @every_form
+    @pytest.mark.parametrize(
+        ("model_type", "changes"),
+        [
+            ("llama", {"rope_parameters": YARN}),
+            ("mistral", {}),
+            ("qwen2", {"use_sliding_window": True, "sliding_window": 6, "max_window_layers": 1}),
+        ],
+    )
+    def test_a_text_in_pieces_is_the_whole_text(self, model_type: str, changes: dict[str, Any], form: str) -> None:
+        """With scaled rotary positions, and longer than the windows of layers."""
+        row = BY_TYPE[model_type]
+        native_class = transformers.AutoModelForCausalLM._model_mapping[row.config_class]
+        native = random_model(native_class, row.config(**changes))
+        model = converted(native, full_rank(native), form)
+        tokens, mask = torch.randint(4, 60, (2, 20)), torch.ones(2, 20, dtype=torch.long)
+        mask[1, :4] = 0
+        seen = mask.bool()
+        for implementation in ("eager", "sdpa"):
+            model.set_attn_implementation(implementation)
+            caches = DynamicCache(config=model.config), StaticCache(config=model.config, max_cache_len=24)
+            with torch.no_grad():
+                whole = native(tokens, attention_mask=mask).logits[seen]
+                for cache in caches:
+                    pieces = [
+                        model(tokens[:, a:b], attention_mask=mask[:, :b], past_key_values=cache).logits
+                        for a, b in ((0, 8), (8, 15), (15, 16), (16, 20))
+                    ]
+                    torch.testing.assert_close(torch.cat(pieces, dim=1)[seen], whole, rtol=1e-4, atol=1e-5)
 
     @every_form
     def test_cross_attention(self, form: str) -> None:
