@@ -10,6 +10,10 @@ STS-B train sentences. Rivals in the same run, as native models whose weights ar
 - joint PCA of every frequency over the heads (TransMLA's RoRoPE), of queries and of keys: one real rotation of the
   heads for each, ranks dealt out to the frequencies by energy.
 
+Would it help to treat the slowest frequencies, which hardly turn within the window, as not rotated at all? However that
+is done, they can at best be exact. So cp at half is measured with the slowest frequencies made exact at no cost, and
+beside it cp with as many parameters as that takes if they are simply kept whole.
+
     python benchmarks/rotary.py            # everything
     python benchmarks/rotary.py --quick    # without refinement and healing
 
@@ -35,15 +39,19 @@ from torch import Tensor
 from transformers import AutoModel, AutoTokenizer, PreTrainedModel
 
 import collab
+from collab.conversion.convert import install
 from collab.decomposition import HeadTensor, Whitening
-from collab.decomposition.rotary import by_frequency
+from collab.decomposition.rotary import RotaryFactors, as_complex, as_real, by_frequency
 from collab.models.families import require_family
-from collab.models.layers import head_layers
+from collab.models.layers import head_layers, parameters
+from collab.reparametrization.layer import factors_of
 from collab.reparametrization.model import LayerProblems
 
 FRACTIONS = (0.75, 0.5, 1 / 3)
 FORMS = ("cp", "tucker", "concat")
 STEPS = 300
+SLOW = {"512 tokens": (15,), "64 tokens": (12, 13, 14, 15)}
+"""Frequencies θ with θ × window below 0.1, by window: the model's own, and one of two or three sentences."""
 RIVALS = ("per-head SVD, weights", "per-head SVD, calibrated", "frequencies by norm", "joint PCA by frequency")
 Heads = tuple[Tensor, Tensor]
 
@@ -124,6 +132,38 @@ class Bench:
         collab.heal(model, self.original, self.rows, tokenizer=self.tokenizer, options=options)
         taken = {"cpu_seconds": time.process_time() - cpu, "seconds": time.perf_counter() - start}
         return self.measure(model) | taken | {"query_key_ratio": conversion.report.query_key.ratio}
+
+    def exact_when_slow(self, slow: tuple[int, ...]) -> dict[str, Any]:
+        """A cp conversion at half, of which some frequencies are exact; and one with as many parameters."""
+        model, family = copy.deepcopy(self.original), require_family(self.original.config)
+        problems = LayerProblems(self.original, family, None, torch.device("cpu"))
+        converted = self.convert("cp", 0.5, "none").model
+        for layer in head_layers(converted):
+            factors, tensor = factors_of(layer.module), problems[layer.name].tensor
+            assert isinstance(factors, RotaryFactors)
+            places = [place for place, frequency in enumerate(factors.frequencies) if frequency not in slow]
+            native_query, native_key = (side[list(slow)] for side in by_frequency(tensor))  # (slow, D, H)
+            own = torch.eye(tensor.num_heads, dtype=torch.complex128).expand(len(slow), -1, -1)
+            query, key, mixing = (
+                as_real(torch.cat([as_complex(shared.double())[:, places], *whole], dim=1))
+                for shared, whole in (
+                    (factors.query, native_query),
+                    (factors.key, native_key),
+                    (factors.mixing, own),
+                )
+            )
+            frequencies = [factors.frequencies[place] for place in places]
+            frequencies += [frequency for frequency in slow for _ in range(tensor.num_heads)]
+            whole = RotaryFactors("cp", query, key, mixing, frequencies=tuple(frequencies), biased=factors.biased)
+            install(model, family, layer.name, whole)
+        ratio = parameters(model)["query_key"] / parameters(self.original)["query_key"]
+        wider = self.convert("cp", ratio, "none")
+        return {
+            "at_half": self.measure(converted),
+            "exact": self.measure(model),
+            "query_key_ratio": ratio,
+            "as_many": self.measure(wider.model) | {"query_key_ratio": wider.report.query_key.ratio},
+        }
 
     def rival(self, name: str, fraction: float) -> dict[str, Any]:
         """One rival, measured."""
@@ -223,6 +263,9 @@ def tasks(quick: bool) -> Iterator[tuple[dict[str, Any], Callable[[Bench], dict[
             yield _task(form, fraction, "untrained", lambda bench, form, part: bench.conversion(form, part))
         for name in RIVALS:
             yield _task(name, fraction, "untrained", lambda bench, name, part: bench.rival(name, part))
+    for window, slow in SLOW.items():
+        setting = {"what": "exact when slow", "params": 0.5, "training": window}
+        yield setting, lambda bench, slow=slow: bench.exact_when_slow(slow)
     if quick:
         return
     for form in FORMS:
@@ -269,7 +312,7 @@ def table(result: dict[str, Any]) -> str:
                 f"{row['cpu_seconds']:.0f}" if "cpu_seconds" in row else "",
             ]
             for row in result["rows"]
-            if row["params"] == fraction
+            if row["params"] == fraction and row["what"] != "exact when slow"
         ]
         headings = ["", "training", "query/key left", "Spearman", "cosine", "CPU s"]
         parts += [f"### {fraction:.0%} of the query/key parameters", markdown(headings, cells)]
@@ -281,6 +324,19 @@ def table(result: dict[str, Any]) -> str:
     if cells:
         headings = ["cp", *(str(frequency) for frequency in range(len(cells[0]) - 1))]
         parts += ["### Complex dimensions of each frequency, of 12; mean of the layers", markdown(headings, cells)]
+    bounds = [row for row in result["rows"] if row["what"] == "exact when slow"]
+    if bounds:
+        cells = [
+            [
+                f"{row['training']}: {len(SLOW[row['training']])} of 16",
+                f"{row['query_key_ratio']:.3f}",
+                *(f"{row[name]['cosine']:.4f}" for name in ("at_half", "exact", "as_many")),
+            ]
+            for row in bounds
+        ]
+        headings = ["window: slow frequencies", "query/key left if they are kept whole"]
+        headings += ["cosine, cp at half", "with the slow ones exact", "cp with as many parameters"]
+        parts += ["### Slow frequencies", markdown(headings, cells)]
     return "\n\n".join(parts)
 
 
