@@ -83,18 +83,18 @@ class Setting:
 
 
 class Keeper(TrainerCallback):
-    """Marks the complete checkpoints of a training, with the seconds that led to each; see `training.work`."""
+    """Marks the complete checkpoints of a training, with the CPU seconds that led to each; see `training.work`."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         last = newest_checkpoint(folder)
         self._before = float((last / WHOLE).read_text()) if last else 0.0
-        self._start = time.perf_counter()
+        self._start = time.process_time()
 
     @property
     def seconds(self) -> float:
-        """The seconds of this training, without those of steps that were lost."""
-        return self._before + time.perf_counter() - self._start
+        """The CPU seconds of this training, without those of steps that were lost."""
+        return self._before + time.process_time() - self._start
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Marks the checkpoint, and deletes the one before it."""
@@ -201,7 +201,7 @@ class Translator:
         return CollabMarianMTModel(CollabMarianConfig(**self.shape(), collab_layers=layers))
 
     def train(self, model: PreTrainedModel, folder: Path, steps: int, rate: float, seed: int) -> float:
-        """Trains a model in place, or goes on where it was stopped; the seconds that it took."""
+        """Trains a model in place, or goes on where it was stopped; the CPU seconds that it took."""
         arguments = Seq2SeqTrainingArguments(
             output_dir=str(folder),
             max_steps=steps,
@@ -263,7 +263,7 @@ class Translator:
 
 
 def saved(model: PreTrainedModel, folder: Path, seconds: float) -> None:
-    """Writes a trained model with the seconds that it took, whole or not at all."""
+    """Writes a trained model with the CPU seconds that it took, whole or not at all."""
     partial = folder.with_name(f"{folder.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
     model.save_pretrained(partial)
