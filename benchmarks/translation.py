@@ -207,11 +207,11 @@ class Bench:
         return asdict(job) | {"parameters": numbers, "seconds": seconds, "bleu": measured}
 
     def baseline(self, job: Job) -> Job | None:
-        """What a model is compared with: the first reference, or the control if it was trained on top of that."""
+        """What a model is compared with: the first reference, or the control if it was trained on targets again."""
         first = self.reference(self.setting.seeds[0])
         if job == first:
             return None
-        return self.control(job.seed) if job.what in ("healed", "tuned") else first
+        return self.control(job.seed) if job.what == "tuned" else first
 
 
 def label(row: dict[str, Any]) -> str:
