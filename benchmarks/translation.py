@@ -15,6 +15,7 @@ smoothing in bfloat16; beam search and sacrebleu on the sets val and test_2017.
     python benchmarks/translation.py --rehearse       # all of it, tiny, in about three minutes
 
 Run it twice at the same time, with OMP_NUM_THREADS=1, to use two cores: each process takes what the other is not at.
+All of it takes about four hours then.
 Writes results/translation.json, .md and .png (or translation-quick, translation-rehearsal). Rows are kept as they
 finish, and a run that was stopped goes on, in the middle of a training too. Models and translations are in
 benchmarks/work, in a folder of the same name.
