@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import signal
 from pathlib import Path
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # before anything reads it
 if "PYTEST_XDIST_WORKER" in os.environ:  # the workers are the parallelism
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # which nohup ignores, and the commands under test would inherit that
 
 import pytest
 import torch

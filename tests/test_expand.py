@@ -24,7 +24,7 @@ from tiny import (
     converted,
     every_form,
     every_head,
-    every_unrotated_family,
+    every_unrotated_layer,
     full_rank,
     largest_difference,
     outputs,
@@ -83,7 +83,7 @@ def test_exact_in_every_head_of_every_family(row: Row, native_class: type[PreTra
     assert largest_difference(outputs(model), outputs(expansion.model)) == expansion.output_difference
 
 
-@every_unrotated_family
+@every_unrotated_layer
 @every_content
 @every_form
 def test_exact_where_a_native_head_has_the_dimensions(row: Row, content: str, form: str) -> None:
@@ -102,7 +102,7 @@ def test_exact_where_a_native_head_has_the_dimensions(row: Row, content: str, fo
         assert largest_difference(outputs(model), outputs(expansion.model)) < 1e-5
 
 
-@every_unrotated_family
+@every_unrotated_layer
 @every_content
 @pytest.mark.parametrize("form", ["cp", "tucker"])
 def test_refused_then_allowed_and_the_error_is_the_stated_one(row: Row, content: str, form: str) -> None:

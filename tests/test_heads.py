@@ -21,8 +21,8 @@ from tiny import (
     Row,
     converted,
     every_family,
-    every_family_with_own_values,
     every_form,
+    every_layer_with_own_values,
     largest_difference,
     outputs,
     save_with_tokenizer,
@@ -92,7 +92,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 class TestRemoval:
-    @every_family_with_own_values
+    @every_layer_with_own_values
     @every_conversion
     def test_is_a_closed_gate(self, row: Row, conversion: dict[str, Any] | None) -> None:
         model = changed(tiny_model(row), conversion)
@@ -129,7 +129,7 @@ class TestRemoval:
                 message = f"{job['folder'].name}: {name}"
                 torch.testing.assert_close(elsewhere[name], value, atol=1e-5, rtol=0, msg=message)
 
-    @every_family_with_own_values
+    @every_layer_with_own_values
     def test_attentions_have_the_heads_that_are_left(self, row: Row) -> None:
         model = tiny_model(row)
         pruned = collab.prune(model, some_gone(model)[1])
@@ -145,7 +145,7 @@ class TestRemoval:
         missing = [name for name, parameter in pruned.named_parameters() if parameter.grad is None]
         assert missing == []
 
-    @every_family_with_own_values
+    @every_layer_with_own_values
     @pytest.mark.parametrize(
         "conversion", [None, {"rank": 12, "form": "concat", "content": "folded"}], ids=["original", "concat"]
     )

@@ -17,8 +17,8 @@ from tiny import (
     Row,
     changed,
     converted,
-    every_family,
     every_form,
+    every_layer,
     largest_difference,
     outputs,
     save_with_tokenizer,
@@ -45,8 +45,8 @@ def folder(original: Path, tmp_path: Path) -> Path:
 
 
 class TestHeal:
-    @every_family
-    def test_comes_closer_in_every_family(self, row: Row) -> None:
+    @every_layer
+    def test_comes_closer_in_every_layer(self, row: Row) -> None:
         teacher = tiny_model(row)
         model = converted(teacher)
         if model.main_input_name != "input_ids":

@@ -161,7 +161,8 @@ def _names(folder: Path) -> set[str]:
 @pytest.mark.slow
 def test_report_is_readable(demo_folder: Path, tmp_path: Path) -> None:
     config = collab.ConversionConfig(rank=64, form="concat", refine="none")
-    collab.checkpoints.convert(str(demo_folder), tmp_path / "out", config)
+    request = collab.CalibrationRequest("none")
+    collab.checkpoints.convert(str(demo_folder), tmp_path / "out", config, calibration=request)
     report = json.loads((tmp_path / "out" / "collab_report.json").read_text())
     assert report["parameters"]["model"]["before"] == 22_713_216
     assert [layer["name"] for layer in report["layers"]] == [f"encoder.layer.{i}.attention.self" for i in range(6)]

@@ -15,8 +15,8 @@ from tiny import (
     batches,
     changed,
     converted,
-    every_family,
     every_form,
+    every_layer,
     full_rank,
     largest_difference,
     random_model,
@@ -40,8 +40,8 @@ def pair(row: Row = BERT, **config: Any) -> tuple[PreTrainedModel, PreTrainedMod
 
 
 class TestLayers:
-    @every_family
-    def test_come_closer_in_every_family(self, row: Row) -> None:
+    @every_layer
+    def test_come_closer_in_every_layer(self, row: Row) -> None:
         model, original, data = pair(row)
         before, native = state(model), state(original)
         refinement = refine(model, original, data, data, options=FEW)

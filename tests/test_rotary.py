@@ -16,6 +16,7 @@ from tiny import (
     ROWS,
     Row,
     batches,
+    by_layers,
     converted,
     every_form,
     full_rank,
@@ -45,6 +46,7 @@ from collab.reparametrization.model import LayerProblems
 
 JINA, EURO, MODERN = BY_TYPE["jina_embeddings_v3"], BY_TYPE["eurobert"], BY_TYPE["modernbert"]
 ROTARY = [row for row in ROWS if row.is_rotary]
+DISTINCT = [row for row in by_layers(ROWS) if row.is_rotary]
 HEADS, WIDTH, HEAD_DIM = 5, 24, 6
 
 
@@ -329,7 +331,7 @@ class TestCommands:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("row", ROTARY, ids=lambda row: row.model_type)
+@pytest.mark.parametrize("row", DISTINCT, ids=lambda row: row.model_type)
 def test_compiles_without_graph_breaks(row: Row) -> None:
     for form in FORMS:
         model = converted(tiny_model(row), 12, form)

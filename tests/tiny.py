@@ -323,14 +323,31 @@ SENTENCES = [" ".join(_DRAWN.choices(LETTERS, k=_DRAWN.randint(3, 12))) for _ in
 PAIRS = list(zip(SENTENCES[::2], SENTENCES[1::2], strict=True))
 """Sources with their targets."""
 
-every_family = pytest.mark.parametrize("row", ROWS, ids=[row.model_type for row in ROWS])
 UNROTATED = [row for row in ROWS if not row.is_rotary]
 """Families without rotary positions."""
 OWN_VALUES = [row for row in ROWS if "num_key_value_heads" not in row.values]
 """Families whose heads have values of their own, so that they can be removed."""
 
-every_unrotated_family = pytest.mark.parametrize("row", UNROTATED, ids=[row.model_type for row in UNROTATED])
-every_family_with_own_values = pytest.mark.parametrize("row", OWN_VALUES, ids=[row.model_type for row in OWN_VALUES])
+
+def by_layers(rows: list[Row]) -> list[Row]:
+    """The first family of every kind of layers and input: what concerns layers alone is the same in the others."""
+    first: dict[object, Row] = {}
+    for row in rows:
+        base = row.family.base
+        layers = frozenset(base.attention_classes.values())
+        shared = "num_key_value_heads" in row.values
+        first.setdefault((layers, base.main_input_name, row in DECODERS, shared), row)
+    return list(first.values())
+
+
+def _each(rows: list[Row]) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize("row", rows, ids=[row.model_type for row in rows])
+
+
+every_family = _each(ROWS)
+every_layer = _each(by_layers(ROWS))
+every_unrotated_layer = _each(by_layers(UNROTATED))
+every_layer_with_own_values = _each(by_layers(OWN_VALUES))
 
 
 def heads_of(rows: list[Row]) -> pytest.MarkDecorator:
