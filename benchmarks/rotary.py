@@ -50,6 +50,7 @@ from collab.reparametrization.model import LayerProblems
 FRACTIONS = (0.75, 0.5, 1 / 3)
 FORMS = ("cp", "tucker", "concat")
 STEPS = 300
+EXACT_WHEN_SLOW = "exact when slow"
 SLOW = {"512 tokens": (15,), "64 tokens": (12, 13, 14, 15)}
 """Frequencies θ with θ × window below 0.1, by window: the model's own, and one of two or three sentences."""
 RIVALS = ("per-head SVD, weights", "per-head SVD, calibrated", "frequencies by norm", "joint PCA by frequency")
@@ -264,7 +265,7 @@ def tasks(quick: bool) -> Iterator[tuple[dict[str, Any], Callable[[Bench], dict[
         for name in RIVALS:
             yield _task(name, fraction, "untrained", lambda bench, name, part: bench.rival(name, part))
     for window, slow in SLOW.items():
-        setting = {"what": "exact when slow", "params": 0.5, "training": window}
+        setting = {"what": EXACT_WHEN_SLOW, "params": 0.5, "training": window}
         yield setting, lambda bench, slow=slow: bench.exact_when_slow(slow)
     if quick:
         return
@@ -312,7 +313,7 @@ def table(result: dict[str, Any]) -> str:
                 f"{row['cpu_seconds']:.0f}" if "cpu_seconds" in row else "",
             ]
             for row in result["rows"]
-            if row["params"] == fraction and row["what"] != "exact when slow"
+            if row["params"] == fraction and row["what"] != EXACT_WHEN_SLOW
         ]
         headings = ["", "training", "query/key left", "Spearman", "cosine", "CPU s"]
         parts += [f"### {fraction:.0%} of the query/key parameters", markdown(headings, cells)]
@@ -324,7 +325,7 @@ def table(result: dict[str, Any]) -> str:
     if cells:
         headings = ["cp", *(str(frequency) for frequency in range(len(cells[0]) - 1))]
         parts += ["### Complex dimensions of each frequency, of 12; mean of the layers", markdown(headings, cells)]
-    bounds = [row for row in result["rows"] if row["what"] == "exact when slow"]
+    bounds = [row for row in result["rows"] if row["what"] == EXACT_WHEN_SLOW]
     if bounds:
         cells = [
             [

@@ -319,13 +319,16 @@ class CollaborativeAttention(SharedProjections):
                 nothing = hidden_states.new_zeros(len(hidden_states), 1, seen, 1)
                 seen = cache.update(nothing, nothing, self.layer_idx)[0].shape[2]
             return self.without_heads(hidden_states, seen)
-        projected, shared = self.project(hidden_states, hidden_states, positions)
         if cache is None:
-            key, content, value = self.keys_by_head(shared), self.bias(hidden_states), self.values(hidden_states)
+            value = self.values(hidden_states)
+            context, weights = self.project_and_attend(
+                hidden_states, hidden_states, value, attention_mask, position_bias, positions, **kwargs
+            )
         else:
+            projected, shared = self.project(hidden_states, hidden_states, positions)
             key, content, value = self._read(*cache.update(*self._cached(shared, hidden_states), self.layer_idx))
-        bias = self.of_heads(position_bias)
-        context, weights = self.attend(projected, key, value, content, attention_mask, bias, **kwargs)
+            bias = self.of_heads(position_bias)
+            context, weights = self.attend(projected, key, value, content, attention_mask, bias, **kwargs)
         return self.output(context, hidden_states), weights
 
     def attend_to_other(

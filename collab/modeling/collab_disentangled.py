@@ -135,23 +135,15 @@ class CollaborativeDisentangledAttention(CollaborativeSelfAttention):
             rel_embeddings: rows by bucket, (2 · span, D).
             **kwargs: not used.
         """
-        if not self.heads:
-            return self.without_heads(hidden_states, hidden_states.shape[1])
         mask, _ = self.scores_input(self, {"attention_mask": attention_mask})
         positions = None
-        if self.terms is not None:
+        if self.heads and self.terms is not None:
             assert rel_embeddings is not None
             assert relative_pos is not None
             positions = self._positions(self.pos_dropout(rel_embeddings), relative_pos, self.terms.span)
-        context, weights = self.project_and_attend(
-            hidden_states,
-            hidden_states,
-            self.values(hidden_states),
-            mask,
-            positions=positions,
-            output_attentions=output_attentions,
+        return self.attend_to_itself(
+            hidden_states, mask, None, positions=positions, output_attentions=output_attentions
         )
-        return self.output(context, hidden_states), weights
 
     def project_and_attend(
         self,

@@ -18,7 +18,7 @@ def merged_mask(
 
     Args:
         attn_mask: (T, S) or (B·H, T, S); boolean, True where a key is hidden, or additive; or None.
-        key_padding_mask: (B, S), likewise.
+        key_padding_mask: (B, S); boolean, True where a key is hidden, or additive; or None.
         shape: (B, H, T, S).
         dtype: that of additive masks.
 

@@ -218,7 +218,7 @@ class MultiheadAttention(SharedProjections):
             value: (S, B, vdim), or (B, S, vdim), or (S, vdim).
             key_padding_mask: (B, S), or (S,) without a batch; boolean, True where a key is hidden, or additive.
             need_weights: whether to return attention weights, which takes longer.
-            attn_mask: (T, S) or (B·H, T, S), likewise.
+            attn_mask: (T, S) or (B·H, T, S); boolean, True where a key is hidden, or additive.
             average_attn_weights: whether the weights are averaged over the heads.
             is_causal: a hint that `attn_mask`, which must be given, hides later keys.
 
