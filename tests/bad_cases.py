@@ -50,7 +50,7 @@ LINES: dict[str, tuple[str, ...]] = {
     "prune": ("{model}", "{out}", "--per-layer", "2", "--data", "{text}", "--samples", "4"),
     "evaluate": (
         *("{model}", "--data", "{labelled}", "--task", "classification", "--samples", "4"),
-        *("--draws", "2", "--repeats", "1"),
+        *("--draws", "2", "--rounds", "1"),
     ),
     "expand": ("{model}", "{out}", "--allow-error", "1"),
     "bench": ("{model}", "--no-memory", "--batch-size", "1", "--length", "4", "--rounds", "1"),

@@ -89,6 +89,14 @@ class TestCompress:
         assert report.predicted_loss == 0
         assert not any(layer.dropped for layer in report.layers)
 
+    def test_counts_two_operations_for_a_multiply_add(self) -> None:
+        model = tiny_model(BERT)
+        config, tokens = model.config, 24
+        width, neurons = config.hidden_size, config.intermediate_size
+        products = tokens * (4 * width**2 + 2 * width * neurons) + 2 * tokens**2 * width
+        report = compressed(model, flops=1.0, length=tokens).report
+        assert report.flops.before == 2 * config.num_hidden_layers * products
+
     @pytest.mark.parametrize("part", ["queries-keys", "values", "feed-forward"])
     def test_only_one_part(self, part: str) -> None:
         model = tiny_model(BERT)

@@ -76,7 +76,7 @@ class TestWithoutTorch:
                 ["plan", "model", "--flops", "0.5"],
                 ["heal", "model", "out", "--batch-size", "8", "--gradient-accumulation-steps", "3"],
                 ["finetune", "model", "out", "--task", "poetry"],
-                ["evaluate", "model", "--repeats", "0"],
+                ["evaluate", "model", "--rounds", "0"],
                 ["bench", "model", "--batch-size", "0"],
                 ["heads", "model", "--data", "synthetic", "--score", "beauty"],
                 ["heads", "model", "--data", "synthetic", "--sentence", "a"],

@@ -94,9 +94,9 @@ def calibrate(
 
     Args:
         model: a native model, which is not changed.
-        data: ``"synthetic"`` (random vocabulary); a `DataSource`; strings, pairs of strings or images; batches of
+        data: ``"synthetic"`` (random words); a `DataSource`; strings, pairs of strings or images; batches of
             keyword arguments of the model; or a callable that runs the model that it is called with.
-        tokenizer: the model's tokenizer, or image processor; needed for text, and better for random vocabulary.
+        tokenizer: the model's tokenizer, or image processor; needed for text, and better for random words.
         options: calibration settings.
         cache: file to keep the moments in. If it exists, it is read instead of running the model.
         progress: progress callback, called after every batch.

@@ -15,10 +15,10 @@ class CalibrationOptions:
     """Settings of calibration.
 
     Attributes:
-        samples: largest number of rows; of random vocabulary, a sixteenth of the number of tokens.
+        samples: largest number of rows; of random words, a sixteenth of the number of tokens.
         max_length: largest number of tokens of a row; None for the model's limit.
         held_out: fraction of the rows that is held out of the moments, to measure how well they generalize.
-        seed: random seed of the sample, of random vocabulary and of random directions in the output.
+        seed: random seed of the sample, of random words and of random directions in the output.
 
     Raises:
         ConfigurationError: if a value is out of range.
@@ -48,7 +48,7 @@ class CalibrationRequest:
     """Data and settings for calibrating a conversion.
 
     Attributes:
-        source: ``synthetic`` (random vocabulary), ``none`` (no calibration), a `DataSource`, or ``default``: synthetic
+        source: ``synthetic`` (random words), ``none`` (no calibration), a `DataSource`, or ``default``: synthetic
             for text models, none for others.
         options: calibration settings.
         cache: file to keep the moments in.

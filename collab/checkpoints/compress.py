@@ -71,7 +71,7 @@ def compress(
         model: folder or Hub id of an original.
         output: folder to write.
         config: settings of the compression; `healed` follows from `heal`.
-        calibration: rows to calibrate on; by default random vocabulary.
+        calibration: rows to calibrate on; by default random words.
         heal: data to heal the compressed model on; None for no training. Unfinished healing is kept in
             `OUTPUT.training`, and the same call resumes it.
         load_options: how to read the original.
@@ -138,7 +138,7 @@ def plan_whole(
         model: folder or Hub id of an original.
         config: settings of the compression.
         fractions: the budgets.
-        calibration: rows to calibrate on; by default random vocabulary.
+        calibration: rows to calibrate on; by default random words.
         load_options: how to read the original.
         progress: called while the model runs.
 
@@ -206,7 +206,7 @@ def _section(record: dict[str, Any], layers: Sequence[CompressedLayer]) -> str:
     counts = [
         [name, f"{record[key]['before']:,}", f"{record[key]['after']:,}", f"{record[key]['ratio']:.3f}"]
         for name, key in (
-            (f"multiply-adds of the layers, {record['settings']['length']} tokens", "flops"),
+            (f"FLOPs of the layers, {record['settings']['length']} tokens", "flops"),
             ("parameters of the model", "parameters"),
         )
     ]

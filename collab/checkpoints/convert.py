@@ -49,7 +49,7 @@ def convert(
         model: folder or Hub id.
         output: folder to write.
         config: settings of the conversion.
-        calibration: data to calibrate on; by default that of `heal`, or else random vocabulary, and none at full rank.
+        calibration: data to calibrate on; by default that of `heal`, or else random words, and none at full rank.
         heal: data to heal the result on; None for no training. Unfinished healing is kept in `OUTPUT.training`, and
             the same call resumes it.
         load_options: how to read the original.

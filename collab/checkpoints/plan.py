@@ -30,7 +30,7 @@ def plan(
 
     Args:
         model: folder or Hub id.
-        calibration: data to calibrate on; by default random vocabulary.
+        calibration: data to calibrate on; by default random words.
         load_options: how to read the model.
         fractions: fractions of the query/key parameters to keep.
         content: treatment of the content term.

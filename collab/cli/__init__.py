@@ -29,7 +29,7 @@ from .prune import prune
 )
 @click.version_option(__version__, prog_name="collab")
 def main() -> None:
-    """Convert pretrained transformers to collaborative attention: query and key projections shared by all heads."""
+    """Make pretrained transformers smaller and faster without labels: collaborative attention, and compression."""
 
 
 for command in (convert, compress, plan, heal, finetune, evaluate, inspect, heads, prune, expand, bench, export):

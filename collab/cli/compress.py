@@ -55,11 +55,10 @@ only_option = click.option(
     help="The parts that may become smaller.",
 )
 drop_layers_option = click.option(
-    "--drop-layers", type=int, help="Drop so many layers.  [default: as many as are predicted to lose least]"
+    "--drop-layers", type=int, help="Number of layers to drop.  [default: as many as are predicted to lose least]"
 )
 length_option = click.option(
-    "--row-length",
-    "length",
+    "--length",
     type=int,
     default=CompressionConfig.length,
     show_default=True,
@@ -115,14 +114,14 @@ Examples:
 @output_argument
 @gathers("config", CompressionConfig)
 @flops_option()
-@click.option("--params", type=float, help="The part of the whole model's parameters to keep at most, such as 0.6.")
+@click.option("--params", type=float, help="The largest fraction of the whole model's parameters to keep, such as 0.6.")
 @click.option("--speedup", type=float, help="How many times as fast to be on this processor, such as 1.8.")
 @only_option
 @drop_layers_option
 @length_option
 @native_option
 @gathers("heal", _heal)
-@calibration_options
+@calibration_options(weights_alone=False)
 @keep_tokens_option
 @heal_options(_RUN.steps, "the rows of --calibration")
 @click.option(

@@ -68,7 +68,7 @@ Examples:
     "is exact), a fraction such as 0.5, or a list with one for each attention layer.",
 )
 @params_option()
-@click.option("--max-error", type=float, help="The relative error of a layer's scores at most, such as 0.1.")
+@click.option("--max-error", type=float, help="Largest relative error of a layer's scores, such as 0.1.")
 @click.option(
     "--form",
     type=click.Choice([*FORMS, "auto"]),
@@ -108,7 +108,7 @@ Examples:
     show_default=True,
     help="Predict what every form would have given with as many parameters.",
 )
-@calibration_options
+@calibration_options()
 @click.option(
     "--calibration-in-order",
     is_flag=True,

@@ -61,9 +61,9 @@ Examples:
     help="Draws of the bootstrap, for the intervals.",
 )
 @click.option(
-    "--repeats",
+    "--rounds",
     type=int,
-    default=EvaluateOptions.repeats,
+    default=EvaluateOptions.rounds,
     show_default=True,
     help="Rounds of the comparison of speed.",
 )

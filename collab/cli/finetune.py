@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from ..data.source import DataSource
-from ..data.task import Task
+from ..data.task import TRAINABLE_KINDS, Task
 from ..errors import ConfigurationError
 from ..heads.options import PruneOptions
 from ..io.options import LoadOptions, SaveOptions
@@ -86,8 +86,8 @@ Examples:
 )
 @model_argument
 @output_argument
-@task_option()
-@click.option("--metric", help="Choose the best checkpoint by this one.  [default: the task's usual one]")
+@task_option(kinds=TRAINABLE_KINDS)
+@click.option("--metric", help="Metric that selects the best checkpoint.  [default: the task's usual one]")
 @gathers("data", _Data)
 @click.option("--train", help=f"Labelled rows to learn from: {LABELLED}.{_OWN}")
 @click.option("--eval", "evaluation", help=f"Labelled rows to choose the best checkpoint by: {LABELLED}.{_OWN}")

@@ -77,7 +77,7 @@ def _grids(scores: HeadScores, name: str, names: Sequence[str]) -> Iterator[Tabl
 
 
 def show_inspection(inspection: Inspection) -> None:
-    """Shapes, parameters and arithmetic of every attention layer, and why they are what they are."""
+    """Shapes, parameters and arithmetic of every attention layer."""
     console = Console()
     pattern, names = shortened([layer.name for layer in inspection.layers])
     first = inspection.layers[0]

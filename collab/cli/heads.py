@@ -92,11 +92,16 @@ Examples:
     type=int,
     default=ScoreOptions.ablation_samples,
     show_default=True,
-    help="Rows at most that heads are closed on.",
+    help="Largest number of rows for the ablation.",
 )
 @gathers("drawing", _Drawing)
 @click.option("--figures", type=click.Path(path_type=Path, file_okay=False), help="Draw figures into this folder.")
-@click.option("--sentence", "sentences", multiple=True, help="Draw the attention maps of this; several times for more.")
+@click.option(
+    "--sentence",
+    "sentences",
+    multiple=True,
+    help="Draw the attention maps of this sentence; may be given several times.",
+)
 @click.option("--layer", "layers", type=int, multiple=True, help="Draw the maps of this layer only; from 0.")
 @loading_options
 def heads(

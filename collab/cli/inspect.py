@@ -18,7 +18,7 @@ Examples:
   collab inspect ./model --num-heads 4 --length 64""",
 )
 @model_argument
-@click.option("--num-heads", type=int, help="Look at it as if its config said so many heads.")
+@click.option("--num-heads", type=int, help="Inspect the model as if its config had this number of heads.")
 @lengths_option
 @revision_option
 def inspect(
@@ -29,7 +29,7 @@ def inspect(
     load_options: LoadOptions,
     session: Session,
 ) -> None:
-    """Show what the attention of MODEL, original or converted, is made of: shapes, parameters, arithmetic, and why."""
+    """Show what the attention of MODEL, original or converted, is made of: shapes, parameters, arithmetic."""
     session.begin(model)
     from ..checkpoints.inspect import inspect as inspect_checkpoint
     from .head_tables import show_inspection

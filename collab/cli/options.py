@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import shlex
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args
@@ -252,23 +252,25 @@ def samples_option(default: int | None, flag: str = "--samples") -> Decorator:
         type=int,
         default=default,
         show_default=default is not None,
-        help=f"Rows to use at most.{_default('all' if default is None else None)}",
+        help=f"Largest number of rows to use.{_default('all' if default is None else None)}",
     )
 
 
 max_length_option = click.option(
-    "--max-length", type=click.IntRange(min=1), help=f"Tokens of a row at most.{_default('as many as the model takes')}"
+    "--max-length",
+    type=click.IntRange(min=1),
+    help=f"Largest number of tokens in a row.{_default('as many as the model takes')}",
 )
 
 LABELLED = "a file (CSV, TSV, JSON Lines, Parquet) or a data set on the Hub"
 _SOURCES = (
-    "a file (text, CSV, TSV, JSON Lines, Parquet), a folder of images, a data set on the Hub, or synthetic (random "
-    "vocabulary)"
+    "a file (text, CSV, TSV, JSON Lines, Parquet), a folder of images or of WAV files, a data set on the Hub, or "
+    "synthetic (random words)"
 )
 
 
 def unlabelled(name: str, text_column: tuple[str, ...], subset: str | None, split: str) -> Unlabelled:
-    """Random vocabulary, or a file or data set."""
+    """Random words, or a file or data set."""
     return "synthetic" if name == "synthetic" else DataSource(name, text_column, subset, split)
 
 
@@ -294,8 +296,8 @@ def _task(task: str | None, metric: str | None = None) -> Task | None:
     return None if task is None else task_named(task, metric)
 
 
-def task_option(default: str | None = None) -> Decorator:
-    """--task, with what the help says of its default; it is required if there is none."""
+def task_option(default: str | None = None, kinds: Sequence[str] = KINDS) -> Decorator:
+    """--task, with what the help says of its default and of its values; it is required if it has no default."""
     return gathers(
         "task",
         _task,
@@ -303,7 +305,7 @@ def task_option(default: str | None = None) -> Decorator:
             "--task",
             metavar="TASK",
             required=default is None,
-            help=f"What the labels are for: {', '.join(KINDS)}; or, with its data, columns and metric, "
+            help=f"What the labels are for: {', '.join(kinds)}; or, with its data, columns and metric, "
             f"{', '.join(GLUE)}.{_default(default)}",
         ),
     )
@@ -339,26 +341,33 @@ def _calibration(
     return CalibrationRequest(calibration_source, amount, calibration_cache, calibration_in_order)
 
 
-calibration_options = together(
-    gathers("calibration", _calibration),
-    gathers("calibration_source", _calibration_source),
-    click.option(
-        "--calibration",
-        metavar="SOURCE",
-        help=f"What to keep the scores on: {_SOURCES}; or none (go by the weights alone)."
-        + _default("synthetic for models of text, none for others"),
-    ),
-    text_column_option,
-    click.option("--calibration-subset", help="Configuration of a data set on the Hub."),
-    split_option("--calibration-split"),
-    samples_option(CalibrationOptions.samples, "--calibration-samples"),
-    max_length_option,
-    click.option(
-        "--calibration-cache",
-        type=click.Path(path_type=Path, dir_okay=False),
-        help="Keep the moments in this file, or use those that it holds.",
-    ),
-)
+def calibration_options(*, weights_alone: bool = True) -> Decorator:
+    """--calibration and what belongs to it.
+
+    Args:
+        weights_alone: whether the command can do without calibration.
+    """
+    without, others = ("; or none (go by the weights alone)", ", none for others") if weights_alone else ("", "")
+    return together(
+        gathers("calibration", _calibration),
+        gathers("calibration_source", _calibration_source),
+        click.option(
+            "--calibration",
+            metavar="SOURCE",
+            help=f"Data to calibrate on: {_SOURCES}{without}.{_default(f'synthetic for models of text{others}')}",
+        ),
+        text_column_option,
+        click.option("--calibration-subset", help="Configuration of a data set on the Hub."),
+        split_option("--calibration-split"),
+        samples_option(CalibrationOptions.samples, "--calibration-samples"),
+        max_length_option,
+        click.option(
+            "--calibration-cache",
+            type=click.Path(path_type=Path, dir_okay=False),
+            help="Keep the moments in this file, or use those that it holds.",
+        ),
+    )
+
 
 solver_options = gathers(
     "solver",
@@ -376,7 +385,7 @@ solver_options = gathers(
         type=int,
         default=SolverOptions.max_sweeps,
         show_default=True,
-        help="Sweeps of the solver at most.",
+        help="Largest number of sweeps of the solver.",
     ),
     click.option(
         "--tolerance",
@@ -422,7 +431,7 @@ def _fraction_option(flag: str, of: str, budgets: str | None) -> Decorator:
         type=float,
         multiple=budgets is not None,
         callback=_check_params,
-        help=f"The part of the {of} to keep at most, such as 0.5.{several}",
+        help=f"The largest fraction of the {of} to keep, such as 0.5.{several}",
     )
 
 
@@ -433,7 +442,7 @@ def params_option(multiple: bool = False) -> Decorator:
 
 def flops_option(multiple: bool = False) -> Decorator:
     """--flops, once or several times."""
-    return _fraction_option("--flops", "layers' arithmetic", "0.75, 0.5, 0.33, 0.25" if multiple else None)
+    return _fraction_option("--flops", "layers' FLOPs", "0.75, 0.5, 0.33, 0.25" if multiple else None)
 
 
 # Training.
@@ -537,7 +546,7 @@ def heal_options(steps: int | None, says: str | None = None) -> Decorator:
         click.option(
             "--heal",
             metavar="SOURCE",
-            help=f"Then heal the result, without labels, by what the original answers on: {_SOURCES}.{_default(says)}",
+            help=f"Heal the result afterwards, without labels, on: {_SOURCES}.{_default(says)}",
         ),
         click.option("--heal-steps", type=int, default=steps, show_default=True, help="Steps of healing."),
         restart_option,

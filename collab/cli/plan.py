@@ -40,7 +40,7 @@ Examples:
 @flops_option(multiple=True)
 @figure_option
 @content_option
-@calibration_options
+@calibration_options()
 @solver_options
 @loading_options
 def plan(

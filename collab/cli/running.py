@@ -61,8 +61,8 @@ class Command(click.Command):
                 is_flag=True,
                 help="Print the result, and nothing else, as JSON on standard output.",
             ),
-            click.Option(["-v", "--verbose"], count=True, help="Say more; twice for everything."),
-            click.Option(["-q", "--quiet"], is_flag=True, help="Say nothing but errors."),
+            click.Option(["-v", "--verbose"], count=True, help="More output; -vv for debug output."),
+            click.Option(["-q", "--quiet"], is_flag=True, help="No output but errors."),
         ]
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:

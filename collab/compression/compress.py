@@ -87,7 +87,8 @@ class CompressionReport:
 
     Attributes:
         layers: what is left of every layer of the original.
-        flops: multiply-adds of the layers for one row of `CompressionConfig.length` tokens, before and after.
+        flops: FLOPs of the layers, two for a multiply-add, for one row of `CompressionConfig.length` tokens, before and
+            after.
         parameters: of the whole model, before and after.
         predicted_loss: predicted disagreement with the original, before any training: the sum over all changes, each
             measured alone.

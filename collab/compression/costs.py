@@ -1,4 +1,4 @@
-"""What a layer costs at any widths: counted, in multiply-adds or parameters, or measured, in seconds."""
+"""What a layer costs at any widths: counted, in FLOPs or parameters, or measured, in seconds."""
 
 from __future__ import annotations
 

@@ -61,7 +61,7 @@ class NarrowFeedForward(Narrowing):
         """See `Narrowing`."""
         inner = self._block.halves * len(self._ups) * width
         weights = self._ups[0].in_features * inner + self._down.out_features * width
-        return Cost(weights * self._length, weights + (inner if self._ups[0].bias is not None else 0))
+        return Cost(2 * weights * self._length, weights + (inner if self._ups[0].bias is not None else 0))
 
     def narrow(self, width: int) -> Narrowed:
         """See `Narrowing`."""

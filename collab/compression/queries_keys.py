@@ -66,8 +66,8 @@ class NarrowQueriesKeys(Narrowing):
         """See `Narrowing`; includes the scores."""
         shape = self._shape
         if width == shape.full_rank:
-            return Cost(shape.flops_before(self._length) / 2, self._full_parameters)
-        flops = shape.flops(self._form, width, self._content, self._length) / 2
+            return Cost(shape.flops_before(self._length), self._full_parameters)
+        flops = shape.flops(self._form, width, self._content, self._length)
         return Cost(flops, shape.parameters(self._form, width, self._content))
 
     def narrow(self, width: int) -> Narrowed:

@@ -63,7 +63,7 @@ class NarrowValues(Narrowing):
         total = self._heads * width
         weights = (self._value.in_features + self._output.out_features) * total
         bias = total if self._value.bias is not None else 0
-        return Cost(weights * self._length + self._length**2 * total, weights + bias)
+        return Cost(2 * (weights * self._length + self._length**2 * total), weights + bias)
 
     def narrow(self, width: int) -> Narrowed:
         """See `Narrowing`."""

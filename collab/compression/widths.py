@@ -15,7 +15,7 @@ class Cost:
     """What a part of the model costs.
 
     Attributes:
-        flops: multiply-adds for one row.
+        flops: FLOPs for one row, two for a multiply-add.
         parameters: number of parameters.
     """
 

@@ -137,7 +137,7 @@ def audio_features(model: PreTrainedModel, extractor: Any, rows: Sequence[Record
 def synthetic_features(
     model: PreTrainedModel, tokenizer: Any | None, samples: int, max_length: int | None = None, seed: int = 0
 ) -> list[Feature]:
-    """Rows of random vocabulary, between the special tokens that the tokenizer adds at the ends.
+    """Rows of random words, between the special tokens that the tokenizer adds at the ends.
 
     Which tokens a layer attends to depends on how long the row is. Rows therefore have 16, 32, 64 and 128 tokens,
     as far as the model takes them; those of each length have as many tokens together, and all rows 16 for each sample.

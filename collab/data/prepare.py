@@ -28,7 +28,7 @@ from .source import DataSource
 logger = logging.getLogger(__name__)
 
 Unlabelled = DataSource | Literal["synthetic"] | Iterable[Any]
-"""A source, random vocabulary (``"synthetic"``), or strings, pairs of strings, images or recordings.
+"""A source, random words (``"synthetic"``), or strings, pairs of strings, images or recordings.
 
 For an encoder-decoder, pairs are sources with their targets; sources alone it answers itself, greedily."""
 
@@ -46,11 +46,11 @@ def features_of(
 
     Args:
         model: the model to run on them.
-        processor: its tokenizer or image processor. Text and images need it; random vocabulary is better with it.
+        processor: its tokenizer or image processor. Text and images need it; random words is better with it.
         data: the rows.
         samples: rows at most.
         max_length: tokens of a row at most; None for as many as the model takes.
-        seed: seed of the sample and of random vocabulary.
+        seed: seed of the sample and of random words.
 
     Returns:
         The features, one per row, and a summary of the source for reports.

@@ -77,6 +77,7 @@ _KINDS = {
     )
 }
 KINDS = tuple(_KINDS)
+TRAINABLE_KINDS = tuple(kind for kind, task in _KINDS.items() if task.head)
 
 _PAIR = ("sentence1", "sentence2")
 _GLUE: dict[str, tuple[str, tuple[str, ...], str, str]] = {

@@ -1,6 +1,6 @@
 """Decompositions of layers with rotary positions: every frequency has a complex tensor of its own.
 
-Rotary positions turn dimensions j and j + F of a head, F = d/2, taken as one complex number, by an angle that grows
+Rotary positions rotate dimensions j and j + F of a head, F = d/2, taken as one complex number, by an angle that grows
 with the position. With w_q^{hf} and w_k^{hf} ∈ C^D the complex columns of head h at frequency f, the score of tokens
 Δ positions apart is Σ_f Re(x w_q^{hf} · conj(y w_k^{hf}) · e^{iθ_fΔ}), and the errors to keep small are those of
 
@@ -147,7 +147,7 @@ def decompose_rotary(tensor: HeadTensor, form: Form, rank: int, options: SolverO
     """Decomposes the tensors of a layer with rotary positions.
 
     Args:
-        tensor: queries and keys of the heads, as they are before they are turned, in float64.
+        tensor: queries and keys of the heads, as they are before they are rotated, in float64.
         form: ``concat``, ``cp`` or ``tucker``.
         rank: R from 1 to K; rounded down to a multiple of two, and at least two.
         options: `max_sweeps`, `tolerance`, `ridge` and `even_heads` apply.

@@ -115,14 +115,14 @@ _COMPARED = 1024
 _TIMED = 256
 
 
-def compare(model: Checkpoint, against: Checkpoint, features: Sequence[Feature], *, repeats: int = 3) -> dict[str, Any]:
+def compare(model: Checkpoint, against: Checkpoint, features: Sequence[Feature], *, rounds: int = 3) -> dict[str, Any]:
     """Compares two models on the same rows.
 
     Args:
         model: the model.
         against: the model to compare it with, usually the original; `check_comparable` must have passed.
         features: rows without labels; at most 1024 are compared and 256 timed, evenly spaced.
-        repeats: rounds of the measurement of speed, in which the models alternate.
+        rounds: rounds of the measurement of speed, in which the models alternate.
 
     Returns:
         ``agreement`` (see there), ``hidden_cosine`` (mean over the tokens, for the hidden states after every layer),
@@ -138,7 +138,7 @@ def compare(model: Checkpoint, against: Checkpoint, features: Sequence[Feature],
         "hidden_cosine": _hidden_cosine(first, second, batches),
         "parameters": _both(first, second, count_parameters),
         "bytes": _both(first, second, lambda model: count_bytes(model.parameters())),
-        "tokens_per_second": speeds(first, second, timed, repeats),
+        "tokens_per_second": speeds(first, second, timed, rounds),
     }
 
 
@@ -153,13 +153,13 @@ def batches_of(loaded: Checkpoint, features: Sequence[Feature]) -> list[Batch]:
     return [on_device(batch, loaded.model.device) for batch in batches]
 
 
-def speeds(first: PreTrainedModel, second: PreTrainedModel, batches: Sequence[Batch], repeats: int) -> dict[str, float]:
+def speeds(first: PreTrainedModel, second: PreTrainedModel, batches: Sequence[Batch], rounds: int) -> dict[str, float]:
     """Tokens per second of two models, which alternate so that other load on the machine affects both."""
     tokens = sum(int(batch["attention_mask"].sum()) if "attention_mask" in batch else len(batch) for batch in batches)
     runs = [(model, batches) for model in (first, second)]
     time_in_turn([(model, batches[:1]) for model in (first, second)])  # warm
     rates: list[list[float]] = [[], []]
-    for number in range(repeats):
+    for number in range(rounds):
         for rate, seconds in zip(rates, time_in_turn(runs, backwards=number % 2 == 1), strict=True):
             rate.append(tokens / seconds)
     ratios = [rate / reference for rate, reference in zip(*rates, strict=True)]

@@ -78,7 +78,7 @@ def evaluate(
     }
     if against is not None:
         reference, _ = _predict_examples(against, task, examples, options)
-        record["against"] = compare(model, against, features, repeats=options.repeats) | {
+        record["against"] = compare(model, against, features, rounds=options.rounds) | {
             "metrics": intervals(task.kind, reference, draws=options.draws, seed=options.seed),
             "difference": intervals(task.kind, columns, reference, draws=options.draws, seed=options.seed),
         }

@@ -27,7 +27,7 @@ class EvaluateOptions:
         max_length: tokens of a row at most; None for as many as the model takes.
         samples: rows at most, the first ones; None for all.
         draws: number of bootstrap samples; 0 for no intervals.
-        repeats: rounds of the comparison of speed.
+        rounds: rounds of the comparison of speed.
         device: ``cpu``, or None for a GPU where there is one.
         seed: seed of the bootstrap and of masked tokens.
         label_column: column of the labels; None to look for the usual names. Like `samples`, it is used where rows are
@@ -40,14 +40,14 @@ class EvaluateOptions:
     max_length: int | None = None
     samples: int | None = None
     draws: int = 1000
-    repeats: int = 3
+    rounds: int = 3
     device: str | None = None
     seed: int = 0
     label_column: str | None = None
 
     def __post_init__(self) -> None:
-        if self.draws < 0 or self.repeats < 1 or (self.samples is not None and self.samples < 1):
-            raise ConfigurationError("draws must be at least 0, and repeats and samples at least 1.")
+        if self.draws < 0 or self.rounds < 1 or (self.samples is not None and self.samples < 1):
+            raise ConfigurationError("draws must be at least 0, and rounds and samples at least 1.")
         check_length(self.max_length)
 
 

@@ -221,7 +221,7 @@ class CollaborativeAttention(SharedProjections):
         Args:
             queries: x, (B, T, D_q).
             keys: y, (B, S, D_k).
-            positions: what a layer with rotary positions turns them by.
+            positions: what a layer with rotary positions rotates them by.
         """
         return self.query(queries), self.key(keys)
 

@@ -1,4 +1,4 @@
-"""Collaborative ESM, with rotary positions. It scales queries before it turns them, which is the same."""
+"""Collaborative ESM, with rotary positions. It scales queries before it rotates them, which is the same."""
 
 from typing import Any
 

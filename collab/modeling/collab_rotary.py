@@ -1,19 +1,19 @@
 """Collaborative attention for layers with rotary positions.
 
-Notation as in `collab_attention`; F = d/2 frequencies θ_f. Rotary positions turn dimensions j and j + F of a query and
-a key, taken as one complex number, by e^{iθ_f t}. So head h scores tokens at positions t and s by
+Notation as in `collab_attention`; F = d/2 frequencies θ_f. Rotary positions rotate dimensions j and j + F of a query
+and a key, taken as one complex number, by e^{iθ_f t}. So head h scores tokens at positions t and s by
 
     Σ_f Re(x w_q^{hf} · conj(y w_k^{hf}) · e^{iθ_f (t - s)}) / √d,
 
 and every frequency has its own complex matrices w_q^{hf} (w_k^{hf})^H. They are approximated by shared complex
 dimensions, each with one frequency. Turning multiplies a shared dimension by the same number whichever head reads it,
-so shared queries and keys are turned once, and then mixed by the heads:
+so shared queries and keys are rotated once, and then mixed by the heads:
 
 - ``concat``: every shared dimension belongs to one head, which keeps some of its own frequencies,
 - ``cp``: head h multiplies each dimension by a complex number,
 - ``tucker``: head h mixes the dimensions of one frequency by a complex matrix.
 
-A bias of queries or keys turns along, so both shared projections have one, and there is no content bias. A complex
+A bias of queries or keys rotates along, so both shared projections have one, and there is no content bias. A complex
 number is stored as two real ones: of R real shared dimensions the first half are real parts, the second imaginary ones.
 
 This file is copied into every exported model that uses it; it imports only torch and its own folder.
@@ -32,11 +32,11 @@ from .collab_kernel import Mix
 
 Positions = tuple[Tensor, Tensor]
 """Cosine and sine of every position's angles, (1 or B, T, d) each, or (T, d). If there are fewer than tokens, the first
-tokens are not turned."""
+tokens are not rotated."""
 
 
 class CollaborativeRotaryAttention(CollaborativeAttention):
-    """Attention of a sequence to itself with rotary positions; see the module. A cache holds the turned keys.
+    """Attention of a sequence to itself with rotary positions; see the module. A cache holds the rotated keys.
 
     The native layer may have fewer keys and values than queries, each of them for several heads.
     """
@@ -111,7 +111,7 @@ class CollaborativeRotaryAttention(CollaborativeAttention):
     def project(self, queries: Tensor, keys: Tensor, positions: Positions | None = None) -> tuple[Tensor, Tensor]:
         assert positions is not None
         angles = self._angles(positions, queries.shape[1])
-        return _turned(self.query(queries), angles), _turned(self.key(keys), angles)
+        return _rotated(self.query(queries), angles), _rotated(self.key(keys), angles)
 
     def values_by_head(self, projected: Tensor) -> Tensor:
         """(B, S, ·) → (B, H, S, d); values that several heads share are repeated."""
@@ -171,9 +171,9 @@ class CollaborativeRotaryAttention(CollaborativeAttention):
         return super()._split(torch.stack(projected.chunk(2, dim=-1), dim=-1).flatten(-2))
 
 
-def _turned(shared: Tensor, angles: Positions) -> Tensor:
-    """Shared queries or keys (B, T, R) turned by their positions, in at least the precision of the angles."""
+def _rotated(shared: Tensor, angles: Positions) -> Tensor:
+    """Shared queries or keys (B, T, R) rotated by their positions, in at least the precision of the angles."""
     cos, sin = angles
     real, imaginary = shared.chunk(2, dim=-1)
-    turned = torch.cat([real * cos - imaginary * sin, real * sin + imaginary * cos], dim=-1)
-    return turned.to(shared.dtype)
+    rotated = torch.cat([real * cos - imaginary * sin, real * sin + imaginary * cos], dim=-1)
+    return rotated.to(shared.dtype)

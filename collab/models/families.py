@@ -117,7 +117,7 @@ class Family:
         return self.base.attention_classes[type(layer)].keys_input(layer, given)
 
     def is_rotary(self, layer: nn.Module) -> bool:
-        """Whether a native attention layer turns its queries and keys by their positions."""
+        """Whether a native attention layer rotates its queries and keys by their positions."""
         return issubclass(self.base.attention_classes[type(layer)], CollaborativeRotaryAttention)
 
     def position_terms(self, layer: nn.Module) -> PositionTerms | None:

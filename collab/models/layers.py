@@ -32,7 +32,7 @@ class HeadLayer:
         key: key projection.
         value: value projection.
         output: output projection W_O, inside the layer or in the block around it.
-        rotary: whether queries and keys are turned by their positions, so that no single A_h gives the scores.
+        rotary: whether queries and keys are rotated by their positions, so that no single A_h gives the scores.
         weights_index: index of the attention weights in what the layer returns.
         positions: the terms of disentangled positions; None for most layers.
         kind: attention of a sequence to itself in an encoder or, causal, in a decoder; or of a decoder to another.

@@ -29,8 +29,8 @@ class LayerShape:
         biased: whether the original has query and key biases.
         content: whether the converted layer has a content term.
         key_heads: number of the original's keys if heads share them; None for H.
-        rotary: whether queries and keys are turned by their positions. Shared dimensions are then complex, two of R for
-            each, and both shared projections have biases if the original has.
+        rotary: whether queries and keys are rotated by their positions. Shared dimensions are then complex, two of R
+            for each, and both shared projections have biases if the original has.
         positions: the terms of disentangled positions; None without.
     """
 

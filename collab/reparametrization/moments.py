@@ -171,7 +171,7 @@ class Accumulator:
 class RotaryAccumulator(Accumulator):
     """Accumulates the moments of a layer with rotary positions.
 
-    Its keys are turned by angles that depend on their distance, so Σ_s e_h(t, s) δs_h(t, s) is a sum of terms whose
+    Its keys are rotated by angles that depend on their distance, so Σ_s e_h(t, s) δs_h(t, s) is a sum of terms whose
     phases are taken as independent: its expected square is ½ Σ_s e_h(t, s)² ‖x_t ΔT y_s^H‖². Keys therefore enter by
     their raw second moment, each weighted by Σ_{h,t} e², and a query counts as much as its Σ_s e² ‖y_s‖². What is
     constant over the keys does not stay so, and what the queries have in common cannot be taken out by a bias, so no
@@ -254,10 +254,10 @@ class DisentangledAccumulator(Accumulator):
         if other.unknown:
             return replace(moments, key_mean=torch.zeros_like(other.query_mean))
         # Σ_x ⊗ U + V ⊗ Σ_y, in the units in which Σ_x and U alone would be returned.
-        spread, turned = (float(each.query_covariance.trace()) for each in (moments, other))  # of x, of y
-        energy = spread * float(moments.key_covariance.trace()), turned * float(other.key_covariance.trace())
+        spread, rotated = (float(each.query_covariance.trace()) for each in (moments, other))  # of x, of y
+        energy = spread * float(moments.key_covariance.trace()), rotated * float(other.key_covariance.trace())
         share = energy[0] / max(sum(energy), torch.finfo(torch.float64).tiny)
-        weight = turned / max(spread, torch.finfo(torch.float64).tiny)
+        weight = rotated / max(spread, torch.finfo(torch.float64).tiny)
         scale = spread / max(float(other.key_covariance.trace()), torch.finfo(torch.float64).tiny)
         return LayerMoments(
             query_mean=moments.query_mean,

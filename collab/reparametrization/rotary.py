@@ -1,6 +1,6 @@
 """The approximation problem of one attention layer with rotary positions.
 
-The biases of queries and keys are turned like the rest, so they are one more row of both factors, of an input that is
+The biases of queries and keys are rotated like the rest, so they are one more row of both factors, of an input that is
 always 1. With the moments of real inputs both sides are whitened by real matrices, the same for all frequencies.
 """
 
@@ -40,8 +40,8 @@ class RotaryProblem(LayerProblem):
         """
         if content == "folded":
             raise ConfigurationError(
-                "Layers with rotary positions have no content bias that could be folded: it turns with the positions. "
-                "Use content='exact' (--content exact)."
+                "Layers with rotary positions have no content bias that could be folded, because it rotates with the "
+                "positions. Use content='exact' (--content exact)."
             )
         if solver.method != "structured":
             raise ConfigurationError("The tensorly method does not solve layers with rotary positions. Use structured.")

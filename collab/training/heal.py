@@ -76,7 +76,7 @@ def heal(
     Args:
         model: the converted model.
         teacher: the original.
-        data: text or images such as the model will be used on; ``"synthetic"`` for random vocabulary.
+        data: text or images such as the model will be used on; ``"synthetic"`` for random words.
         tokenizer: the model's tokenizer, or image processor.
         options: training settings.
         work: folder for unfinished work, from which an interrupted run resumes; None for a temporary one.

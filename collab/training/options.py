@@ -144,7 +144,7 @@ class HealRequest:
     """Data and settings for healing a conversion before it is saved.
 
     Attributes:
-        source: ``synthetic`` (random vocabulary) or a `DataSource`, which is also used for calibration by default.
+        source: ``synthetic`` (random words) or a `DataSource`, which is also used for calibration by default.
         options: settings of healing.
     """
 
