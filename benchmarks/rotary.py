@@ -4,15 +4,15 @@ Every row keeps at most a fraction of the query/key parameters: Spearman correla
 the human scores, and mean cosine to the original's mean-pooled embeddings. Calibration, refinement and healing are on
 STS-B train sentences. Rivals in the same run, as native models whose weights are replaced by what they keep:
 
-- per-head SVD of W_Q^h (W_K^h)ᵀ as it is before it is turned, by weights and in the metric of the calibration. The
-  rank-r projections are still turned in all d dimensions, so a head stores its r dimensions and two r×d matrices;
+- per-head SVD of W_Q^h (W_K^h)ᵀ as it is before the rotation, by weights and in the metric of the calibration. The
+  rank-r projections are still rotated in all d dimensions, so a head stores its r dimensions and two r×d matrices;
 - whole frequencies dropped by norm (MHA2MLA): every head keeps equally many, those of largest ‖q‖‖k‖ on real inputs;
 - joint PCA of every frequency over the heads (TransMLA's RoRoPE), of queries and of keys: one real rotation of the
   heads for each, ranks dealt out to the frequencies by energy.
 
-Would it help to treat the slowest frequencies, which hardly turn within the window, as not rotated at all? However that
-is done, they can at best be exact. So cp at half is measured with the slowest frequencies made exact at no cost, and
-beside it cp with as many parameters as that takes if they are simply kept whole.
+Would it help to treat the slowest frequencies, which hardly rotate within the window, as not rotated at all? However
+that is done, they can at best be exact. So cp at half is measured with the slowest frequencies made exact at no cost,
+and beside it cp with as many parameters as that takes if they are simply kept whole.
 
     python benchmarks/rotary.py            # everything
     python benchmarks/rotary.py --quick    # without refinement and healing
@@ -204,7 +204,7 @@ def _svd(problem: Any, budget: float) -> tuple[Tensor, Tensor, int]:
         columns = slice(h * tensor.head_dim, (h + 1) * tensor.head_dim)
         left, right = (torch.linalg.qr(side[:, columns], mode="r").R for side in (small.query, small.key))
         u, _, vt = torch.linalg.svd(left @ right.mT)
-        # What is left of each side, as a product with the d dimensions that are turned.
+        # What is left of each side, as a product with the d dimensions that are rotated.
         query[:, columns] = tensor.query[:, columns] @ torch.linalg.solve(left, u[:, :rank] @ (u[:, :rank].mT @ left))
         key[:, columns] = tensor.key[:, columns] @ torch.linalg.solve(right, vt[:rank].mT @ (vt[:rank] @ right))
     return query, key, rank * price

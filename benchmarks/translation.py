@@ -39,7 +39,7 @@ from common import kept, machine, markdown, my_turn, write
 from filelock import FileLock, Timeout
 from transformers import PreTrainedModel
 from translation_heads import Heads, draw, head_tables
-from translator import JUDGED, Setting, Translator, counts, intervals, load, saved
+from translator import HEADS, JUDGED, Setting, Translator, counts, intervals, load, saved
 
 import collab
 from collab.models.layers import parameters
@@ -121,27 +121,25 @@ class Bench:
     def jobs(self, part: str) -> list[Job]:
         """What a part of the benchmark measures, in order.
 
-        At full width the reference is the concat form, and tucker, whose cores would be four times as large as the
-        projections, is left out.
+        At full width the reference is the concat form. Tucker is left out where its cores are larger than what
+        narrower projections save, at half of the width and above.
         """
         first, full = self.setting.seeds[0], self.setting.width
+        compared = [
+            (form, rank)
+            for rank in self.setting.widths
+            for form in FORMS
+            if form != "tucker" or HEADS * rank**2 < 2 * full * (full - rank)
+        ]
         found = [self.reference(first)]
         if part == "scratch":
             found += [self.reference(seed) for seed in self.setting.seeds[1:]]
-            found += [
-                Job("scratch", form, rank, first)
-                for rank in self.setting.widths
-                for form in FORMS
-                if rank < full or form == "cp"
-            ]
+            found += [Job("scratch", form, rank, first) for form, rank in compared if (form, rank) != ("concat", full)]
         elif part == "converted":
             found.append(self.control(first))
-            for rank in self.setting.widths:
-                if rank == full:
-                    found += [Job("converted", form, rank, first) for form in ("concat", "cp")]
-                    continue
-                whats = ("converted", "refined", "healed", "tuned")
-                found += [Job(what, form, rank, first) for form in FORMS for what in whats]
+            whats = ("converted", "refined", "healed", "tuned")
+            for form, rank in compared:
+                found += [Job(what, form, rank, first) for what in (whats if rank < full else whats[:1])]
         return found
 
     def built(self, job: Job) -> Path:
