@@ -195,22 +195,30 @@ class Bench:
         return counts(json.loads(file.read_text()), references)
 
     def row(self, job: Job) -> dict[str, Any]:
-        """One model, trained if need be, and measured; see `baseline`."""
-        folder, baseline = self.built(job), self.baseline(job)
+        """One model, trained if need be, and measured; see `rivals`."""
+        folder, rivals = self.built(job), self.rivals(job)
         numbers = parameters(self.model(job))
-        measured = {
-            split: intervals(self.counted(job, split), self.counted(baseline, split) if baseline else None)
-            for split in JUDGED
-        }
+        measured: dict[str, Any] = {}
+        for split in JUDGED:
+            mine = self.counted(job, split)
+            measured[split] = intervals(mine) | {
+                name: intervals(mine, self.counted(rival, split))["difference"] for name, rival in rivals.items()
+            }
         seconds = json.loads((folder / "model" / "seconds.json").read_text())
         return asdict(job) | {"parameters": numbers, "seconds": seconds, "bleu": measured}
 
-    def baseline(self, job: Job) -> Job | None:
-        """What a model is compared with: the first reference, or the control if it was trained on targets again."""
+    def rivals(self, job: Job) -> dict[str, Job]:
+        """What a model is compared with.
+
+        Returns:
+            ``difference``: the first reference, or the control if the model was trained on targets again;
+            ``less_concat``: the same model with narrower heads, for one whose heads share their dimensions.
+        """
         first = self.reference(self.setting.seeds[0])
-        if job == first:
-            return None
-        return self.control(job.seed) if job.what == "tuned" else first
+        rivals = {} if job == first else {"difference": self.control(job.seed) if job.what == "tuned" else first}
+        if job.form in ("cp", "tucker") and job.rank < self.setting.width:
+            rivals["less_concat"] = replace(job, form="concat")
+        return rivals
 
 
 def label(row: dict[str, Any]) -> str:
@@ -237,7 +245,7 @@ def table(result: dict[str, Any]) -> str:
         cells = []
         for row in rows:
             test, val = (row["bleu"][split] for split in JUDGED)
-            apart = test.get("difference")
+            differences = (test.get(name) for name in ("difference", "less_concat"))
             cells.append(
                 [
                     f"{row['form']}, {label(row)}",
@@ -245,13 +253,16 @@ def table(result: dict[str, Any]) -> str:
                     f"{row['parameters']['query_key'] / full:.3f}",
                     f"{row['parameters']['model'] / 1e6:.2f}",
                     "{value:.1f} ({low:.1f} to {high:.1f})".format(**test),
-                    "{value:+.1f} ({low:+.1f} to {high:+.1f})".format(**apart) if apart else "",
+                    *(
+                        "{value:+.1f} ({low:+.1f} to {high:+.1f})".format(**each) if each else ""
+                        for each in differences
+                    ),
                     f"{val['value']:.1f}",
                     f"{row['seconds']:.0f}" if row["seconds"] else "",
                 ]
             )
         headings = ["", "R", "query/key parameters", "parameters, millions", "BLEU, test_2017"]
-        headings += ["less the reference or control", "BLEU, val", "CPU s"]
+        headings += ["less the reference or control", "less concat of this R", "BLEU, val", "CPU s"]
         parts += [f"### {title}", markdown(headings, cells)]
     return "\n\n".join(parts + head_tables(result["heads"]))
 
