@@ -17,6 +17,7 @@ from .options import (
     lengths_option,
     model_argument,
     revision_option,
+    rounds_option,
     seed_option,
 )
 from .running import Command, Session
@@ -42,7 +43,7 @@ Examples:
     help="Rows of a batch; may be given several times.",
 )
 @lengths_option
-@click.option("--rounds", type=int, default=BenchOptions.rounds, show_default=True, help="Calls of each model.")
+@rounds_option(BenchOptions.rounds)
 @dtype_option(BenchOptions.dtype)
 @device_option()
 @click.option("--compile", is_flag=True, help="Run the models through torch.compile.")

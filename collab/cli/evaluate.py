@@ -20,6 +20,7 @@ from .options import (
     loading_options,
     max_length_option,
     model_argument,
+    rounds_option,
     samples_option,
     seed_option,
     split_option,
@@ -60,13 +61,7 @@ Examples:
     show_default=True,
     help="Draws of the bootstrap, for the intervals.",
 )
-@click.option(
-    "--rounds",
-    type=int,
-    default=EvaluateOptions.rounds,
-    show_default=True,
-    help="Rounds of the comparison of speed.",
-)
+@rounds_option(EvaluateOptions.rounds)
 @device_option()
 @seed_option
 @click.option("--record", "recorded", is_flag=True, help="Add the result to the report and the card in MODEL's folder.")

@@ -223,6 +223,18 @@ lengths_option = click.option(
     + _default(f"{', '.join(map(str, LENGTHS))}, or what the model takes where that is less"),
 )
 
+
+def rounds_option(default: int) -> Decorator:
+    """--rounds of a measurement of speed."""
+    return click.option(
+        "--rounds",
+        type=int,
+        default=default,
+        show_default=True,
+        help="Rounds of the measurement of speed, in which the models alternate.",
+    )
+
+
 against_option = click.option(
     "--against", metavar="MODEL", help="Another model, measured on the same rows and in turn with the first."
 )
