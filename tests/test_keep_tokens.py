@@ -14,7 +14,7 @@ from tiny import BERT, BY_TYPE, random_model, save_with_tokenizer, tiny_model
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
 import collab
-from collab.errors import ConfigurationError, DataError
+from collab.errors import ConfigurationError, DataError, UnsupportedArchitectureError
 
 CORPUS = ["the cat sat on the mat", "a dog sat near the cat", "birds sing in the early morning", "the mat is early"] * 3
 USED = ["the cat sat on the mat", "birds sing"]
@@ -80,6 +80,39 @@ def test_exact_on_text_of_the_same_tokens(kind: str, model_type: str) -> None:
         torch.testing.assert_close(actual, expected[..., list(kept.ids)], rtol=0, atol=1e-6)
 
 
+@pytest.mark.parametrize("model_type", ["marian", "bart", "mbart", "m2m_100", "pegasus", "t5"])
+def test_encoder_decoders(model_type: str) -> None:
+    tokenizer = trained("BPE")
+    last = len(tokenizer)  # as Marian's, whose padding comes last
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<de>"]})
+    ids = {"pad_token_id": tokenizer.pad_token_id, "eos_token_id": tokenizer.eos_token_id}
+    row = BY_TYPE[model_type]
+    config = row.config(vocab_size=last + 1, decoder_start_token_id=last, **ids)
+    model = random_model(transformers.AutoModelForSeq2SeqLM._model_mapping[row.config_class], config)
+    model.generation_config.update(forced_bos_token_id=last, bad_words_ids=[[last], [last - 1]], suppress_tokens=[7])
+    kept = collab.keep_tokens(model, tokenizer, USED)
+    smaller = {former: number for number, former in enumerate(kept.ids)}
+    assert kept.tokens.after < kept.tokens.before
+    for settings in (kept.model.config, kept.model.generation_config):
+        assert settings.decoder_start_token_id == len(kept.ids) - 1
+        assert settings.pad_token_id == kept.tokenizer.pad_token_id
+    assert kept.model.generation_config.forced_bos_token_id == len(kept.ids) - 1
+    assert [len(kept.ids) - 1] in kept.model.generation_config.bad_words_ids
+    assert kept.model.get_output_embeddings().weight is kept.model.get_input_embeddings().weight
+    before, after = (each(USED, padding=True, return_tensors="pt") for each in (tokenizer, kept.tokenizer))
+    target = torch.tensor([[last, *before["input_ids"][0, :4]]] * 2)
+    target_after = torch.tensor([[smaller[int(number)] for number in row] for row in target])
+    with torch.no_grad():
+        expected, actual = (
+            each(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"], decoder_input_ids=read).logits
+            for each, batch, read in ((model, before, target), (kept.model, after, target_after))
+        )
+    torch.testing.assert_close(actual, expected[..., list(kept.ids)], rtol=0, atol=1e-5)
+    written = kept.model.generate(after["input_ids"], attention_mask=after["attention_mask"], max_length=6)
+    assert written.max() < len(kept.ids)
+    assert written[0, 0] == len(kept.ids) - 1
+
+
 def test_other_words_are_split_or_unknown() -> None:
     tokenizer = trained("WordPiece")
     kept = collab.keep_tokens(tiny_model(BERT, vocab_size=len(tokenizer)), tokenizer, USED)
@@ -101,6 +134,11 @@ def test_what_cannot_be_trimmed() -> None:
         collab.keep_tokens(model, tokenizer, [])
     with pytest.raises(ConfigurationError, match="fast tokenizers only"):
         collab.keep_tokens(model, object(), USED)
+    apart = tiny_model(
+        BY_TYPE["marian"], transformers.MarianMTModel, share_encoder_decoder_embeddings=False, tie_word_embeddings=False
+    )
+    with pytest.raises(UnsupportedArchitectureError, match="vocabularies of their own"):
+        collab.keep_tokens(apart, tokenizer, USED)
     words = transformers.PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.WordLevel({"a": 0, "?": 1}, "?")))
     with pytest.raises(ConfigurationError, match="not of WordLevel"):
         collab.keep_tokens(model, words, ["a"])
@@ -139,6 +177,14 @@ class TestCheckpoints:
         assert report.keep_tokens["tokens"]["after"] == 9
         with pytest.raises(ConfigurationError, match="give one, or a file of text"):
             collab.checkpoints.convert(str(source), tmp_path / "other", config, keep_tokens="auto")
+
+    def test_a_table_counts_with_every_column(self, source: Path, tmp_path: Path) -> None:
+        text = tmp_path / "corpus.tsv"
+        text.write_text("number\tfirst\tsecond\n1\ta b\tc\n2\tb\td\n")
+        config = collab.ConversionConfig(rank=8, refine="none", compare=False)
+        report = collab.checkpoints.convert(str(source), tmp_path / "out", config, keep_tokens=str(text))
+        assert report.keep_tokens["tokens"]["after"] == 9
+        assert report.keep_tokens["texts"] == 4
 
     def test_what_is_left_out_counts_towards_a_budget_of_parameters(self, source: Path, tmp_path: Path) -> None:
         text = tmp_path / "corpus.txt"

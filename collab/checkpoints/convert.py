@@ -55,9 +55,10 @@ def convert(
         load_options: how to read the original.
         save_options: how to write the result.
         dtype: dtype of the exported weights; None keeps the checkpoint's. The solver's is `SolverOptions.precision`.
-        keep_tokens: text whose tokens stay in the vocabulary, others are left out: a file, another source, or
-            ``"auto"`` for the text of calibration or healing. The result is exact on text of the same tokens; other
-            words are split into shorter tokens or become unknown. None to keep all tokens.
+        keep_tokens: text whose tokens stay in the vocabulary, others are left out: a file (of a table, the text
+            in every column), another source, or ``"auto"`` for the text of calibration or healing. The result is
+            exact on text of the same tokens; other words are split into shorter tokens or become unknown. None to
+            keep all tokens.
         progress: called after every batch of the calibration, every layer and every step of healing.
 
     Returns:

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from ..calibration.options import CalibrationRequest
 from ..conversion.vocabulary import KeptTokens, keep_tokens
-from ..data.rows import all_rows
+from ..data.rows import all_texts
 from ..data.source import DataSource
 from ..errors import ConfigurationError
 from ..io.load import Checkpoint
@@ -31,9 +31,7 @@ def fewer_tokens(
         ConfigurationError: if the text is that of calibration or healing, and there is none.
         CollabError: as raised by `collab.keep_tokens`.
     """
-    rows = all_rows(_source(text, calibration, heal))
-    texts = (part for row in rows for part in ((row,) if isinstance(row, str) else row))
-    kept = keep_tokens(checkpoint.model, checkpoint.tokenizer, texts)
+    kept = keep_tokens(checkpoint.model, checkpoint.tokenizer, all_texts(_source(text, calibration, heal)))
     unused = kept.cut(checkpoint.unused)
     return replace(checkpoint, model=kept.model, new_tokenizer=kept.tokenizer, unused=unused), kept
 

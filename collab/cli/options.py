@@ -196,8 +196,9 @@ def device_option(default: str = "cuda if there is a GPU, else cpu") -> Decorato
 keep_tokens_option = click.option(
     "--keep-tokens",
     metavar="FILE|auto",
-    help="Leave out of tokenizer and embedding all tokens that this text does not use: a file, or auto for the text of "
-    "--calibration or --heal. Exact on text of the same tokens; other words are split or become unknown.",
+    help="Leave out of tokenizer and embedding all tokens that this text does not use: a file, of a table the text in "
+    "every column, or auto for the text of --calibration or --heal. Exact on text of the same tokens; other words are "
+    "split or become unknown.",
 )
 seed_option = click.option(
     "--seed",

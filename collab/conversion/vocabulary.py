@@ -80,14 +80,14 @@ def keep_tokens(model: PreTrainedModel, tokenizer: Any, texts: Iterable[str]) ->
 
     Raises:
         ConfigurationError: if the tokenizer is not of the fast type, or of another kind than WordPiece, BPE or unigram.
-        UnsupportedArchitectureError: if encoder and decoder have configs, and so vocabularies, of their own.
+        UnsupportedArchitectureError: if encoder and decoder have vocabularies of their own.
         DataError: if there is no text.
         VerificationError: if the smaller tokenizer encodes one of the texts differently.
     """
-    if encoder_of(model) is not model:
+    if encoder_of(model) is not model or not getattr(model.config, "share_encoder_decoder_embeddings", True):
         raise UnsupportedArchitectureError(
-            f"Tokens cannot be left out of a {type(model).__name__}, whose encoder and decoder have vocabularies of "
-            "their own. Keep all tokens."
+            f"Tokens cannot be left out of this {type(model).__name__}, because its encoder and its decoder have "
+            "vocabularies of their own. Keep all tokens."
         )
     if not getattr(tokenizer, "is_fast", False):
         raise ConfigurationError("Tokens are left out of fast tokenizers only; this one has no tokenizer.json.")
@@ -126,13 +126,42 @@ def _batches(texts: Iterable[str]) -> Iterator[list[str]]:
 def _always(model: PreTrainedModel, tokenizer: Any) -> set[int]:
     """Ids that stay whether they are used or not: added and special tokens, and those that the config names."""
     kept = {*tokenizer.all_special_ids, *tokenizer.added_tokens_decoder}
-    for name, value in model.config.to_dict().items():
-        if name.endswith("_token_id"):
-            kept.update(value if isinstance(value, list) else [value] if isinstance(value, int) else [])
-    # RoBERTa and its derivatives number positions from the padding id on, so that one has to stay what it is.
+    for config in _configs(model):
+        for value in _token_ids(config).values():
+            kept.update(value if isinstance(value, list) else [value])
+    return kept | set(range(_first_position(model)))
+
+
+def _first_position(model: PreTrainedModel) -> int:
+    """The padding id of models that number positions from it on (RoBERTa, M2M100), so that it has to stay; or 0."""
     embeddings = getattr(model.base_model, "embeddings", None)
-    padding = getattr(getattr(embeddings, "position_embeddings", None), "padding_idx", None)
-    return kept | set(range(padding or 0))
+    places = [getattr(embeddings, "position_embeddings", None)]
+    places += [module for module in model.modules() if hasattr(module, "create_position_ids_from_input_ids")]
+    return max(getattr(place, "padding_idx", None) or 0 for place in places)
+
+
+def _configs(model: PreTrainedModel) -> list[Any]:
+    """The configs that name tokens: the model's and, if it has one, that of its generation."""
+    generation = getattr(model, "generation_config", None)
+    return [model.config] if generation is None else [model.config, generation]
+
+
+def _token_ids(config: Any) -> dict[str, int | list[int]]:
+    """The ids of single tokens that a config names, such as that of padding."""
+    values = {name: value for name, value in config.to_dict().items() if name.endswith("_token_id")}
+    return {name: value for name, value in values.items() if isinstance(value, int | list)}
+
+
+def _renumber(config: Any, numbers: Mapping[int, int]) -> None:
+    """Gives the tokens that a config names their new ids. What it forbids is forbidden still, where it is there."""
+    for name, value in _token_ids(config).items():
+        setattr(config, name, [numbers[n] for n in value] if isinstance(value, list) else numbers.get(value, value))
+    for name in ("suppress_tokens", "begin_suppress_tokens"):
+        if (forbidden := getattr(config, name, None)) is not None:
+            setattr(config, name, [numbers[n] for n in forbidden if n in numbers] or None)
+    if (words := getattr(config, "bad_words_ids", None)) is not None:
+        there = [word for word in words if all(n in numbers for n in word)]
+        config.bad_words_ids = [[numbers[n] for n in word] for word in there] or None
 
 
 def _with_parts(tokenizer_model: dict[str, Any], used: set[int]) -> set[int]:
@@ -221,10 +250,10 @@ def _smaller_model(model: PreTrainedModel, ids: tuple[int, ...], size: int) -> P
     """A model of the same class with some of the rows of its embedding, and of what is as long."""
     config = copy.deepcopy(model.config)
     numbers = {former: number for number, former in enumerate(ids)}
-    for name, value in config.to_dict().items():
-        if name.endswith("_token_id") and isinstance(value, int | list):
-            setattr(config, name, [numbers[n] for n in value] if isinstance(value, list) else numbers.get(value, value))
+    _renumber(config, numbers)
     config.vocab_size = len(ids)
+    if getattr(config, "decoder_vocab_size", None) is not None:
+        config.decoder_vocab_size = len(ids)
     with torch.device("meta"):
         shapes = {
             name: tensor.shape for name, tensor in type(model)(config, **optional_parts(model)).state_dict().items()
@@ -237,4 +266,7 @@ def _smaller_model(model: PreTrainedModel, ids: tuple[int, ...], size: int) -> P
                 tensor = tensor.index_select(dim, rows.to(tensor.device))
         state[name] = tensor.detach().clone()
     trainable = {name: parameter.requires_grad for name, parameter in model.named_parameters()}
-    return assemble(type(model), config, state, model, trainable)
+    smaller = assemble(type(model), config, state, model, trainable)
+    if (generation := getattr(smaller, "generation_config", None)) is not None:
+        _renumber(generation, numbers)
+    return smaller

@@ -45,20 +45,18 @@ def read_rows(
     return [row[0] if len(row) == 1 else row for row in sample]
 
 
-def all_rows(source: DataSource) -> Iterator[Row]:
-    """All rows of text of a source, in order; empty ones are omitted.
+def all_texts(source: DataSource) -> Iterator[str]:
+    """All texts of a source, in order: of the columns that it names, or of every column. Empty ones are omitted.
 
     Raises:
-        DataError: as `read_rows`.
+        DataError: if the source cannot be read, lacks a column or has no rows.
     """
     records = open_records(source)
     if not records.names:
         raise DataError(f"{source.path} has no rows.")
-    columns = _columns(records, "text")
+    columns = [records.require(name) for name in source.columns or records.names]
     for record in records:
-        row = tuple(record[name] for name in columns)
-        if _is_full(row):
-            yield row[0] if len(row) == 1 else row
+        yield from (record[name] for name in columns if _is_full((record[name],)))
 
 
 def _is_full(row: tuple) -> bool:
