@@ -48,6 +48,13 @@ FORMS = ("cp", "tucker", "concat")
 PARTS = {1: "full", 2: "half", 4: "a quarter"}
 PROMPT = 32  # tokens of a source, or of a decoder's prompt
 EARLY = 64  # tokens of the first figure
+HELD = {
+    "keys": "bytes of keys a token of the decoder",
+    "values": "of values",
+    "cross_keys": "of keys a token of the encoder",
+    "cross_values": "of values",
+}
+"""What a cache holds, with its headings."""
 
 
 @dataclass(frozen=True)
@@ -171,8 +178,7 @@ def cache_sizes(setting: Setting) -> list[dict[str, Any]]:
             held = cache_bytes(built(original, variant))
             if held is None:
                 raise SystemExit(f"{name} has no cache.")
-            row = {"model": name, "form": variant.form, "part": variant.part, "keys": held.keys, "values": held.values}
-            rows.append(row)
+            rows.append({"model": name, "form": variant.form, "part": variant.part} | asdict(held))
     return rows
 
 
@@ -243,6 +249,7 @@ def measure(setting: Setting, rounds: int) -> None:
             for row in rounds_of(build, cell, range(done, rounds)):
                 result["rows"].append({"model": name} | row)
                 write(setting.name, result, table(setting, result))
+    write(setting.name, result, table(setting, result))
 
 
 def table(setting: Setting, result: dict[str, Any]) -> str:
@@ -251,13 +258,14 @@ def table(setting: Setting, result: dict[str, Any]) -> str:
     parts = []
     for name in names:
         rows = [row for row in result["cache"] if row["model"] == name]
-        whole = next(row["keys"] + row["values"] for row in rows if row["form"] is None)
+        whole = next(sum(row[kind] for kind in HELD) for row in rows if row["form"] is None)
+        kinds = [kind for kind in HELD if rows[0][kind]]
         cells = []
         for row in rows:
-            both = row["keys"] + row["values"]
-            variant = Variant(row["form"], row["part"])
-            cells.append([variant.name, f"{row['keys']:,}", f"{row['values']:,}", f"{both:,}", f"{both / whole:.3f}"])
-        headings = ["form, rank", "bytes of keys a token", "of values", "together", "of the original's"]
+            sizes = [f"{row[kind]:,}" for kind in kinds]
+            part = sum(row[kind] for kind in kinds) / whole
+            cells.append([Variant(row["form"], row["part"]).name, *sizes, f"{part:.3f}"])
+        headings = ["form, rank", *(HELD[kind] for kind in kinds), "of the original's"]
         parts += [f"### {name}: cache", markdown(headings, cells)]
         parts += [f"### {name}: speed", speed_table(setting, result["rows"], name)]
     return "\n\n".join(parts)

@@ -37,7 +37,7 @@ import collab
 from collab.data.audio import Recording
 from collab.errors import CalibrationError, CollabError, DataError, UnsupportedArchitectureError
 from collab.evaluation.compare import agreement
-from collab.models.cache import cache_bytes
+from collab.models.cache import CacheBytes, cache_bytes
 from collab.models.families import collaborative_layers
 from collab.models.inputs import probe_inputs
 
@@ -99,9 +99,8 @@ def test_a_cache_holds_one_key_for_all_heads(form: str, content: str) -> None:
     for part, length in ((cache.self_attention_cache, 5), (cache.cross_attention_cache, 8)):
         assert [tuple(layer.keys.shape) for layer in part.layers] == [(2, 1, length, width)] * 2
         assert [tuple(layer.values.shape) for layer in part.layers] == [(2, 1, length, D)] * 2
-    held = cache_bytes(model)
-    assert held is not None
-    assert (held.keys, held.values) == (4 * 4 * width, 4 * 4 * D)
+    held = 2 * 4 * width, 2 * 4 * D  # two layers of float32, for a token of the decoder and for one of the encoder
+    assert cache_bytes(model) == CacheBytes(*held, "float32", *held)
 
 
 @pytest.mark.parametrize("model_type", ["bart", "t5", "whisper"])
@@ -156,6 +155,27 @@ def test_calibration_is_closer_than_the_weights_alone(data: str, tokenizer: Bert
     assert calibrated.report.agreement is not None
     assert alone is not None
     assert calibrated.report.agreement["kl"] < alone["kl"]
+
+
+@pytest.mark.parametrize("padding", [-100, 1])
+def test_padding_of_targets_counts_for_nothing(padding: int) -> None:
+    """Whether a batch says so by a mask, by its labels, or not at all."""
+    native = marian()
+    batch = probe_inputs(native) | {"decoder_attention_mask": torch.tensor([[1, 1, 1, 1, 1], [1, 1, 1, 0, 0]])}
+    labels = torch.tensor([[7, 8, 9, 4, 2], [7, 9, 2, padding, padding]])
+    start = native.config.decoder_start_token_id
+    batch["decoder_input_ids"] = torch.tensor([[start, 7, 8, 9, 4], [start, 7, 9, 1, 1]])
+    read = {"decoder_input_ids", "decoder_attention_mask"}
+    rest = {name: value for name, value in batch.items() if name not in read}
+    unmasked = rest | {"decoder_input_ids": batch["decoder_input_ids"]}
+    expected = collab.calibrate(native, [batch] * 2).moments
+    for given in ([rest | {"labels": labels}] * 2, lambda model: model(**rest, labels=labels)):
+        for name, moments in collab.calibrate(native, given).moments.items():
+            torch.testing.assert_close(moments.key_covariance, expected[name].key_covariance)
+            assert moments.tokens == expected[name].tokens
+    assert {name: moments.tokens for name, moments in collab.calibrate(native, [unmasked] * 2).moments.items()} == {
+        name: moments.tokens for name, moments in expected.items()
+    }
 
 
 def test_sources_alone_are_answered_by_the_model(tokenizer: BertTokenizerFast) -> None:
@@ -393,12 +413,18 @@ class TestCommands:
         assert shown.exit_code == 0, shown.output
         text = " ".join(shown.stdout.split())
         assert all(kind in text for kind in ("encoder", "decoder", "cross"))
-        held = 4 * 4 * (8 + H)  # four layers of 32-bit numbers
-        assert f"{held} bytes of keys and {4 * 4 * D} of values for each token" in text
+        held = f"{2 * 4 * (8 + H)} {{}} {2 * 4 * D} {{}} for each token of the {{}}"  # two layers of 32-bit numbers
+        assert held.format("bytes of keys and", "of values", "decoder") in text
+        assert held.format("and", "", "encoder").replace("  ", " ") in text
+        again = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "out")
+        assert collab.checkpoints.inspect(str(tmp_path / "out")) == replace(
+            collab.inspect(again), report=collab.checkpoints.inspect(str(tmp_path / "out")).report
+        )
         shown = run("plan", folder, *given)
         assert shown.exit_code == 0, shown.output
-        assert f"(the original's: {4 * 4 * D} and {4 * 4 * D})" in " ".join(shown.stdout.split())
-        again = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "out")
+        text = " ".join(shown.stdout.split())
+        assert f"each token (the original's: {2 * 4 * D}); cross keys" in text
+        assert "32 tokens 40 tokens" in text  # what the model takes, instead of more
         assert written(again) == written(again, use_cache=False)
 
     @pytest.mark.parametrize("option", ["--calibration", "--heal"])

@@ -26,6 +26,7 @@ from ..models.inputs import (
     longest_input,
     longest_target,
     on_device,
+    with_targets,
 )
 from ..reparametrization.moments import LayerMoments
 from . import cache as moments_cache
@@ -183,7 +184,8 @@ def prepare(model: PreTrainedModel, data: Any, tokenizer: Any, options: Calibrat
         if data and isinstance(data[0], Mapping):
             require_two(data)
             _check_batches(data)
-            kept, held = hold_out([dict(batch) for batch in data], options.period)
+            batches = [with_targets(model, batch) if has_decoder(model) else dict(batch) for batch in data]
+            kept, held = hold_out(batches, options.period)
             return PreparedData(kept, held, {"source": "rows", "rows": len(data)})
     features, summary = features_of(
         model, tokenizer, data, samples=options.samples, max_length=options.max_length, seed=options.seed

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ..errors import ConfigurationError
-from ..heads.inspection import LENGTHS, Inspection
+from ..heads.inspection import Inspection
 from ..heads.inspection import inspect as inspect_model
 from ..io.history import read_report
 from ..io.load import config_of, model_class_of, without_weights
@@ -13,7 +13,7 @@ from ..io.read import read_config, resolve_source
 
 
 def inspect(
-    model: str, *, revision: str | None = None, num_heads: int | None = None, lengths: Sequence[int] = LENGTHS
+    model: str, *, revision: str | None = None, num_heads: int | None = None, lengths: Sequence[int] | None = None
 ) -> Inspection:
     """Describes the attention of a model in a folder or on the Hub, original or converted, without reading its weights.
 
@@ -21,7 +21,8 @@ def inspect(
         model: folder or Hub id.
         revision: branch, tag or commit on the Hub.
         num_heads: number of heads to use instead of the config's.
-        lengths: sequence lengths T to count the arithmetic for, in tokens.
+        lengths: sequence lengths T to count the arithmetic for, in tokens; None for 32, 128 and 512, or what the model
+            accepts where that is less.
 
     Raises:
         CheckpointError: if there is no such model.

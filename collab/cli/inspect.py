@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import click
 
-from ..evaluation.options import LENGTHS
 from ..io.options import LoadOptions
 from .options import lengths_option, model_argument, revision_option
 from .running import Command, Session
@@ -35,7 +34,5 @@ def inspect(
     from .head_tables import show_inspection
 
     session.progress("inspecting", 0, None)
-    inspection = inspect_checkpoint(
-        model, revision=load_options.revision, num_heads=num_heads, lengths=lengths or LENGTHS
-    )
+    inspection = inspect_checkpoint(model, revision=load_options.revision, num_heads=num_heads, lengths=lengths)
     session.result(inspection.to_dict(), lambda: show_inspection(inspection))

@@ -19,9 +19,8 @@ from ..decomposition.options import CONTENTS, METHODS, SolverOptions
 from ..decomposition.options import Precision as SolverPrecision
 from ..decomposition.rank import Rank
 from ..errors import ConfigurationError
-from ..evaluation.options import LENGTHS
 from ..heads.options import parse_keep
-from ..io.options import DTYPES, LoadOptions, SaveOptions
+from ..io.options import DTYPES, LENGTHS, LoadOptions, SaveOptions
 from ..planning.config import Refine
 from ..training.options import PRECISIONS, HealOptions, HealRequest, RunOptions, Trainable
 

@@ -13,7 +13,7 @@ from rich.markdown import Markdown, TableElement
 from rich.table import Table
 
 from ..decomposition.options import FORMS
-from ..evaluation.options import LENGTHS
+from ..io.options import LENGTHS
 
 if TYPE_CHECKING:
     from ..compression.compress import CompressionPlan
@@ -238,15 +238,21 @@ def _faithfulness(plan: Plan, choices: Sequence[PlanOption]) -> Table:
 def _running_costs(plan: Plan, choices: Sequence[PlanOption]) -> Table:
     """Arithmetic and cache of every option."""
     lengths = list(choices[0].flops) if choices else []
-    cache = ""
+    columns, cache = [], ""
     if plan.cache is not None:
-        cache = (
-            f"keys, values: bytes of a cache for each token, in {plan.cache.dtype} (the original's: "
-            f"{plan.cache.keys:,} and {plan.cache.values:,})."
+        columns, cache = (
+            ["keys"],
+            f"keys: bytes of keys in a cache for each token (the original's: {plan.cache.keys:,})",
         )
+        if plan.cache.cross_keys:
+            columns = ["keys", "cross keys"]
+            cache += (
+                f"; cross keys: the same of cross-attention, for each token of the encoder ({plan.cache.cross_keys:,})"
+            )
+        cache += f"; in {plan.cache.dtype}. Values are as in the original."
     table = plain_table(
         "What it would cost to run",
-        ["form", "rank", *(f"{length} tokens" for length in lengths), *["keys", "values"] * bool(cache)],
+        ["form", "rank", *(f"{length} tokens" for length in lengths), *columns],
         caption=_caption(
             "tokens: the part of the original's arithmetic of query/key projections and scores that is left, for a "
             "sequence of so many.",
@@ -255,8 +261,8 @@ def _running_costs(plan: Plan, choices: Sequence[PlanOption]) -> Table:
     )
     for option in choices:
         work = (f"{option.flops[length]:.2f}" for length in lengths)
-        held = [] if option.cache is None else [f"{option.cache.keys:,}", f"{option.cache.values:,}"]
-        table.add_row(option.form, str(option.rank), *work, *held)
+        held = (0, 0) if option.cache is None else (option.cache.keys, option.cache.cross_keys)
+        table.add_row(option.form, str(option.rank), *work, *(f"{size:,}" for size in held[: len(columns)]))
     return table
 
 
@@ -341,9 +347,10 @@ def _sizes(report: BenchReport, labels: list[str]) -> Table:
 
 def cache_sentence(cache: CacheBytes) -> str:
     """What a cache holds."""
-    return (
-        f"A cache holds {cache.keys:,} bytes of keys and {cache.values:,} of values for each token, in {cache.dtype}."
-    )
+    held = f"{cache.keys:,} bytes of keys and {cache.values:,} of values for each token"
+    if cache.cross_keys:
+        held += f" of the decoder, and {cache.cross_keys:,} and {cache.cross_values:,} for each token of the encoder"
+    return f"A cache holds {held}, in {cache.dtype}."
 
 
 def _milliseconds(seconds: float) -> str:

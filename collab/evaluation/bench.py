@@ -12,13 +12,13 @@ import torch
 from transformers import PreTrainedModel
 
 from ..errors import ConfigurationError, OutOfMemoryError, first_line, is_short_of_memory
-from ..io.options import Progress, no_progress
+from ..io.options import LENGTHS, Progress, no_progress
 from ..models.cache import CacheBytes, cache_bytes
-from ..models.inputs import input_kind, longest_input, random_inputs, takes_waveforms
+from ..models.inputs import input_kind, lengths_within, longest_input, random_inputs, takes_waveforms
 from ..models.layers import count_bytes, count_parameters
 from ..models.states import evaluating
 from .bench_report import BenchedModel, BenchReport, BenchSetting, PeakMemory
-from .options import LENGTHS, BenchOptions
+from .options import BenchOptions
 from .timing import Run, Spread, rounds_in_turn, wait
 
 _WARM = 2
@@ -125,9 +125,9 @@ def lengths_of(
                 f"{least} takes {limit} tokens at most, so length {longest} (--length) is too long."
             )
         return [*sorted(set(options.lengths))], ()
-    lengths = sorted({min(length, limit) for length in LENGTHS})
+    lengths = lengths_within(models[limits.index(limit)], LENGTHS)
     note = f"{least} takes {limit} tokens at most, so that was measured instead of longer rows."
-    return list(lengths), (note,) if longest > limit else ()
+    return [*lengths], (note,) if longest > limit else ()
 
 
 def _measure(runs: list[Run], rows: int, length: int | None, options: BenchOptions) -> BenchSetting:

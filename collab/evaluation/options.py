@@ -15,9 +15,6 @@ from ..io.options import DTYPES, Dtype
 if TYPE_CHECKING:
     import torch
 
-LENGTHS = (32, 128, 512)
-"""Sequence lengths at which speed and arithmetic are reported, in tokens."""
-
 
 @dataclass(frozen=True)
 class EvaluateOptions:

@@ -10,12 +10,13 @@ from typing import Any
 
 import numpy as np
 
-from ..data.features import collate, text_features
+from ..data.features import collate, source_features, text_features
 from ..errors import DataError
 from ..heads.options import SCORES
 from ..heads.scores import HeadScores, rank_correlation
 from ..heads.statistics import attention_of
 from ..io.load import Checkpoint
+from ..models.inputs import has_decoder, on_device
 from ..models.layers import HeadLayer, check_numbers, head_layers
 from .style import BLUE, VERMILION, pyplot, save
 
@@ -84,6 +85,8 @@ def draw_attention(
 ) -> list[Path]:
     """Draws attention maps with their tokens: one file per sentence and layer, with all heads of the layer.
 
+    The decoder of an encoder-decoder reads the model's own answer to the sentence.
+
     Args:
         loaded: a model that takes text.
         sentences: sentences to draw; maps of more than `TOKENS` tokens are cropped, with a warning.
@@ -106,31 +109,35 @@ def draw_attention(
     folder.mkdir(parents=True, exist_ok=True)
     written = []
     for place, sentence in enumerate(sentences):
-        feature = text_features(model, loaded.tokenizer, [sentence])
-        batch = {name: value.to(model.device) for name, value in collate(model, loaded.tokenizer, feature).items()}
-        tokens = loaded.tokenizer.convert_ids_to_tokens(batch["input_ids"].flatten().tolist())
-        if len(tokens) > TOKENS:
-            logger.warning("Sentence %d has %d tokens; its maps show the first %d.", place + 1, len(tokens), TOKENS)
+        features = (source_features if has_decoder(model) else text_features)(model, loaded.tokenizer, [sentence])
+        batch = on_device(collate(model, loaded.tokenizer, features), model.device)
+        read, answered = (
+            loaded.tokenizer.convert_ids_to_tokens(batch[name].flatten().tolist()) if name in batch else []
+            for name in ("input_ids", "decoder_input_ids")
+        )
+        if len(read) > TOKENS:
+            logger.warning("Sentence %d has %d tokens; its maps show the first %d.", place + 1, len(read), TOKENS)
         attention = attention_of(model, model_layers, batch)
         for number in numbers:
             layer = model_layers[number]
             if layer.heads:
                 file = folder / f"attention-{place + 1}-layer-{number}.png"
                 weights, _ = attention[layer.name][0]  # the first pass, where several share a layer
-                _attention(weights[0].float().cpu().numpy(), layer, tokens[:TOKENS], file)
+                queries = answered if answered and layer.kind != "encoder" else read
+                keys = read if layer.kind == "cross" else queries
+                _attention(weights[0].float().cpu().numpy(), layer, queries[:TOKENS], keys[:TOKENS], file)
                 written.append(file)
     return written
 
 
-def _attention(weights: np.ndarray, layer: HeadLayer, tokens: list[str], file: Path) -> None:
-    shown = len(tokens)
-    side = max(1.8, 0.13 * shown + 0.9)
-    figure, axes = _grid(len(layer.heads), (side, side))
+def _attention(weights: np.ndarray, layer: HeadLayer, queries: list[str], keys: list[str], file: Path) -> None:
+    width, height = (max(1.8, 0.13 * len(tokens) + 0.9) for tokens in (keys, queries))
+    figure, axes = _grid(len(layer.heads), (width, height))
     for place, (axis, head) in enumerate(zip(axes, layer.heads, strict=False)):
-        axis.imshow(weights[place, :shown, :shown], cmap=_MAP, vmin=0, vmax=1)
+        axis.imshow(weights[place, : len(queries), : len(keys)], cmap=_MAP, vmin=0, vmax=1)
         axis.set_title(f"head {head}", fontsize=8)
-        axis.set_xticks(range(shown), tokens, rotation=90, fontsize=5)
-        axis.set_yticks(range(shown), tokens, fontsize=5)
+        axis.set_xticks(range(len(keys)), keys, rotation=90, fontsize=5)
+        axis.set_yticks(range(len(queries)), queries, fontsize=5)
         axis.tick_params(length=0)
     figure.suptitle(f"{layer.name}: rows attend to columns; dark 0, light 1", fontsize=9)
     save(figure, file, 300)

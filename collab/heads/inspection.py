@@ -10,13 +10,12 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from ..errors import ConfigurationError
+from ..io.options import LENGTHS
 from ..modeling.collab_attention import CollaborativeAttention, LayerKind
 from ..models.cache import CacheBytes, cache_bytes
-from ..models.inputs import encoder_of
+from ..models.inputs import encoder_of, lengths_within
 from ..models.layers import HeadLayer, head_layers, parameters, passes_per_layer
 from ..planning.cost import LayerShape
-
-LENGTHS = (32, 128, 512)
 
 
 @dataclass(frozen=True)
@@ -82,15 +81,20 @@ class Inspection:
 
 
 def inspect(
-    model: PreTrainedModel, *, lengths: Sequence[int] = LENGTHS, report: dict[str, Any] | None = None
+    model: PreTrainedModel, *, lengths: Sequence[int] | None = None, report: dict[str, Any] | None = None
 ) -> Inspection:
     """Describes the attention of a model in memory.
 
     Args:
         model: original or converted.
-        lengths: sequence lengths T to count the arithmetic for, in tokens.
+        lengths: sequence lengths T to count the arithmetic for, in tokens; None for 32, 128 and 512, or what the model
+            accepts where that is less.
         report: its conversion report.
+
+    Raises:
+        ConfigurationError: if a length is below 1, or there is none.
     """
+    lengths = lengths_within(model, LENGTHS) if lengths is None else lengths
     if not lengths or min(lengths) < 1:
         raise ConfigurationError("Lengths must be at least 1 token.")
     layers = head_layers(model)

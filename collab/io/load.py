@@ -325,6 +325,7 @@ def without_weights(model_class: Any, config: Any, name: str) -> PreTrainedModel
     build = model_class if isinstance(model_class, type) and issubclass(model_class, PreTrainedModel) else None
     with reading(f"The config of {name}"), torch.device("meta"), init.no_init_weights():
         model = (build or model_class.from_config)(config)
+        model.tie_weights()  # which is skipped with their initialization
     for parameter, value in model.named_parameters():
         if not value.numel():
             raise CheckpointError(

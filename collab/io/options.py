@@ -12,6 +12,9 @@ from ..errors import ConfigurationError
 Dtype = Literal["float32", "bfloat16", "float16"]
 DTYPES: tuple[Dtype, ...] = get_args(Dtype)
 
+LENGTHS = (32, 128, 512)
+"""Sequence lengths at which speed and arithmetic are reported, in tokens; less where a model takes less."""
+
 Progress = Callable[[str, int, int | None], None]
 """Progress callback: called with the name of the phase, the units done, and the total (None if unknown)."""
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from transformers import PreTrainedModel
-from transformers.cache_utils import EncoderDecoderCache
+from transformers.cache_utils import Cache, EncoderDecoderCache
 
 from .inputs import random_inputs
 from .layers import count_bytes
@@ -19,17 +19,19 @@ from .states import evaluating
 class CacheBytes:
     """What a cache holds for each token, in bytes, all layers together.
 
-    With cross-attention, it is for a token of each of the two sequences.
-
     Attributes:
-        keys: of the keys; the content biases of a converted model are among them.
-        values: of the values.
-        dtype: dtype of both.
+        keys: of the keys, for a token of the decoder; the content biases of a converted model are among them.
+        values: of the values, for a token of the decoder.
+        dtype: dtype of all.
+        cross_keys: of the keys of cross-attention, for a token of the encoder; 0 without cross-attention.
+        cross_values: of its values, likewise.
     """
 
     keys: int
     values: int
     dtype: str
+    cross_keys: int = 0
+    cross_values: int = 0
 
 
 @torch.no_grad()
@@ -52,12 +54,20 @@ def cache_bytes(model: PreTrainedModel) -> CacheBytes | None:
         cache = getattr(base(**inputs, use_cache=True), "past_key_values", None)
     if cache is None:
         return None
-    both = isinstance(cache, EncoderDecoderCache)
-    parts = (cache.self_attention_cache, cache.cross_attention_cache) if both else (cache,)
-    layers = [layer for part in parts for layer in part.layers]
+    if not isinstance(cache, EncoderDecoderCache):
+        return CacheBytes(*_bytes(cache), _dtype(cache))
+    own, cross = cache.self_attention_cache, cache.cross_attention_cache
+    return CacheBytes(*_bytes(own), _dtype(own), *_bytes(cross))
+
+
+def _bytes(cache: Cache) -> tuple[int, int]:
+    """Bytes of keys and of values for each token. An encoder of recordings gives several, whatever the decoder has."""
     keys, values = (
-        # An encoder of recordings gives several tokens, whatever the decoder has.
-        sum(count_bytes([held := getattr(layer, name)]) // held.shape[-2] for layer in layers)
+        sum(count_bytes([held := getattr(layer, name)]) // held.shape[-2] for layer in cache.layers)
         for name in ("keys", "values")
     )
-    return CacheBytes(keys, values, str(layers[0].keys.dtype).removeprefix("torch."))
+    return keys, values
+
+
+def _dtype(cache: Cache) -> str:
+    return str(cache.layers[0].keys.dtype).removeprefix("torch.")  # type: ignore[attr-defined]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Literal
 
 import torch
@@ -67,6 +67,12 @@ def _positions(model: PreTrainedModel) -> int:
     return max(1, positions if padding is None else positions - padding - 1)
 
 
+def lengths_within(model: PreTrainedModel, lengths: Iterable[int]) -> list[int]:
+    """Numbers of tokens in ascending order, those above what a model accepts replaced by it."""
+    limit = longest_input(model)
+    return sorted({min(length, limit) for length in lengths})
+
+
 def longest_text(model: PreTrainedModel, max_length: int | None) -> int:
     """Tokens that texts are truncated to: `max_length`, or what the model accepts if that is less or None is given."""
     limit = longest_input(model)
@@ -116,6 +122,32 @@ def decoder_inputs(model: PreTrainedModel, labels: Tensor) -> Tensor:
             "The model's config has no decoder_start_token_id, so its decoder cannot be run on targets. Set it."
         )
     return torch.cat([torch.full_like(labels[:, :1], start), labels[:, :-1]], dim=1)
+
+
+def with_targets(model: PreTrainedModel, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """A batch of an encoder-decoder with what its decoder reads and the mask of that, made of ``labels`` if need be.
+
+    Where no mask is given, the padding at the ends of the targets, or their labels of -100, are masked.
+
+    Raises:
+        ConfigurationError: as `decoder_inputs`.
+    """
+    completed = dict(batch)
+    labels = completed.pop("labels", None)
+    padding = getattr(decoder_of(model).config, "pad_token_id", None)
+    if "decoder_input_ids" not in completed and labels is not None:
+        completed["decoder_input_ids"] = decoder_inputs(model, labels)
+        completed.setdefault("decoder_attention_mask", _until_padding(labels, padding))
+    elif "decoder_input_ids" in completed and "decoder_attention_mask" not in completed:
+        completed["decoder_attention_mask"] = _until_padding(completed["decoder_input_ids"], padding)
+    return completed
+
+
+def _until_padding(ids: Tensor, padding: int | None) -> Tensor:
+    """1 for the first token of every row, (B, T), and until the last one that is not padding."""
+    there = (ids >= 0) & (ids != (-1 if padding is None else padding))
+    there[:, 0] = True
+    return there.flip(1).cummax(1).values.flip(1).long()
 
 
 def decoder_vocabulary(model: PreTrainedModel) -> int:

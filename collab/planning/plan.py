@@ -13,10 +13,11 @@ from ..calibration.calibrate import Calibration
 from ..decomposition import FORMS, Form, SolverOptions
 from ..decomposition.options import Content
 from ..errors import BudgetError
-from ..io.options import Progress, no_progress
+from ..io.options import LENGTHS, Progress, no_progress
 from ..modeling.collab_attention import LayerKind
 from ..models.cache import CacheBytes, cache_bytes
 from ..models.families import require_family
+from ..models.inputs import lengths_within
 from ..models.layers import count_parameters
 from ..reparametrization.layer import LayerProblem
 from ..reparametrization.model import LayerProblems
@@ -25,7 +26,6 @@ from .cost import LayerShape
 from .predict import predict, together
 
 FRACTIONS = (0.5, 1 / 3, 1 / 6)
-LENGTHS = (32, 128, 512)
 
 
 @dataclass(frozen=True)
@@ -112,7 +112,7 @@ def plan(
     *,
     fractions: Sequence[float] = FRACTIONS,
     content: Content = "exact",
-    lengths: Sequence[int] = LENGTHS,
+    lengths: Sequence[int] | None = None,
     solver: SolverOptions | None = None,
     progress: Progress = no_progress,
 ) -> Plan:
@@ -123,7 +123,8 @@ def plan(
         calibration: result of `collab.calibrate` for it; None to predict errors of the weights.
         fractions: fractions of the query/key parameters to keep; each form gets the largest rank within each.
         content: ``exact`` or ``folded``, as in `ConversionConfig`.
-        lengths: sequence lengths, in tokens, to count FLOPs for.
+        lengths: sequence lengths, in tokens, to count FLOPs for; None for 32, 128 and 512, or what the model accepts
+            where that is less.
         solver: solver settings.
         progress: progress callback, called after every layer.
 
@@ -138,6 +139,7 @@ def plan(
     """
     family = require_family(model.config)
     solver = solver or SolverOptions()
+    lengths = lengths_within(model, LENGTHS) if lengths is None else lengths
     moments = None if calibration is None else calibration.moments
     problems = LayerProblems(model, family, moments, solver.resolve_device(model.device))
     shapes = [LayerShape.of(problem) for problem in problems.values()]
@@ -155,8 +157,7 @@ def plan(
             errors[form, part].append(predict(problem, form, rank, content, solver) if rank else 1.0)
         progress("predicting", len(spectra), len(problems))
 
-    cached = [kind != "encoder" for kind in kinds.values()]
-    original = _Original(shapes, cached, count_parameters(model), cache_bytes(model))
+    original = _Original(shapes, list(kinds.values()), count_parameters(model), cache_bytes(model))
     fitting = [key for key in errors if all(ranks[key])]
     options = _mark_frontier([original.option(key[0], ranks[key], errors[key], content, lengths) for key in fitting])
     return Plan(
@@ -177,13 +178,13 @@ class _Original:
 
     Attributes:
         shapes: shapes of its attention layers.
-        cached: for each of them, whether its keys are in the cache, as those of an encoder are not.
+        kinds: kind of each of them: the keys of an encoder are in no cache.
         parameters: parameters of the whole model.
         cache: what its cache holds for each token, measured; None for an encoder.
     """
 
     shapes: list[LayerShape]
-    cached: list[bool]
+    kinds: list[LayerKind]
     parameters: int
     cache: CacheBytes | None
 
@@ -198,9 +199,6 @@ class _Original:
         """The costs of converting each layer at its rank, beside its predicted errors."""
         pairs = list(zip(self.shapes, ranks, strict=True))
         after = sum(shape.parameters(form, rank, content) for shape, rank in pairs)
-        held = [pair for pair, cached in zip(pairs, self.cached, strict=True) if cached]
-        numbers = sum(shape.cached_numbers(rank, content) for shape, rank in held)
-        full = sum(shape.full_rank for shape, _ in held)
         return PlanOption(
             form=form,
             rank=max(ranks),
@@ -213,7 +211,23 @@ class _Original:
                 / sum(shape.flops_before(length) for shape in self.shapes)
                 for length in lengths
             },
-            cache=None if self.cache is None else replace(self.cache, keys=self.cache.keys * numbers // full),
+            cache=self._cache(ranks, content),
+        )
+
+    def _cache(self, ranks: list[int], content: Content) -> CacheBytes | None:
+        """The cache of a conversion, whose values are the original's."""
+        if self.cache is None:
+            return None
+        after = dict.fromkeys(("decoder", "cross"), 0)
+        before = dict(after)
+        for shape, kind, rank in zip(self.shapes, self.kinds, ranks, strict=True):
+            if kind != "encoder":
+                after[kind] += shape.cached_numbers(rank, content)
+                before[kind] += shape.full_rank
+        return replace(
+            self.cache,
+            keys=self.cache.keys * after["decoder"] // max(1, before["decoder"]),
+            cross_keys=self.cache.cross_keys * after["cross"] // max(1, before["cross"]),
         )
 
 
