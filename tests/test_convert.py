@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 from fractions import Fraction
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -238,6 +239,13 @@ class TestBadInput:
     def test_ranks(self, rank: object) -> None:
         with pytest.raises(collab.errors.RankError):
             collab.convert(tiny_model(BERT), collab.ConversionConfig(rank=rank))  # type: ignore[arg-type]
+
+    def test_ranks_are_checked_before_any_work(self, original: Path, tmp_path: Path) -> None:
+        request = collab.CalibrationRequest(collab.DataSource(str(tmp_path / "nothing.txt")))
+        with pytest.raises(collab.errors.RankError):
+            collab.checkpoints.convert(
+                str(original), tmp_path / "out", collab.ConversionConfig(rank=999), calibration=request
+            )
 
     @pytest.mark.parametrize("values", [{"form": "svd"}, {"solver": "magic"}, {"seed": -1}, {"seed": 1.5}])
     def test_settings(self, values: dict) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from PIL import Image
 from processes import run
 from reload import outputs_without_collab
 from tiny import (
@@ -35,11 +37,13 @@ from transformers.models.auto import modeling_auto
 
 import collab
 from collab.data.audio import Recording
-from collab.errors import CalibrationError, CollabError, DataError, UnsupportedArchitectureError
+from collab.errors import CalibrationError, CollabError, ConfigurationError, DataError, UnsupportedArchitectureError
 from collab.evaluation.compare import agreement
+from collab.figures.heads import draw_attention
 from collab.models.cache import CacheBytes, cache_bytes
 from collab.models.families import collaborative_layers
 from collab.models.inputs import probe_inputs
+from collab.models.layers import head_layers
 
 H, D = 4, 32
 
@@ -215,6 +219,33 @@ def test_every_kind_of_attention_is_refined() -> None:
     assert improved == set(KINDS)
 
 
+def test_attention_maps_of_every_kind(tokenizer: BertTokenizerFast, tmp_path: Path) -> None:
+    """A map has a row for each token that queries, of the answer in the decoder, and a column for each key."""
+    native = marian()
+    files = draw_attention(collab.Checkpoint.of(native, tokenizer), ["a b c d e f g a b c d e f g"], tmp_path)
+    width, height = {}, {}
+    for layer, file in zip(head_layers(native), files, strict=True):
+        with Image.open(file) as image:
+            width[layer.kind], height[layer.kind] = image.size
+    assert width["cross"] == width["encoder"]
+    assert height["cross"] == height["decoder"] != height["encoder"]
+
+
+def test_healing_says_nothing_of_tied_weights(
+    tokenizer: BertTokenizerFast, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
+) -> None:
+    native = marian()
+    options = collab.HealOptions(run=collab.RunOptions(steps=2))
+    transformers_logger = logging.getLogger("transformers")
+    propagates, transformers_logger.propagate = transformers_logger.propagate, True
+    try:
+        collab.heal(converted(native, 6), native, PAIRS, tokenizer=tokenizer, options=options)
+    finally:
+        transformers_logger.propagate = propagates
+    assert "missing keys" not in caplog.text
+    assert "Writing" not in capsys.readouterr().err
+
+
 def test_healing_on_pairs_brings_the_answers_closer(tokenizer: BertTokenizerFast) -> None:
     native = marian()
     model = converted(native, 6)
@@ -313,6 +344,14 @@ class TestOtherVerbs:
 
 
 class TestBadInput:
+    def test_rows_of_three_texts(self, tokenizer: BertTokenizerFast) -> None:
+        with pytest.raises(DataError, match="row 2 is 3 parts"):
+            collab.calibrate(marian(), [PAIRS[0], ("a", "b", "c")], tokenizer=tokenizer)
+
+    def test_the_same_column_twice(self) -> None:
+        with pytest.raises(ConfigurationError, match="two different columns, not 'en' twice"):
+            collab.DataSource("pairs.tsv", ("en", "en"))
+
     def test_a_pair_without_a_target(self, tokenizer: BertTokenizerFast) -> None:
         with pytest.raises(DataError, match="row 3 has a source without a target: 'b c'"):
             collab.calibrate(marian(), [*PAIRS[:2], ("b c", ""), PAIRS[3]], tokenizer=tokenizer)

@@ -307,6 +307,11 @@ class TestBadInput:
         with pytest.raises(collab.errors.ConfigurationError, match="float16 trains on a GPU"):
             collab.heal(model, teacher, options=replace(FEW, run=replace(RUN, precision="float16")))
 
+    def test_an_original(self, folder: Path, tmp_path: Path) -> None:
+        done = run("heal", folder, tmp_path / "healed", "--data", "synthetic")
+        assert done.exit_code == 2
+        assert "is not converted, so there is nothing to heal" in " ".join(done.stderr.split())
+
     def test_without_a_report(self, folder: Path, tmp_path: Path) -> None:
         converted(AutoModel.from_pretrained(folder)).save_pretrained(tmp_path / "bare")
         done = run("heal", tmp_path / "bare", tmp_path / "out")

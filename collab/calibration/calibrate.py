@@ -126,7 +126,7 @@ def calibrate(
         key = moments_cache.fingerprint(model, [*kept, *held], options.seed) if cache is not None else {}
         if cache is not None and cache.exists():
             moments, held_moments = moments_cache.read(cache, key)
-            return _calibration(moments, held_moments, prepared)
+            return _calibration(model, moments, held_moments, prepared)
         with collector.watching(progress, total=len(kept) + len(held)):
             for batches, hold in ((kept, False), (held, True)):
                 collector.holding = hold
@@ -136,20 +136,21 @@ def calibrate(
     moments, held_moments = collector.finish()
     if cache is not None:
         moments_cache.write(cache, key, moments, held_moments)
-    return _calibration(moments, held_moments, prepared)
+    return _calibration(model, moments, held_moments, prepared)
 
 
 def _calibration(
+    model: PreTrainedModel,
     moments: dict[str, LayerMoments],
     held_out: dict[str, LayerMoments] | None,
     data: PreparedData,
 ) -> Calibration:
     notes = []
-    tokens = min(layer.tokens for layer in moments.values())
+    amount = _amount(model, moments)
     if any(layer.deficient for layer in moments.values()):
         notes.append(
-            f"Calibration had {tokens} tokens, fewer than the width of the layers, so the moments are rank-deficient: "
-            "other directions are kept only as far as the rank allows. Use more rows."
+            f"Calibration had {min(amount.values())} tokens, fewer than the width of the layers, so the moments are "
+            "rank-deficient: other directions are kept only as far as the rank allows. Use more rows."
         )
         logger.warning(notes[-1])
     unknown = [name for name, layer in moments.items() if layer.unknown]
@@ -160,8 +161,17 @@ def _calibration(
             "moments are the identity). Other data may help."
         )
         logger.warning(notes[-1])
-    summary = data.summary | {"tokens": tokens}
-    return Calibration(moments, held_out, data.held_out, summary, tuple(notes), data.kept)
+    return Calibration(moments, held_out, data.held_out, data.summary | amount, tuple(notes), data.kept)
+
+
+def _amount(model: PreTrainedModel, moments: Mapping[str, LayerMoments]) -> dict[str, int]:
+    """The tokens that moments are from: ``tokens``, and of an encoder-decoder also ``decoder_tokens``."""
+    family = require_family(model.config)
+    tokens: dict[str, int] = {}
+    for name, layer in family.attention_layers(model).items():
+        side = "decoder_tokens" if has_decoder(model) and family.kind(layer) != "encoder" else "tokens"
+        tokens[side] = min(moments[name].tokens, tokens.get(side, moments[name].tokens))
+    return tokens
 
 
 def prepare(model: PreTrainedModel, data: Any, tokenizer: Any, options: CalibrationOptions) -> PreparedData:
@@ -182,16 +192,18 @@ def prepare(model: PreTrainedModel, data: Any, tokenizer: Any, options: Calibrat
     if not isinstance(data, str | DataSource):
         data = list(data)
         if data and isinstance(data[0], Mapping):
-            require_two(data)
             _check_batches(data)
+            require_two(data, "batches")
             batches = [with_targets(model, batch) if has_decoder(model) else dict(batch) for batch in data]
             kept, held = hold_out(batches, options.period)
-            return PreparedData(kept, held, {"source": "rows", "rows": len(data)})
+            counts = [sum(len(next(iter(batch.values()), ())) for batch in part) for part in (kept, held)]
+            return PreparedData(kept, held, {"source": "batches", "rows": sum(counts), "held_out": counts[1]})
     features, summary = features_of(
         model, tokenizer, data, samples=options.samples, max_length=options.max_length, seed=options.seed
     )
-    kept, held = (batched(model, tokenizer, part) for part in hold_out(features, options.period))
-    return PreparedData(kept, held, summary)
+    rows, held = hold_out(features, options.period)
+    kept, judged = (batched(model, tokenizer, part) for part in (rows, held))
+    return PreparedData(kept, judged, summary | {"held_out": len(held)})
 
 
 @contextmanager

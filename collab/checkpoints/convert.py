@@ -112,9 +112,10 @@ def _calibration_request(
 ) -> CalibrationRequest:
     """What to calibrate on; by default nothing at full rank, and otherwise the data of healing, if there is any."""
     request = calibration or CalibrationRequest()
+    lossless = is_lossless(model, config)  # or an error, before any work
     if request.source != "default":
         return request
-    if is_lossless(model, config):
+    if lossless:
         return replace(request, source="none")
     if heal is not None and heal.source != "synthetic":
         return replace(request, source=heal.source)

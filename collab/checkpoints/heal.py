@@ -17,11 +17,12 @@ from transformers import PreTrainedModel
 from ..data.prepare import Unlabelled
 from ..errors import CheckpointError, ConfigurationError
 from ..evaluation.compare import check_tokenizers
-from ..io.history import Step, read_report, table
+from ..io.history import Step, read_report, short, table
 from ..io.load import Checkpoint, load
 from ..io.options import LoadOptions, Progress, SaveOptions, no_progress
 from ..io.staging import check_output
 from ..io.write import save_changed
+from ..modeling.collab_model import CollaborativeMixin
 from ..models.states import in_float32
 from ..training.options import HealOptions, HealRequest
 from ..training.work import alone_in, finish, is_main_process, processes, work_folder
@@ -157,7 +158,7 @@ def healing_step(healing: Healing) -> Step:
     """Healing as a section of the card."""
     record = healing.record
     names = [name for name in record["before"] if name in record["after"] and name != "rows"]
-    rows = [[name.replace("_", " "), *(f"{record[when][name]:.4f}" for when in ("before", "after"))] for name in names]
+    rows = [[name.replace("_", " "), *(short(record[when][name]) for when in ("before", "after"))] for name in names]
     text = (
         f"{record['parameters']:,} parameters ({record['settings']['trainable']}) were trained for {record['steps']} "
         f"steps to match the original's hidden states after every layer{', and its logits' if 'kl' in names else ''}, "
@@ -178,6 +179,11 @@ def _teacher(loaded: Checkpoint, name: str | None) -> Checkpoint:
         raise ConfigurationError(
             f"{loaded.source.name} was fine-tuned after its conversion, so its original was trained for another task. "
             "Name a teacher with --teacher (teacher=)."
+        )
+    if not isinstance(loaded.model, CollaborativeMixin) and not report:
+        raise ConfigurationError(
+            f"{loaded.source.name} is not converted, so there is nothing to heal. Convert and heal it with collab "
+            "convert --heal (heal=), or name the model to match with --teacher (teacher=)."
         )
     if not report.get("source"):
         raise ConfigurationError(

@@ -13,6 +13,7 @@ from rich.markdown import Markdown, TableElement
 from rich.table import Table
 
 from ..decomposition.options import FORMS
+from ..io.history import short
 from ..io.options import LENGTHS
 
 if TYPE_CHECKING:
@@ -138,7 +139,7 @@ def _remarks(report: ConversionReport) -> list[str]:
 
 
 def _values(measured: dict[str, float]) -> str:
-    return ", ".join(f"{name.replace('_', ' ')} {value:.4f}" for name, value in measured.items())
+    return ", ".join(f"{name.replace('_', ' ')} {short(value)}" for name, value in measured.items())
 
 
 class _Table(TableElement):

@@ -192,7 +192,11 @@ def require_convertible(model: PreTrainedModel) -> tuple[Family, type[PreTrained
 
 
 def is_lossless(model: PreTrainedModel, config: ConversionConfig) -> bool:
-    """Whether R = K in every layer, so that there is nothing to approximate."""
+    """Whether R = K in every layer, so that there is nothing to approximate.
+
+    Raises:
+        RankError: if a rank is out of range or there is not one for each layer.
+    """
     if config.rank is None:
         return False
     family = require_family(model.config)

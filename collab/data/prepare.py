@@ -79,6 +79,8 @@ def features_of(
             "Text needs the model's tokenizer, images its image processor and recordings its feature extractor: pass "
             "tokenizer=..."
         )
+    if kind == "text":
+        _check_texts(rows)
     if kind == "images":
         return image_features(model, processor, rows), summary
     if kind == "audio":
@@ -90,11 +92,20 @@ def features_of(
     return features, summary
 
 
-def require_two(rows: list[Any]) -> None:
-    """Raises a DataError for fewer than two rows."""
+def _check_texts(rows: list[Any]) -> None:
+    """Raises a DataError for a row that is neither a string nor a pair of strings."""
+    for number, row in enumerate(rows, 1):
+        parts = (row,) if isinstance(row, str) else row
+        if not isinstance(parts, list | tuple) or len(parts) not in (1, 2):
+            what = f"{len(parts)} parts" if isinstance(parts, list | tuple) else f"a {type(row).__name__}"
+            raise DataError(f"A row of text must be a string or a pair of strings; row {number} is {what}.")
+
+
+def require_two(rows: list[Any], what: str = "rows") -> None:
+    """Raises a DataError for fewer than two rows, or batches."""
     if len(rows) < 2:
         raise DataError(
-            f"At least 2 rows are needed, one of them to hold out; here {'is' if len(rows) == 1 else 'are'} "
+            f"At least 2 {what} are needed, one of them to hold out; here {'is' if len(rows) == 1 else 'are'} "
             f"{len(rows)}."
         )
 

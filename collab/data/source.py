@@ -43,7 +43,7 @@ class DataSource:
         split: split of a data set on the Hub.
 
     Raises:
-        ConfigurationError: if there are more than two columns.
+        ConfigurationError: if there are more than two columns, or two of the same name.
     """
 
     path: str
@@ -54,6 +54,8 @@ class DataSource:
     def __post_init__(self) -> None:
         if len(self.columns) > 2:
             raise ConfigurationError(f"Give one text column, or two for pairs, not {len(self.columns)}.")
+        if len(self.columns) > len({*self.columns}):
+            raise ConfigurationError(f"A pair needs two different columns, not {self.columns[0]!r} twice.")
 
 
 @dataclass(frozen=True)

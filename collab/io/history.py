@@ -127,6 +127,11 @@ def table(headings: list[str], rows: list[list[str]]) -> str:
     return "\n".join([*lines, *(f"| {' | '.join(row)} |" for row in rows)])
 
 
+def short(value: float) -> str:
+    """A number with four decimals; below a hundredth with two digits."""
+    return f"{value:.4f}" if value == 0 or abs(value) >= 0.01 else f"{value:.2g}"
+
+
 def forget_results(folder: Path) -> None:
     """Removes the model-index from a card, because its metrics belong to weights that have changed since."""
     path = folder / CARD_FILE

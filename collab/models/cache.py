@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from transformers import PreTrainedModel
-from transformers.cache_utils import Cache, EncoderDecoderCache
+from transformers.cache_utils import EncoderDecoderCache
 
 from .inputs import random_inputs
 from .layers import count_bytes
@@ -60,7 +60,7 @@ def cache_bytes(model: PreTrainedModel) -> CacheBytes | None:
     return CacheBytes(*_bytes(own), _dtype(own), *_bytes(cross))
 
 
-def _bytes(cache: Cache) -> tuple[int, int]:
+def _bytes(cache: Any) -> tuple[int, int]:
     """Bytes of keys and of values for each token. An encoder of recordings gives several, whatever the decoder has."""
     keys, values = (
         sum(count_bytes([held := getattr(layer, name)]) // held.shape[-2] for layer in cache.layers)
@@ -69,5 +69,5 @@ def _bytes(cache: Cache) -> tuple[int, int]:
     return keys, values
 
 
-def _dtype(cache: Cache) -> str:
-    return str(cache.layers[0].keys.dtype).removeprefix("torch.")  # type: ignore[attr-defined]
+def _dtype(cache: Any) -> str:
+    return str(cache.layers[0].keys.dtype).removeprefix("torch.")

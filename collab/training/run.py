@@ -31,6 +31,7 @@ from transformers import (
     set_seed,
 )
 from transformers.trainer_callback import PrinterCallback
+from transformers.utils import logging as transformers_logging
 
 from ..data.features import length_of
 from ..errors import ConfigurationError, DeviceError, ExtraError, TrainingError, is_short_of_memory
@@ -119,6 +120,12 @@ class GuardedTrainer(Trainer):
             return super().get_eval_dataloader(eval_dataset)
         finally:
             self.args.dataloader_drop_last = dropping
+
+    def _issue_warnings_after_load(self, load_result: Any) -> None:
+        """Warns of weights that a checkpoint lacks, but for tied ones, which are in it under one name."""
+        tied = getattr(self.model, "all_tied_weights_keys", {})
+        load_result.missing_keys[:] = [name for name in load_result.missing_keys if name not in tied]
+        super()._issue_warnings_after_load(load_result)
 
     def training_step(self, model: Any, inputs: dict[str, Any], num_items_in_batch: Any = None) -> Tensor:
         """One step; raises a TrainingError if its loss is NaN or infinite."""
@@ -215,6 +222,7 @@ def run(
         _as_it_was(model, options.gradient_checkpointing),
         short_of_memory(),
         writing(f"Unfinished work in {work.folder}", kept),
+        _without_bars(),
     ):
         trainer = trainer_class(
             model=model,
@@ -236,6 +244,18 @@ def run(
         set_seed(options.seed + trainer.args.process_index)  # different dropout in each process
         _train_or_resume(trainer, newest_checkpoint(work.folder), options.patience)
     return _result(trainer, before, data.best_by)
+
+
+@contextlib.contextmanager
+def _without_bars() -> Iterator[None]:
+    """No progress bars for the files of checkpoints, which are no progress of the training."""
+    shown = transformers_logging.is_progress_bar_enabled()
+    transformers_logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            transformers_logging.enable_progress_bar()
 
 
 def _train_or_resume(trainer: Trainer, last: Path | None, patience: int | None) -> None:
