@@ -181,7 +181,7 @@ class TestCalibration:
 
     def test_default_is_synthetic(self, run: Run, model: Path, tmp_path: Path) -> None:
         report = self.report(run(model, tmp_path / "out", "--rank", 8, "--json"))
-        assert report["calibration"] == {"source": "synthetic", "rows": 768, "tokens": 896 * 16}
+        assert report["calibration"] == {"source": "synthetic", "rows": 768, "held_out": 96, "tokens": 896 * 16}
         assert report["agreement"]["rows"] == 96
         assert all(layer["held_out_error"] > 0 for layer in report["layers"])
 

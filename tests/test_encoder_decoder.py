@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +14,7 @@ import transformers
 from PIL import Image
 from processes import run
 from reload import outputs_without_collab
+from sacrebleu.metrics import BLEU
 from tiny import (
     BY_TYPE,
     FORMS,
@@ -341,6 +343,87 @@ class TestOtherVerbs:
         with pytest.raises(UnsupportedArchitectureError, match="cannot be compressed yet"):
             collab.checkpoints.compress(str(tmp_path / "model"), tmp_path / "out", collab.CompressionConfig(params=0.5))
         assert not (tmp_path / "out").exists()
+
+
+class TestTranslation:
+    """The task of pairs: by teacher forcing, and by what the model writes."""
+
+    TASK = collab.task_named("translation")
+
+    @pytest.fixture
+    def source(self, pairs: Path) -> collab.DataSource:
+        return collab.DataSource(str(pairs), ("en", "de"))
+
+    def test_evaluates_as_transformers_and_sacrebleu_do(
+        self, source: collab.DataSource, tokenizer: BertTokenizerFast
+    ) -> None:
+        native = marian(eos_token_id=3)
+        examples = collab.read_examples(source, self.TASK)
+        metrics = collab.evaluate(collab.Checkpoint.of(native, tokenizer), examples, self.TASK).metrics
+        losses, texts = [], []
+        for text, target in examples.texts:
+            inputs = {name: tokenizer(text, return_tensors="pt")[name] for name in ("input_ids", "attention_mask")}
+            labels = tokenizer(target, return_tensors="pt")["input_ids"]
+            with torch.no_grad():
+                losses += [float(native(**inputs, labels=labels).loss)] * labels.shape[1]  # of every token
+                ids = native.generate(**inputs, max_length=40)
+            texts.append(tokenizer.decode(ids[0], skip_special_tokens=True))
+        assert metrics["loss"]["value"] == pytest.approx(np.mean(losses), rel=1e-5)
+        targets = [target for _, target in examples.texts]
+        assert metrics["bleu"]["value"] == pytest.approx(BLEU().corpus_score(texts, [targets]).score, abs=1e-9)
+        assert 0 <= metrics["accuracy"]["value"] <= 1
+
+    def test_beside_the_original(self, source: collab.DataSource, tmp_path: Path) -> None:
+        folder = save_with_tokenizer(marian(), tmp_path / "model")
+        config = collab.ConversionConfig(rank=1.0, content="folded", compare=False)
+        collab.checkpoints.convert(str(folder), tmp_path / "out", config)
+        columns = ("--text-column", "en", "--text-column", "de")
+        done = run("evaluate", tmp_path / "out", "--against", folder, "--data", source.path, *columns, "--json")
+        assert done.exit_code == 0, done.output
+        record = json.loads(done.stdout)
+        assert record["task"] == "translation"
+        assert record["metrics"]["bleu"]["value"] == record["against"]["metrics"]["bleu"]["value"]
+        assert record["against"]["hidden_cosine"] == pytest.approx([1.0] * 4, abs=1e-5)  # two layers on each side
+        assert record["against"]["agreement"]["kl"] < 1e-6
+
+    def test_finetunes(self, source: collab.DataSource, tmp_path: Path) -> None:
+        folder = save_with_tokenizer(marian(), tmp_path / "model")
+        columns = ("--text-column", "en", "--text-column", "de")
+        settings = ("--steps", 30, "--batch-size", 8, "--learning-rate", 3e-3, "--evaluations", 2, "--json")
+        rows = ("--train", source.path, "--eval", source.path)
+        done = run("finetune", folder, tmp_path / "out", "--task", "translation", *rows, *columns, *settings)
+        assert done.exit_code == 0, done.output
+        record = json.loads(done.stdout)
+        assert record["metrics"]["loss"]["value"] < record["before"]["loss"]
+        assert {"bleu", "loss", "accuracy"} == record["metrics"].keys()
+        assert "translation" in (tmp_path / "out" / "README.md").read_text()
+
+    def test_scores_heads(self, source: collab.DataSource, tokenizer: BertTokenizerFast) -> None:
+        loaded = collab.Checkpoint.of(marian(), tokenizer)
+        options = collab.ScoreOptions(scores=("gradient", "ablation"), ablation_samples=8)
+        scores = collab.score_heads(loaded, source, task=self.TASK, options=options)
+        assert len(scores.scores["ablation"]) == 6
+        assert "loss" in scores.degradation_name
+
+    @pytest.mark.parametrize(
+        ("arguments", "message"),
+        [
+            ((), "hold the sources and their targets"),
+            (("--text-column", "en"), "Every source needs a target here"),
+            (
+                ("--task", "classification", "--text-column", "en", "--label-column", "de"),
+                "has no AutoModelForSequence",
+            ),
+            (("--task", "similarity", "--text-column", "en", "--text-column", "de", "--label-column", "n"), "decoder"),
+        ],
+    )
+    def test_bad_input(self, pairs: Path, tmp_path: Path, arguments: tuple[str, ...], message: str) -> None:
+        folder = save_with_tokenizer(marian(), tmp_path / "model")
+        lines = pairs.read_text().splitlines()
+        pairs.write_text("\n".join([f"{lines[0]}\tn", *(f"{line}\t1.5" for line in lines[1:])]))
+        done = run("evaluate", folder, "--data", pairs, *arguments)
+        assert done.exit_code in (1, 2)
+        assert message in " ".join(done.stderr.split())
 
 
 class TestBadInput:

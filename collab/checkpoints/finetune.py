@@ -164,7 +164,7 @@ def _head(
     task: Task, config: dict[str, Any], examples: tuple[Examples, Examples], data: LabelledData
 ) -> dict[str, Any]:
     """Changes of the config for a head that fits the labels."""
-    if task.kind == "masked-lm":
+    if task.kind in ("masked-lm", "translation"):
         return {}
     names = ["score"] if task.kind == "regression" else label_names(examples, data.labels)
     existing = config.get("id2label") or {"0": "LABEL_0", "1": "LABEL_1"}

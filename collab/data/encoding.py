@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 from ..errors import ConfigurationError
 from ..models.inputs import longest_text
 from .examples import Examples, class_numbers, numbers
-from .features import Batch, Feature, collate, text_features
+from .features import Batch, Feature, collate, pair_features, text_features, without_labels
 from .task import Task
 
 IGNORED = -100
@@ -34,6 +34,8 @@ def encode(
     """
     if task.kind == "token-classification":
         return _encode_words(examples, model, tokenizer, max_length)
+    if task.kind == "translation":
+        return pair_features(model, tokenizer, examples.texts, max_length)
     features = text_features(model, tokenizer, examples.texts, max_length)
     if task.kind == "masked-lm":
         return features
@@ -60,7 +62,7 @@ def collator(task: Task, model: PreTrainedModel, tokenizer: Any) -> Collate:
         return lambda features: collate(model, tokenizer, features)
 
     def make(features: list[Feature]) -> Batch:
-        if task.kind == "token-classification":
+        if task.kind in ("token-classification", "translation"):
             return _padded(model, tokenizer, features)
         batch = collate(model, tokenizer, without_labels(features))
         dtype = torch.long if task.kind == "classification" else torch.float32
@@ -133,20 +135,16 @@ def to_judge(
 
 
 def _padded(model: PreTrainedModel, tokenizer: Any, features: Sequence[Feature]) -> Batch:
-    """A padded batch of rows with one label per token."""
+    """A padded batch of rows with one label per token, of the decoder if there is one."""
     batch = collate(model, tokenizer, without_labels(features))
-    length = batch["input_ids"].shape[1]
+    length = batch["decoder_input_ids" if "decoder_input_ids" in batch else "input_ids"].shape[1]
+    left = tokenizer.padding_side == "left" and "decoder_input_ids" not in batch
     batch["labels"] = torch.full((len(features), length), IGNORED)
     for number, row in enumerate(features):
         count = len(row["labels"])
-        place = slice(length - count, length) if tokenizer.padding_side == "left" else slice(count)
+        place = slice(length - count, length) if left else slice(count)
         batch["labels"][number, place] = torch.tensor(row["labels"])
     return batch
-
-
-def without_labels(features: Sequence[Feature]) -> list[Feature]:
-    """Features without their labels."""
-    return [{name: row[name] for name in row if name != "labels"} for row in features]
 
 
 def _encode_words(examples: Examples, model: PreTrainedModel, tokenizer: Any, max_length: int | None) -> list[Feature]:

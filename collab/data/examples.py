@@ -32,7 +32,8 @@ class Examples:
         source: file or data set, for messages.
         name: name of the data, for reports.
         texts: one or two strings per row; for token classification a list of words per row.
-        labels: per row a number, a class name or a class number, or a list of them; empty for masked language models.
+        labels: per row a number, a class name or a class number, or a list of them; empty for masked language models,
+            and for translation, where the second text of a row is the target.
         names: class names from `datasets`, if it has them.
     """
 
@@ -64,7 +65,7 @@ def read_examples(
         raise DataError(f"{source.path} has no rows.")
     words = task.kind == "token-classification"
     texts = tuple(records.require(name) for name in source.columns) or _texts(records, task)
-    labels = None if task.kind == "masked-lm" else _label(records, task, label_column, texts)
+    labels = None if task.kind in ("masked-lm", "translation") else _label(records, task, label_column, texts)
     rows: list[Any] = []
     answers: list[Any] = []
     for number, record in enumerate(records):
@@ -155,6 +156,11 @@ def numbers(examples: Examples) -> list[float]:
 def _texts(records: Records, task: Task) -> tuple[str, ...]:
     if task.kind == "token-classification":
         return (records.require("tokens" if "tokens" in records.names else "words"),)
+    if task.kind == "translation":
+        raise DataError(
+            f"Which columns of {records.source.path} hold the sources and their targets? Name both with --text-column "
+            f"(columns=): {', '.join(records.names)}."
+        )
     usual: tuple[tuple[str, ...], ...] = (task.columns, *_TEXTS) if task.columns else _TEXTS
     if task.kind == "similarity":
         usual = tuple(names for names in usual if len(names) == 2)

@@ -23,7 +23,7 @@ from ..models.inputs import (
 )
 from .audio import Recording
 from .rows import Row
-from .targets import divided, own_answers, read_targets, target_feature
+from .targets import divided, own_answers, target_feature, target_features
 
 Feature = dict[str, Any]
 """A tokenizer's output for one row, the pixels of one image, or one recording; and what a decoder reads."""
@@ -81,15 +81,48 @@ def source_features(
         DataError: if some sources have no target, or the tokenizer or the model does not serve them.
     """
     sources, targets = divided(rows)
-    # A tokenizer of another family may return more than an encoder-decoder takes.
-    features = [
+    features = encoder_features(model, tokenizer, sources, max_length)
+    if targets is None:
+        return answered(model, tokenizer, features)
+    read = target_features(model, tokenizer, targets, max_length)
+    return without_labels([feature | target for feature, target in zip(features, read, strict=True)])
+
+
+def pair_features(
+    model: PreTrainedModel, tokenizer: Any, pairs: Sequence[Row], max_length: int | None = None
+) -> list[Feature]:
+    """Tokenizes sources and their targets for an encoder-decoder; the tokens of the targets are the ``labels``.
+
+    Args:
+        model: the model to run on them.
+        tokenizer: its tokenizer.
+        pairs: pairs of strings.
+        max_length: as in `source_features`.
+
+    Raises:
+        DataError: if a source has no target, or the tokenizer does not encode targets.
+    """
+    sources, targets = divided(pairs)
+    if targets is None:
+        raise DataError("Every source needs a target here: name two columns, of the sources and of the targets.")
+    features = encoder_features(model, tokenizer, sources, max_length)
+    read = target_features(model, tokenizer, targets, max_length)
+    return [feature | target for feature, target in zip(features, read, strict=True)]
+
+
+def encoder_features(
+    model: PreTrainedModel, tokenizer: Any, sources: Sequence[str], max_length: int | None
+) -> list[Feature]:
+    """Tokenized sources; a tokenizer of another family may return more than an encoder-decoder takes."""
+    return [
         {name: feature[name] for name in ("input_ids", "attention_mask")}
         for feature in text_features(model, tokenizer, sources, max_length)
     ]
-    if targets is None:
-        return answered(model, tokenizer, features)
-    read = read_targets(model, tokenizer, targets, max_length)
-    return [feature | target for feature, target in zip(features, read, strict=True)]
+
+
+def without_labels(features: Sequence[Feature]) -> list[Feature]:
+    """Features without their labels."""
+    return [{name: row[name] for name in row if name != "labels"} for row in features]
 
 
 def answered(model: PreTrainedModel, processor: Any, features: Sequence[Feature]) -> list[Feature]:

@@ -34,10 +34,10 @@ def divided(rows: Sequence[Any]) -> tuple[list[str], list[str] | None]:
     return sources, targets or None
 
 
-def read_targets(
+def target_features(
     model: PreTrainedModel, tokenizer: Any, targets: Sequence[str], max_length: int | None
 ) -> list[dict[str, list[int]]]:
-    """What a decoder reads to write the targets, one entry for each.
+    """The tokens of the targets as ``labels``, and what a decoder reads to write them, one entry for each.
 
     Args:
         model: the model to run on them.
@@ -69,7 +69,8 @@ def read_targets(
             f"The tokenizer makes a token {largest} of a target, but the decoder's vocabulary ends at {known - 1}. "
             "They do not belong together."
         )
-    return [target_feature(decoder_inputs(model, torch.tensor([ids]))[0]) for ids in encoded]
+    read = (target_feature(decoder_inputs(model, torch.tensor([ids]))[0]) for ids in encoded)
+    return [feature | {"labels": ids} for feature, ids in zip(read, encoded, strict=True)]
 
 
 def own_answers(model: PreTrainedModel, batch: dict[str, Tensor]) -> list[dict[str, list[int]]]:

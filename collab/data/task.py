@@ -14,11 +14,12 @@ class Task:
     """What a model predicts, and how its predictions are measured.
 
     Attributes:
-        kind: ``classification``, ``regression``, ``token-classification``, ``masked-lm`` or ``similarity``.
+        kind: ``classification``, ``regression``, ``token-classification``, ``masked-lm``, ``translation`` (a text for a
+            text, such as a summary, too) or ``similarity``.
         hub_name: name of the task on the Hub.
         head: Auto class of models with a head for it; None for tasks of embeddings.
-        metrics: metrics to report.
-        best_by: metric that selects the best checkpoint.
+        metrics: metrics that a checkpoint can be selected by.
+        best_by: the one that selects it.
         columns: columns of the text, if the task defines them.
         label_column: column of the labels, if the task defines it.
         train: its training data on the Hub, if it has any.
@@ -73,6 +74,7 @@ _KINDS = {
             "f1",
         ),
         Task("masked-lm", "fill-mask", "AutoModelForMaskedLM", ("loss", "accuracy"), "loss"),
+        Task("translation", "translation", "AutoModelForSeq2SeqLM", ("loss", "accuracy"), "loss"),
         Task("similarity", "sentence-similarity", None, ("spearman", "pearson"), "spearman"),
     )
 }
@@ -146,7 +148,16 @@ def task_of(config: dict[str, Any], embedder: bool) -> Task:
             return _KINDS[kind]
     if embedder:
         return _KINDS["similarity"]
+    if architecture.removeprefix("Collab") in _translators():
+        return _KINDS["translation"]
     raise ConfigurationError(
         f"A {architecture or 'model without a head'} does not tell its task. Name it with --task (task=): "
         f"{', '.join(KINDS)}."
     )
+
+
+def _translators() -> set[str]:
+    """Names of transformers' classes that write a text for a text."""
+    from transformers.models.auto.modeling_auto import MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES
+
+    return {*MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES.values()}

@@ -110,6 +110,12 @@ def _add_states(first: Answer, second: Answer, add: Any) -> None:
     add("embedding_cosine", functional.cosine_similarity(sums[0], sums[1], dim=-1))
 
 
+_STATES = {
+    "hidden_states": "attention_mask",
+    "encoder_hidden_states": "attention_mask",
+    "decoder_hidden_states": "decoder_attention_mask",
+}
+"""Hidden states in the outputs of models, with the masks of their tokens."""
 _ROWS = 32
 _COMPARED = 1024
 _TIMED = 256
@@ -125,7 +131,8 @@ def compare(model: Checkpoint, against: Checkpoint, features: Sequence[Feature],
         rounds: rounds of the measurement of speed, in which the models alternate.
 
     Returns:
-        ``agreement`` (see there), ``hidden_cosine`` (mean over the tokens, for the hidden states after every layer),
+        ``agreement`` (see there), ``hidden_cosine`` (mean over the tokens, for the hidden states after every layer,
+        an encoder's before its decoder's),
         ``parameters`` and ``bytes`` of both, and ``tokens_per_second`` of both with the median, lowest and highest
         ratio over the rounds.
     """
@@ -175,22 +182,22 @@ def speeds(first: PreTrainedModel, second: PreTrainedModel, batches: Sequence[Ba
 def _hidden_cosine(first: PreTrainedModel, second: PreTrainedModel, batches: Sequence[Batch]) -> list[float]:
     """Mean cosine of a model's hidden states with its original's, layer by layer."""
     sums: np.ndarray | float = 0.0
-    count = 0
+    totals: np.ndarray | int = 0
     with torch.no_grad():
         for batch in batches:
-            ours, theirs = (model(**batch, output_hidden_states=True).hidden_states for model in (first, second))
-            states = ours[1:], matched_states(theirs, dropped_layers(first))
-            mask = batch.get("attention_mask")
-            seen = (
-                torch.ones_like(states[0][0][..., 0], dtype=torch.bool) if mask is None else mask.flatten(0, -2).bool()
-            )
-            cosines = [
-                functional.cosine_similarity(left[seen].float(), right[seen].float(), dim=-1).sum().item()
-                for left, right in zip(*states, strict=True)
-            ]
-            sums = sums + np.array(cosines)
-            count += int(seen.sum())
-    return [float(cosine) for cosine in np.atleast_1d(sums / max(count, 1))]
+            outputs = [model(**batch, output_hidden_states=True) for model in (first, second)]
+            cosines: list[float] = []
+            counts: list[int] = []
+            for name, mask in _STATES.items():
+                if name in outputs[0]:
+                    ours, theirs = outputs[0][name][1:], matched_states(outputs[1][name], dropped_layers(first))
+                    seen = batch[mask].flatten(0, -2).bool() if mask in batch else torch.ones(ours[0].shape[:-1]) > 0
+                    for left, right in zip(ours, theirs, strict=True):
+                        cosine = functional.cosine_similarity(left[seen].float(), right[seen].float(), dim=-1)
+                        cosines.append(cosine.sum().item())
+                        counts.append(cosine.numel())
+            sums, totals = sums + np.array(cosines), totals + np.array(counts)
+    return [float(cosine) for cosine in np.atleast_1d(sums / np.maximum(totals, 1))]
 
 
 def _both(first: PreTrainedModel, second: PreTrainedModel, measure: Any) -> dict[str, int]:

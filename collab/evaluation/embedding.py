@@ -12,9 +12,9 @@ from torch.nn import functional
 from transformers import PreTrainedModel
 
 from ..data.features import collate, text_features
-from ..errors import ExtraError
+from ..errors import DataError, ExtraError
 from ..io.load import Checkpoint
-from ..models.inputs import on_device
+from ..models.inputs import has_decoder, on_device
 
 _ROWS = 64
 
@@ -27,10 +27,16 @@ class Embedder:
         max_length: tokens of a row at most, if sentence-transformers does not embed.
 
     Raises:
+        DataError: if it is an encoder-decoder.
         ExtraError: if it needs sentence-transformers, which is not installed.
     """
 
     def __init__(self, loaded: Checkpoint, max_length: int | None = None) -> None:
+        if has_decoder(loaded.model):
+            raise DataError(
+                f"{loaded.source.name} is an encoder-decoder, whose sentence embeddings are not defined. Save its "
+                "encoder alone, and measure that."
+            )
         self._loaded = loaded
         self._max_length = max_length
         self._encoder = None

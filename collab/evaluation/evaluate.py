@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from ..data.encoding import encode, to_judge, without_labels
+from ..data.encoding import encode, to_judge
 from ..data.examples import Examples, numbers
-from ..data.features import Feature, text_features
+from ..data.features import Feature, text_features, without_labels
 from ..data.task import Task
 from ..errors import DataError
 from ..io.load import Checkpoint
@@ -20,6 +20,7 @@ from .embedding import Embedder
 from .metrics import Columns, intervals
 from .options import EvaluateOptions
 from .predict import predictions
+from .translation import written_ngrams
 
 
 @dataclass(frozen=True)
@@ -102,4 +103,7 @@ def _predict_examples(
         return columns, text_features(model, tokenizer, first, options.max_length)
     encoded = encode(task, examples, model, tokenizer, options.max_length)
     features, collate = to_judge(task, model, tokenizer, encoded, options.seed)
-    return predictions(task.kind, model, features, collate), without_labels(features)
+    columns = predictions(task.kind, model, features, collate)
+    if task.kind == "translation":
+        columns |= written_ngrams(model, tokenizer, examples.texts, options.max_length)
+    return columns, without_labels(features)

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import ExtraError
+from .translation import NGRAMS, bleu
 
 try:
     from scipy.stats import pearsonr, spearmanr
@@ -51,6 +52,7 @@ def _ratio(above: Sequence[str], below: Sequence[str]) -> _Metric:
 
 
 _CORRELATIONS = {"spearman": _correlation(spearmanr), "pearson": _correlation(pearsonr)}
+_OF_TOKENS = {"loss": _ratio(["loss"], ["tokens"]), "accuracy": _ratio(["correct"], ["tokens"])}
 _METRICS: dict[str, dict[str, _Metric]] = {
     "classification": {
         "accuracy": lambda columns: float(accuracy_score(columns["label"], columns["predicted"])),
@@ -65,13 +67,19 @@ _METRICS: dict[str, dict[str, _Metric]] = {
         "recall": _ratio(["found"], ["entities"]),
         "accuracy": _ratio(["correct"], ["tokens"]),
     },
-    "masked-lm": {"loss": _ratio(["loss"], ["tokens"]), "accuracy": _ratio(["correct"], ["tokens"])},
+    "masked-lm": _OF_TOKENS,
+    "translation": _OF_TOKENS,
 }
 
 
 def measure(kind: str, columns: Columns) -> dict[str, float]:
     """All metrics for a kind of task, by name."""
-    return {name: metric(columns) for name, metric in _METRICS[kind].items()}
+    return {name: metric(columns) for name, metric in _metrics_of(kind, columns).items()}
+
+
+def _metrics_of(kind: str, columns: Columns) -> dict[str, _Metric]:
+    """The metrics for a kind of task, with BLEU where texts were written."""
+    return ({"bleu": bleu} if NGRAMS in columns else {}) | _METRICS[kind]
 
 
 def intervals(
@@ -102,7 +110,7 @@ def intervals(
     chosen = [generator.integers(rows, size=rows) for _ in range(draws)]
     tails = [100 * (1 - level) / 2, 100 * (1 + level) / 2]
     results = {}
-    for name, metric in _METRICS[kind].items():
+    for name, metric in _metrics_of(kind, columns).items():
 
         def value(selected: Any, metric: _Metric = metric) -> float:
             first = metric({key: column[selected] for key, column in columns.items()})

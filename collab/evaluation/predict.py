@@ -72,7 +72,7 @@ def _columns(kind: str, model: PreTrainedModel, logits: Tensor, labels: Tensor) 
         "tokens": seen.sum(1).tolist(),
         "correct": ((predicted == labels) & seen).sum(1).tolist(),
     }
-    if kind == "masked-lm":
+    if kind in ("masked-lm", "translation"):
         loss = functional.cross_entropy(logits.transpose(1, 2), labels, ignore_index=IGNORED, reduction="none")
         return counts | {"loss": loss.sum(1).tolist()}
     return counts | _entities(names_of(model), predicted, labels, seen)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..data.encoding import encode, to_judge, without_labels
+from ..data.encoding import encode, to_judge
 from ..data.examples import Examples, numbers, read_examples
-from ..data.features import Batch, Feature, row_batches, text_features
+from ..data.features import Batch, Feature, row_batches, text_features, without_labels
 from ..data.prepare import Unlabelled, features_of
 from ..data.source import DataSource
 from ..data.task import Task

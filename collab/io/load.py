@@ -197,6 +197,11 @@ def load_source(
     files = check_weight_files(source.folder)
     config = config_of(source)
     model_class = model_class_of(raw, source.name)
+    if auto_class is not None and type(config) not in auto_class._model_mapping:
+        raise CheckpointError(
+            f"{source.name} is of type {config.model_type}, and transformers has no {auto_class.__name__} of that "
+            "type. Choose another task."
+        )
     _check_contents(source, model_class, config, files)
     for key, value in (config_changes or {}).items():
         setattr(config, key, value)

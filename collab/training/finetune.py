@@ -18,6 +18,7 @@ from ..data.task import Task
 from ..errors import ConfigurationError
 from ..evaluation.metrics import Columns, intervals, measure
 from ..evaluation.predict import predictions
+from ..evaluation.translation import written_ngrams
 from ..io.options import Progress, no_progress
 from ..io.report import installed_versions
 from ..models.states import set_dropout
@@ -146,13 +147,16 @@ def finetune(
     own = {"task": task, "judge": judge, "tokenizer": tokenizer, "teacher": teacher, "distill": options.distill}
     with set_dropout(model, options.dropout), temporary_work(work) as folder:
         result = run(TaskTrainer, model, options.run, data, Work(folder, restart, key), progress=progress, **own)
+    columns = predictions(task.kind, model, judged, judge)
+    if task.kind == "translation":
+        columns |= written_ngrams(model, tokenizer, held_out.texts, options.max_length, progress)
     record = {
         "step": "finetune",
         "task": task.kind,
         "data": {"train": train.name, "rows": len(rows), "eval": held_out.name, "eval_rows": len(judged)},
         "settings": asdict(options),
         "labels": names_of(model) if task.kind in ("classification", "token-classification") else [],
-        **_results(task, result, predictions(task.kind, model, judged, judge)),
+        **_results(task, result, columns),
         "seconds": time.perf_counter() - start,
         "versions": installed_versions(),
     }

@@ -1,0 +1,93 @@
+"""Texts that an encoder-decoder writes, and their BLEU (Papineni et al. 2002) as sacrebleu computes it."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import PreTrainedModel
+
+from ..data.features import encoder_features, length_of, row_batches
+from ..errors import DataError, ExtraError
+from ..io.options import Progress, no_progress
+from ..models.inputs import longest_target, on_device
+from ..models.states import evaluating
+
+NGRAMS = "ngrams"
+"""Name of a column of counts for BLEU: of n-grams that match and of all, n = 1 to 4, and of words of both texts."""
+
+_ROWS = 32
+
+
+def written_ngrams(
+    model: PreTrainedModel,
+    tokenizer: Any,
+    pairs: Sequence[Sequence[str]],
+    max_length: int | None = None,
+    progress: Progress = no_progress,
+) -> dict[str, np.ndarray]:
+    """What `bleu` is computed from, for the texts that a model writes for sources.
+
+    Args:
+        model: an encoder-decoder, which searches as its generation config says, without sampling.
+        tokenizer: its tokenizer.
+        pairs: sources and their targets.
+        max_length: tokens of a text at most; None for as many as the model takes.
+        progress: progress callback, called after every batch.
+
+    Returns:
+        A column named `NGRAMS`, (N, 10).
+
+    Raises:
+        DataError: if the model has no head to write with.
+        ExtraError: if sacrebleu is not installed.
+    """
+    try:
+        from sacrebleu.metrics import BLEU
+    except ImportError as error:
+        raise ExtraError("BLEU needs sacrebleu: pip install 'collab[train]'.") from error
+    metric = BLEU(effective_order=True)  # of a sentence; the counts are the same without
+    texts = translations(model, tokenizer, [source for source, _ in pairs], max_length, progress)
+    counts = []
+    for text, (_, target) in zip(texts, pairs, strict=True):
+        score = metric.sentence_score(text, [target])
+        counts.append([*score.counts, *score.totals, score.sys_len, score.ref_len])
+    return {NGRAMS: np.array(counts)}
+
+
+def bleu(columns: Mapping[str, np.ndarray]) -> float:
+    """BLEU of a set of texts, from 0 to 100, with sacrebleu's words (13a) and smoothing (exp)."""
+    from sacrebleu.metrics import BLEU
+
+    *counts, words, expected = (int(count) for count in columns[NGRAMS].sum(axis=0))
+    return float(BLEU.compute_bleu(counts[:4], counts[4:], words, expected, smooth_method="exp").score)
+
+
+def translations(
+    model: PreTrainedModel,
+    tokenizer: Any,
+    sources: Sequence[str],
+    max_length: int | None = None,
+    progress: Progress = no_progress,
+) -> list[str]:
+    """The texts that a model writes for sources; other arguments and errors as in `written_ngrams`."""
+    if not model.can_generate():
+        raise DataError(f"{type(model).__name__} has no head to write with.")
+    generator: Any = model  # a model class and a `GenerationMixin`
+    settings = copy.deepcopy(generator.generation_config)
+    settings.max_new_tokens = None
+    settings.max_length = min(max_length or longest_target(model), longest_target(model))
+    settings.do_sample = False
+    features = encoder_features(model, tokenizer, sources, max_length)
+    order = sorted(range(len(features)), key=lambda row: length_of(features[row]))
+    texts: list[str] = []
+    progress("translating", 0, len(features))
+    with evaluating(model), torch.no_grad():
+        for batch in row_batches(model, tokenizer, features, _ROWS):
+            ids = generator.generate(**on_device(batch, model.device), generation_config=settings)
+            texts += tokenizer.batch_decode(ids, skip_special_tokens=True)
+            progress("translating", len(texts), len(features))
+    return [texts[place] for place in np.argsort(order)]
