@@ -39,14 +39,16 @@ from common import kept, machine, markdown, my_turn, write
 from filelock import FileLock, Timeout
 from transformers import PreTrainedModel
 from translation_heads import Heads, draw, head_tables
-from translator import HEADS, JUDGED, Setting, Translator, counts, intervals, load, saved
+from translator import HEADS, JUDGED, Setting, Translator, intervals, load, saved
 
 import collab
+from collab.evaluation.translation import ngrams
 from collab.models.layers import parameters
 
 FORMS = ("concat", "cp", "tucker")
 PARTS = ("scratch", "converted", "heads")
 RATE, RATE_AGAIN = 1e-3, 2e-4
+DROPOUT = 0.3  # of the reference that is trained longer; .1 of all others
 
 REAL = Setting(
     name="translation",
@@ -56,6 +58,7 @@ REAL = Setting(
     widths=(256, 128, 64, 32, 16),
     seeds=(0, 1),
     steps=2400,
+    longer=9600,
     again=400,
     heal_steps=150,
     refine_steps=150,
@@ -63,7 +66,9 @@ REAL = Setting(
     beams=5,
     ablated_rows=256,
 )
-QUICK = replace(REAL, name="translation-quick", widths=(64, 16), steps=800, again=100, heal_steps=50, refine_steps=50)
+QUICK = replace(
+    REAL, name="translation-quick", widths=(64, 16), steps=800, longer=800, again=100, heal_steps=50, refine_steps=50
+)
 REHEARSAL = Setting(
     name="translation-rehearsal",
     rows=64,
@@ -72,6 +77,7 @@ REHEARSAL = Setting(
     widths=(32, 8),
     seeds=(0, 1),
     steps=4,
+    longer=8,
     again=2,
     heal_steps=2,
     refine_steps=2,
@@ -86,7 +92,7 @@ class Job:
     """One model to train or convert, and to measure.
 
     Attributes:
-        what: ``reference``, ``scratch``, ``control``, ``converted``, ``refined``, ``healed`` or ``tuned``.
+        what: ``reference``, ``longer``, ``scratch``, ``control``, ``converted``, ``refined``, ``healed`` or ``tuned``.
         form: of its queries and keys.
         rank: R.
         seed: of its training, and of the reference that it was converted from.
@@ -134,6 +140,7 @@ class Bench:
         found = [self.reference(first)]
         if part == "scratch":
             found += [self.reference(seed) for seed in self.setting.seeds[1:]]
+            found.append(Job("longer", "native", full, first))
             found += [Job("scratch", form, rank, first) for form, rank in compared if (form, rank) != ("concat", full)]
         elif part == "converted":
             found.append(self.control(first))
@@ -157,6 +164,9 @@ class Bench:
     def _made(self, job: Job, folder: Path) -> tuple[PreTrainedModel, float]:
         """The model of a job, and the CPU seconds that its last step took."""
         setting, translator, work = self.setting, self.translator, folder / "training"
+        if job.what == "longer":
+            model = translator.native(job.seed, dropout=DROPOUT)
+            return model, translator.train(model, work, setting.longer, RATE, job.seed)
         if job.what in ("reference", "scratch"):
             untrained = job.form == "native"
             model = translator.native(job.seed) if untrained else translator.collaborative(job.form, job.rank, job.seed)
@@ -192,7 +202,7 @@ class Bench:
         if not file.exists():
             written = self.translator.translate(self.model(job), sources, self.setting.beams)
             file.write_text(json.dumps(written))
-        return counts(json.loads(file.read_text()), references)
+        return ngrams(json.loads(file.read_text()), references)
 
     def row(self, job: Job) -> dict[str, Any]:
         """One model, trained if need be, and measured; see `rivals`."""
@@ -225,6 +235,7 @@ def label(row: dict[str, Any]) -> str:
     """What a row is, in words."""
     names = {
         "reference": f"reference, seed {row['seed']}",
+        "longer": "reference, trained longer",
         "scratch": "from scratch",
         "control": "reference, trained again (control)",
         "converted": "converted, nothing trained",
@@ -239,7 +250,7 @@ def table(result: dict[str, Any]) -> str:
     """A table for each part."""
     parts = []
     full = next((row["parameters"]["query_key"] for row in result["rows"] if row["what"] == "reference"), 0)
-    titles = {"scratch": ("scratch",), "converted": ("control", "converted", "refined", "healed", "tuned")}
+    titles = {"scratch": ("longer", "scratch"), "converted": ("control", "converted", "refined", "healed", "tuned")}
     for title, whats in titles.items():
         rows = [row for row in result["rows"] if row["what"] in ("reference", *whats)]
         cells = []

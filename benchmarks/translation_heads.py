@@ -10,9 +10,10 @@ import matplotlib.pyplot as plt
 import numpy as np
 from common import COLORS, RESULTS, markdown
 from transformers import PreTrainedModel
-from translator import Translator, counts, intervals
+from translator import Translator, intervals
 
 import collab
+from collab.evaluation.translation import ngrams
 from collab.heads.gates import closed
 from collab.heads.selection import Importance, least_important
 from collab.models.layers import HeadLayer, head_layers
@@ -75,7 +76,7 @@ class Heads:
 
         def translated(**hidden: list[int]) -> np.ndarray:
             with closed(layers, hidden):
-                return counts(self.translator.translate(self.model, sources, beams=1), references)
+                return ngrams(self.translator.translate(self.model, sources, beams=1), references)
 
         layers = self.layers
         whole = translated()
@@ -105,7 +106,7 @@ class Heads:
             gone = round(total * step / STEPS)
             keep = least_important(ranked, gone) if gone < total else dict.fromkeys(names, ())
             pruned = collab.prune(self.model, keep) if gone else self.model
-            translated = counts(self.translator.translate(pruned, sources, self.translator.setting.beams), references)
+            translated = ngrams(self.translator.translate(pruned, sources, self.translator.setting.beams), references)
             whole = translated if whole is None else whole
             points.append({"fraction": step / STEPS, "heads": total - gone, "bleu": intervals(translated, whole)})
         return points

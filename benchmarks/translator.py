@@ -16,7 +16,6 @@ import numpy as np
 import torch
 from common import kept, shared_data
 from filelock import FileLock
-from sacrebleu.metrics import BLEU
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from torch import Tensor
 from torch.nn import functional
@@ -34,6 +33,7 @@ from transformers import (
 )
 from transformers.trainer_callback import PrinterCallback
 
+from collab.evaluation.translation import bleu
 from collab.io.staging import whole_file
 from collab.modeling.collab_marian import CollabMarianConfig, CollabMarianMTModel
 from collab.models.states import evaluating
@@ -59,6 +59,7 @@ class Setting:
         widths: R of the models that are compared with the one of width D, the largest first.
         seeds: of the reference; the first is that of everything else.
         steps: of training from scratch.
+        longer: steps of training the reference, with more dropout, to see what its shape can reach.
         again: steps of training a second time.
         heal_steps: steps of healing.
         refine_steps: steps of refining every layer.
@@ -74,6 +75,7 @@ class Setting:
     widths: tuple[int, ...]
     seeds: tuple[int, ...]
     steps: int
+    longer: int
     again: int
     heal_steps: int
     refine_steps: int
@@ -189,10 +191,10 @@ class Translator:
             "forced_eos_token_id": None,
         }
 
-    def native(self, seed: int) -> PreTrainedModel:
+    def native(self, seed: int, **changes: Any) -> PreTrainedModel:
         """An untrained Marian model."""
         set_seed(seed)
-        return MarianMTModel(MarianConfig(**self.shape()))
+        return MarianMTModel(MarianConfig(**self.shape() | changes))
 
     def collaborative(self, form: str, rank: int, seed: int) -> PreTrainedModel:
         """An untrained collaborative one; in the ``concat`` form it is the native one with narrower heads."""
@@ -276,26 +278,11 @@ def load(folder: Path) -> PreTrainedModel:
     return AutoModelForSeq2SeqLM.from_pretrained(folder).eval()
 
 
-def counts(translations: Sequence[str], references: Sequence[str]) -> np.ndarray:
-    """What BLEU sums over the sentences, (sentences, 10): lengths of both, n-grams that match, all n-grams."""
-    metric = BLEU(effective_order=True)  # only to count; without it sacrebleu warns of single sentences
-    scores = [
-        metric.sentence_score(text, [reference]) for text, reference in zip(translations, references, strict=True)
-    ]
-    return np.array([[score.sys_len, score.ref_len, *score.counts, *score.totals] for score in scores])
-
-
-def bleu(sums: np.ndarray) -> float:
-    """sacrebleu of the sums of `counts`, (10,)."""
-    sums = sums.tolist()
-    return BLEU.compute_bleu(sums[2:6], sums[6:], sums[0], sums[1], smooth_method="exp").score
-
-
 def intervals(mine: np.ndarray, other: np.ndarray | None = None) -> dict[str, Any]:
     """BLEU with its 95 % bootstrap interval, and the difference to another model with a paired one.
 
     Args:
-        mine: `counts` of a model.
+        mine: `ngrams` of a model's translations.
         other: those of the other on the same sentences.
     """
     drawn = np.random.default_rng(0).multinomial(len(mine), np.full(len(mine), 1 / len(mine)), RESAMPLES)

@@ -79,7 +79,7 @@ def measure(kind: str, columns: Columns) -> dict[str, float]:
 
 def _metrics_of(kind: str, columns: Columns) -> dict[str, _Metric]:
     """The metrics for a kind of task, with BLEU where texts were written."""
-    return ({"bleu": bleu} if NGRAMS in columns else {}) | _METRICS[kind]
+    return ({"bleu": lambda columns: bleu(columns[NGRAMS].sum(axis=0))} if NGRAMS in columns else {}) | _METRICS[kind]
 
 
 def intervals(

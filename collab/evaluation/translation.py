@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+import importlib.util
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from ..models.inputs import longest_target, on_device
 from ..models.states import evaluating
 
 NGRAMS = "ngrams"
-"""Name of a column of counts for BLEU: of n-grams that match and of all, n = 1 to 4, and of words of both texts."""
+"""Name of the column of predictions that BLEU is computed from; see `ngrams`."""
 
 _ROWS = 32
 
@@ -45,24 +46,31 @@ def written_ngrams(
         DataError: if the model has no head to write with.
         ExtraError: if sacrebleu is not installed.
     """
-    try:
-        from sacrebleu.metrics import BLEU
-    except ImportError as error:
-        raise ExtraError("BLEU needs sacrebleu: pip install 'collab[train]'.") from error
-    metric = BLEU(effective_order=True)  # of a sentence; the counts are the same without
+    require_sacrebleu()
     texts = translations(model, tokenizer, [source for source, _ in pairs], max_length, progress)
-    counts = []
-    for text, (_, target) in zip(texts, pairs, strict=True):
-        score = metric.sentence_score(text, [target])
-        counts.append([*score.counts, *score.totals, score.sys_len, score.ref_len])
-    return {NGRAMS: np.array(counts)}
+    return {NGRAMS: ngrams(texts, [target for _, target in pairs])}
 
 
-def bleu(columns: Mapping[str, np.ndarray]) -> float:
-    """BLEU of a set of texts, from 0 to 100, with sacrebleu's words (13a) and smoothing (exp)."""
+def require_sacrebleu() -> None:
+    """Raises an ExtraError if sacrebleu is not installed."""
+    if importlib.util.find_spec("sacrebleu") is None:
+        raise ExtraError("BLEU needs sacrebleu: pip install 'collab[train]'.")
+
+
+def ngrams(texts: Sequence[str], targets: Sequence[str]) -> np.ndarray:
+    """What BLEU sums over texts, (N, 10): n-grams that match and all n-grams, n = 1 to 4, and words of both texts."""
     from sacrebleu.metrics import BLEU
 
-    *counts, words, expected = (int(count) for count in columns[NGRAMS].sum(axis=0))
+    metric = BLEU(effective_order=True)  # of a sentence; the counts are the same without
+    scores = [metric.sentence_score(text, [target]) for text, target in zip(texts, targets, strict=True)]
+    return np.array([[*score.counts, *score.totals, score.sys_len, score.ref_len] for score in scores])
+
+
+def bleu(sums: np.ndarray) -> float:
+    """BLEU from 0 to 100 of the sums of `ngrams`, (10,), with sacrebleu's words (13a) and smoothing (exp)."""
+    from sacrebleu.metrics import BLEU
+
+    *counts, words, expected = (int(count) for count in sums)
     return float(BLEU.compute_bleu(counts[:4], counts[4:], words, expected, smooth_method="exp").score)
 
 
