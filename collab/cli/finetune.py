@@ -149,7 +149,7 @@ def finetune(
     all of them together.
     """
     session.interrupted = INTERRUPTED_TRAINING
-    pruned = None if prune_heads is None else PruneOptions(fraction=prune_heads, seed=options.run.seed)
+    pruned = None if prune_heads is None else PruneOptions(heads=prune_heads, seed=options.run.seed)
     session.begin(model)
     from ..checkpoints.finetune import MidwayPruning, finetune_and_prune, finetuning_step
     from ..checkpoints.finetune import finetune as finetune_checkpoint

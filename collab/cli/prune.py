@@ -57,7 +57,7 @@ Examples:
 @model_argument
 @output_argument
 @gathers("options", PruneOptions)
-@click.option("--heads", "fraction", type=float, help="Remove this part of all heads, those that matter least.")
+@click.option("--heads", type=float, help="Remove this part of all heads, those that matter least.")
 @click.option("--per-layer", type=int, help="Keep so many heads in every layer, those that matter most.")
 @click.option(
     "--keep",

@@ -73,10 +73,10 @@ class ScoreOptions:
 
 @dataclass(frozen=True)
 class PruneOptions:
-    """Which heads to prune, given by exactly one of `fraction`, `per_layer` and `keep`.
+    """Which heads to prune, given by exactly one of `heads`, `per_layer` and `keep`.
 
     Attributes:
-        fraction: fraction of the model's heads to remove, in (0, 1), the least important ones first.
+        heads: fraction of the model's heads to remove, in (0, 1), the least important ones first.
         per_layer: heads that every layer keeps at most, the most important ones.
         keep: by layer number, the heads to keep; layers that are not named keep all.
         score: score that ranks the heads; one of `SCORES`.
@@ -90,7 +90,7 @@ class PruneOptions:
         ConfigurationError: if a value cannot be used.
     """
 
-    fraction: float | None = None
+    heads: float | None = None
     per_layer: int | None = None
     keep: Mapping[int, Sequence[int]] | None = None
     score: str = "gradient"
@@ -101,15 +101,15 @@ class PruneOptions:
     label_column: str | None = None
 
     def __post_init__(self) -> None:
-        given = [name for name in ("fraction", "per_layer", "keep") if getattr(self, name) is not None]
+        given = [name for name in ("heads", "per_layer", "keep") if getattr(self, name) is not None]
         if len(given) != 1:
             raise ConfigurationError(
-                "Give exactly one of --heads (fraction=), --per-layer (per_layer=) and --keep (keep=), not "
+                "Give exactly one of --heads (heads=), --per-layer (per_layer=) and --keep (keep=), not "
                 f"{' and '.join(given) if given else 'none of them'}."
             )
-        if self.fraction is not None and not 0 < self.fraction < 1:
+        if self.heads is not None and not 0 < self.heads < 1:
             raise ConfigurationError(
-                f"The fraction of heads to remove must be between 0 and 1, not {self.fraction}. Without heads, no "
+                f"The fraction of heads to remove must be between 0 and 1, not {self.heads}. Without heads, no "
                 "token would depend on another."
             )
         if self.per_layer is not None and self.per_layer < 1:

@@ -48,9 +48,9 @@ def prune_by(
     """
     layers = head_layers(loaded.model)
     before = living_heads(layers)
-    if options.fraction is not None and round(before * options.fraction) in (0, before):
+    if options.heads is not None and round(before * options.heads) in (0, before):
         raise ConfigurationError(
-            f"{options.fraction} of {before} heads rounds to {round(before * options.fraction)} heads; at least one "
+            f"{options.heads} of {before} heads rounds to {round(before * options.heads)} heads; at least one "
             "must be removed and one kept."
         )
     model: PreTrainedModel = loaded.model
@@ -83,8 +83,8 @@ def _next(
     layers = head_layers(current.model)
     settings = ScoreOptions((options.score,), normalize=options.normalize)
     importance = score_rows(current, rows, settings, progress).importance(options.score)
-    if options.fraction is not None:
-        target = before - round(before * options.fraction * step / options.steps)
+    if options.heads is not None:
+        target = before - round(before * options.heads * step / options.steps)
         return least_important(importance, living_heads(layers) - target)
     assert options.per_layer is not None
     most = max(len(layer.heads) for layer in layers)

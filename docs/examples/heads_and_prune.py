@@ -47,7 +47,7 @@ print(f"rank correlation of gradient and entropy: {correlation:.2f}")
 # 2. Prune a quarter of all heads, those with the lowest gradient score. Their weights
 #    are removed, not masked.
 pruning = collab.checkpoints.prune(
-    original, output, collab.PruneOptions(fraction=0.25), data=SENTENCES
+    original, output, collab.PruneOptions(heads=0.25), data=SENTENCES
 )
 record = pruning.record
 print(f"heads: {record['heads_before']} before, {record['heads_after']} after")
