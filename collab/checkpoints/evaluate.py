@@ -39,7 +39,7 @@ def evaluate(
         against: folder or Hub id of a second model.
         options: rows, and settings of the bootstrap and of the comparison.
         load_options: how to read the models; the revision applies to `model` only.
-        progress: called before every phase.
+        progress: called before every phase and after every batch.
 
     Raises:
         ConfigurationError: if the task is not known, or the models cannot be compared.
@@ -58,8 +58,7 @@ def evaluate(
     progress("loading the model", 0, None)
     loaded = _load(model, load_options, task, options)
     second = None if against is None else _load(against, replace(load_options, revision=None), task, options)
-    progress("measuring", 0, None)
-    return evaluate_model(loaded, examples, task, against=second, options=options)
+    return evaluate_model(loaded, examples, task, against=second, options=options, progress=progress)
 
 
 def evaluation_step(evaluation: Evaluation, command: str | None = None) -> Step:

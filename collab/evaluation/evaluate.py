@@ -14,6 +14,7 @@ from ..data.features import Feature, text_features, without_labels
 from ..data.task import Task
 from ..errors import DataError
 from ..io.load import Checkpoint
+from ..io.options import Progress, no_progress
 from ..io.report import installed_versions
 from .compare import check_comparable, check_tokenizers, compare
 from .embedding import Embedder
@@ -47,6 +48,7 @@ def evaluate(
     *,
     against: Checkpoint | None = None,
     options: EvaluateOptions | None = None,
+    progress: Progress = no_progress,
 ) -> Evaluation:
     """Measures a model on labelled rows, and a second model on the same rows.
 
@@ -57,6 +59,7 @@ def evaluate(
         task: the task (`collab.task_named`).
         against: the second model, given like the first.
         options: settings of the bootstrap and of the comparison.
+        progress: progress callback, called after every batch.
 
     Raises:
         ConfigurationError: if the models cannot be compared.
@@ -67,7 +70,7 @@ def evaluate(
     if against is not None:
         check_comparable(model.model, against.model)
         check_tokenizers(model.processor, against.processor)
-    columns, features = _predict_examples(model, task, examples, options)
+    columns, features = _predict_examples(model, task, examples, options, progress)
     record: dict[str, Any] = {
         "step": "evaluate",
         "model": model.source.name,
@@ -78,7 +81,8 @@ def evaluate(
         "versions": installed_versions(),
     }
     if against is not None:
-        reference, _ = _predict_examples(against, task, examples, options)
+        reference, _ = _predict_examples(against, task, examples, options, progress)
+        progress("comparing", 0, None)
         record["against"] = compare(model, against, features, rounds=options.rounds) | {
             "metrics": intervals(task.kind, reference, draws=options.draws, seed=options.seed),
             "difference": intervals(task.kind, columns, reference, draws=options.draws, seed=options.seed),
@@ -88,13 +92,14 @@ def evaluate(
 
 
 def _predict_examples(
-    loaded: Checkpoint, task: Task, examples: Examples, options: EvaluateOptions
+    loaded: Checkpoint, task: Task, examples: Examples, options: EvaluateOptions, progress: Progress
 ) -> tuple[Columns, list[Feature]]:
     """Predictions for all rows, and the rows as features without labels."""
     model, tokenizer = loaded.model, loaded.tokenizer
     if task.kind == "similarity":
         if len(examples.texts[0]) != 2:
             raise DataError("Similarity needs pairs: name two text columns (columns=, --text-column).")
+        progress("measuring", 0, None)
         columns = {
             "predicted": Embedder(loaded, options.max_length).similarities(examples.texts),
             "label": np.array(numbers(examples)),
@@ -103,7 +108,7 @@ def _predict_examples(
         return columns, text_features(model, tokenizer, first, options.max_length)
     encoded = encode(task, examples, model, tokenizer, options.max_length)
     features, collate = to_judge(task, model, tokenizer, encoded, options.seed)
-    columns = predictions(task.kind, model, features, collate)
+    columns = predictions(task.kind, model, features, collate, progress)
     if task.kind == "translation":
-        columns |= written_ngrams(model, tokenizer, examples.texts, options.max_length)
+        columns |= written_ngrams(model, tokenizer, examples.texts, options.max_length, progress)
     return columns, without_labels(features)

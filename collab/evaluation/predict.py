@@ -14,6 +14,7 @@ from transformers import PreTrainedModel
 from ..data.encoding import IGNORED, Collate, names_of
 from ..data.features import Feature, length_of
 from ..errors import ExtraError
+from ..io.options import Progress, no_progress
 from ..models.inputs import on_device
 from ..models.states import evaluating
 from .metrics import Columns
@@ -22,7 +23,13 @@ TOKENS = 4096
 """Tokens in a batch at most, unless one row alone has more."""
 
 
-def predictions(kind: str, model: PreTrainedModel, features: Sequence[Feature], collate: Collate) -> Columns:
+def predictions(
+    kind: str,
+    model: PreTrainedModel,
+    features: Sequence[Feature],
+    collate: Collate,
+    progress: Progress = no_progress,
+) -> Columns:
     """A model's predictions for labelled rows.
 
     Args:
@@ -30,12 +37,15 @@ def predictions(kind: str, model: PreTrainedModel, features: Sequence[Feature], 
         model: model with the task's head.
         features: rows with ``labels``; for masked language models, already masked.
         collate: makes a batch of them.
+        progress: progress callback, called after every batch.
 
     Returns:
         Predictions and labels, or counts, in the order of the rows.
     """
     order = sorted(range(len(features)), key=lambda row: length_of(features[row]))
     columns: dict[str, list[Any]] = {}
+    done = 0
+    progress("measuring", done, len(features))
     with evaluating(model), torch.no_grad():
         for rows in _batches(order, features):
             batch = on_device(collate([features[row] for row in rows]), model.device)
@@ -43,6 +53,8 @@ def predictions(kind: str, model: PreTrainedModel, features: Sequence[Feature], 
             logits = model(**batch).logits.float()
             for name, values in _columns(kind, model, logits, labels).items():
                 columns.setdefault(name, []).extend(values)
+            done += len(rows)
+            progress("measuring", done, len(features))
     original_order = np.argsort(order)
     return {name: np.asarray(values)[original_order] for name, values in columns.items()}
 
