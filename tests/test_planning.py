@@ -140,6 +140,7 @@ class TestBudgets:
         assert report.choice["chosen"] == min(near, key=lambda form: candidates[form]["error"])
         chosen = candidates[report.choice["chosen"]]
         assert all(ratio > 1 for ratio in chosen["faster"].values()), "never slower than the original"
+        assert list(chosen["faster"]) == [16, 32, 40], "what the model takes"
         head_dim = 32 // 4
         assert all(layer.rank <= head_dim for layer in report.layers if layer.form != "concat")
 

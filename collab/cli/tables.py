@@ -117,10 +117,11 @@ def _remarks(report: ConversionReport) -> list[str]:
     lines = []
     for form, candidate in report.choice.get("candidates", {}).items():
         mark = "*" if form == report.choice["chosen"] else " "
-        faster = ", ".join(f"{candidate['faster'][length]:.2f}" for length in LENGTHS)
+        lengths = [length for length in candidate["faster"] if length in (*LENGTHS, max(candidate["faster"]))]
+        faster = ", ".join(f"{candidate['faster'][length]:.2f}" for length in lengths)
         lines.append(
             f"{mark} {form}: error {candidate['error']:.4f}, {candidate['parameters']:,} query/key parameters, "
-            f"attention about {faster} times as fast at 32, 128 and 512 tokens"
+            f"attention about {faster} times as fast at {', '.join(map(str, lengths))} tokens"
         )
     if not all(layer.converged for layer in report.layers):
         lines.append("+ the solver was still gaining when its sweeps ran out; --max-sweeps allows more.")

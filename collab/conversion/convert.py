@@ -24,9 +24,10 @@ from ..modeling.collab_config import AttentionSpec
 from ..modeling.collab_model import optional_parts
 from ..models.assembly import assemble
 from ..models.families import Family, require_family
+from ..models.inputs import lengths_within
 from ..models.layers import count_parameters
 from ..models.weights import check_finite
-from ..planning.choice import Choice, choose, compare_forms
+from ..planning.choice import LENGTHS, Choice, choose, compare_forms
 from ..planning.config import ConversionConfig
 from ..reparametrization.layer import LayerProblem, fitting, spec_of, state_of
 from ..reparametrization.model import LayerProblems, full_ranks, projections
@@ -76,7 +77,7 @@ def convert(
     refining = None if is_lossless(model, config) else refine_options(config, calibration)
     moments, held_out = (None, None) if calibration is None else (calibration.moments, calibration.held_out)
     problems = LayerProblems(model, family, moments, config.solver_options.resolve_device(model.device))
-    choice = choose(config, problems, calibration)
+    choice = choose(config, problems, calibration, lengths_within(model, LENGTHS))
     replaced, reports, comparison = _solve_all(model, family, problems, choice, config, held_out, progress)
     converted = _build(model, model_class, family, replaced, share=inplace)
     if refining is not None and calibration is not None:

@@ -13,7 +13,8 @@ from ..calibration.calibrate import Calibration, Data, calibrate, prepare
 from ..calibration.options import CalibrationOptions
 from ..errors import CalibrationError
 from ..io.options import Progress, no_progress
-from ..planning.choice import choose
+from ..models.inputs import lengths_within
+from ..planning.choice import LENGTHS, choose
 from ..planning.config import ConversionConfig
 from ..reparametrization.model import LayerProblems
 from ..reparametrization.moments import LayerMoments
@@ -57,7 +58,8 @@ def calibrate_in_order(
     first = calibrate(model, prepared, options=options)
     family, _ = require_convertible(model)
     device = config.solver_options.resolve_device(model.device)
-    choice = choose(config, LayerProblems(model, family, first.moments, device), first)
+    problems = LayerProblems(model, family, first.moments, device)
+    choice = choose(config, problems, first, lengths_within(model, LENGTHS))
     partly = copy.deepcopy(model)
     moments: dict[str, LayerMoments] = {}
     names = list(first.moments)

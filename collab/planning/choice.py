@@ -25,7 +25,7 @@ from .predict import predict, solve_error, together
 logger = logging.getLogger(__name__)
 
 LENGTHS = (16, 32, 64, 128, 256, 512)
-"""Sequence lengths, in tokens, at which speed is compared."""
+"""Sequence lengths, in tokens, at which speed is compared; less where a model takes less."""
 
 _AS_FAST = 1.1
 """Times within this ratio count as equal: attention is a third of a model, and machines differ."""
@@ -46,13 +46,19 @@ class Choice:
     explanation: dict[str, Any] = field(default_factory=dict)
 
 
-def choose(config: ConversionConfig, problems: LayerProblems, calibration: Calibration | None = None) -> Choice:
+def choose(
+    config: ConversionConfig,
+    problems: LayerProblems,
+    calibration: Calibration | None = None,
+    lengths: Sequence[int] = LENGTHS,
+) -> Choice:
     """Chooses the form and rank of each layer for a rank or a budget.
 
     Args:
         config: settings, with one of `rank`, `params` and `max_error`.
         problems: the model's attention layers.
         calibration: calibration that the layers' moments are from.
+        lengths: sequence lengths to compare speed at, in tokens.
 
     Raises:
         RankError: if a rank is out of range or there is not one for each layer.
@@ -76,7 +82,7 @@ def choose(config: ConversionConfig, problems: LayerProblems, calibration: Calib
     if len(fitting) == 1 and config.form != "auto":
         form, ranks = next(iter(fitting.items()))
         return Choice([form] * len(ranks), ranks, {"budget": config.budget, "allocation": config.allocation})
-    scores = {form: _judge(form, ranks, config, problems) for form, ranks in fitting.items()}
+    scores = {form: _judge(form, ranks, config, problems, lengths) for form, ranks in fitting.items()}
     form = min(scores, key=lambda candidate: scores[candidate]["cost"])
     if config.optimize == "speed":  # of those that are about as fast as each other, the closest to the original
         near = [other for other in scores if scores[other]["cost"] < _AS_FAST * scores[form]["cost"]]
@@ -178,21 +184,25 @@ def _first(fails: int, fits: int, within: Callable[[int], bool]) -> int:
 
 
 def _judge(
-    form: Form, ranks: Sequence[int], config: ConversionConfig, problems: Mapping[str, LayerProblem]
+    form: Form,
+    ranks: Sequence[int],
+    config: ConversionConfig,
+    problems: Mapping[str, LayerProblem],
+    lengths: Sequence[int],
 ) -> dict[str, Any]:
     """Parameters, speed and error of a form at its ranks; `cost` is the objective to minimize."""
     parameters = 0
     errors = []
-    before, after = dict.fromkeys(LENGTHS, 0.0), dict.fromkeys(LENGTHS, 0.0)
+    before, after = dict.fromkeys(lengths, 0.0), dict.fromkeys(lengths, 0.0)
     for problem, rank in zip(problems.values(), ranks, strict=True):
         shape = LayerShape.of(problem)
         parameters += shape.parameters(form, rank, config.content)
-        for length in LENGTHS:
+        for length in lengths:
             before[length] += shape.time_before(length)
             after[length] += shape.time(form, rank, config.content, length)
         errors.append(predict(problem, form, rank, config.content, config.solver_options))
     error = together(errors)
-    faster = {length: before[length] / after[length] for length in LENGTHS}
+    faster = {length: before[length] / after[length] for length in lengths}
     if config.optimize == "speed":
         cost: float = sum(1 / ratio for ratio in faster.values()) / len(faster)
     else:

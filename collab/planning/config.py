@@ -30,9 +30,9 @@ class ConversionConfig:
         params: fraction of the query/key parameters to keep at most, in (0, 1].
         max_error: largest relative error of a layer: of the scores with calibration, of the weights without.
         optimize: objective of ``auto``: ``size`` (the lowest error within `params`, or the fewest parameters within
-            `max_error`) or ``speed`` (the least time estimated for a CPU at 16 to 512 tokens; within `params`, ``cp``
-            and ``tucker`` then have d dimensions at most, since wider heads are slower than the original's; of forms
-            that are about as fast, the one with the lowest error).
+            `max_error`) or ``speed`` (the least time estimated for a CPU at 16 to 512 tokens, or what the model accepts
+            where that is less; within `params`, ``cp`` and ``tucker`` then have d dimensions at most, since wider heads
+            are slower than the original's; of forms that are about as fast, the one with the lowest error).
         allocation: how `params` is divided among the layers: ``balanced``, by the error of their scores, or
             ``uniform``, the same fraction for each. ``auto`` is balanced, but uniform if the calibration was on random
             words, which tell too little about the differences between layers.
