@@ -11,7 +11,7 @@ import torch
 import transformers
 from processes import run
 from tiny import BERT, DECODERS, ROWS, SEQ2SEQ, converted, every_form, random_model, tiny_model
-from transformers import BertLMHeadModel, DynamicCache, PreTrainedModel
+from transformers import AutoModelForCausalLM, BertLMHeadModel, DynamicCache, PreTrainedModel
 
 import collab
 from collab.models.cache import CacheBytes, cache_bytes
@@ -107,3 +107,26 @@ def test_generation_is_the_same_with_a_cache(form: str, implementation: str, bea
     given = {"attention_mask": (prompt != 1).long(), "max_new_tokens": 8, "do_sample": False, "num_beams": beams}
     plain = model.generate(prompt, use_cache=False, **given)
     assert torch.equal(model.generate(prompt, cache_implementation=implementation, **given), plain)
+
+
+@pytest.mark.parametrize("row", DECODERS, ids=lambda row: row.model_type)
+def test_prompts_in_chunks(row: Any) -> None:
+    """Then transformers makes a static cache before there are keys."""
+    native = random_model(AutoModelForCausalLM._model_mapping[row.config_class], row.config(eos_token_id=None))
+    given = {"max_new_tokens": 3, "do_sample": False, "cache_implementation": "static", "prefill_chunk_size": 4}
+    prompt = torch.randint(5, 59, (1, 9))
+    expected, actual = (model.generate(prompt, **given) for model in (native, converted(native, 1.0)))
+    assert torch.equal(actual, expected)
+
+
+@pytest.mark.parametrize("row", [row for row in DECODERS if row.model_type != "opt"], ids=lambda row: row.model_type)
+def test_a_mask_of_less_precision(row: Any) -> None:
+    native = tiny_model(row)
+    ids = torch.randint(5, 59, (1, 9))
+    mask = torch.zeros(1, 1, 9, 9).masked_fill(torch.ones(9, 9).triu(1).bool(), -6e4)
+    for model in (native, full := converted(native, 1.0)):
+        model.set_attn_implementation("eager")
+    with torch.no_grad():
+        expected = full(ids, attention_mask=mask).last_hidden_state
+        torch.testing.assert_close(full(ids, attention_mask=mask.half()).last_hidden_state, expected)
+        torch.testing.assert_close(native(ids, attention_mask=mask).last_hidden_state, expected, rtol=0, atol=1e-4)

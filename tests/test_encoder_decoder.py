@@ -33,7 +33,7 @@ from tiny import (
     save_with_tokenizer,
     tiny_model,
 )
-from transformers import AutoModel, AutoModelForSeq2SeqLM, BertTokenizerFast, PreTrainedModel
+from transformers import AutoModel, AutoModelForSeq2SeqLM, BertTokenizerFast, GenerationMixin, PreTrainedModel
 from transformers.cache_utils import DynamicCache, EncoderDecoderCache, StaticCache
 from transformers.models.auto import modeling_auto
 
@@ -221,6 +221,22 @@ def test_every_kind_of_attention_is_refined() -> None:
     assert improved == set(KINDS)
 
 
+def test_healing_on_sources_alone_is_on_answers_of_the_original(
+    tokenizer: BertTokenizerFast, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    native = marian()
+    model = converted(native, 2)
+    written_by = []
+    generate = type(native).generate
+    monkeypatch.setattr(
+        GenerationMixin, "generate", lambda self, **how: written_by.append(self) or generate(self, **how)
+    )
+    options = collab.HealOptions(run=collab.RunOptions(steps=1, device="cpu"))
+    collab.heal(model, native, [source for source, _ in PAIRS], tokenizer=tokenizer, options=options)
+    assert written_by
+    assert all(each is native for each in written_by)
+
+
 def test_attention_maps_of_every_kind(tokenizer: BertTokenizerFast, tmp_path: Path) -> None:
     """A map has a row for each token that queries, of the answer in the decoder, and a column for each key."""
     native = marian()
@@ -257,6 +273,32 @@ def test_healing_on_pairs_brings_the_answers_closer(tokenizer: BertTokenizerFast
     ).record
     assert record["improved"]
     assert record["after"]["kl"] < record["before"]["kl"]
+
+
+@pytest.mark.parametrize("model_type", ["whisper", "bart"])
+def test_a_prompt_is_taken_as_in_the_original(model_type: str) -> None:
+    """Whisper's as it is; to others' the start token is added where it is missing."""
+    native = generator_of(BY_TYPE[model_type], eos_token_id=3)
+    native.generation_config.suppress_tokens = native.generation_config.begin_suppress_tokens = None
+    inputs = probe_inputs(native) | {"decoder_input_ids": torch.tensor([[7, 20, 21], [8, 9, 22]])}
+    inputs.pop("decoder_attention_mask")
+    expected, actual = (
+        GenerationMixin.generate(model, **inputs, max_new_tokens=4, do_sample=False, eos_token_id=None).tolist()
+        for model in (native, converted(native, 1.0))
+    )
+    assert actual == expected
+    assert len(actual[0]) == (7 if model_type == "whisper" else 8)
+
+
+@pytest.mark.parametrize("model_type", ["t5", "mt5", "umt5", "marian"])
+def test_offloaded_weights(model_type: str) -> None:
+    accelerate = pytest.importorskip("accelerate", reason="the train extra is not installed")
+    model = converted(tiny_model(BY_TYPE[model_type]), 9)
+    inputs = probe_inputs(model)
+    with torch.no_grad():
+        expected = model(**inputs).last_hidden_state
+        offloaded = accelerate.cpu_offload(model, torch.device("cpu"))
+        torch.testing.assert_close(offloaded(**inputs).last_hidden_state, expected)
 
 
 class TestFromScratch:

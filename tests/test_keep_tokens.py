@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import csv
 import json
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -185,6 +187,21 @@ class TestCheckpoints:
         report = collab.checkpoints.convert(str(source), tmp_path / "out", config, keep_tokens=str(text))
         assert report.keep_tokens["tokens"]["after"] == 9
         assert report.keep_tokens["texts"] == 4
+
+    def test_what_is_written_has_to_be_in_the_text(self, tmp_path: Path) -> None:
+        marian = tiny_model(BY_TYPE["marian"], transformers.MarianMTModel)
+        folder = save_with_tokenizer(marian, tmp_path / "marian")
+        (tmp_path / "pairs.tsv").write_text("en\tde\na b\tc\nb\td\na\tc d\n")
+        config = collab.ConversionConfig(rank=8, refine="none", compare=False)
+        sources = collab.DataSource(str(tmp_path / "pairs.tsv"), ("en",))
+        for columns, raises in ((("en",), True), (("en", "de"), False)):
+            request = collab.CalibrationRequest(replace(sources, columns=columns))
+            convert = partial(collab.checkpoints.convert, str(folder), tmp_path / "out", config, calibration=request)
+            if raises:
+                with pytest.raises(ConfigurationError, match="sources without targets"):
+                    convert(keep_tokens="auto")
+            else:
+                assert "It can write no other tokens" in convert(keep_tokens="auto").notes[-1]
 
     def test_what_is_left_out_counts_towards_a_budget_of_parameters(self, source: Path, tmp_path: Path) -> None:
         text = tmp_path / "corpus.txt"

@@ -90,7 +90,7 @@ def evaluation_step(evaluation: Evaluation, command: str | None = None) -> Step:
             ["bytes", "{model:,} of {against:,}".format(**against["bytes"])],
             [
                 "tokens per second",
-                f"{speed['model']:,.0f} to {speed['against']:,.0f}: {speed['ratio']:.2f} times "
+                f"{speed['model']:,.0f} against {speed['against']:,.0f}: {speed['ratio']:.2f} times "
                 f"({speed['ratio_low']:.2f} to {speed['ratio_high']:.2f})",
             ],
         ]

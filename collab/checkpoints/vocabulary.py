@@ -10,6 +10,7 @@ from ..data.rows import all_texts
 from ..data.source import DataSource
 from ..errors import ConfigurationError
 from ..io.load import Checkpoint
+from ..models.inputs import has_decoder
 from ..training.options import HealRequest
 
 
@@ -28,20 +29,29 @@ def fewer_tokens(
         heal: data to heal on.
 
     Raises:
-        ConfigurationError: if the text is that of calibration or healing, and there is none.
+        ConfigurationError: if the text is that of calibration or healing, and there is none, or none of what an
+            encoder-decoder writes.
         CollabError: as raised by `collab.keep_tokens`.
     """
-    kept = keep_tokens(checkpoint.model, checkpoint.tokenizer, all_texts(_source(text, calibration, heal)))
+    source = _source(text, calibration, heal)
+    if text == "auto" and has_decoder(checkpoint.model) and len(source.columns) < 2:
+        raise ConfigurationError(
+            f"keep_tokens='auto' (--keep-tokens auto) would leave out the tokens that {checkpoint.source.name} writes: "
+            f"{source.path} gives sources without targets. Name both columns (--text-column), or a file with text of "
+            "both kinds (--keep-tokens FILE)."
+        )
+    kept = keep_tokens(checkpoint.model, checkpoint.tokenizer, all_texts(source))
     unused = kept.cut(checkpoint.unused)
     return replace(checkpoint, model=kept.model, new_tokenizer=kept.tokenizer, unused=unused), kept
 
 
 def what_stays(kept: KeptTokens) -> str:
     """A note for the user."""
+    written = " It can write no other tokens." if has_decoder(kept.model) else ""
     return (
         f"The vocabulary has {kept.tokens.after:,} of {kept.tokens.before:,} tokens, those of {kept.texts:,} texts: "
         "text of the same tokens is encoded as before, other words are split into shorter tokens or become unknown. "
-        f"All parameters before that: {kept.parameters.before:,}."
+        f"All parameters before that: {kept.parameters.before:,}.{written}"
     )
 
 

@@ -67,7 +67,11 @@ def text_features(
 
 
 def source_features(
-    model: PreTrainedModel, tokenizer: Any, rows: Sequence[Row], max_length: int | None = None
+    model: PreTrainedModel,
+    tokenizer: Any,
+    rows: Sequence[Row],
+    max_length: int | None = None,
+    writer: PreTrainedModel | None = None,
 ) -> list[Feature]:
     """Tokenizes rows of text for an encoder-decoder, with what its decoder reads.
 
@@ -76,6 +80,7 @@ def source_features(
         tokenizer: its tokenizer.
         rows: pairs of a source and its target, or sources, which the model then answers itself, greedily.
         max_length: tokens of a source or a target at most; None for as many as the model takes, also the limit.
+        writer: another model that answers them; None for `model`.
 
     Raises:
         DataError: if some sources have no target, or the tokenizer or the model does not serve them.
@@ -83,7 +88,7 @@ def source_features(
     sources, targets = divided(rows)
     features = encoder_features(model, tokenizer, sources, max_length)
     if targets is None:
-        return answered(model, tokenizer, features)
+        return answered(model, tokenizer, features, writer)
     read = target_features(model, tokenizer, targets, max_length)
     return without_labels([feature | target for feature, target in zip(features, read, strict=True)])
 
@@ -125,32 +130,40 @@ def without_labels(features: Sequence[Feature]) -> list[Feature]:
     return [{name: row[name] for name in row if name != "labels"} for row in features]
 
 
-def answered(model: PreTrainedModel, processor: Any, features: Sequence[Feature]) -> list[Feature]:
-    """The rows of an encoder-decoder with what its decoder reads when the model answers them itself, greedily."""
+def answered(
+    model: PreTrainedModel, processor: Any, features: Sequence[Feature], writer: PreTrainedModel | None = None
+) -> list[Feature]:
+    """The rows of an encoder-decoder with what its decoder reads when it, or `writer`, answers them greedily."""
+    writer = writer or model
     size = _ANSWERED if input_kind(model) == "text" else 1
     order = sorted(range(len(features)), key=lambda row: (length_of(features[row]), row))
     answers: list[Feature] = [{} for _ in features]
     for start in range(0, len(order), size):
         numbers = order[start : start + size]
         batch = collate(model, processor, [features[number] for number in numbers])
-        for number, answer in zip(numbers, own_answers(model, batch), strict=True):
+        batch = {name: value.to(writer.dtype) if value.is_floating_point() else value for name, value in batch.items()}
+        for number, answer in zip(numbers, own_answers(writer, batch), strict=True):
             answers[number] = answer
     return [feature | answer for feature, answer in zip(features, answers, strict=True)]
 
 
-def image_features(model: PreTrainedModel, processor: Any, rows: Sequence[Row]) -> list[Feature]:
-    """Pixel values of images."""
+def image_features(
+    model: PreTrainedModel, processor: Any, rows: Sequence[Row], writer: PreTrainedModel | None = None
+) -> list[Feature]:
+    """Pixel values of images; `writer` as in `source_features`."""
     names = ("pixel_values", "pixel_attention_mask", "spatial_shapes")
     encoded = (processor(images=[row.convert("RGB")], return_tensors="pt") for row in rows)
     features = [
         {name: image[name][0].to(model.dtype if name == names[0] else torch.long) for name in names if name in image}
         for image in encoded
     ]
-    return answered(model, processor, features) if has_decoder(model) else features
+    return answered(model, processor, features, writer) if has_decoder(model) else features
 
 
-def audio_features(model: PreTrainedModel, extractor: Any, rows: Sequence[Recording]) -> list[Feature]:
-    """Waveforms or spectrograms of recordings.
+def audio_features(
+    model: PreTrainedModel, extractor: Any, rows: Sequence[Recording], writer: PreTrainedModel | None = None
+) -> list[Feature]:
+    """Waveforms or spectrograms of recordings; `writer` as in `source_features`.
 
     Raises:
         DataError: if a recording has another sampling rate than the model takes.
@@ -164,7 +177,7 @@ def audio_features(model: PreTrainedModel, extractor: Any, rows: Sequence[Record
     name = model.main_input_name
     encoded = (extractor(row.waveform, sampling_rate=row.rate, return_tensors="pt") for row in rows)
     features = [{name: values[name][0].to(model.dtype)} for values in encoded]
-    return answered(model, extractor, features) if has_decoder(model) else features
+    return answered(model, extractor, features, writer) if has_decoder(model) else features
 
 
 def synthetic_features(

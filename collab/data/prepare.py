@@ -17,7 +17,6 @@ from .features import (
     Feature,
     audio_features,
     image_features,
-    length_of,
     source_features,
     synthetic_features,
     text_features,
@@ -41,6 +40,7 @@ def features_of(
     samples: int,
     max_length: int | None = None,
     seed: int = 0,
+    writer: PreTrainedModel | None = None,
 ) -> tuple[list[Feature], dict[str, Any]]:
     """Encodes rows without labels for a model.
 
@@ -51,6 +51,7 @@ def features_of(
         samples: rows at most.
         max_length: tokens of a row at most; None for as many as the model takes.
         seed: seed of the sample and of random words.
+        writer: the encoder-decoder that answers sources without targets; None for `model`.
 
     Returns:
         The features, one per row, and a summary of the source for reports.
@@ -82,11 +83,14 @@ def features_of(
     if kind == "text":
         _check_texts(rows)
     if kind == "images":
-        return image_features(model, processor, rows), summary
+        return image_features(model, processor, rows, writer), summary
     if kind == "audio":
-        return audio_features(model, processor, rows), summary
-    features = (source_features if has_decoder(model) else text_features)(model, processor, rows, max_length)
-    longest = max(map(length_of, features))
+        return audio_features(model, processor, rows, writer), summary
+    if not has_decoder(model):
+        features = text_features(model, processor, rows, max_length)
+    else:
+        features = source_features(model, processor, rows, max_length, writer)
+    longest = max(len(feature["input_ids"]) for feature in features)
     if longest >= longest_text(model, max_length):
         logger.warning("Text longer than %d tokens was truncated.", longest)
     return features, summary

@@ -133,8 +133,8 @@ def compare(model: Checkpoint, against: Checkpoint, features: Sequence[Feature],
     Returns:
         ``agreement`` (see there), ``hidden_cosine`` (mean over the tokens, for the hidden states after every layer,
         an encoder's before its decoder's),
-        ``parameters`` and ``bytes`` of both, and ``tokens_per_second`` of both with the median, lowest and highest
-        ratio over the rounds.
+        ``parameters`` and ``bytes`` of both, and ``tokens_per_second`` of both, medians of the rounds, with their ratio
+        and the lowest and highest of a round.
     """
     first, second = model.model, against.model
     batches = batches_of(model, _evenly(features, _COMPARED))
@@ -170,10 +170,11 @@ def speeds(first: PreTrainedModel, second: PreTrainedModel, batches: Sequence[Ba
         for rate, seconds in zip(rates, time_in_turn(runs, backwards=number % 2 == 1), strict=True):
             rate.append(tokens / seconds)
     ratios = [rate / reference for rate, reference in zip(*rates, strict=True)]
+    medians = [float(np.median(rate)) for rate in rates]
     return {
-        "model": float(np.median(rates[0])),
-        "against": float(np.median(rates[1])),
-        "ratio": float(np.median(ratios)),
+        "model": medians[0],
+        "against": medians[1],
+        "ratio": medians[0] / medians[1],
         "ratio_low": min(ratios),
         "ratio_high": max(ratios),
     }
@@ -220,9 +221,10 @@ def check_comparable(model: PreTrainedModel, original: PreTrainedModel) -> None:
         if name == "num_hidden_layers" and actual is not None:
             actual += len(dropped_layers(model))
         if actual != expected:
+            left_out = " Where tokens were left out (--keep-tokens), there is none." if name == "vocab_size" else ""
             raise ConfigurationError(
                 f"The models cannot be compared: the original has {what} {expected}, this one {actual}. Name the model "
-                "that this one was made from."
+                f"that this one was made from.{left_out}"
             )
     actual, expected = _native_name(model), _native_name(original)
     if actual != expected:

@@ -103,9 +103,10 @@ def intervals(
         seed: seed of the draws.
 
     Returns:
-        By name: ``value``, ``low`` and ``high``, which are None without draws.
+        By name: ``value``, ``low`` and ``high``, which are None without draws and for a single row.
     """
     rows = len(next(iter(columns.values())))
+    draws = draws if rows > 1 else 0
     generator = np.random.default_rng(seed)
     chosen = [generator.integers(rows, size=rows) for _ in range(draws)]
     tails = [100 * (1 - level) / 2, 100 * (1 + level) / 2]

@@ -320,7 +320,7 @@ def additive_mask(
     if mask.dtype == torch.bool:
         seen = query.new_zeros(1) if bias is None else bias
         return torch.where(mask, seen, hidden)
-    mask = mask.clamp(min=hidden).to(query.dtype)
+    mask = mask.to(query.dtype).clamp(min=hidden)
     return mask if bias is None else bias + mask
 
 

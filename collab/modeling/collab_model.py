@@ -109,6 +109,25 @@ class CollaborativeMixin(_Model):
         if isinstance(module, CollaborativeAttention) and module.heads:
             module.init_heads(init.normal_, init.zeros_, init.copy_)
 
+    def _get_static_cache_init_shape(self) -> None:
+        """None: the shapes of a static cache are known with the first keys, which are not those of the original."""
+
+    def _prepare_decoder_input_ids_for_generation(
+        self,
+        batch_size: int,
+        model_input_name: str,
+        model_kwargs: dict[str, torch.Tensor],
+        decoder_start_token_id: torch.Tensor,
+        device: torch.device | None = None,
+    ) -> tuple[Any, dict[str, torch.Tensor]]:
+        # By the config's type, which is native there, transformers knows where nothing is put before a prompt.
+        prompt = "decoder_input_ids" if "decoder_input_ids" in model_kwargs else "input_ids"
+        if self.base_class.keeps_prompts and model_kwargs.get(prompt) is not None:
+            return model_kwargs.pop(prompt), model_kwargs
+        return super()._prepare_decoder_input_ids_for_generation(  # type: ignore[misc]
+            batch_size, model_input_name, model_kwargs, decoder_start_token_id, device
+        )
+
     def save_pretrained(self, save_directory: str | os.PathLike, *args: Any, **kwargs: Any) -> None:
         """Saves the model with the code that it runs on, so that it loads where collab is not installed.
 
@@ -185,6 +204,7 @@ class CollaborativeBase(CollaborativeMixin):
         feed_forward_classes: for each native module that holds a feed-forward layer, where it keeps it.
         versions: the collaborative version of each native model class of the family, and of its parts.
         encoders: the models of an encoder alone, in a family of encoders with decoders.
+        keeps_prompts: whether a decoder's prompt need not begin with the start token.
     """
 
     config_class: type[PreTrainedConfig]
@@ -193,6 +213,7 @@ class CollaborativeBase(CollaborativeMixin):
     feed_forward_classes: ClassVar[dict[type[nn.Module], FeedForward]] = {}
     versions: ClassVar[dict[type[PreTrainedModel], type[CollaborativeMixin]]]
     encoders: ClassVar[tuple[type[CollaborativeMixin], ...]] = ()
+    keeps_prompts: ClassVar[bool] = False
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         cls.base_class = cls

@@ -40,22 +40,23 @@ class RelativeAttention(EncoderDecoderAttention):
     def scores_input(cls, native: Any, given: dict[str, Any]) -> tuple[Any, Tensor | None]:
         bias, length = given.get("position_bias"), given["hidden_states"].shape[1]
         if bias is None and hasattr(native, "relative_attention_bias"):
-            bias = native.compute_bias(length, length)
+            bias = native.compute_bias(length, length, given["hidden_states"].device)
         return given.get("attention_mask"), bias
 
-    def own_bias(self, length: int, cache: Any) -> Tensor | None:
-        """The bias of `length` queries after those in the cache, (1, H, T, S), S with the room of a static cache.
+    def own_bias(self, hidden_states: Tensor, cache: Any) -> Tensor | None:
+        """The bias of T queries after those in the cache, (1, H, T, S), S with the room of a static cache.
 
         None if the layer has no bias of its own.
         """
+        length, device = hidden_states.shape[1], hidden_states.device  # offloaded weights are on another
         if not hasattr(self, "relative_attention_bias"):
             return None
         if cache is None:
-            return self.compute_bias(length, length)
+            return self.compute_bias(length, length, device)
         if isinstance(cache, EncoderDecoderCache):
             cache = cache.self_attention_cache
         keys, _ = cache.get_mask_sizes(length, self.layer_idx)
-        return self.compute_bias(length, keys, past_seen_tokens=cache.get_seq_length(self.layer_idx))
+        return self.compute_bias(length, keys, device, cache.get_seq_length(self.layer_idx))
 
 
 class CollabT5Attention(RelativeAttention):
@@ -81,7 +82,7 @@ class CollabT5Attention(RelativeAttention):
             output, weights = self.attend_to_other(hidden_states, key_value_states, mask, past_key_values, **kwargs)
             return output, None, weights
         if position_bias is None:
-            position_bias = self.own_bias(hidden_states.shape[1], past_key_values)
+            position_bias = self.own_bias(hidden_states, past_key_values)
         output, weights = self.attend_to_itself(
             hidden_states, mask, past_key_values, position_bias=position_bias, **kwargs
         )

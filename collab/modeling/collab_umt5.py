@@ -23,7 +23,7 @@ class CollabUMT5Attention(RelativeAttention):
         **kwargs: Any,
     ) -> tuple[Tensor, Tensor | None]:
         """As the native layer; see `EncoderDecoderAttention.forward`."""
-        bias = {} if self.kind == "cross" else {"position_bias": self.own_bias(hidden_states.shape[1], past_key_values)}
+        bias = {} if self.kind == "cross" else {"position_bias": self.own_bias(hidden_states, past_key_values)}
         return super().forward(hidden_states, encoder_hidden_states, past_key_values, attention_mask, **bias, **kwargs)
 
 

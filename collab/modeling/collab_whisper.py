@@ -11,4 +11,5 @@ from .collab_model import CollaborativeBase
 @collaborative_family(inner=[native.WhisperDecoder], encoders=[native.WhisperEncoder], without=["WhisperForCausalLM"])
 class CollabWhisperModel(CollaborativeBase, native.WhisperModel):
     attention_classes = {native.WhisperAttention: EncoderDecoderAttention}
+    keeps_prompts = True
     feed_forward_classes = {native.WhisperEncoderLayer: FeedForward("fc1", "fc2")}

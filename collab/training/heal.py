@@ -100,6 +100,7 @@ def heal(
         samples=options.samples,
         max_length=options.max_length,
         seed=options.run.seed,
+        writer=teacher,
     )
     kept, held = hold_out(features, max(_PERIOD, -(-len(features) // _HELD_OUT)))
     start = time.perf_counter()
