@@ -6,11 +6,13 @@ import copy
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 import transformers
-from tiny import BERT, WORDS, converted, full_rank, random_model, save_with_tokenizer, tiny_model
+from tiny import BERT, BY_TYPE, WORDS, converted, full_rank, random_model, save_with_tokenizer, tiny_model
 from tiny import random_text as text
+from tokenizers.pre_tokenizers import ByteLevel
 from torch import Tensor
 from torch.nn.attention.flex_attention import create_block_mask
 from transformers import AutoModel, PreTrainedModel, pipeline
@@ -127,6 +129,32 @@ class TestPipelines:
         runner = pipeline(task, model=str(tmp_path / "out"))
         assert type(runner.model).__name__ == f"Collab{name}"
         assert_close(runner(given), expected)
+
+    def test_speech_recognition(self) -> None:
+        """The pipeline knows Whisper by its type, so a converted one has to be named."""
+        alphabet = {character: number for number, character in enumerate(sorted(ByteLevel.alphabet()))}
+        end = "<|endoftext|>"
+        ends = dict.fromkeys(("unk_token", "bos_token", "eos_token", "pad_token"), end)
+        tokenizer = transformers.WhisperTokenizer(vocab=alphabet | {end: 256}, merges=[], **ends)
+        tokenizer.add_tokens(["<|startoftranscript|>"], special_tokens=True)
+        extractor = transformers.WhisperFeatureExtractor(feature_size=8, chunk_length=1)
+        config = BY_TYPE["whisper"].config(
+            vocab_size=258,
+            max_source_positions=50,
+            **dict.fromkeys(("pad_token_id", "bos_token_id", "eos_token_id"), 256),
+            decoder_start_token_id=257,
+        )
+        native = random_model(transformers.WhisperForConditionalGeneration, config)
+        native.generation_config.update(max_length=10, suppress_tokens=[256, 257], begin_suppress_tokens=[256])
+        wave = np.random.default_rng(0).standard_normal(16000).astype("float32") / 10
+        texts = []
+        for model in (native, converted(native, 1.0)):
+            runner = pipeline(
+                "automatic-speech-recognition", model=model, feature_extractor=extractor, tokenizer=tokenizer
+            )
+            runner.type = "seq2seq_whisper"
+            texts.append(runner(wave)["text"])
+        assert texts[0] == texts[1] != ""
 
 
 def assert_close(actual: object, expected: object) -> None:
