@@ -3,7 +3,8 @@
 Multi30k, English to German, with Marian-shaped models of 3 + 3 layers, width 256 and 8 heads, trained with label
 smoothing in bfloat16; beam search and sacrebleu on the sets val and test_2017.
 
-1. ``scratch``: key widths of 256 to 16 as narrower heads (concat), collaborative (cp) and tucker: the paper's table.
+1. ``scratch``: key widths of 256 to 16 as narrower heads (concat), collaborative (cp) and tucker: the paper's table;
+   and the reference trained longer, with more dropout, to see how far its shape goes.
 2. ``converted``: the trained reference at the same widths, calibrated on training pairs: nothing trained, refined,
    healed without labels, and trained again; the control is the reference trained again.
 3. ``heads``: every head's importance, BLEU without it and with no other of its layer, and BLEU as heads of one kind of
@@ -15,7 +16,7 @@ smoothing in bfloat16; beam search and sacrebleu on the sets val and test_2017.
     python benchmarks/translation.py --rehearse       # all of it, tiny, in about three minutes
 
 Run it twice at the same time, with OMP_NUM_THREADS=1, to use two cores: each process takes what the other is not at.
-All of it takes about four hours then.
+All of it takes about five hours then.
 Writes results/translation.json, .md and .png (or translation-quick, translation-rehearsal). Rows are kept as they
 finish, and a run that was stopped goes on, in the middle of a training too. Models and translations are in
 benchmarks/work, in a folder of the same name.
