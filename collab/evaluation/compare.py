@@ -131,10 +131,9 @@ def compare(model: Checkpoint, against: Checkpoint, features: Sequence[Feature],
         rounds: rounds of the measurement of speed, in which the models alternate.
 
     Returns:
-        ``agreement`` (see there), ``hidden_cosine`` (mean over the tokens, for the hidden states after every layer,
-        an encoder's before its decoder's),
-        ``parameters`` and ``bytes`` of both, and ``tokens_per_second`` of both, medians of the rounds, with their ratio
-        and the lowest and highest of a round.
+        ``agreement`` (see there), ``hidden_cosine`` (mean over the tokens, for the hidden states after every layer, an
+        encoder's before its decoder's), ``parameters`` and ``bytes`` of both, and ``tokens_per_second`` of both,
+        medians of the rounds, with their ratio and the lowest and highest of a round.
     """
     first, second = model.model, against.model
     batches = batches_of(model, _evenly(features, _COMPARED))

@@ -18,7 +18,7 @@ from ..data.task import Task
 from ..errors import ConfigurationError
 from ..evaluation.metrics import Columns, intervals, measure
 from ..evaluation.predict import predictions
-from ..evaluation.translation import written_ngrams
+from ..evaluation.translation import require_sacrebleu, written_ngrams
 from ..io.options import Progress, no_progress
 from ..io.report import installed_versions
 from ..models.states import set_dropout
@@ -131,6 +131,7 @@ def finetune(
 
     Raises:
         ConfigurationError: if the teacher's head has other labels, or the tokenizer does not fit the task.
+        ExtraError: if a package that measures the task is not installed.
         DataError: if a label does not fit the head.
         TrainingError: if the loss becomes NaN or infinite, memory is short, or `work` holds another unfinished run.
     """
@@ -139,6 +140,8 @@ def finetune(
         raise ConfigurationError(
             f"The teacher answers with {', '.join(names_of(teacher))}, the model with {', '.join(names_of(model))}."
         )
+    if task.kind == "translation":
+        require_sacrebleu()  # before the training, not after it
     start = time.perf_counter()
     rows, judged = (encode(task, examples, model, tokenizer, options.max_length) for examples in (train, held_out))
     judged, judge = to_judge(task, model, tokenizer, judged, options.run.seed)
