@@ -39,7 +39,7 @@ from collab.reparametrization.layer import LayerProblem
 BERT = BY_TYPE["bert"]
 SIDES = ("encoder", "decoder")
 Run = Callable[..., Result]
-CACHE = CacheBytes(12_582_912, 25_165_824, "bfloat16")
+CACHE = CacheBytes(12_582_912, 25_165_824, "bfloat16", 12_582_913, 25_165_825)
 
 
 @pytest.fixture
@@ -294,7 +294,7 @@ class TestWidth:
         choice = PlanOption("tucker", 1024, 0.1, [0.1], 0.5, 0.9, {32: 0.1, 128: 12.5, 512: 0.1}, CACHE, True)
         spectra = [Spectrum(name, "encoder", [1024, 4096], [0.5, 1.0], [0.5, 1.0], [0.95, 1.0]) for name in self.NAMES]
         show_plan(Plan([choice] * 3, spectra, "Take it.", "Refined.", None, 10**9, 10**10, CACHE))
-        self.check(capsys, "query/key", "model", "512 tokens", "keys", "12,582,912", "25,165,824", "product")
+        self.check(capsys, "query/key", "model", "512 tokens", "cross keys", "12,582,912", "12,582,913", "product")
 
     def test_bench(self, capsys: pytest.CaptureFixture[str]) -> None:
         names = ("/a/folder/" + "of-a-long-name-" * 8, "original")
