@@ -91,6 +91,14 @@ def test_a_cache_holds_one_key_for_all_heads() -> None:
     assert cache_bytes(converted(native, 9)) == CacheBytes(*held, "float32", *held)
 
 
+@pytest.mark.parametrize("part", ["encoder", "decoder"])
+def test_a_part_is_not_saved_alone(part: str, tmp_path: Path) -> None:
+    """Its config is native, by which it would load as another model."""
+    model = converted(composite(), 8)
+    with pytest.raises(ValueError, match="is a part of a converted model"):
+        getattr(model, part).save_pretrained(tmp_path / part)
+
+
 def test_parts_are_of_different_widths() -> None:
     """Then a projection stands between them."""
     parts = BY_TYPE["bert"].config(hidden_size=48), BY_TYPE["bert"].config(is_decoder=True, add_cross_attention=True)

@@ -353,6 +353,14 @@ class TestReload:
         job = {"folder": tmp_path / "out", "auto_class": "AutoModel", "inputs": probe_inputs(model)}
         assert largest_difference(outputs(model), outputs_without_collab([job], tmp_path)[0]) < 1e-5
 
+    @pytest.mark.parametrize("model_type", ["bart", "t5", "whisper"])
+    def test_a_part_is_not_saved_alone(self, model_type: str, tmp_path: Path) -> None:
+        """Its config is that of the whole, with which it would not load."""
+        model = converted(tiny_model(BY_TYPE[model_type]), 8)
+        with pytest.raises(ValueError, match="is a part of a converted model"):
+            model.get_encoder().save_pretrained(tmp_path / "encoder")
+        assert not (tmp_path / "encoder").exists()
+
     def test_wrong_number_of_layers_is_refused(self) -> None:
         row = BY_TYPE["marian"]
         with pytest.raises(ValueError, match="2 collab_layers, but the model has 6"):
@@ -375,6 +383,18 @@ class TestOtherVerbs:
         pruned = collab.prune(native, keep)
         assert [layer.heads for layer in collab.inspect(pruned).layers] == [4, 4, 4, 2, 4, 2]
         assert written(pruned) == written(pruned, use_cache=False)
+
+    def test_pruned_and_expanded_times_of_words_are_those_of_the_same_heads(self) -> None:
+        native = generator_of(BY_TYPE["whisper"], decoder_layers=2)
+        native.generation_config.alignment_heads = [[0, 1], [0, 3], [1, 2]]
+        first, second = (layer.name for layer in head_layers(native) if layer.kind == "cross")
+        pruned = collab.prune(native, {first: [0, 3], second: [1, 2, 3]})
+        assert pruned.generation_config.alignment_heads == [[0, 1], [1, 1]]
+        again = collab.prune(pruned, {first: [3], second: [1, 3]})
+        assert again.generation_config.alignment_heads == [[0, 0]]
+        assert collab.expand(pruned).model.generation_config.alignment_heads == [[0, 3], [1, 2]]
+        assert collab.prune(native, {first: [0], second: [0]}).generation_config.alignment_heads is None
+        assert native.generation_config.alignment_heads == [[0, 1], [0, 3], [1, 2]]
 
     def test_a_layer_without_heads_generates(self) -> None:
         pruned = collab.prune(marian(), {"model.decoder.layers.0.encoder_attn": []})

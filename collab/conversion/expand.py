@@ -20,7 +20,7 @@ from ..modeling.collab_attention import CollaborativeAttention
 from ..modeling.collab_config import CollaborativeConfig
 from ..modeling.collab_model import optional_parts, outermost
 from ..modeling.collab_rotary import CollaborativeRotaryAttention
-from ..models.assembly import fill, unfilled
+from ..models.assembly import fill, renumber_alignment, unfilled
 from ..models.families import Family, collaborative_layers, families
 from ..models.inputs import probe_inputs
 from ..models.layers import count_parameters
@@ -129,6 +129,7 @@ def expand(model: PreTrainedModel, *, allow_error: float = 0.0) -> Expansion:
     rotary = any(isinstance(layer, CollaborativeRotaryAttention) for layer in layers.values())
     _check_error(reports, max(allow_error, rounding(model.dtype)), rotary)
     expanded = _build(model, native_class, family, layers, native_layers)
+    renumber_alignment(expanded, [dict(enumerate(layer.heads)) for layer in layers.values() if layer.kind == "cross"])
     difference, scale = _output_difference(model, expanded)
     parameters = Count(count_parameters(model), count_parameters(expanded))
     return Expansion(expanded, tuple(reports), parameters, difference, scale)

@@ -18,7 +18,7 @@ from ..errors import ConfigurationError, UnsupportedArchitectureError
 from ..modeling.collab_attention import CollaborativeAttention
 from ..modeling.collab_config import AttentionSpec
 from ..modeling.collab_model import CollaborativeMixin
-from ..models.assembly import assemble
+from ..models.assembly import assemble, renumber_alignment
 from ..models.families import collaborative_layers
 from ..models.layers import FACTORS, head_layers
 
@@ -56,7 +56,14 @@ def prune(model: PreTrainedModel, keep: Mapping[str, Sequence[int]]) -> PreTrain
     config.collab_layers = [spec.to_dict() for spec in specs]
     trainable = {name: parameter.requires_grad for name, parameter in converted.named_parameters()}
     state = {name: tensor.clone() for name, tensor in state.items()}
-    return assemble(type(converted), config, state, converted, trainable)
+    pruned = assemble(type(converted), config, state, converted, trainable)
+    places = []
+    for name, layer in collaborative_layers(converted).items():
+        if layer.kind == "cross":
+            left = collaborative_layers(pruned)[name].heads
+            places.append({layer.heads.index(head): place for place, head in enumerate(left)})
+    renumber_alignment(pruned, places)
+    return pruned
 
 
 def check_keep(model: PreTrainedModel, keep: Mapping[str, Sequence[int]]) -> None:

@@ -132,7 +132,17 @@ class CollaborativeMixin(_Model):
         """Saves the model with the code that it runs on, so that it loads where collab is not installed.
 
         Arguments as in `transformers.PreTrainedModel.save_pretrained`.
+
+        Raises:
+            ValueError: if it is a part of a model whose config describes the whole, so that it would not load again.
         """
+        described = getattr(self.config, "collab_layers", ())  # none in the native config of a part
+        layers = sum(isinstance(module, CollaborativeAttention) for module in self.modules())
+        if described is not None and len(described) not in (1, layers):
+            raise ValueError(
+                f"This {type(self).__name__} is a part of a converted model, and its config does not describe it "
+                "alone. Save the whole model, or the part of the expanded model (collab.expand)."
+            )
         self.config.auto_map = auto_map(type(self))
         if kwargs.get("is_main_process", True):
             copy_code(type(self), save_directory)

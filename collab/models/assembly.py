@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 from torch import Tensor
 from transformers import PretrainedConfig, PreTrainedModel
@@ -79,3 +79,17 @@ def fill(
         model.gradient_checkpointing_enable()
     if getattr(like, "generation_config", None) is not None:
         model.generation_config = like.generation_config if share else copy.deepcopy(like.generation_config)
+
+
+def renumber_alignment(model: PreTrainedModel, places: Sequence[Mapping[int, int]]) -> None:
+    """Renumbers the heads by which Whisper tells when a word was said, `alignment_heads` in its generation config.
+
+    Args:
+        model: any model; most have none.
+        places: for each cross-attention layer, the place of each head that is there, by its place before.
+    """
+    settings = getattr(model, "generation_config", None)
+    pairs = getattr(settings, "alignment_heads", None)
+    if pairs:
+        there = [[layer, places[layer][head]] for layer, head in pairs if head in places[layer]]
+        settings.alignment_heads = there or None  # type: ignore[union-attr]
