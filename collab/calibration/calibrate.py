@@ -166,10 +166,10 @@ def _calibration(
 
 def _amount(model: PreTrainedModel, moments: Mapping[str, LayerMoments]) -> dict[str, int]:
     """The tokens that moments are from: ``tokens``, and of an encoder-decoder also ``decoder_tokens``."""
-    family = require_family(model.config)
+    family, both = require_family(model.config), has_decoder(model)
     tokens: dict[str, int] = {}
     for name, layer in family.attention_layers(model).items():
-        side = "decoder_tokens" if has_decoder(model) and family.kind(layer) != "encoder" else "tokens"
+        side = "decoder_tokens" if both and family.kind(layer) != "encoder" else "tokens"
         tokens[side] = min(moments[name].tokens, tokens.get(side, moments[name].tokens))
     return tokens
 
@@ -194,8 +194,7 @@ def prepare(model: PreTrainedModel, data: Any, tokenizer: Any, options: Calibrat
         if data and isinstance(data[0], Mapping):
             _check_batches(data)
             require_two(data, "batches")
-            batches = [with_targets(model, batch) if has_decoder(model) else dict(batch) for batch in data]
-            kept, held = hold_out(batches, options.period)
+            kept, held = hold_out([with_targets(model, batch) for batch in data], options.period)
             counts = [sum(len(next(iter(batch.values()), ())) for batch in part) for part in (kept, held)]
             return PreparedData(kept, held, {"source": "batches", "rows": sum(counts), "held_out": counts[1]})
     features, summary = features_of(

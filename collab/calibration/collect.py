@@ -15,7 +15,7 @@ from ..errors import CalibrationError
 from ..io.options import Progress, no_progress
 from ..models.answers import answers_of
 from ..models.families import Family, arguments_of
-from ..models.inputs import answer_mask, has_decoder, query_mask, with_targets
+from ..models.inputs import answer_mask, query_mask, with_targets
 from ..models.states import eager_attention, evaluating, frozen
 from ..reparametrization.moments import (
     Accumulator,
@@ -177,7 +177,7 @@ class Collector:
         accumulators[number].add(queries, keys, scores, tokens, self._generator, layer_pass.positions)
 
     def _on_call(self, module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
-        self._given = with_targets(self.model, kwargs) if has_decoder(self.model) else kwargs
+        self._given = with_targets(self.model, kwargs)
         self._passes.clear()
         return args, kwargs | {"output_attentions": True}  # some families return weights only on request
 

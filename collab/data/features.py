@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -66,6 +66,19 @@ def text_features(
     return [{name: encoded[name][row] for name in encoded} for row in range(len(rows))]
 
 
+def row_features(
+    model: PreTrainedModel,
+    tokenizer: Any,
+    rows: Sequence[Row],
+    max_length: int | None = None,
+    writer: PreTrainedModel | None = None,
+) -> list[Feature]:
+    """Tokenizes rows of text, as `source_features` for an encoder-decoder and as `text_features` for other models."""
+    if has_decoder(model):
+        return source_features(model, tokenizer, rows, max_length, writer)
+    return text_features(model, tokenizer, rows, max_length)
+
+
 def source_features(
     model: PreTrainedModel,
     tokenizer: Any,
@@ -86,11 +99,9 @@ def source_features(
         DataError: if some sources have no target, or the tokenizer or the model does not serve them.
     """
     sources, targets = divided(rows)
-    features = encoder_features(model, tokenizer, sources, max_length)
-    if targets is None:
-        return answered(model, tokenizer, features, writer)
-    read = target_features(model, tokenizer, targets, max_length)
-    return without_labels([feature | target for feature, target in zip(features, read, strict=True)])
+    if targets is not None:
+        return without_labels(pair_features(model, tokenizer, rows, max_length))
+    return answered(model, tokenizer, encoder_features(model, tokenizer, sources, max_length), writer)
 
 
 def pair_features(
@@ -136,10 +147,8 @@ def answered(
     """The rows of an encoder-decoder with what its decoder reads when it, or `writer`, answers them greedily."""
     writer = writer or model
     size = _ANSWERED if input_kind(model) == "text" else 1
-    order = sorted(range(len(features)), key=lambda row: (length_of(features[row]), row))
     answers: list[Feature] = [{} for _ in features]
-    for start in range(0, len(order), size):
-        numbers = order[start : start + size]
+    for numbers in by_length(features, size):
         batch = collate(model, processor, [features[number] for number in numbers])
         batch = {name: value.to(writer.dtype) if value.is_floating_point() else value for name, value in batch.items()}
         for number, answer in zip(numbers, own_answers(writer, batch), strict=True):
@@ -273,8 +282,16 @@ def _padded_targets(model: PreTrainedModel, rows: Sequence[Feature]) -> Batch:
 
 def row_batches(model: PreTrainedModel, processor: Any | None, features: Sequence[Feature], rows: int) -> list[Batch]:
     """Batches of `rows` rows of similar length."""
-    order = sorted(features, key=length_of)
-    return [collate(model, processor, order[start : start + rows]) for start in range(0, len(order), rows)]
+    return [
+        collate(model, processor, [features[number] for number in numbers]) for numbers in by_length(features, rows)
+    ]
+
+
+def by_length(features: Sequence[Feature], rows: int) -> Iterator[list[int]]:
+    """The numbers of `rows` rows of similar length at a time, the shortest first."""
+    order = sorted(range(len(features)), key=lambda row: length_of(features[row]))
+    for start in range(0, len(order), rows):
+        yield order[start : start + rows]
 
 
 def length_of(feature: Feature) -> int:

@@ -17,9 +17,8 @@ from .features import (
     Feature,
     audio_features,
     image_features,
-    source_features,
+    row_features,
     synthetic_features,
-    text_features,
 )
 from .rows import read_rows
 from .source import DataSource
@@ -86,10 +85,7 @@ def features_of(
         return image_features(model, processor, rows, writer), summary
     if kind == "audio":
         return audio_features(model, processor, rows, writer), summary
-    if not has_decoder(model):
-        features = text_features(model, processor, rows, max_length)
-    else:
-        features = source_features(model, processor, rows, max_length, writer)
+    features = row_features(model, processor, rows, max_length, writer)
     longest = max(len(feature["input_ids"]) for feature in features)
     if longest >= longest_text(model, max_length):
         logger.warning("Text longer than %d tokens was truncated.", longest)

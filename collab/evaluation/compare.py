@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -185,19 +185,22 @@ def _hidden_cosine(first: PreTrainedModel, second: PreTrainedModel, batches: Seq
     totals: np.ndarray | int = 0
     with torch.no_grad():
         for batch in batches:
-            outputs = [model(**batch, output_hidden_states=True) for model in (first, second)]
-            cosines: list[float] = []
-            counts: list[int] = []
-            for name, mask in _STATES.items():
-                if name in outputs[0]:
-                    ours, theirs = outputs[0][name][1:], matched_states(outputs[1][name], dropped_layers(first))
-                    seen = batch[mask].flatten(0, -2).bool() if mask in batch else torch.ones(ours[0].shape[:-1]) > 0
-                    for left, right in zip(ours, theirs, strict=True):
-                        cosine = functional.cosine_similarity(left[seen].float(), right[seen].float(), dim=-1)
-                        cosines.append(cosine.sum().item())
-                        counts.append(cosine.numel())
-            sums, totals = sums + np.array(cosines), totals + np.array(counts)
+            ours, theirs = (model(**batch, output_hidden_states=True) for model in (first, second))
+            cosines = list(_cosines(ours, theirs, batch, dropped_layers(first)))
+            sums = sums + np.array([cosine.sum().item() for cosine in cosines])
+            totals = totals + np.array([cosine.numel() for cosine in cosines])
     return [float(cosine) for cosine in np.atleast_1d(sums / np.maximum(totals, 1))]
+
+
+def _cosines(ours: Any, theirs: Any, batch: Batch, dropped: Sequence[int]) -> Iterator[Tensor]:
+    """The cosines of two models' hidden states at the tokens of a batch, (tokens,) for each layer."""
+    for name, mask in _STATES.items():
+        if name in ours:
+            for left, right in zip(ours[name][1:], matched_states(theirs[name], dropped), strict=True):
+                if mask in batch:
+                    seen = batch[mask].flatten(0, -2).bool()
+                    left, right = left[seen], right[seen]
+                yield functional.cosine_similarity(left.float(), right.float(), dim=-1)
 
 
 def _both(first: PreTrainedModel, second: PreTrainedModel, measure: Any) -> dict[str, int]:

@@ -34,8 +34,8 @@ class Embedder:
     def __init__(self, loaded: Checkpoint, max_length: int | None = None) -> None:
         if has_decoder(loaded.model):
             raise DataError(
-                f"{loaded.source.name} is an encoder-decoder, whose sentence embeddings are not defined. Save its "
-                "encoder alone, and measure that."
+                f"{loaded.source.name} is an encoder-decoder, whose sentence embeddings are not defined. Give a "
+                "model that is an encoder alone."
             )
         self._loaded = loaded
         self._max_length = max_length

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
-from ..data.features import encoder_features, length_of, row_batches
+from ..data.features import by_length, collate, encoder_features
 from ..errors import DataError, ExtraError
 from ..io.options import Progress, no_progress
 from ..models.inputs import longest_target, on_device
@@ -90,12 +90,15 @@ def translations(
     settings.max_length = min(max_length or longest_target(model), longest_target(model))
     settings.do_sample = False
     features = encoder_features(model, tokenizer, sources, max_length)
-    order = sorted(range(len(features)), key=lambda row: length_of(features[row]))
-    texts: list[str] = []
-    progress("translating", 0, len(features))
+    texts = [""] * len(features)
+    done = 0
+    progress("translating", done, len(features))
     with evaluating(model), torch.no_grad():
-        for batch in row_batches(model, tokenizer, features, _ROWS):
+        for numbers in by_length(features, _ROWS):
+            batch = collate(model, tokenizer, [features[number] for number in numbers])
             ids = generator.generate(**on_device(batch, model.device), generation_config=settings)
-            texts += tokenizer.batch_decode(ids, skip_special_tokens=True)
-            progress("translating", len(texts), len(features))
-    return [texts[place] for place in np.argsort(order)]
+            for number, text in zip(numbers, tokenizer.batch_decode(ids, skip_special_tokens=True), strict=True):
+                texts[number] = text
+            done += len(numbers)
+            progress("translating", done, len(features))
+    return texts

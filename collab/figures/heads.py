@@ -10,13 +10,13 @@ from typing import Any
 
 import numpy as np
 
-from ..data.features import collate, source_features, text_features
+from ..data.features import collate, row_features
 from ..errors import DataError
 from ..heads.options import SCORES
 from ..heads.scores import HeadScores, rank_correlation
 from ..heads.statistics import attention_of
 from ..io.load import Checkpoint
-from ..models.inputs import has_decoder, on_device
+from ..models.inputs import on_device
 from ..models.layers import HeadLayer, check_numbers, head_layers
 from .style import BLUE, VERMILION, pyplot, save
 
@@ -109,7 +109,7 @@ def draw_attention(
     folder.mkdir(parents=True, exist_ok=True)
     written = []
     for place, sentence in enumerate(sentences):
-        features = (source_features if has_decoder(model) else text_features)(model, loaded.tokenizer, [sentence])
+        features = row_features(model, loaded.tokenizer, [sentence])
         batch = on_device(collate(model, loaded.tokenizer, features), model.device)
         read, answered = (
             loaded.tokenizer.convert_ids_to_tokens(batch[name].flatten().tolist()) if name in batch else []

@@ -48,20 +48,18 @@ def prune(model: PreTrainedModel, keep: Mapping[str, Sequence[int]]) -> PreTrain
         )
     converted = model if isinstance(model, CollaborativeMixin) else convert_losslessly(model).model
     specs: list[AttentionSpec] = []
+    places: list[dict[int, int]] = []  # of the heads that stay, by the former ones
     state: dict[str, Tensor] = {name: tensor.detach() for name, tensor in converted.state_dict().items()}
     for name, layer in collaborative_layers(converted).items():
         kept = layer.heads if name not in keep else tuple(sorted(keep[name]))
         specs.append(_prune_layer(state, name, layer, kept))
+        if layer.kind == "cross":
+            places.append({layer.heads.index(head): place for place, head in enumerate(kept)})
     config = copy.deepcopy(converted.config)
     config.collab_layers = [spec.to_dict() for spec in specs]
     trainable = {name: parameter.requires_grad for name, parameter in converted.named_parameters()}
     state = {name: tensor.clone() for name, tensor in state.items()}
     pruned = assemble(type(converted), config, state, converted, trainable)
-    places = []
-    for name, layer in collaborative_layers(converted).items():
-        if layer.kind == "cross":
-            left = collaborative_layers(pruned)[name].heads
-            places.append({layer.heads.index(head): place for place, head in enumerate(left)})
     renumber_alignment(pruned, places)
     return pruned
 

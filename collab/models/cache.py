@@ -24,7 +24,7 @@ class CacheBytes:
         values: of the values, for a token of the decoder.
         dtype: dtype of all.
         cross_keys: of the keys of cross-attention, for a token of the encoder; 0 without cross-attention.
-        cross_values: of its values, likewise.
+        cross_values: of the values of cross-attention, for a token of the encoder; 0 without cross-attention.
     """
 
     keys: int

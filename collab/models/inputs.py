@@ -127,12 +127,15 @@ def decoder_inputs(model: PreTrainedModel, labels: Tensor) -> Tensor:
 def with_targets(model: PreTrainedModel, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """A batch of an encoder-decoder with what its decoder reads and the mask of that, made of ``labels`` if need be.
 
-    Where no mask is given, the padding at the ends of the targets, or their labels of -100, are masked.
+    A batch of any other model is as it was. Where no mask is given, the padding at the ends of the targets, or their
+    labels of -100, are masked.
 
     Raises:
         ConfigurationError: as `decoder_inputs`.
     """
     completed = dict(batch)
+    if not has_decoder(model):
+        return completed
     labels = completed.pop("labels", None)
     padding = getattr(decoder_of(model).config, "pad_token_id", None)
     if "decoder_input_ids" not in completed and labels is not None:
