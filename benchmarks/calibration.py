@@ -55,7 +55,7 @@ class Model:
     def calibrate(self, data: Any, **settings: Any) -> collab.Calibration:
         """A calibration on rows of text or on random vocabulary."""
         options = collab.CalibrationOptions(**settings)
-        return collab.calibrate(self.model, data, tokenizer=self.tokenizer, options=options)
+        return collab.calibrate(collab.Checkpoint(self.model, self.tokenizer), data, options=options)
 
     @torch.no_grad()
     def embed(self, model: Any, rows: list[str]) -> torch.Tensor:
@@ -187,7 +187,7 @@ def order() -> dict[str, Any]:
     for form, rank in (("cp", 128), ("cp", 64), ("tucker", 64), ("concat", 128)):
         config = collab.ConversionConfig(rank=rank, form=form)
         start = time.perf_counter()
-        ordered = collab.calibrate_in_order(demo.model, config, train, tokenizer=demo.tokenizer)
+        ordered = collab.calibrate_in_order(collab.Checkpoint(demo.model, demo.tokenizer), config, train)
         seconds = time.perf_counter() - start
         cosines = [
             demo.cosine(collab.convert(demo.model, config, calibration=calibration).model, test)

@@ -130,9 +130,9 @@ class Bench:
         """A calibration along one kind of directions."""
         options = collab.CalibrationOptions(seed=seed)
         if name == "fixed size":
-            return collab.calibrate(self.model, self.train, tokenizer=self.tokenizer, options=options)
+            return collab.calibrate(collab.Checkpoint(self.model, self.tokenizer), self.train, options=options)
         with patch.object(Answer, "direction", lambda answer, generator: direction(name, answer, generator)):
-            return collab.calibrate(self.model, self.train, tokenizer=self.tokenizer, options=options)
+            return collab.calibrate(collab.Checkpoint(self.model, self.tokenizer), self.train, options=options)
 
 
 def settings() -> Iterator[dict[str, Any]]:

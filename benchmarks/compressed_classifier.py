@@ -66,7 +66,7 @@ def main() -> None:
             if steps:
                 run = collab.RunOptions(steps=steps, batch_size=64, evaluations=2, precision="auto", device="cpu")
                 options = collab.HealOptions("layers", 65536, run=run)
-                collab.heal(healed, bench.model, sentences, tokenizer=bench.tokenizer, options=options)
+                collab.heal(collab.Checkpoint(healed, bench.tokenizer), bench.model, sentences, options=options)
             seconds = time.process_time() - began
             correct = (bench.answers(healed).argmax(-1) == labels).numpy()
             low, high = interval(correct, reference)

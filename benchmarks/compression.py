@@ -144,7 +144,7 @@ class Bench:
         tokenizer = AutoTokenizer.from_pretrained(demo_folder())
         sentences = rows_of_text(text, tokenizer)
         began = time.process_time()
-        calibration = collab.calibrate(original, sentences[:ROWS], tokenizer=tokenizer)
+        calibration = collab.calibrate(collab.Checkpoint(original, tokenizer), sentences[:ROWS])
         return cls(original, tokenizer, sentences, calibration, time.process_time() - began)
 
     def collab(self, **settings: Any) -> PreTrainedModel:
@@ -218,7 +218,7 @@ class Bench:
             steps=steps, batch_size=64, evaluations=max(2, steps // 200), precision="auto", seed=seed, device="cpu"
         )
         options = collab.HealOptions("layers", len(self.sentences), run=run)
-        collab.heal(model, self.original, self.sentences, tokenizer=self.tokenizer, options=options)
+        collab.heal(collab.Checkpoint(model, self.tokenizer), self.original, self.sentences, options=options)
 
 
 def _largest(size: torch.Tensor, heads: int, width: int) -> torch.Tensor:

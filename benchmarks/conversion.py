@@ -70,7 +70,7 @@ class Tasks:
         tasks: dict[str, tuple[Callable[[], object], str]] = {
             FORWARD: (lambda: self.forward(self.plain), FORWARD),
             "forward pass, in the batches of calibration": (lambda: self.forward(self.own), FORWARD),
-            "calibrate": (lambda: collab.calibrate(self.native, tokenizer=self.tokenizer), FORWARD),
+            "calibrate": (lambda: collab.calibrate(collab.Checkpoint(self.native, self.tokenizer)), FORWARD),
             PROCESS: (self.load_and_run, PROCESS),
             "process: `collab convert --refine none`": (lambda: self.command("--refine", "none"), PROCESS),
             "process: `collab convert`": (self.command, PROCESS),

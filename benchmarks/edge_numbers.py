@@ -82,7 +82,7 @@ def calibrated(folder: Path, rows: list[str]) -> dict[str, Any]:
     """What the report of a conversion on some rows says of its first layer; or why it is refused."""
     loaded = collab.load(str(folder))
     try:
-        calibration = collab.calibrate(loaded.model, rows, tokenizer=loaded.tokenizer)
+        calibration = collab.calibrate(collab.Checkpoint(loaded.model, loaded.tokenizer), rows)
         conversion = collab.convert(
             loaded.model, collab.ConversionConfig(rank=8, compare=False, refine=2), calibration=calibration
         )

@@ -58,7 +58,7 @@ Quality = dict[str, dict[str, Any]]
 """By model: form, rank, the part of the query/key parameters that is left, and how well it does its work, if known."""
 
 
-def what_it_is(report: collab.ConversionReport) -> dict[str, Any]:
+def what_it_is(report: collab.Conversion) -> dict[str, Any]:
     """A conversion's form, rank and size."""
     layer = report.layers[0]
     return {"query_key": report.query_key.ratio, "form": layer.form, "rank": layer.rank}
@@ -73,7 +73,8 @@ def demo(folder: Path) -> tuple[Models, Quality]:
     request = collab.CalibrationRequest(collab.DataSource(str(text)), cache=folder / "moments.safetensors")
     for name, config in CONVERSIONS.items():
         output = written(folder, name)
-        quality[name] = what_it_is(collab.checkpoints.convert(str(demo_folder()), output, config, calibration=request))
+        converted = collab.checkpoints.convert(str(demo_folder()), output, config, calibration=request)
+        quality[name] = what_it_is(converted.report)
         models[name] = AutoModel.from_pretrained(output)
     return models, quality
 

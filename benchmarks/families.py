@@ -134,8 +134,8 @@ def measure_shape(shape: Shape, params: float | None) -> Measured:
         "difference": largest_difference(expected, actual),
         "cosine": cosine(expected, actual),
         "reload_difference": largest_difference(actual, of_seen(elsewhere, inputs)),
-        "onnx_difference": step.record["verification"]["largest_difference"],
-        "onnx_shapes": step.record["verification"]["shapes"],
+        "onnx_difference": step.report.verification["largest_difference"],
+        "onnx_shapes": step.report.verification["shapes"],
         "seconds": taken,
     }
 

@@ -86,7 +86,7 @@ class Bench:
         self.data.write_text("\n".join(rows[:1024]))
         self.original = transformers.AutoModel.from_pretrained(demo_folder())
         tokenizer = transformers.AutoTokenizer.from_pretrained(demo_folder())
-        self.moments = collab.calibrate(self.original, rows[1024:3072], tokenizer=tokenizer).moments
+        self.moments = collab.calibrate(collab.Checkpoint(self.original, tokenizer), rows[1024:3072]).moments
 
     def row(self, setting: dict[str, Any]) -> dict[str, Any]:
         """One setting, converted without refinement, and with it where there is something to refine on."""
@@ -117,7 +117,7 @@ class Bench:
                 collab.ConversionConfig(**given, solver=solver, refine=refine),
                 calibration=collab.CalibrationRequest(source, cache=cache),
                 progress=progress,
-            )
+            ).report
             seconds = time.perf_counter() - start
             measured = self.judge.measure(output)
             converted = transformers.AutoModel.from_pretrained(output)

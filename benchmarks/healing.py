@@ -58,7 +58,7 @@ def row(setting: dict[str, Any], judge: Judge, folder: Path) -> dict[str, Any]:
     measured: dict[str, Any] = {}
     for name, heal in (("before", None), ("after", collab.HealRequest(data))):
         start = time.perf_counter()
-        report = collab.checkpoints.convert(
+        made = collab.checkpoints.convert(
             str(demo_folder()),
             folder / name,
             config,
@@ -67,10 +67,17 @@ def row(setting: dict[str, Any], judge: Judge, folder: Path) -> dict[str, Any]:
             save_options=collab.SaveOptions(overwrite=True),
         )
         measured[name] = judge.measure(folder / name) | {"seconds": time.perf_counter() - start}
-    step = report.history[0]
-    loss = {when: step[when]["loss"] for when in ("before", "after")}
-    rate = step["settings"]["run"]["learning_rate"]
-    learnt = {"query_key_ratio": report.query_key.ratio, "steps": step["steps"], "learning_rate": rate, "loss": loss}
+    conversion, healing = made.step(collab.Conversion), made.step(collab.Healing)
+    assert conversion is not None
+    assert healing is not None
+    loss = {"before": healing.before["loss"], "after": healing.after["loss"]}
+    rate = healing.settings["run"]["learning_rate"]
+    learnt = {
+        "query_key_ratio": conversion.query_key.ratio,
+        "steps": healing.steps,
+        "learning_rate": rate,
+        "loss": loss,
+    }
     return setting | measured | learnt
 
 
@@ -82,7 +89,7 @@ class Budget:
         self.text = stsb_sentences()
         self.checkpoint = collab.load(str(demo_folder()))
         model, tokenizer = self.checkpoint.model, self.checkpoint.tokenizer
-        self.calibration = collab.calibrate(model, self.text, tokenizer=tokenizer)
+        self.calibration = collab.calibrate(collab.Checkpoint(model, tokenizer), self.text)
 
     def row(self, setting: dict[str, Any]) -> dict[str, Any]:
         """One conversion."""
@@ -106,23 +113,22 @@ class Budget:
             "after": self.measure(conversion),
         }
 
-    def convert(self) -> collab.Conversion:
+    def convert(self) -> collab.Checkpoint:
         """A conversion that is neither refined nor healed."""
         config = collab.ConversionConfig(rank=64, refine="none", compare=False)
-        return collab.convert(self.checkpoint.model, config, calibration=self.calibration)
+        return collab.convert(self.checkpoint, config, calibration=self.calibration)
 
-    def heal(self, conversion: collab.Conversion, steps: int) -> float:
+    def heal(self, conversion: collab.Checkpoint, steps: int) -> float:
         """CPU seconds of healing."""
         start = time.process_time()
         options = collab.HealOptions(run=collab.RunOptions(steps=steps))
-        tokenizer = self.checkpoint.tokenizer
-        collab.heal(conversion.model, self.checkpoint.model, self.text, tokenizer=tokenizer, options=options)
+        collab.heal(conversion, self.checkpoint, self.text, options=options)
         return time.process_time() - start
 
-    def measure(self, conversion: collab.Conversion) -> dict[str, float]:
+    def measure(self, conversion: collab.Checkpoint) -> dict[str, float]:
         """Its quality, as a folder."""
         with tempfile.TemporaryDirectory() as folder:
-            collab.save(conversion, Path(folder) / "out", self.checkpoint)
+            collab.save(conversion, Path(folder) / "out")
             return self.judge.measure(Path(folder) / "out")
 
 

@@ -192,7 +192,7 @@ def without(converted: PreTrainedModel, pruned: BertModel, heads: Tensor, neuron
         layer.name: heads[number].nonzero().flatten().tolist()
         for number, layer in enumerate(collab.inspect(narrower).layers)
     }
-    return collab.prune(narrower.eval(), keep)
+    return collab.prune(narrower.eval(), keep).model
 
 
 def compress(

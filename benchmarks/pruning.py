@@ -107,7 +107,9 @@ def at_once(subject: Subject, importance: Importance, timed: bool) -> list[dict[
     for fraction in FRACTIONS:
         count = round(total * fraction)
         model = (
-            collab.prune(subject.loaded.model, least_important(importance, count)) if count else subject.loaded.model
+            collab.prune(subject.loaded.model, least_important(importance, count)).model
+            if count
+            else subject.loaded.model
         )
         points.append({"fraction": fraction, "heads": total - count, "value": subject.metric(model)})
         if timed:
@@ -123,7 +125,7 @@ def iterative(subject: Subject) -> list[dict[str, Any]]:
         count = living_heads(head_layers(current.model)) - (total - round(total * fraction))
         if count:
             importance = score_rows(current, rows, collab.ScoreOptions(("gradient",))).importance("gradient")
-            current = replace(current, model=collab.prune(current.model, least_important(importance, count)))
+            current = replace(current, model=collab.prune(current.model, least_important(importance, count)).model)
         points.append(
             {"fraction": fraction, "heads": total - round(total * fraction), "value": subject.metric(current.model)}
         )
@@ -135,9 +137,12 @@ def healed(subject: Subject, importance: Importance, steps: int) -> list[dict[st
     total, points = living_heads(head_layers(subject.loaded.model)), []
     options = replace(subject.bench.healing(steps), samples=2048)
     for fraction in HEALED:
-        model = collab.prune(subject.loaded.model, least_important(importance, round(total * fraction)))
+        model = collab.prune(subject.loaded.model, least_important(importance, round(total * fraction))).model
         collab.heal(
-            model, subject.loaded.model, subject.bench.train, tokenizer=subject.loaded.tokenizer, options=options
+            collab.Checkpoint(model, subject.loaded.tokenizer),
+            subject.loaded.model,
+            subject.bench.train,
+            options=options,
         )
         points.append({"fraction": fraction, "heads": total - round(total * fraction), "value": subject.metric(model)})
     return points

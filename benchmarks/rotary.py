@@ -65,7 +65,7 @@ class Bench:
         self.original: PreTrainedModel = AutoModel.from_pretrained(folder, dtype=torch.float32)
         self.tokenizer = AutoTokenizer.from_pretrained(folder)
         self.rows = stsb_sentences()
-        self.calibration = collab.calibrate(self.original, self.rows[:1024], tokenizer=self.tokenizer)
+        self.calibration = collab.calibrate(collab.Checkpoint(self.original, self.tokenizer), self.rows[:1024])
         self.first, self.second, self.scores = stsb("dev")
         self.embeddings = self._embed(self.original)
         self.spearman = self._spearman(self.embeddings)
@@ -130,7 +130,7 @@ class Bench:
         model = conversion.model
         start, cpu = time.perf_counter(), time.process_time()
         options = collab.HealOptions(run=collab.RunOptions(steps=STEPS))
-        collab.heal(model, self.original, self.rows, tokenizer=self.tokenizer, options=options)
+        collab.heal(collab.Checkpoint(model, self.tokenizer), self.original, self.rows, options=options)
         taken = {"cpu_seconds": time.process_time() - cpu, "seconds": time.perf_counter() - start}
         return self.measure(model) | taken | {"query_key_ratio": conversion.report.query_key.ratio}
 

@@ -45,7 +45,7 @@ def export(folder: Path) -> dict[str, dict[str, Any]]:
     records = {}
     for number, (name, source) in enumerate(sources.items()):
         output = folder / f"onnx-{number}"
-        records[name] = collab.checkpoints.export_onnx(source, output, int8=True).record | {"folder": output}
+        records[name] = collab.checkpoints.export_onnx(source, output, int8=True).report.to_dict() | {"folder": output}
     return records
 
 

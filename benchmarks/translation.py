@@ -186,7 +186,7 @@ class Bench:
             collab.heal(model, reference, pairs, **given)
             return model, time.process_time() - start
         start = time.process_time()
-        calibration = collab.calibrate(reference, pairs, tokenizer=translator.tokenizer)
+        calibration = collab.calibrate(collab.Checkpoint(reference, translator.tokenizer), pairs)
         refine = "none" if job.what == "converted" else setting.refine_steps
         config = collab.ConversionConfig(rank=job.rank, form=job.form, refine=refine, compare=False)
         conversion = collab.convert(reference, config, calibration=calibration)

@@ -43,7 +43,7 @@ class Heads:
     @cached_property
     def scores(self) -> collab.HeadScores:
         """The gradient's importance, and how much the model's answers change without a head and with it alone."""
-        checkpoint = collab.Checkpoint.of(self.model, self.translator.tokenizer)
+        checkpoint = collab.Checkpoint(self.model, self.translator.tokenizer)
         options = collab.ScoreOptions(("gradient", "ablation", "alone"))
         return collab.score_heads(checkpoint, self.translator.pairs("train"), options=options)
 
@@ -105,7 +105,7 @@ class Heads:
         for step in range(STEPS + (kind != "all")):
             gone = round(total * step / STEPS)
             keep = least_important(ranked, gone) if gone < total else dict.fromkeys(names, ())
-            pruned = collab.prune(self.model, keep) if gone else self.model
+            pruned = collab.prune(self.model, keep).model if gone else self.model
             translated = ngrams(self.translator.translate(pruned, sources, self.translator.setting.beams), references)
             whole = translated if whole is None else whole
             points.append({"fraction": step / STEPS, "heads": total - gone, "bleu": intervals(translated, whole)})

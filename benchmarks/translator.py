@@ -34,7 +34,7 @@ from transformers import (
 from transformers.trainer_callback import PrinterCallback
 
 from collab.evaluation.translation import bleu
-from collab.io.staging import whole_file
+from collab.io.staging import atomic_write
 from collab.modeling.collab_marian import CollabMarianConfig, CollabMarianMTModel
 from collab.models.states import evaluating
 from collab.training.work import WHOLE, drop_other_checkpoints, newest_checkpoint
@@ -137,7 +137,7 @@ class Translator:
         if not of_work == kept(self.setting.name).get("setting", now) == now:
             results = f"benchmarks/results/{self.setting.name}.*"
             raise SystemExit(f"{self.folder} or {results} is of another setting. Move both away.")
-        with whole_file(file) as partial:
+        with atomic_write(file) as partial:
             partial.write_text(json.dumps(now, indent=2))
 
     def pairs(self, split: str) -> list[tuple[str, str]]:

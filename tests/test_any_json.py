@@ -13,11 +13,11 @@ from tiny import BERT, save_with_tokenizer, tiny_model
 from transformers import BertConfig
 
 import collab
-from collab.checkpoints.expand import expanded_card
 from collab.errors import CollabError
-from collab.io.history import REPORT_FILE, read_report
+from collab.io.history import REPORT_FILE, read_history
 from collab.io.load import config_of, model_class_of
 from collab.io.read import Source, read_config
+from collab.io.write import expanded_card
 
 ANY_JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20),
@@ -57,8 +57,8 @@ def test_any_value_in_a_config(name: str, value: Any, tmp_path: Path) -> None:
 def converted(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("models")
     source = save_with_tokenizer(tiny_model(BERT), folder / "native")
-    conversion = collab.convert(tiny_model(BERT), collab.ConversionConfig(rank=8, compare=False, refine="none"))
-    collab.save(conversion, folder / "converted", collab.load(str(source)))
+    config = collab.ConversionConfig(rank=8, compare=False, refine="none")
+    collab.save(collab.convert(collab.load(str(source)), config), folder / "converted")
     return folder / "converted"
 
 
@@ -71,11 +71,12 @@ def test_any_json_for_the_layers_of_a_converted_model(value: Any, converted: Pat
 def card_of(folder: Path) -> None:
     """Reads a report and writes the card that says most of it."""
     try:
-        report = read_report(folder)
+        history = read_history(folder)
     except CollabError as error:
         is_a_message(error)
     else:
-        assert expanded_card(folder, report, "model", "BertModel", "AutoModel").startswith("---")
+        given = {"native_class": "BertModel", "auto_class": "AutoModel", "library": "transformers"}
+        assert expanded_card(history, folder, "model", **given).startswith("---")
 
 
 @often

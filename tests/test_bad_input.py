@@ -35,7 +35,7 @@ def make_bases(folder: Path) -> Path:
     )
     save_with_tokenizer(classifier, folder / "native", words)
     config = collab.ConversionConfig(rank=8, compare=False, refine="none")
-    collab.save(collab.convert(classifier, config), folder / "converted", collab.load(str(folder / "native")))
+    collab.save(collab.convert(collab.load(str(folder / "native")), config), folder / "converted")
     report = folder / "converted" / "collab_report.json"
     report.write_text(json.dumps(json.loads(report.read_text()) | {"source": str(folder / "native")}))
     tiny_model(BY_TYPE["vit"], transformers.ViTForImageClassification).save_pretrained(folder / "image")

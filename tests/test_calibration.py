@@ -194,7 +194,7 @@ class TestSources:
     def test_strings_pairs_batches_and_callables(self, tokenizer: BertTokenizer) -> None:
         model = tiny_model(BERT)
         for data in (SENTENCES, list(zip(SENTENCES, SENTENCES, strict=True)), iter(SENTENCES)):
-            calibration = collab.calibrate(model, data, tokenizer=tokenizer, options=FEW)
+            calibration = collab.calibrate(collab.Checkpoint(model, tokenizer), data, options=FEW)
             assert calibration.summary["rows"] == 24
             assert sum(len(batch["input_ids"]) for batch in calibration.batches) == 3
         calibration = collab.calibrate(model, lambda model: [model(**batch) for batch in batches(model)] and None)
@@ -225,7 +225,7 @@ class TestSources:
 
         model.register_forward_pre_hook(see, with_kwargs=True)
         options = replace(FEW, max_length=max_length)
-        summary = collab.calibrate(model, tokenizer=tokenizer, options=options).summary
+        summary = collab.calibrate(collab.Checkpoint(model, tokenizer), options=options).summary
         assert summary["source"] == "synthetic"
         assert summary["rows"] == len(rows)
         return rows
@@ -265,7 +265,7 @@ class TestSources:
             image.new("RGB", (20, 20), (i * 60, 10, 200)).save(tmp_path / f"{i}.png")
         model = tiny_model(BY_TYPE["vit"], transformers.ViTForImageClassification)
         processor = transformers.ViTImageProcessor(size={"height": 16, "width": 16})
-        calibration = collab.calibrate(model, collab.DataSource(str(tmp_path)), tokenizer=processor)
+        calibration = collab.calibrate(collab.Checkpoint(model, processor), collab.DataSource(str(tmp_path)))
         assert calibration.summary["rows"] == 4
         with pytest.raises(collab.errors.DataError, match="no synthetic data for images"):
             collab.calibrate(model)
@@ -280,9 +280,11 @@ class TestSources:
         model = tiny_model(BY_TYPE["wav2vec2"], transformers.Wav2Vec2ForSequenceClassification)
         source = collab.DataSource(str(tmp_path))
         extractor = transformers.Wav2Vec2FeatureExtractor()
-        assert collab.calibrate(model, source, tokenizer=extractor).summary["rows"] == 3
+        assert collab.calibrate(collab.Checkpoint(model, extractor), source).summary["rows"] == 3
         with pytest.raises(collab.errors.DataError, match="has 16000 samples per second, and the model takes 8000"):
-            collab.calibrate(model, source, tokenizer=transformers.Wav2Vec2FeatureExtractor(sampling_rate=8000))
+            collab.calibrate(
+                collab.Checkpoint(model, transformers.Wav2Vec2FeatureExtractor(sampling_rate=8000)), source
+            )
         with pytest.raises(collab.errors.DataError, match="no synthetic data for audio"):
             collab.calibrate(model)
 
@@ -322,10 +324,10 @@ class TestBadInput:
         model = tiny_model(BERT)
         (tmp_path / "empty.txt").write_text("\n\n")
         with pytest.raises(collab.errors.DataError, match="no rows"):
-            collab.calibrate(model, collab.DataSource(str(tmp_path / "empty.txt")), tokenizer=tokenizer)
+            collab.calibrate(collab.Checkpoint(model, tokenizer), collab.DataSource(str(tmp_path / "empty.txt")))
         for rows in ([], ["a b"]):
             with pytest.raises(collab.errors.DataError, match="At least 2 rows"):
-                collab.calibrate(model, rows, tokenizer=tokenizer)
+                collab.calibrate(collab.Checkpoint(model, tokenizer), rows)
         with pytest.raises(collab.errors.CalibrationError, match="never called"):
             collab.calibrate(model, lambda model: None)
 
@@ -336,15 +338,15 @@ class TestBadInput:
 
     def test_long_text_is_cut_and_said(self, tokenizer: BertTokenizer, caplog: pytest.LogCaptureFixture) -> None:
         model = tiny_model(BERT)
-        calibration = collab.calibrate(model, ["a b c " * 100, "a"], tokenizer=tokenizer)
+        calibration = collab.calibrate(collab.Checkpoint(model, tokenizer), ["a b c " * 100, "a"])
         assert "longer than 40 tokens was truncated" in caplog.text
         assert calibration.summary["rows"] == 2
         caplog.clear()
-        collab.calibrate(model, ["a b c", "a"], tokenizer=tokenizer)
+        collab.calibrate(collab.Checkpoint(model, tokenizer), ["a b c", "a"])
         assert "was truncated" not in caplog.text
 
     def test_few_tokens_are_said(self, tokenizer: BertTokenizer) -> None:
-        calibration = collab.calibrate(tiny_model(BERT), ["a b", "c", "d"], tokenizer=tokenizer)
+        calibration = collab.calibrate(collab.Checkpoint(tiny_model(BERT), tokenizer), ["a b", "c", "d"])
         assert "rank-deficient" in calibration.notes[0]
 
     def test_activations_that_are_not_finite(self) -> None:
@@ -368,7 +370,7 @@ class TestBadInput:
             (str(tmp_path / "rows.docx"), "Unsupported file type '.docx'"),
         ):
             with pytest.raises(collab.errors.DataError, match=message):
-                collab.calibrate(model, collab.DataSource(source), tokenizer=tokenizer)
+                collab.calibrate(collab.Checkpoint(model, tokenizer), collab.DataSource(source))
         with pytest.raises(collab.errors.DataError, match="tokenizer"):
             collab.calibrate(model, SENTENCES)
         with pytest.raises(collab.errors.CalibrationError, match="must hold tensors"):

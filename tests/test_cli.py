@@ -17,6 +17,7 @@ import pytest
 import torch
 import transformers
 from click.testing import CliRunner, Result
+from collab.io.report import ConversionReport, Count, LayerReport
 from safetensors.torch import load_file, save_file
 from tiny import BY_TYPE, tiny_model
 from transformers import AutoConfig
@@ -31,7 +32,6 @@ from collab.evaluation.timing import Spread
 from collab.heads.inspection import Inspection, LayerInspection
 from collab.heads.scores import HeadScores
 from collab.io.history import Step, table
-from collab.io.report import ConversionReport, Count, LayerReport
 from collab.models.cache import CacheBytes
 from collab.planning.plan import Plan, PlanOption, Spectrum
 from collab.reparametrization.layer import LayerProblem

@@ -129,7 +129,7 @@ def test_calibration_is_closer_than_the_weights_alone(data: str, tokenizer: Bert
     native = composite("roberta", "bert")
     rows = {"synthetic": "synthetic", "pairs": PAIRS, "sources": SENTENCES[:40]}[data]
     options = collab.CalibrationOptions(samples=200)
-    calibration = collab.calibrate(native, rows, tokenizer=tokenizer, options=options)
+    calibration = collab.calibrate(collab.Checkpoint(native, tokenizer), rows, options=options)
     assert all("decoder_input_ids" in batch for batch in calibration.batches)
     config = collab.ConversionConfig(rank=12, refine="none", compare=False)
     calibrated = collab.convert(native, config, calibration=calibration)
@@ -145,7 +145,7 @@ def test_images_are_answered_by_the_model() -> None:
             return {"pixel_values": torch.randn(1, 3, 16, 16)}
 
     native = composite("vit")
-    calibration = collab.calibrate(native, [Image.new("RGB", (16, 16))] * 8, tokenizer=Processor())
+    calibration = collab.calibrate(collab.Checkpoint(native, Processor()), [Image.new("RGB", (16, 16))] * 8)
     assert all(not moments.unknown for moments in calibration.moments.values())
     assert all(int(batch["decoder_input_ids"][0, 0]) == 2 for batch in calibration.batches)
 
@@ -154,7 +154,9 @@ def test_healing_on_pairs_brings_the_answers_closer(tokenizer: BertTokenizerFast
     native = composite()
     settings = replace(collab.HealOptions().run, steps=20, batch_size=8, device="cpu")
     options = collab.HealOptions(samples=40, run=settings)
-    record = collab.heal(converted(native, 6), native, PAIRS, tokenizer=tokenizer, options=options).record
+    record = collab.heal(
+        collab.Checkpoint(converted(native, 6), tokenizer), native, PAIRS, options=options
+    ).report.to_dict()
     assert record["improved"]
     assert record["after"]["kl"] < record["before"]["kl"]
 
@@ -169,10 +171,10 @@ def test_expands_to_the_original() -> None:
 
 def test_heads_are_scored_and_pruned(tokenizer: BertTokenizerFast) -> None:
     native = composite()
-    scores = collab.score_heads(collab.Checkpoint.of(native, tokenizer), PAIRS[:8])
+    scores = collab.score_heads(collab.Checkpoint(native, tokenizer), PAIRS[:8])
     assert [len(values) for values in scores.importance("gradient").values()] == [H] * 6
     keep = {layer.name: [0, 2] for layer in collab.inspect(native).layers if layer.kind == "cross"}
-    pruned = collab.prune(native, keep)
+    pruned = collab.prune(native, keep).model
     assert [layer.heads for layer in collab.inspect(pruned).layers] == [4, 4, 4, 2, 4, 2]
     assert written(pruned) == written(pruned, use_cache=False)
 
@@ -216,11 +218,11 @@ class TestRefusals:
 
     def test_no_decoder_start_token(self, tokenizer: BertTokenizerFast) -> None:
         with pytest.raises(CollabError, match="decoder_start_token_id"):
-            collab.calibrate(composite(decoder_start_token_id=None), PAIRS[:4], tokenizer=tokenizer)
+            collab.calibrate(collab.Checkpoint(composite(decoder_start_token_id=None), tokenizer), PAIRS[:4])
 
     def test_leaving_out_tokens(self, tokenizer: BertTokenizerFast) -> None:
         with pytest.raises(UnsupportedArchitectureError, match="vocabularies of their own"):
-            collab.keep_tokens(composite(), tokenizer, SENTENCES)
+            collab.keep_tokens(collab.Checkpoint(composite(), tokenizer), SENTENCES)
 
     def test_compression(self, tmp_path: Path) -> None:
         composite().save_pretrained(tmp_path / "model")

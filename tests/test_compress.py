@@ -46,7 +46,7 @@ from collab.models.inputs import probe_inputs
 TEXT = [" ".join(LETTERS[(i * 7 + j * j) % 26] for j in range(2 + i % 9)) for i in range(96)]
 
 
-def compressed(model: PreTrainedModel, **settings: object) -> collab.Compression:
+def compressed(model: PreTrainedModel, **settings: object) -> collab.Checkpoint:
     """A compressed model, calibrated on batches that go with it."""
     calibration = collab.calibrate(model, batches(model, 12))
     return collab.compress(model, collab.CompressionConfig(**settings), calibration)  # type: ignore[arg-type]
@@ -79,7 +79,7 @@ class TestCompress:
         compression.model.save_pretrained(tmp_path)
         assert largest_difference(expected, outputs(type(compression.model).from_pretrained(tmp_path))) < 1e-5
         expansion = collab.expand(compression.model)
-        assert expansion.output_difference < 1e-5 * max(1.0, expansion.output_scale)
+        assert expansion.report.output_difference < 1e-5 * max(1.0, expansion.report.output_scale)
         assert type(expansion.model) is type(model)
 
     def test_whole_budget_changes_nothing(self) -> None:
@@ -236,15 +236,15 @@ class TestCompress:
             "layers", 96, run=collab.RunOptions(1e-3, batch_size=8, steps=24, evaluations=2, device="cpu")
         )
         healing = collab.heal(compression.model, model, options=options)
-        assert healing.record["after"]["loss"] < healing.record["before"]["loss"]
+        assert healing.report.after["loss"] < healing.report.before["loss"]
 
     def test_heads_can_be_pruned_afterwards(self) -> None:
         model = compressed(tiny_model(BERT), flops=0.6, drop_layers=0).model
         name = collab.inspect(model).layers[0].name
-        pruned = collab.prune(model, {name: [0, 2]})
+        pruned = collab.prune(model, {name: [0, 2]}).model
         assert pruned.get_submodule(name).value_width == model.get_submodule(name).value_width
         expansion = collab.expand(pruned)
-        assert expansion.output_difference < 1e-5 * max(1.0, expansion.output_scale)
+        assert expansion.report.output_difference < 1e-5 * max(1.0, expansion.report.output_scale)
 
     def test_plan_predicts_more_loss_for_less(self) -> None:
         model = tiny_model(BERT)

@@ -285,8 +285,8 @@ def test_refinement_lowers_the_error_of_outputs(form: str) -> None:
     model = converted(native, 12, form)
     before = {name: factors_of(layer).position_content.clone() for name, layer in collaborative_layers(model).items()}
     refinement = collab.refine(model, native, batches(native, 16), options=collab.RefineOptions(steps=30))
-    assert refinement.improved
-    for name, layer in refinement.layers.items():
+    assert refinement.report.improved
+    for name, layer in refinement.report.layers.items():
         trained = factors_of(collaborative_layers(model)[name]).position_content
         assert layer.kept == (not torch.equal(trained, before[name]))
         assert not layer.kept or layer.after < layer.before
@@ -328,7 +328,7 @@ def test_heads_are_pruned_as_if_they_were_silent() -> None:
     native = tiny_model(DEBERTA)
     for model in (native, converted(native, 32, "cp"), converted(native, 32, "tucker", content="folded")):
         names = [layer.name for layer in collab.inspect(model).layers]
-        pruned = collab.prune(model, {names[0]: [0, 2], names[1]: []})
+        pruned = collab.prune(model, {names[0]: [0, 2], names[1]: []}).model
         silent = tiny_model(DEBERTA)
         with torch.no_grad():
             for layer, gone in zip(silent.encoder.layer, ([1, 3], range(4)), strict=True):
@@ -374,7 +374,7 @@ def test_compression(tmp_path: Path) -> None:
     rows = [" ".join(LETTERS[(i + j) % 26] for j in range(6)) for i in range(48)]
     save_with_tokenizer(native, tmp_path)
     checkpoint = collab.load(str(tmp_path))
-    calibration = collab.calibrate(checkpoint.model, rows, tokenizer=checkpoint.tokenizer)
+    calibration = collab.calibrate(collab.Checkpoint(checkpoint.model, checkpoint.tokenizer), rows)
     compressed = collab.compress(checkpoint.model, collab.CompressionConfig(flops=0.6), calibration=calibration)
     with torch.no_grad():
         assert all(value.isfinite().all() for value in tensors(compressed.model(**probe_inputs(native))).values())

@@ -153,7 +153,7 @@ def test_calibration_is_closer_than_the_weights_alone(data: str, tokenizer: Bert
     native = marian()
     rows = {"synthetic": "synthetic", "pairs": PAIRS, "sources": SENTENCES[:40]}[data]
     options = collab.CalibrationOptions(samples=200)
-    calibration = collab.calibrate(native, rows, tokenizer=tokenizer, options=options)
+    calibration = collab.calibrate(collab.Checkpoint(native, tokenizer), rows, options=options)
     assert all("decoder_input_ids" in batch for batch in calibration.batches)
     config = collab.ConversionConfig(rank=12, refine="none", compare=False)
     calibrated = collab.convert(native, config, calibration=calibration)
@@ -187,7 +187,7 @@ def test_padding_of_targets_counts_for_nothing(padding: int) -> None:
 def test_sources_alone_are_answered_by_the_model(tokenizer: BertTokenizerFast) -> None:
     """Its decoder then reads what it writes greedily, without the end of the text."""
     native = marian()
-    batch = collab.calibrate(native, SENTENCES[:4], tokenizer=tokenizer).batches[0]
+    batch = collab.calibrate(collab.Checkpoint(native, tokenizer), SENTENCES[:4]).batches[0]
     ids, mask = batch["decoder_input_ids"], batch["decoder_attention_mask"]
     answer = native.generate(
         input_ids=batch["input_ids"], attention_mask=batch["attention_mask"], do_sample=False, max_length=40
@@ -207,7 +207,7 @@ def test_recordings_are_answered_by_the_model() -> None:
             return {"input_features": torch.randn(1, 8, 18)}
 
     rows = [Recording(np.zeros(100, dtype=np.float32), 16_000)] * 8
-    calibration = collab.calibrate(native, rows, tokenizer=Extractor())
+    calibration = collab.calibrate(collab.Checkpoint(native, Extractor()), rows)
     assert all(not moments.unknown for moments in calibration.moments.values())
     assert all(int(batch["decoder_input_ids"][0, 0]) == 1 for batch in calibration.batches)
 
@@ -216,8 +216,8 @@ def test_every_kind_of_attention_is_refined() -> None:
     native = marian()
     options = collab.RefineOptions(steps=40)
     refinement = collab.refine(converted(native, 8), native, batches(native, 16), options=options)
-    assert len(refinement.layers) == len(KINDS)
-    improved = {kind for kind, layer in zip(KINDS, refinement.layers.values(), strict=True) if layer.kept}
+    assert len(refinement.report.layers) == len(KINDS)
+    improved = {kind for kind, layer in zip(KINDS, refinement.report.layers.values(), strict=True) if layer.kept}
     assert improved == set(KINDS)
 
 
@@ -232,7 +232,7 @@ def test_healing_on_sources_alone_is_on_answers_of_the_original(
         GenerationMixin, "generate", lambda self, **how: written_by.append(self) or generate(self, **how)
     )
     options = collab.HealOptions(run=collab.RunOptions(steps=1, device="cpu"))
-    collab.heal(model, native, [source for source, _ in PAIRS], tokenizer=tokenizer, options=options)
+    collab.heal(collab.Checkpoint(model, tokenizer), native, [source for source, _ in PAIRS], options=options)
     assert written_by
     assert all(each is native for each in written_by)
 
@@ -240,7 +240,7 @@ def test_healing_on_sources_alone_is_on_answers_of_the_original(
 def test_attention_maps_of_every_kind(tokenizer: BertTokenizerFast, tmp_path: Path) -> None:
     """A map has a row for each token that queries, of the answer in the decoder, and a column for each key."""
     native = marian()
-    files = draw_attention(collab.Checkpoint.of(native, tokenizer), ["a b c d e f g a b c d e f g"], tmp_path)
+    files = draw_attention(collab.Checkpoint(native, tokenizer), ["a b c d e f g a b c d e f g"], tmp_path)
     width, height = {}, {}
     for layer, file in zip(head_layers(native), files, strict=True):
         with Image.open(file) as image:
@@ -257,7 +257,7 @@ def test_healing_says_nothing_of_tied_weights(
     transformers_logger = logging.getLogger("transformers")
     propagates, transformers_logger.propagate = transformers_logger.propagate, True
     try:
-        collab.heal(converted(native, 6), native, PAIRS, tokenizer=tokenizer, options=options)
+        collab.heal(collab.Checkpoint(converted(native, 6), tokenizer), native, PAIRS, options=options)
     finally:
         transformers_logger.propagate = propagates
     assert "missing keys" not in caplog.text
@@ -269,7 +269,7 @@ def test_healing_on_pairs_brings_the_answers_closer(tokenizer: BertTokenizerFast
     model = converted(native, 6)
     settings = replace(collab.HealOptions().run, steps=20, batch_size=8, device="cpu")
     record = collab.heal(
-        model, native, PAIRS, tokenizer=tokenizer, options=collab.HealOptions(samples=40, run=settings)
+        collab.Checkpoint(model, tokenizer), native, PAIRS, options=collab.HealOptions(samples=40, run=settings)
     ).record
     assert record["improved"]
     assert record["after"]["kl"] < record["before"]["kl"]
@@ -377,10 +377,10 @@ class TestOtherVerbs:
 
     def test_heads_are_scored_and_pruned_in_every_kind(self, tokenizer: BertTokenizerFast) -> None:
         native = marian()
-        scores = collab.score_heads(collab.Checkpoint.of(native, tokenizer), PAIRS[:8])
+        scores = collab.score_heads(collab.Checkpoint(native, tokenizer), PAIRS[:8])
         assert [len(values) for values in scores.importance("gradient").values()] == [H] * 6
         keep = {layer.name: [0, 2] for layer in collab.inspect(native).layers if layer.kind == "cross"}
-        pruned = collab.prune(native, keep)
+        pruned = collab.prune(native, keep).model
         assert [layer.heads for layer in collab.inspect(pruned).layers] == [4, 4, 4, 2, 4, 2]
         assert written(pruned) == written(pruned, use_cache=False)
 
@@ -388,16 +388,16 @@ class TestOtherVerbs:
         native = generator_of(BY_TYPE["whisper"], decoder_layers=2)
         native.generation_config.alignment_heads = [[0, 1], [0, 3], [1, 2]]
         first, second = (layer.name for layer in head_layers(native) if layer.kind == "cross")
-        pruned = collab.prune(native, {first: [0, 3], second: [1, 2, 3]})
+        pruned = collab.prune(native, {first: [0, 3], second: [1, 2, 3]}).model
         assert pruned.generation_config.alignment_heads == [[0, 1], [1, 1]]
-        again = collab.prune(pruned, {first: [3], second: [1, 3]})
+        again = collab.prune(pruned, {first: [3], second: [1, 3]}).model
         assert again.generation_config.alignment_heads == [[0, 0]]
         assert collab.expand(pruned).model.generation_config.alignment_heads == [[0, 3], [1, 2]]
         assert collab.prune(native, {first: [0], second: [0]}).generation_config.alignment_heads is None
         assert native.generation_config.alignment_heads == [[0, 1], [0, 3], [1, 2]]
 
     def test_a_layer_without_heads_generates(self) -> None:
-        pruned = collab.prune(marian(), {"model.decoder.layers.0.encoder_attn": []})
+        pruned = collab.prune(marian(), {"model.decoder.layers.0.encoder_attn": []}).model
         assert written(pruned) == written(pruned, use_cache=False)
 
     def test_compression_is_refused(self, tmp_path: Path) -> None:
@@ -421,7 +421,7 @@ class TestTranslation:
     ) -> None:
         native = marian(eos_token_id=3)
         examples = collab.read_examples(source, self.TASK)
-        metrics = collab.evaluate(collab.Checkpoint.of(native, tokenizer), examples, self.TASK).metrics
+        metrics = collab.evaluate(collab.Checkpoint(native, tokenizer), examples, self.TASK).metrics
         losses, texts = [], []
         for text, target in examples.texts:
             inputs = {name: tokenizer(text, return_tensors="pt")[name] for name in ("input_ids", "attention_mask")}
@@ -461,7 +461,7 @@ class TestTranslation:
         assert "translation" in (tmp_path / "out" / "README.md").read_text()
 
     def test_scores_heads(self, source: collab.DataSource, tokenizer: BertTokenizerFast) -> None:
-        loaded = collab.Checkpoint.of(marian(), tokenizer)
+        loaded = collab.Checkpoint(marian(), tokenizer)
         options = collab.ScoreOptions(scores=("gradient", "ablation"), ablation_samples=8)
         scores = collab.score_heads(loaded, source, task=self.TASK, options=options)
         assert len(scores.scores["ablation"]) == 6
@@ -491,7 +491,7 @@ class TestTranslation:
 class TestBadInput:
     def test_rows_of_three_texts(self, tokenizer: BertTokenizerFast) -> None:
         with pytest.raises(DataError, match="row 2 is 3 parts"):
-            collab.calibrate(marian(), [PAIRS[0], ("a", "b", "c")], tokenizer=tokenizer)
+            collab.calibrate(collab.Checkpoint(marian(), tokenizer), [PAIRS[0], ("a", "b", "c")])
 
     def test_the_same_column_twice(self) -> None:
         with pytest.raises(ConfigurationError, match="two different columns, not 'en' twice"):
@@ -499,7 +499,7 @@ class TestBadInput:
 
     def test_a_pair_without_a_target(self, tokenizer: BertTokenizerFast) -> None:
         with pytest.raises(DataError, match="row 3 has a source without a target: 'b c'"):
-            collab.calibrate(marian(), [*PAIRS[:2], ("b c", ""), PAIRS[3]], tokenizer=tokenizer)
+            collab.calibrate(collab.Checkpoint(marian(), tokenizer), [*PAIRS[:2], ("b c", ""), PAIRS[3]])
 
     @pytest.mark.parametrize(("row", "message"), [("b c\t", "'b c', but none in 'de'"), ("\tb c", "but none in 'en'")])
     def test_a_file_with_a_pair_without_a_target(
@@ -510,13 +510,13 @@ class TestBadInput:
         (tmp_path / "pairs.tsv").write_text("\n".join(["en\tde", *rows]))
         source = collab.DataSource(str(tmp_path / "pairs.tsv"), columns=("en", "de"))
         with pytest.raises(DataError, match=f"row 3 of .*pairs.tsv has text in .*{message}"):
-            collab.calibrate(marian(), source, tokenizer=tokenizer)
+            collab.calibrate(collab.Checkpoint(marian(), tokenizer), source)
         native = marian()
         model = converted(native, 6)
         with pytest.raises(DataError, match="Give every source a target"):
-            collab.heal(model, native, source, tokenizer=tokenizer)
+            collab.heal(collab.Checkpoint(model, tokenizer), native, source)
         alone = replace(source, columns=("en" if row.startswith("b") else "de",))
-        assert collab.calibrate(marian(), alone, tokenizer=tokenizer).summary["rows"] == 5
+        assert collab.calibrate(collab.Checkpoint(marian(), tokenizer), alone).summary["rows"] == 5
 
     @pytest.mark.parametrize(
         ("change", "message"),
@@ -537,7 +537,7 @@ class TestBadInput:
 
     def test_sources_alone_for_a_model_without_a_head(self, tokenizer: BertTokenizerFast) -> None:
         with pytest.raises(DataError, match="MarianModel has no head to answer with, so its decoder needs targets"):
-            collab.calibrate(tiny_model(BY_TYPE["marian"]), SENTENCES[:4], tokenizer=tokenizer)
+            collab.calibrate(collab.Checkpoint(tiny_model(BY_TYPE["marian"]), tokenizer), SENTENCES[:4])
 
     def test_a_tokenizer_without_a_target_language(self, tokenizer: BertTokenizerFast) -> None:
         class Multilingual:
@@ -547,23 +547,23 @@ class TestBadInput:
                 return tokenizer(*given, **options)
 
         with pytest.raises(DataError, match="no target language"):
-            collab.calibrate(marian(), PAIRS[:4], tokenizer=Multilingual())
+            collab.calibrate(collab.Checkpoint(marian(), Multilingual()), PAIRS[:4])
 
     def test_a_tokenizer_without_targets(self) -> None:
         def tokenize(texts: list[str], pairs: None = None, truncation: bool = True, **options: object) -> object:
             return {"input_ids": [[5, 6]] * len(texts), "attention_mask": [[1, 1]] * len(texts)}
 
         with pytest.raises(DataError, match="does not take text_target"):
-            collab.calibrate(marian(), PAIRS[:4], tokenizer=tokenize)
+            collab.calibrate(collab.Checkpoint(marian(), tokenize), PAIRS[:4])
 
     def test_a_tokenizer_with_more_targets_than_the_decoder_knows(self, tokenizer: BertTokenizerFast) -> None:
         native = marian(decoder_vocab_size=6, share_encoder_decoder_embeddings=False, tie_word_embeddings=False)
         with pytest.raises(DataError, match="the decoder's vocabulary ends at 5"):
-            collab.calibrate(native, PAIRS[:4], tokenizer=tokenizer)
+            collab.calibrate(collab.Checkpoint(native, tokenizer), PAIRS[:4])
 
     def test_targets_longer_than_the_positions_are_cut(self, tokenizer: BertTokenizerFast) -> None:
         rows = [(source, " ".join("a" * 60)) for source in SENTENCES[:4]]
-        batch = collab.calibrate(marian(), rows, tokenizer=tokenizer).batches[0]
+        batch = collab.calibrate(collab.Checkpoint(marian(), tokenizer), rows).batches[0]
         assert batch["decoder_input_ids"].shape[1] == 40
 
     def test_a_prompt_longer_than_the_positions_fails_as_in_the_original(self) -> None:
@@ -583,7 +583,7 @@ class TestBadInput:
     def test_no_decoder_start_token(self, tokenizer: BertTokenizerFast) -> None:
         native = tiny_model(BY_TYPE["mbart"], decoder_start_token_id=None)
         with pytest.raises(CollabError, match="decoder_start_token_id"):
-            collab.calibrate(native, PAIRS[:4], tokenizer=tokenizer)
+            collab.calibrate(collab.Checkpoint(native, tokenizer), PAIRS[:4])
 
 
 class TestCommands:

@@ -79,8 +79,8 @@ def test_exact_in_every_head_of_every_family(row: Row, native_class: type[PreTra
     assert expansion.model.config.model_type == row.model_type
     assert not hasattr(expansion.model.config, "collab_layers")
     # Rounding, of outputs up to 5 in the heads for masked language models: some processors come to 1.03e-5 there.
-    assert expansion.output_difference < 1e-5 * max(1.0, expansion.output_scale)
-    assert largest_difference(outputs(model), outputs(expansion.model)) == expansion.output_difference
+    assert expansion.report.output_difference < 1e-5 * max(1.0, expansion.report.output_scale)
+    assert largest_difference(outputs(model), outputs(expansion.model)) == expansion.report.output_difference
 
 
 @every_unrotated_layer
@@ -97,8 +97,8 @@ def test_exact_where_a_native_head_has_the_dimensions(row: Row, content: str, fo
     for rank in (4 * width, *([width - spare] if content == "folded" else [])):
         model = converted(native, rank, form, content=content)
         expansion = collab.expand(model)
-        assert expansion.error < 1e-7
-        assert all(layer.head_rank <= layer.head_dim == width for layer in expansion.layers)
+        assert expansion.report.error < 1e-7
+        assert all(layer.head_rank <= layer.head_dim == width for layer in expansion.report.layers)
         assert largest_difference(outputs(model), outputs(expansion.model)) < 1e-5
 
 
@@ -121,10 +121,10 @@ def test_refused_then_allowed_and_the_error_is_the_stated_one(row: Row, content:
     with pytest.raises(collab.errors.BudgetError):
         collab.expand(model, allow_error=offered * 0.8)
     expansion = collab.expand(model, allow_error=offered)
-    stated = [layer.error for layer in expansion.layers]
+    stated = [layer.error for layer in expansion.report.layers]
     assert 0.01 < max(stated) <= offered < max(stated) * 1.1
     assert stated == pytest.approx(true_errors(model, expansion.model, row), rel=1e-4)
-    assert expansion.output_difference > 1e-4
+    assert expansion.report.output_difference > 1e-4
     assert not changed(model, before)
 
 
@@ -141,7 +141,7 @@ def test_content_outside_the_keys_counts(form: str) -> None:
     with pytest.raises(collab.errors.BudgetError, match="compare up to 9 dimensions, and a native head has 8"):
         collab.expand(model)
     expansion = collab.expand(model, allow_error=0.5)
-    assert [layer.error for layer in expansion.layers] == pytest.approx(
+    assert [layer.error for layer in expansion.report.layers] == pytest.approx(
         true_errors(model, expansion.model, BERT), rel=1e-4
     )
 
@@ -154,7 +154,7 @@ def test_images_without_biases(model_type: str, form: str) -> None:
     native = tiny_model(row, qkv_bias=False)
     expansion = collab.expand(converted(native, 32, form))
     assert expansion.model.config.qkv_bias is False
-    assert expansion.output_difference < 1e-5
+    assert expansion.report.output_difference < 1e-5
 
     batches = [{"pixel_values": torch.randn(4, 3, 16, 16)} for _ in range(4)]
     calibration = collab.calibrate(native, batches)
@@ -163,15 +163,15 @@ def test_images_without_biases(model_type: str, form: str) -> None:
     assert "exact" in {layer["content"] for layer in model.config.collab_layers}
     expansion = collab.expand(model)
     assert expansion.model.config.qkv_bias is True
-    assert expansion.output_difference < 1e-5
+    assert expansion.report.output_difference < 1e-5
 
 
 @every_form
 def test_a_decoder_with_cross_attention(form: str) -> None:
     native = random_model(transformers.BertLMHeadModel, BERT.config(is_decoder=True, add_cross_attention=True))
     expansion = collab.expand(converted(native, 32, form))
-    assert len(expansion.layers) == 4
-    assert expansion.output_difference < 1e-5
+    assert len(expansion.report.layers) == 4
+    assert expansion.report.output_difference < 1e-5
 
 
 def test_a_decoder_that_generates() -> None:
@@ -188,7 +188,7 @@ def test_a_decoder_that_generates() -> None:
 def test_heads_without_dimensions() -> None:
     model = converted(tiny_model(BERT), 3, "concat", content="folded")
     expansion = collab.expand(model)
-    assert expansion.output_difference < 1e-5
+    assert expansion.report.output_difference < 1e-5
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -196,7 +196,7 @@ def test_narrow_models_stay_narrow(dtype: torch.dtype) -> None:
     model = converted(tiny_model(BERT).to(dtype), 32, "cp")
     expansion = collab.expand(model)
     assert {parameter.dtype for parameter in expansion.model.parameters()} == {dtype}
-    assert expansion.output_difference < 16 * torch.finfo(dtype).eps * expansion.output_scale
+    assert expansion.report.output_difference < 16 * torch.finfo(dtype).eps * expansion.report.output_scale
 
 
 def test_ties_training_and_frozen_weights_stay() -> None:
@@ -282,7 +282,7 @@ class TestCheckpoints:
         assert report == before
         assert step["step"] == "expand"
         assert step["command"] == "collab expand …"
-        assert step["layers"] == expansion.to_dict()["layers"]
+        assert step["layers"] == expansion.report.to_dict()["layers"]
         card = ModelCard.load(tmp_path / "native" / "README.md")
         assert card.data.base_model == "someone/original"
         assert card.data.license == "mit"
@@ -315,7 +315,7 @@ class TestCheckpoints:
         collab.checkpoints.convert(str(demo_folder), tmp_path / "converted", config, calibration=calibration)
         expansion = collab.checkpoints.expand(str(tmp_path / "converted"), tmp_path / "native")
         assert type(expansion.model) is transformers.BertModel
-        assert expansion.output_difference < 1e-5
+        assert expansion.report.output_difference < 1e-5
         assert (tmp_path / "native" / "1_Pooling" / "config.json").is_file()
         model = AutoModel.from_pretrained(tmp_path / "converted").eval()
         inputs = {"input_ids": torch.randint(1000, 30000, (4, 40)), "attention_mask": torch.ones(4, 40).long()}

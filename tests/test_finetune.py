@@ -22,7 +22,7 @@ from tiny import BERT, LETTERS, save_with_tokenizer, tiny_model
 from transformers import AutoModel, AutoModelForSequenceClassification, AutoTokenizer
 
 import collab
-from collab.io.history import results_of
+from collab.io.card import results_of
 from collab.io.read import read_json
 
 for extra in ("accelerate", "sklearn", "scipy"):
@@ -87,7 +87,7 @@ def finetune(
 ) -> dict[str, Any]:
     """Fine-tunes, and gives the record of it."""
     settings.setdefault("options", OPTIONS)
-    return collab.checkpoints.finetune(str(model), output, task, given, **settings).record
+    return collab.checkpoints.finetune(str(model), output, task, given, **settings).report.to_dict()
 
 
 class TestTasks:
@@ -358,7 +358,7 @@ class TestEvaluate:
         finetune(folder, tmp_path / "tuned", data(folder))
         source = collab.DataSource(str(tmp_path / "dev.tsv"))
         evaluation = collab.checkpoints.evaluate(str(tmp_path / "tuned"), source, against=str(tmp_path / "tuned"))
-        against = evaluation.record["against"]
+        against = evaluation.report.against
         assert against["agreement"]["kl"] == pytest.approx(0, abs=1e-6)
         assert against["agreement"]["top1"] == 1
         assert against["hidden_cosine"] == pytest.approx([1, 1], abs=1e-6)

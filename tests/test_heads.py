@@ -100,7 +100,7 @@ class TestRemoval:
         inputs = probe_inputs(model)
         with torch.no_grad(), closed(head_layers(model), gone):
             expected = model(**inputs)
-        whole, pruned = outputs(model), collab.prune(model, keep)
+        whole, pruned = outputs(model), collab.prune(model, keep).model
         assert largest_difference(outputs(pruned), expected) < 1e-5
         assert largest_difference(outputs(model), whole) == 0  # the model itself is as it was
         assert largest_difference(expected, whole) > 1e-3
@@ -111,7 +111,7 @@ class TestRemoval:
     def test_reloads_in_three_ways(self, tmp_path: Path) -> None:
         jobs, expected = [], []
         for row in OWN_VALUES:
-            pruned = collab.prune(tiny_model(row), some_gone(tiny_model(row))[1])
+            pruned = collab.prune(tiny_model(row), some_gone(tiny_model(row))[1]).model
             folder = tmp_path / row.model_type
             pruned.save_pretrained(folder)
             expected.append(outputs(pruned))
@@ -132,14 +132,14 @@ class TestRemoval:
     @every_layer_with_own_values
     def test_attentions_have_the_heads_that_are_left(self, row: Row) -> None:
         model = tiny_model(row)
-        pruned = collab.prune(model, some_gone(model)[1])
+        pruned = collab.prune(model, some_gone(model)[1]).model
         assert [weights.shape[1] for weights in self_attentions(pruned)[:2]] == [2, 0]
 
     @pytest.mark.parametrize("implementation", ["eager", "sdpa"])
     @every_conversion
     def test_trains(self, implementation: str, conversion: dict[str, Any] | None) -> None:
         model = changed(tiny_model(BERT, BertForSequenceClassification), conversion)
-        pruned = collab.prune(model, some_gone(model)[1])
+        pruned = collab.prune(model, some_gone(model)[1]).model
         pruned.set_attn_implementation(implementation)
         pruned(**probe_inputs(pruned), labels=torch.tensor([0, 1])).loss.backward()
         missing = [name for name, parameter in pruned.named_parameters() if parameter.grad is None]
@@ -152,7 +152,7 @@ class TestRemoval:
     def test_expands(self, row: Row, conversion: dict[str, Any] | None) -> None:
         """To the native class, where heads that are gone are zeros."""
         model = changed(tiny_model(row), conversion)
-        pruned = collab.prune(model, some_gone(model)[1])
+        pruned = collab.prune(model, some_gone(model)[1]).model
         native = collab.expand(pruned).model
         assert type(native) is row.family.base.native_class()
         assert largest_difference(outputs(native), outputs(pruned)) < 1e-5
@@ -162,14 +162,14 @@ class TestRemoval:
         first = head_layers(model)[0].name
         for conversion in CONVERSIONS:
             start = changed(model, conversion)
-            twice = collab.prune(collab.prune(start, {first: [0, 1, 3]}), {first: [1, 3]})
-            assert largest_difference(outputs(twice), outputs(collab.prune(start, {first: [1, 3]}))) < 1e-5
+            twice = collab.prune(collab.prune(start, {first: [0, 1, 3]}).model, {first: [1, 3]}).model
+            assert largest_difference(outputs(twice), outputs(collab.prune(start, {first: [1, 3]}).model)) < 1e-5
 
     def test_a_decoder_generates(self) -> None:
         """With a first layer that has no heads, by which a cache counts its tokens."""
         model = tiny_model(BERT, BertLMHeadModel, is_decoder=True)
         first = head_layers(model)[0].name
-        pruned = collab.prune(model, {first: []})
+        pruned = collab.prune(model, {first: []}).model
         ids = torch.tensor([[5, 6, 7, 8, 9]])
         with torch.no_grad():
             whole = pruned(input_ids=ids).logits[:, -1]
@@ -178,7 +178,7 @@ class TestRemoval:
         assert float((whole - last).abs().max()) < 1e-4
 
     def test_fresh_models_initialize(self) -> None:
-        pruned = collab.prune(tiny_model(BERT), some_gone(tiny_model(BERT))[1])
+        pruned = collab.prune(tiny_model(BERT), some_gone(tiny_model(BERT))[1]).model
         fresh = type(pruned)(pruned.config)
         assert all(weight.isfinite().all() for weight in fresh.state_dict().values())
 

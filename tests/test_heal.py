@@ -53,8 +53,8 @@ class TestHeal:
             pytest.skip("there is no random data for images and recordings")
         before = state(model)
         healing = collab.heal(model, teacher, options=FEW)
-        assert healing.improved
-        assert healing.record["after"]["loss"] < healing.record["before"]["loss"]
+        assert healing.report.improved
+        assert healing.report.after["loss"] < healing.report.before["loss"]
         trained = changed(model, before)
         assert trained
         assert all(
@@ -71,7 +71,7 @@ class TestHeal:
     def test_every_form(self, form: str, content: str) -> None:
         teacher = tiny_model(BERT)
         model = converted(teacher, 8, form, content=content)
-        assert collab.heal(model, teacher, options=FEW).improved
+        assert collab.heal(model, teacher, options=FEW).report.improved
 
     def test_modes_stay(self) -> None:
         """A module that the caller has set apart stays apart."""
@@ -89,7 +89,7 @@ class TestHeal:
         teacher = tiny_model(BERT)
         model = converted(teacher, 4)
         before = state(model)
-        assert collab.heal(model, teacher, options=replace(FEW, trainable=trainable)).improved
+        assert collab.heal(model, teacher, options=replace(FEW, trainable=trainable)).report.improved
         trained = changed(model, before)
         assert any(".value." in name for name in trained)
         assert any("attention.output.dense" in name for name in trained)
@@ -102,7 +102,7 @@ class TestHeal:
             model = converted(teacher, rank)
             before = outputs(model)
             healing = collab.heal(model, teacher, options=replace(FEW, run=replace(RUN, learning_rate=rate)))
-            assert not healing.improved
+            assert not healing.report.improved
             assert largest_difference(before, outputs(model)) == 0
             assert "loss" in caplog.messages[-1]
             assert "left unchanged" in caplog.messages[-1]
@@ -122,8 +122,8 @@ class TestHeal:
             model.classifier.bias += torch.stack([-half[-1], half[-1]])
             before = model(**inputs).logits
         healing = collab.heal(model, teacher, options=FEW)
-        assert not healing.improved
-        record = healing.record
+        assert not healing.report.improved
+        record = healing.report.to_dict()
         assert min(evaluation["loss"] for evaluation in record["evaluations"]) < record["before"]["loss"]
         assert record["after"] == record["before"]
         with torch.no_grad():
@@ -144,10 +144,10 @@ class TestHeal:
                         each.encoder.layer[0].attention.self.query.weight += noise
             settings = replace(RUN, learning_rate=None)
             healing = collab.heal(model, teacher, options=replace(FEW, run=settings))
-            assert healing.improved
-            rates[rank] = healing.record["settings"]["run"]["learning_rate"]
+            assert healing.report.improved
+            rates[rank] = healing.report.settings["run"]["learning_rate"]
             options = replace(FEW, run=replace(settings, learning_rate=rates[rank]))
-            assert collab.heal(again, teacher, options=options).record["after"] == healing.record["after"]
+            assert collab.heal(again, teacher, options=options).report.after == healing.report.after
         assert rates[32] < rates[4] <= 1e-3
 
     def test_few_rows_held_out(self) -> None:
@@ -155,7 +155,7 @@ class TestHeal:
         teacher = tiny_model(BERT)
         model = converted(teacher)
         options = replace(FEW, samples=44, run=replace(RUN, batch_size=16, steps=4))
-        record = collab.heal(model, teacher, options=options).record
+        record = collab.heal(model, teacher, options=options).report.to_dict()
         assert record["data"]["held_out"] < 16
         assert record["after"]["loss"] <= record["before"]["loss"]
 
@@ -181,7 +181,7 @@ class TestHeal:
             model = converted(teacher)
             settings = replace(RUN, gradient_accumulation_steps=pieces, gradient_checkpointing=pieces == 4)
             options = replace(FEW, run=settings)
-            losses.append(collab.heal(model, teacher, options=options).record["after"]["loss"])
+            losses.append(collab.heal(model, teacher, options=options).report.after["loss"])
         assert losses[0] == pytest.approx(losses[1], rel=0.05)  # a piece's errors are relative to its own rows
 
 
@@ -208,9 +208,9 @@ class TestHealCommand:
     def test_convert_and_heal(self, folder: Path, tmp_path: Path) -> None:
         request = collab.HealRequest(collab.DataSource(str(tmp_path / "text.txt")), replace(FEW, samples=512))
         config = collab.ConversionConfig(rank=8)
-        report = collab.checkpoints.convert(str(folder), tmp_path / "healed", config, heal=request)
-        assert report.calibration["source"] == "text.txt"
-        assert report.history[0]["after"]["loss"] < report.history[0]["before"]["loss"]
+        made = collab.checkpoints.convert(str(folder), tmp_path / "healed", config, heal=request)
+        assert made.step(collab.Conversion).calibration["source"] == "text.txt"
+        assert made.report.after["loss"] < made.report.before["loss"]
         assert json.loads((tmp_path / "healed" / "collab_report.json").read_text())["history"]
         assert "## Healing" in (tmp_path / "healed" / "README.md").read_text()
         assert {path.name for path in tmp_path.iterdir()} == {"original", "healed", "text.txt"}

@@ -64,9 +64,9 @@ def test_exact_on_text_of_the_same_tokens(kind: str, model_type: str) -> None:
     config = row.config(vocab_size=len(tokenizer) + 3, pad_token_id=tokenizer.pad_token_id)
     native_class = transformers.AutoModelForMaskedLM._model_mapping[row.config_class]
     model = random_model(native_class, config)
-    kept = collab.keep_tokens(model, tokenizer, USED)
-    assert kept.tokens.after == kept.model.config.vocab_size == len(kept.tokenizer) < kept.tokens.before
-    assert kept.parameters.after < kept.parameters.before
+    kept = collab.keep_tokens(collab.Checkpoint(model, tokenizer), USED)
+    assert kept.report.tokens.after == kept.model.config.vocab_size == len(kept.tokenizer) < kept.report.tokens.before
+    assert kept.report.parameters.after < kept.report.parameters.before
     assert set(tokenizer.all_special_tokens) <= set(kept.tokenizer.get_vocab())
     assert kept.tokenizer.pad_token_id == kept.model.config.pad_token_id
     assert kept.model.get_output_embeddings().weight is kept.model.get_input_embeddings().weight
@@ -79,7 +79,7 @@ def test_exact_on_text_of_the_same_tokens(kind: str, model_type: str) -> None:
                 each(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]).logits
                 for each, batch in ((model, before), (kept.model, after))
             )
-        torch.testing.assert_close(actual, expected[..., list(kept.ids)], rtol=0, atol=1e-6)
+        torch.testing.assert_close(actual, expected[..., list(kept.report.ids)], rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize("model_type", ["marian", "bart", "mbart", "m2m_100", "pegasus", "t5"])
@@ -92,14 +92,14 @@ def test_encoder_decoders(model_type: str) -> None:
     config = row.config(vocab_size=last + 1, decoder_start_token_id=last, **ids)
     model = random_model(transformers.AutoModelForSeq2SeqLM._model_mapping[row.config_class], config)
     model.generation_config.update(forced_bos_token_id=last, bad_words_ids=[[last], [last - 1]], suppress_tokens=[7])
-    kept = collab.keep_tokens(model, tokenizer, USED)
-    smaller = {former: number for number, former in enumerate(kept.ids)}
-    assert kept.tokens.after < kept.tokens.before
+    kept = collab.keep_tokens(collab.Checkpoint(model, tokenizer), USED)
+    smaller = {former: number for number, former in enumerate(kept.report.ids)}
+    assert kept.report.tokens.after < kept.report.tokens.before
     for settings in (kept.model.config, kept.model.generation_config):
-        assert settings.decoder_start_token_id == len(kept.ids) - 1
+        assert settings.decoder_start_token_id == len(kept.report.ids) - 1
         assert settings.pad_token_id == kept.tokenizer.pad_token_id
-    assert kept.model.generation_config.forced_bos_token_id == len(kept.ids) - 1
-    assert [len(kept.ids) - 1] in kept.model.generation_config.bad_words_ids
+    assert kept.model.generation_config.forced_bos_token_id == len(kept.report.ids) - 1
+    assert [len(kept.report.ids) - 1] in kept.model.generation_config.bad_words_ids
     assert kept.model.get_output_embeddings().weight is kept.model.get_input_embeddings().weight
     before, after = (each(USED, padding=True, return_tensors="pt") for each in (tokenizer, kept.tokenizer))
     target = torch.tensor([[last, *before["input_ids"][0, :4]]] * 2)
@@ -109,22 +109,22 @@ def test_encoder_decoders(model_type: str) -> None:
             each(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"], decoder_input_ids=read).logits
             for each, batch, read in ((model, before, target), (kept.model, after, target_after))
         )
-    torch.testing.assert_close(actual, expected[..., list(kept.ids)], rtol=0, atol=1e-5)
+    torch.testing.assert_close(actual, expected[..., list(kept.report.ids)], rtol=0, atol=1e-5)
     written = kept.model.generate(after["input_ids"], attention_mask=after["attention_mask"], max_length=6)
-    assert written.max() < len(kept.ids)
-    assert written[0, 0] == len(kept.ids) - 1
+    assert written.max() < len(kept.report.ids)
+    assert written[0, 0] == len(kept.report.ids) - 1
 
 
 def test_other_words_are_split_or_unknown() -> None:
     tokenizer = trained("WordPiece")
-    kept = collab.keep_tokens(tiny_model(BERT, vocab_size=len(tokenizer)), tokenizer, USED)
+    kept = collab.keep_tokens(collab.Checkpoint(tiny_model(BERT, vocab_size=len(tokenizer)), tokenizer), USED)
     assert "<unk>" not in tokenizer.tokenize("dog")
     assert "<unk>" in kept.tokenizer.tokenize("dog")
 
 
 def test_a_byte_level_tokenizer_still_reads_everything() -> None:
     tokenizer = trained("BPE")
-    kept = collab.keep_tokens(tiny_model(BERT, vocab_size=len(tokenizer)), tokenizer, USED)
+    kept = collab.keep_tokens(collab.Checkpoint(tiny_model(BERT, vocab_size=len(tokenizer)), tokenizer), USED)
     text = "Zürich 東京 early"
     assert kept.tokenizer.decode(kept.tokenizer(text)["input_ids"], skip_special_tokens=True).strip() == text
 
@@ -133,17 +133,17 @@ def test_what_cannot_be_trimmed() -> None:
     tokenizer = trained("WordPiece")
     model = tiny_model(BERT, vocab_size=len(tokenizer))
     with pytest.raises(DataError, match="no text"):
-        collab.keep_tokens(model, tokenizer, [])
+        collab.keep_tokens(collab.Checkpoint(model, tokenizer), [])
     with pytest.raises(ConfigurationError, match="fast tokenizers only"):
-        collab.keep_tokens(model, object(), USED)
+        collab.keep_tokens(collab.Checkpoint(model, object()), USED)
     apart = tiny_model(
         BY_TYPE["marian"], transformers.MarianMTModel, share_encoder_decoder_embeddings=False, tie_word_embeddings=False
     )
     with pytest.raises(UnsupportedArchitectureError, match="vocabularies of their own"):
-        collab.keep_tokens(apart, tokenizer, USED)
+        collab.keep_tokens(collab.Checkpoint(apart, tokenizer), USED)
     words = transformers.PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.WordLevel({"a": 0, "?": 1}, "?")))
     with pytest.raises(ConfigurationError, match="not of WordLevel"):
-        collab.keep_tokens(model, words, ["a"])
+        collab.keep_tokens(collab.Checkpoint(model, words), ["a"])
 
 
 class TestCheckpoints:
@@ -156,9 +156,10 @@ class TestCheckpoints:
         text = tmp_path / "corpus.txt"
         text.write_text("a b c\nb d\n")
         config = collab.ConversionConfig(rank=32)
-        report = collab.checkpoints.convert(str(source), tmp_path / "out", config, keep_tokens=str(text))
-        assert report.keep_tokens["tokens"] == {"before": 60, "after": 9, "ratio": 0.15}
-        assert json.loads((tmp_path / "out" / "collab_report.json").read_text())["keep_tokens"] == report.keep_tokens
+        made = collab.checkpoints.convert(str(source), tmp_path / "out", config, keep_tokens=str(text))
+        report = made.history.report
+        assert report["keep_tokens"]["tokens"] == {"before": 60, "after": 9, "ratio": 0.15}
+        assert json.loads((tmp_path / "out" / "collab_report.json").read_text())["keep_tokens"] == report["keep_tokens"]
         assert "The vocabulary has 9 of 60 tokens" in (tmp_path / "out" / "README.md").read_text()
         results = []
         for folder in (source, tmp_path / "out"):
@@ -173,10 +174,11 @@ class TestCheckpoints:
         text.write_text("a b c\nb d\nc d\n")
         config = collab.ConversionConfig(rank=8, refine="none", compare=False)
         request = collab.CalibrationRequest(collab.DataSource(str(text)))
-        report = collab.checkpoints.convert(
+        made = collab.checkpoints.convert(
             str(source), tmp_path / "out", config, calibration=request, keep_tokens="auto"
         )
-        assert report.keep_tokens["tokens"]["after"] == 9
+        report = made.history.report
+        assert report["keep_tokens"]["tokens"]["after"] == 9
         with pytest.raises(ConfigurationError, match="give one, or a file of text"):
             collab.checkpoints.convert(str(source), tmp_path / "other", config, keep_tokens="auto")
 
@@ -184,9 +186,10 @@ class TestCheckpoints:
         text = tmp_path / "corpus.tsv"
         text.write_text("number\tfirst\tsecond\n1\ta b\tc\n2\tb\td\n")
         config = collab.ConversionConfig(rank=8, refine="none", compare=False)
-        report = collab.checkpoints.convert(str(source), tmp_path / "out", config, keep_tokens=str(text))
-        assert report.keep_tokens["tokens"]["after"] == 9
-        assert report.keep_tokens["texts"] == 4
+        made = collab.checkpoints.convert(str(source), tmp_path / "out", config, keep_tokens=str(text))
+        report = made.history.report
+        assert report["keep_tokens"]["tokens"]["after"] == 9
+        assert report["keep_tokens"]["texts"] == 4
 
     def test_what_is_written_has_to_be_in_the_text(self, tmp_path: Path) -> None:
         marian = tiny_model(BY_TYPE["marian"], transformers.MarianMTModel)
@@ -201,7 +204,7 @@ class TestCheckpoints:
                 with pytest.raises(ConfigurationError, match="sources without targets"):
                     convert(keep_tokens="auto")
             else:
-                assert "It can write no other tokens" in convert(keep_tokens="auto").notes[-1]
+                assert "It can write no other tokens" in convert(keep_tokens="auto").history.report["notes"][-1]
 
     def test_what_is_left_out_counts_towards_a_budget_of_parameters(self, source: Path, tmp_path: Path) -> None:
         text = tmp_path / "corpus.txt"
@@ -227,8 +230,8 @@ def test_a_real_checkpoint(demo_folder: Path, shared_data: Path) -> None:
         texts = [text for record in csv.reader(file) for text in record[:2]]
     tokenizer = transformers.AutoTokenizer.from_pretrained(demo_folder)
     model = transformers.AutoModel.from_pretrained(demo_folder).eval()
-    kept = collab.keep_tokens(model, tokenizer, texts)
-    assert kept.tokens.after < 0.25 * kept.tokens.before
+    kept = collab.keep_tokens(collab.Checkpoint(model, tokenizer), texts)
+    assert kept.report.tokens.after < 0.25 * kept.report.tokens.before
     for start in range(0, 256, 64):
         batch = texts[start : start + 64]
         with torch.no_grad():

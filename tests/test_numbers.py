@@ -134,7 +134,7 @@ def test_rows_that_say_little(form: str, rows: list[str], tmp_path: Path) -> Non
     model = collab.load(str(folder))
     conversion = None
     with contextlib.suppress(CollabError):
-        calibration = collab.calibrate(model.model, rows, tokenizer=model.tokenizer)
+        calibration = collab.calibrate(collab.Checkpoint(model.model, model.tokenizer), rows)
         conversion = collab.convert(
             model.model, collab.ConversionConfig(rank=8, form=form, compare=False, refine=2), calibration=calibration
         )

@@ -63,8 +63,8 @@ def test_every_form(form: str, rank: int, content: str, tmp_path: Path) -> None:
     """At batch sizes and lengths that were neither traced nor checked by the export itself."""
     model = converted(tiny_model(BERT), rank, form, content=content)
     step = collab.checkpoints.export_onnx(saved(model, tmp_path), tmp_path / "out")
-    assert step.record["verification"]["largest_difference"] < 1e-4
-    assert len({tuple(shape) for shape in step.record["verification"]["shapes"]}) == 5
+    assert step.report.verification["largest_difference"] < 1e-4
+    assert len({tuple(shape) for shape in step.report.verification["shapes"]}) == 5
     for batch, length in ((1, 2), (5, 3), (2, 40)):
         inputs = text(batch, length)
         with torch.no_grad():
@@ -91,10 +91,8 @@ def test_other_families(model_type: str, form: str, tmp_path: Path) -> None:
     model = converted(tiny_model(BY_TYPE[model_type]), 8, form)
     step = collab.checkpoints.export_onnx(saved(model, tmp_path), tmp_path / "out")
     inputs = text(3, 11, types=False) if model.main_input_name == "input_ids" else random_inputs(model, 3, 11)
-    inputs |= (
-        {"token_type_ids": torch.ones(3, 11, dtype=torch.long)} if "token_type_ids" in step.record["inputs"] else {}
-    )
-    assert set(inputs) == set(step.record["inputs"])
+    inputs |= {"token_type_ids": torch.ones(3, 11, dtype=torch.long)} if "token_type_ids" in step.report.inputs else {}
+    assert set(inputs) == set(step.report.inputs)
     with torch.no_grad():
         expected = model(**inputs)[0].numpy()
     actual = run_graph(tmp_path / "out" / "model.onnx", inputs)["last_hidden_state"]
@@ -199,7 +197,7 @@ def test_sentence_embeddings(demo_folder: Path, tmp_path: Path) -> None:
     config = collab.ConversionConfig(rank=64, form="concat", compare=False)
     collab.checkpoints.convert(str(tmp_path / "source"), tmp_path / "model", config, calibration=none)
     step = collab.checkpoints.export_onnx(str(tmp_path / "model"), tmp_path / "out")
-    assert step.record["bytes"]["model.onnx"] > 50e6
+    assert step.report.bytes["model.onnx"] > 50e6
     sentences = ["Heads collaborate.", "Not at all, and at some length, says the other sentence.", "a"]
     expected = models.SentenceTransformer(str(tmp_path / "model")).encode(sentences, convert_to_tensor=True)
     batch = dict(AutoTokenizer.from_pretrained(tmp_path / "out")(sentences, padding=True, return_tensors="pt"))

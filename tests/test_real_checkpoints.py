@@ -129,7 +129,7 @@ class TestALBERT:
         report = collab.checkpoints.convert(
             str(albert_folder), tmp_path / "out", collab.ConversionConfig(rank=256, form=form)
         )
-        assert len(report.layers) == 1, "twelve passes, one set of weights"
+        assert len(report.report.layers) == 1, "twelve passes, one set of weights"
         original = AutoModelForMaskedLM.from_pretrained(albert_folder)
         expected = hidden_states(original, inputs)
         original.set_attn_implementation("eager")

@@ -45,8 +45,8 @@ class TestLayers:
         model, original, data = pair(row)
         before, native = state(model), state(original)
         refinement = refine(model, original, data, data, options=FEW)
-        assert list(refinement.layers) == list(collaborative_layers(model))
-        assert all(layer.kept and layer.after < layer.before for layer in refinement.layers.values())
+        assert list(refinement.report.layers) == list(collaborative_layers(model))
+        assert all(layer.kept and layer.after < layer.before for layer in refinement.report.layers.values())
         factors = {
             f"{name}.{parameter}"
             for name, layer in collaborative_layers(model).items()
@@ -62,7 +62,7 @@ class TestLayers:
     def test_come_closer_in_every_form(self, form: str, content: str) -> None:
         model, original, data = pair(form=form, content=content)
         before = state(model)
-        assert refine(model, original, data, data, options=FEW).improved
+        assert refine(model, original, data, data, options=FEW).report.improved
         kinds = {name.rpartition("self.")[2].partition(".")[0] for name in changed(model, before)}
         expected = {"query", "key"} | ({"mixing"} if form != "concat" else set())
         assert kinds == expected | {"content_bias" if content == "exact" else "query_offset"}
@@ -81,20 +81,20 @@ class TestLayers:
         model, original, data = pair(form=form, rank=full_rank(tiny_model(BERT)))
         before = state(model)
         refinement = refine(model, original, data, data, options=FEW)
-        assert not refinement.improved
+        assert not refinement.report.improved
         assert not changed(model, before)
-        assert all(layer.error < 1e-9 for layer in refinement.layers.values())
+        assert all(layer.error < 1e-9 for layer in refinement.report.layers.values())
 
     def test_are_restored_where_held_out_rows_got_worse(self) -> None:
         """Steps far too large spoil every layer."""
         model, original, data = pair()
         before = state(model)
         refinement = refine(model, original, data, options=RefineOptions(steps=2, learning_rate=0.99, rows=1))
-        for name, layer in refinement.layers.items():
+        for name, layer in refinement.report.layers.items():
             assert layer.kept == (layer.after < layer.before)
             assert layer.error == min(layer.before, layer.after)
             assert any(changed_name.startswith(name) for changed_name in changed(model, before)) == layer.kept
-        assert not all(layer.kept for layer in refinement.layers.values())
+        assert not all(layer.kept for layer in refinement.report.layers.values())
 
     def test_stay_what_they_were_without_consent(self) -> None:
         model, original, data = pair()
@@ -108,7 +108,7 @@ class TestLayers:
             options=FEW,
             accept=lambda name, layer: name == names[0] and layer.spec.rank == 8,
         )
-        assert [layer.kept for layer in refinement.layers.values()] == [True, False]
+        assert [layer.kept for layer in refinement.report.layers.values()] == [True, False]
         assert all(name.startswith(names[0]) for name in changed(model, before))
 
     def test_error_is_that_of_the_output(self) -> None:
@@ -125,31 +125,31 @@ class TestLayers:
         target, actual = outputs["original"][seen], outputs["model"][seen]
         expected = (actual - target).square().sum() / (target - target.mean(0)).square().sum()
         refinement = refine(model, original, data[1:], data[:1], options=RefineOptions(steps=1))
-        name = next(iter(refinement.layers))
-        assert refinement.layers[name].before == pytest.approx(float(expected), rel=1e-4)
+        name = next(iter(refinement.report.layers))
+        assert refinement.report.layers[name].before == pytest.approx(float(expected), rel=1e-4)
 
     def test_shared_ones_learn_from_every_pass(self) -> None:
         original = tiny_model(BY_TYPE["albert"], num_hidden_groups=1, inner_group_num=1)
         model = converted(original)
         refinement = refine(model, original, batches(original), batches(original), options=FEW)
-        assert len(refinement.layers) == 1
-        assert refinement.improved
+        assert len(refinement.report.layers) == 1
+        assert refinement.report.improved
 
     def test_cross_attention(self) -> None:
         original = random_model(transformers.BertLMHeadModel, BERT.config(is_decoder=True, add_cross_attention=True))
         model = converted(original)
         refinement = refine(model, original, batches(original), batches(original), options=FEW)
-        assert len(refinement.layers) == 4
-        assert all(layer.kept for layer in refinement.layers.values())
+        assert len(refinement.report.layers) == 4
+        assert all(layer.kept for layer in refinement.report.layers.values())
 
     def test_pruned_ones(self) -> None:
         original = tiny_model(BERT)
         names = list(collab.calibrate(original, batches(original, 4)).moments)
         model = converted(original)
-        model = collab.prune(model, {names[0]: [], names[1]: [0, 2]})
+        model = collab.prune(model, {names[0]: [], names[1]: [0, 2]}).model
         refinement = refine(model, original, batches(original), batches(original), options=FEW)
-        assert list(refinement.layers) == names[1:]
-        assert refinement.improved
+        assert list(refinement.report.layers) == names[1:]
+        assert refinement.report.improved
 
 
 class TestModels:
@@ -185,14 +185,14 @@ class TestModels:
         for one in (model, original):
             one.set_attn_implementation(implementation)
         original.config.output_attentions = implementation == "eager"
-        assert refine(model, original, data, data, options=FEW).improved
+        assert refine(model, original, data, data, options=FEW).report.improved
 
     @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
     def test_half_precision(self, dtype: torch.dtype) -> None:
         original = tiny_model(BERT).to(dtype)
         model = converted(original)
         refinement = refine(model, original, batches(original), batches(original), options=FEW)
-        assert all(layer.kept for layer in refinement.layers.values())
+        assert all(layer.kept for layer in refinement.report.layers.values())
         assert {parameter.dtype for parameter in model.parameters()} == {dtype}
 
     def test_padding_does_not_count(self) -> None:
@@ -207,8 +207,8 @@ class TestModels:
                     "attention_mask": torch.nn.functional.pad(mask, (0, 6)),
                 }
             )
-        first = refine(model, original, data, data, options=FEW).layers.values()
-        second = refine(other, original, padded, padded, options=FEW).layers.values()
+        first = refine(model, original, data, data, options=FEW).report.layers.values()
+        second = refine(other, original, padded, padded, options=FEW).report.layers.values()
         for one, two in zip(first, second, strict=True):
             assert one.before == pytest.approx(two.before, rel=1e-3)
             assert one.after == pytest.approx(two.after, rel=1e-2)
@@ -220,7 +220,7 @@ class TestModels:
         original.register_forward_pre_hook(
             lambda module, args, kwargs: rows.append(len(kwargs["input_ids"])), with_kwargs=True
         )
-        assert refine(model, original, [large], data, options=FEW).improved
+        assert refine(model, original, [large], data, options=FEW).report.improved
         assert max(rows) < len(large["input_ids"])
 
     def test_progress(self) -> None:
@@ -289,7 +289,7 @@ class TestBadInput:
     def test_no_steps_change_nothing(self) -> None:
         model, original, data = pair()
         before = state(model)
-        assert not refine(model, original, data, data, options=RefineOptions(steps=0)).improved
+        assert not refine(model, original, data, data, options=RefineOptions(steps=0)).report.improved
         assert not changed(model, before)
 
     def test_data(self) -> None:

@@ -179,8 +179,8 @@ def test_refinement_lowers_the_error_of_outputs(row) -> None:
     native = tiny_model(row)
     model = converted(native, 12, "cp")
     refinement = collab.refine(model, native, batches(native, 16), options=collab.RefineOptions(steps=30))
-    assert refinement.improved
-    assert all(layer.after < layer.before for layer in refinement.layers.values() if layer.kept)
+    assert refinement.report.improved
+    assert all(layer.after < layer.before for layer in refinement.report.layers.values() if layer.kept)
 
 
 @pytest.mark.parametrize("form", ["cp", "tucker", "concat", "auto"])
@@ -237,8 +237,8 @@ class TestExpand:
         for rank in (full_rank(native), 2):
             model = converted(native, rank, form)
             expansion = collab.expand(model)
-            assert expansion.error < 1e-7
-            assert all(layer.head_rank == layer.head_dim == 1 for layer in expansion.layers)
+            assert expansion.report.error < 1e-7
+            assert all(layer.head_rank == layer.head_dim == 1 for layer in expansion.report.layers)
             assert largest_difference(outputs(model), outputs(expansion.model)) < 1e-5
 
     @pytest.mark.parametrize("row", [JINA, EURO, MODERN], ids=lambda row: row.model_type)
@@ -247,7 +247,7 @@ class TestExpand:
         native = tiny_model(row)
         model = converted(native, 16, form)
         if form == "tucker":  # conversion gives cores of rank one; training does not keep it
-            assert collab.expand(model).error < 1e-7
+            assert collab.expand(model).report.error < 1e-7
             with torch.no_grad():
                 for layer in head_layers(model):
                     layer.module.mixing += 0.1 * torch.randn_like(layer.module.mixing)
@@ -255,7 +255,7 @@ class TestExpand:
             collab.expand(model)
         expansion = collab.expand(model, allow_error=1)
         problems = LayerProblems(expansion.model, families()[row.model_type], None, torch.device("cpu")).values()
-        for layer, problem, stated in zip(head_layers(model), problems, expansion.layers, strict=True):
+        for layer, problem, stated in zip(head_layers(model), problems, expansion.report.layers, strict=True):
             error = problem.error(factors_of(layer.module))  # relative to what is left
             assert stated.error == pytest.approx(error / (1 + error**2) ** 0.5, rel=1e-4)
             assert stated.head_rank > 1
@@ -386,7 +386,7 @@ def test_real_checkpoint(form: str, rotary_folder: Path, tmp_path: Path) -> None
     with (shared := rotary_folder.parents[1] / "data" / "stsb" / "train.csv").open(encoding="utf-8") as file:
         rows = [line.split(",")[0] for line, _ in zip(file, range(512), strict=False)]
     assert shared.exists()
-    calibration = collab.calibrate(original, rows, tokenizer=tokenizer)
+    calibration = collab.calibrate(collab.Checkpoint(original, tokenizer), rows)
     config = collab.ConversionConfig(params=0.5, form=form, compare=False, refine="none")
     half = collab.convert(original, config, calibration=calibration).model
     with torch.no_grad():

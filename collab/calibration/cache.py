@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 
 from ..data.features import Batch
 from ..errors import CalibrationError, OutputError
-from ..io.staging import whole_file
+from ..io.staging import atomic_write
 from ..reparametrization.moments import LayerMoments
 
 _FORMAT = "collab calibration 3"
@@ -51,7 +51,7 @@ def write(
     }
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
-        with whole_file(file) as partial:
+        with atomic_write(file) as partial:
             save_file(tensors, partial, metadata=key)
     except (OSError, SafetensorError) as error:
         raise OutputError(f"The moments could not be written to {file}: {error}.") from error

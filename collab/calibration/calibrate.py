@@ -16,6 +16,7 @@ from ..data.features import Batch, batched
 from ..data.prepare import Unlabelled, features_of, hold_out, require_two
 from ..data.source import DataSource
 from ..errors import CalibrationError, CollabError, first_line
+from ..io.checkpoint import Checkpoint
 from ..io.options import Progress, no_progress
 from ..models.families import require_family
 from ..models.inputs import (
@@ -81,10 +82,9 @@ Data = Unlabelled | PreparedData | Callable[[PreTrainedModel], object]
 
 
 def calibrate(
-    model: PreTrainedModel,
+    checkpoint: Checkpoint | PreTrainedModel,
     data: Data = "synthetic",
     *,
-    tokenizer: Any = None,
     options: CalibrationOptions | None = None,
     cache: Path | None = None,
     progress: Progress = no_progress,
@@ -94,10 +94,10 @@ def calibrate(
     Memory does not grow with the number of rows: the sums are D×D matrices in float64.
 
     Args:
-        model: a native model, which is not changed.
+        checkpoint: a native model, which is not changed, with its tokenizer or image processor: needed for text, and
+            better for random words.
         data: ``"synthetic"`` (random words); a `DataSource`; strings, pairs of strings or images; batches of
             keyword arguments of the model; or a callable that runs the model that it is called with.
-        tokenizer: the model's tokenizer, or image processor; needed for text, and better for random words.
         options: calibration settings.
         cache: file to keep the moments in. If it exists, it is read instead of running the model.
         progress: progress callback, called after every batch.
@@ -112,6 +112,8 @@ def calibrate(
         AlreadyConvertedError: if it is collaborative already.
     """
     options = options or CalibrationOptions()
+    checkpoint = Checkpoint.of(checkpoint)
+    model = checkpoint.model
     family = require_family(model.config)
     collector = Collector(model, family, options.seed, options.period)
     if callable(data):
@@ -121,7 +123,7 @@ def calibrate(
             data(model)
         prepared = PreparedData([], [], {"source": "callable"})
     else:
-        prepared = data if isinstance(data, PreparedData) else prepare(model, data, tokenizer, options)
+        prepared = data if isinstance(data, PreparedData) else prepare(checkpoint, data, options)
         kept, held = prepared.kept, prepared.held_out
         key = moments_cache.fingerprint(model, [*kept, *held], options.seed) if cache is not None else {}
         if cache is not None and cache.exists():
@@ -174,13 +176,12 @@ def _amount(model: PreTrainedModel, moments: Mapping[str, LayerMoments]) -> dict
     return tokens
 
 
-def prepare(model: PreTrainedModel, data: Any, tokenizer: Any, options: CalibrationOptions) -> PreparedData:
+def prepare(checkpoint: Checkpoint, data: Any, options: CalibrationOptions) -> PreparedData:
     """Reads and tokenizes data of any kind but a callable, and holds out a part of it.
 
     Args:
-        model: the model to run on the data.
+        checkpoint: as in `calibrate`.
         data: as in `calibrate`.
-        tokenizer: the model's tokenizer, or image processor.
         options: calibration settings.
 
     Returns:
@@ -189,6 +190,7 @@ def prepare(model: PreTrainedModel, data: Any, tokenizer: Any, options: Calibrat
     Raises:
         CalibrationError: if the data cannot be read or used.
     """
+    model, tokenizer = checkpoint.model, checkpoint.processor
     if not isinstance(data, str | DataSource):
         data = list(data)
         if data and isinstance(data[0], Mapping):

@@ -1,5 +1,4 @@
 from .bench import bench as bench
-from .compress import CompressedCheckpoint as CompressedCheckpoint
 from .compress import compress as compress
 from .compress import plan_whole as plan_whole
 from .convert import convert as convert

@@ -11,7 +11,8 @@ from ..evaluation.bench import bench as bench_models
 from ..evaluation.bench_report import BenchedModel, BenchReport
 from ..evaluation.options import BenchOptions
 from ..evaluation.peak import peak_memory
-from ..io.load import Checkpoint, load
+from ..io.checkpoint import Checkpoint
+from ..io.load import load
 from ..io.options import LoadOptions, Progress, no_progress
 from ..io.read import check_weight_files
 
@@ -42,7 +43,9 @@ def bench(
     options = options or BenchOptions()
     device, dtype = options.resolve_device(), options.torch_dtype
     progress("loading the model", 0, None)
-    loaded = [load(model, load_options), *([] if against is None else [load(against)])]
+    loaded = [load(model, load_options, with_processor=False)]
+    if against is not None:
+        loaded.append(load(against, with_processor=False))
     for checkpoint in loaded:
         network: Any = checkpoint.model
         network.to(device=device, dtype=dtype)
@@ -57,7 +60,8 @@ def _measured(
     loaded: Checkpoint, measured: BenchedModel, report: BenchReport, options: BenchOptions, notes: list[str]
 ) -> BenchedModel:
     """Adds the size of the files, and on a CPU the peak memory of a separate process."""
-    folder = loaded.source.folder
+    assert loaded.folder is not None
+    folder = loaded.folder
     measured = replace(measured, file_bytes=sum(file.stat().st_size for file in check_weight_files(folder)))
     if loaded.missing:
         notes.append(

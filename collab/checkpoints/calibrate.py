@@ -1,4 +1,4 @@
-"""Calibrates the model of a checkpoint with its tokenizer or image processor."""
+"""Calibrates the model of a checkpoint as a command asks."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from ..calibration.calibrate import Calibration
 from ..calibration.calibrate import calibrate as calibrate_model
 from ..calibration.options import CalibrationRequest
 from ..conversion.in_order import calibrate_in_order
-from ..io.load import Checkpoint
+from ..io.checkpoint import Checkpoint
 from ..io.options import Progress, no_progress
 from ..planning.config import ConversionConfig
 
@@ -18,7 +18,7 @@ def calibrate(
     *,
     progress: Progress = no_progress,
 ) -> tuple[Calibration | None, tuple[str, ...]]:
-    """Calibrates the model of a checkpoint with its tokenizer or image processor.
+    """Calibrates the model of a checkpoint.
 
     Args:
         checkpoint: the model with its tokenizer or image processor.
@@ -32,9 +32,9 @@ def calibrate(
     Raises:
         CalibrationError: as `collab.calibrate`.
     """
-    if request.source == "none":
+    model, source, options = checkpoint.model, request.source, request.options
+    if source == "none":
         return None, ()
-    model, source = checkpoint.model, request.source
     if source == "default":
         if model.main_input_name != "input_ids" or getattr(model.config, "add_cross_attention", False):
             return None, (
@@ -43,15 +43,5 @@ def calibrate(
             )
         source = "synthetic"
     if request.in_order and config is not None:
-        return calibrate_in_order(
-            model, config, source, tokenizer=checkpoint.processor, options=request.options, progress=progress
-        ), ()
-    calibration = calibrate_model(
-        model,
-        source,
-        tokenizer=checkpoint.processor,
-        options=request.options,
-        cache=request.cache,
-        progress=progress,
-    )
-    return calibration, ()
+        return calibrate_in_order(checkpoint, config, source, options=options, progress=progress), ()
+    return calibrate_model(checkpoint, source, options=options, cache=request.cache, progress=progress), ()

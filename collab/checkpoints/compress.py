@@ -3,54 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from ..calibration.calibrate import Calibration
 from ..calibration.options import CalibrationRequest
-from ..compression.compress import (
-    FRACTIONS,
-    CompressedLayer,
-    Compression,
-    CompressionPlan,
-    CompressionReport,
-    plan_compression,
-    require_compressible,
-)
+from ..compression.compress import FRACTIONS, CompressionPlan, plan_compression, require_compressible
 from ..compression.compress import compress as compress_model
 from ..compression.options import CompressionConfig
-from ..conversion.vocabulary import KeptTokens
 from ..data.source import DataSource
 from ..errors import CalibrationError
-from ..io.history import Step, table
-from ..io.load import Checkpoint, load_native
+from ..io.checkpoint import Checkpoint
+from ..io.load import load_native
 from ..io.options import LoadOptions, Progress, SaveOptions, no_progress
-from ..io.read import resolve_source
-from ..io.report import Conversion, Count
-from ..io.staging import check_output
-from ..io.write import save
-from ..models.layers import parameters
+from ..io.read import Source, resolve_source
 from ..training.options import HealRequest
 from .calibrate import calibrate
-from .heal import heal_conversion, work_of
-from .vocabulary import fewer_tokens, what_stays
-
-
-@dataclass(frozen=True)
-class CompressedCheckpoint:
-    """A compressed model as written.
-
-    Attributes:
-        steps: compression, and healing if there was any: sections of the card, with their records for the report.
-    """
-
-    steps: tuple[Step, ...]
-
-    @property
-    def record(self) -> dict[str, Any]:
-        """The record of the compression, with those of later steps as ``history``."""
-        return self.steps[0].record | {"history": [step.record for step in self.steps[1:]]}
+from .heal import healed
+from .speed import speed
+from .transform import Run, Verb, transform
+from .vocabulary import fewer_tokens
 
 
 def compress(
@@ -63,8 +35,9 @@ def compress(
     load_options: LoadOptions | None = None,
     save_options: SaveOptions | None = None,
     keep_tokens: str | DataSource | None = None,
+    measure_speed: bool = False,
     progress: Progress = no_progress,
-) -> CompressedCheckpoint:
+) -> Checkpoint:
     """Compresses a checkpoint into a folder that appears whole or not at all.
 
     Args:
@@ -77,50 +50,38 @@ def compress(
         load_options: how to read the original.
         save_options: how to write the result.
         keep_tokens: as in `collab.checkpoints.convert`. What is left out counts towards a budget of parameters.
+        measure_speed: whether to measure how many times as fast as the original the result is.
         progress: called during calibration and compression, and after every step of healing.
 
     Returns:
-        What was done, as written to `collab_report.json`.
+        The compressed model as written; `Checkpoint.step` gives its `Compression`.
 
     Raises:
         CollabError: as raised by `collab.load`, `collab.calibrate`, `collab.compress`, `collab.heal` and `collab.save`.
             No output is left behind.
     """
-    save_options = save_options or SaveOptions()
-    output = Path(output).expanduser()
-    progress("loading the model", 0, None)
-    checkpoint = _load(model, load_options)
-    check_output(output, checkpoint.source.folder, save_options.overwrite)
-    kept = None
-    if keep_tokens is not None:
-        progress("leaving out tokens", 0, None)
-        checkpoint, kept = fewer_tokens(checkpoint, keep_tokens, calibration, heal)
-    moments = _calibrate(checkpoint, calibration, progress)
     config = replace(config, healed=heal is not None)
-    compression = compress_model(checkpoint.model, _of_rest(config, kept), moments, progress=progress)
-    report = compression.report
-    if kept is not None:
-        whole = Count(kept.parameters.before, report.parameters.after)
-        notes = (*report.notes, what_stays(kept))
-        report = replace(report, parameters=whole, settings=config.to_dict(), notes=notes)
-    record = {"step": "compress", **report.to_dict(), "command": save_options.command}
-    steps = [Step("Compression", _section(record, report.layers), record)]
-    with work_of(heal, output):
-        if heal is not None:
-            restart = save_options.restart
-            steps.append(
-                heal_conversion(compression.model, checkpoint, heal, output, restart=restart, progress=progress)
-            )
-        progress("writing and checking", 0, None)
-        save(
-            _conversion(compression, report, checkpoint, kept),
-            output,
-            checkpoint,
-            save_options,
-            steps,
-            card="compressed",
-        )
-    return CompressedCheckpoint(tuple(steps))
+
+    def narrow(checkpoint: Checkpoint, run: Run) -> Checkpoint:
+        moments = _calibrate(checkpoint, calibration, run.progress)
+        return compress_model(checkpoint, config, moments, progress=run.progress)
+
+    verbs: list[Verb] = [] if keep_tokens is None else [fewer_tokens(keep_tokens, calibration, heal)]
+    verbs.append(narrow)
+    if heal is not None:
+        verbs.append(healed(heal))
+    if measure_speed:
+        verbs.append(speed)
+    return transform(
+        model,
+        output,
+        verbs,
+        load=_load,
+        trains=heal is not None,
+        load_options=load_options,
+        save_options=save_options,
+        progress=progress,
+    )
 
 
 def plan_whole(
@@ -145,46 +106,15 @@ def plan_whole(
     Raises:
         CollabError: as raised by `collab.load`, `collab.calibrate` and `collab.plan_compression`.
     """
+    load_options = load_options or LoadOptions()
     progress("loading the model", 0, None)
-    checkpoint = _load(model, load_options)
+    checkpoint = _load(resolve_source(model, load_options.revision), load_options)
     moments = _calibrate(checkpoint, calibration, progress)
     return plan_compression(checkpoint.model, config, moments, fractions=fractions, progress=progress)
 
 
-def _conversion(
-    compression: Compression, report: CompressionReport, checkpoint: Checkpoint, kept: KeptTokens | None
-) -> Conversion:
-    """The compressed model with the report that every converted model has."""
-    before, after = parameters(checkpoint.model), parameters(compression.model)
-    query_key, attention, whole = (Count(before[name], after[name]) for name in ("query_key", "attention", "model"))
-    whole_report = replace(
-        compression.conversion.report,
-        layers=(),
-        query_key=query_key,
-        attention=attention,
-        model=whole,
-        settings=report.settings,
-        calibration=report.calibration,
-        agreement=report.agreement,
-        seconds=report.seconds,
-        source=checkpoint.source.name,
-        revision=checkpoint.source.revision,
-        keep_tokens=None if kept is None else kept.to_dict(),
-        notes=(*checkpoint.notes, *report.notes),
-    )
-    return replace(compression.conversion, report=whole_report)
-
-
-def _of_rest(config: CompressionConfig, kept: KeptTokens | None) -> CompressionConfig:
-    """The settings with a budget of parameters as a fraction of what is left without the tokens that are left out."""
-    if kept is None or config.params is None:
-        return config
-    return replace(config, params=min(1.0, config.params / kept.parameters.ratio))
-
-
-def _load(model: str, options: LoadOptions | None) -> Checkpoint:
-    options = options or LoadOptions()
-    checkpoint = load_native(resolve_source(model, options.revision), options)
+def _load(source: Source, options: LoadOptions) -> Checkpoint:
+    checkpoint = load_native(source, options)
     require_compressible(checkpoint.model)
     return checkpoint
 
@@ -198,31 +128,3 @@ def _calibrate(checkpoint: Checkpoint, request: CalibrationRequest | None, progr
             "(calibration=)."
         )
     return calibration
-
-
-def _section(record: dict[str, Any], layers: Sequence[CompressedLayer]) -> str:
-    """Compression as a section of the card."""
-    rows = [[f"`{name}`", *widths] for name, *widths in (layer.cells() for layer in layers)]
-    counts = [
-        [name, f"{record[key]['before']:,}", f"{record[key]['after']:,}", f"{record[key]['ratio']:.3f}"]
-        for name, key in (
-            (f"FLOPs of the layers, {record['settings']['length']} tokens", "flops"),
-            ("parameters of the model", "parameters"),
-        )
-    ]
-    text = (
-        "Narrowed in closed form, without training, on "
-        f"`{record['calibration']['source']}` ({record['calibration'].get('rows', '?')} rows).\n\n"
-        f"{table(['', 'before', 'after', 'after / before'], counts)}\n\n"
-        f"{table(list(CompressedLayer.HEADINGS), rows)}\n"
-    )
-    if record["speedup"] is not None:
-        text += f"\n{record['speedup']:.2f} times as fast as the original, measured when it was made.\n"
-    if record["agreement"]:
-        measured = {name: value for name, value in record["agreement"].items() if name != "rows"}
-        values = [[name.replace("_", " "), f"{value:.4f}"] for name, value in measured.items()]
-        text += (
-            f"\nBefore any healing, against the original on {record['agreement']['rows']} held-out rows:\n\n"
-            f"{table(['', 'agreement'], values)}"
-        )
-    return text

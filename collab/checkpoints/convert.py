@@ -15,19 +15,19 @@ from ..conversion.convert import convert as convert_model
 from ..conversion.convert import is_lossless, require_convertible
 from ..data.source import DataSource
 from ..errors import ConfigurationError
-from ..heads.reconversion import read_pruned
+from ..heads.reconversion import PrunedOriginal, read_pruned
+from ..io.checkpoint import Checkpoint
 from ..io.load import load_native
 from ..io.options import LoadOptions, Progress, SaveOptions, no_progress
-from ..io.read import resolve_source
-from ..io.report import Conversion, ConversionReport
-from ..io.staging import check_output
-from ..io.write import save
+from ..io.read import Source
 from ..models.weights import check_cast
 from ..planning.config import ConversionConfig
 from ..training.options import HealRequest
 from .calibrate import calibrate
-from .heal import heal_conversion, work_of
-from .vocabulary import fewer_tokens, what_stays
+from .heal import healed
+from .speed import speed
+from .transform import Run, Verb, transform
+from .vocabulary import fewer_tokens
 
 
 def convert(
@@ -41,8 +41,9 @@ def convert(
     save_options: SaveOptions | None = None,
     dtype: torch.dtype | None = None,
     keep_tokens: str | DataSource | None = None,
+    measure_speed: bool = False,
     progress: Progress = no_progress,
-) -> ConversionReport:
+) -> Checkpoint:
     """Converts a checkpoint into a folder that appears whole or not at all.
 
     Args:
@@ -59,49 +60,94 @@ def convert(
             in every column), another source, or ``"auto"`` for the text of calibration or healing. The result is
             exact on text of the same tokens; other words are split into shorter tokens or become unknown. None to
             keep all tokens.
+        measure_speed: whether to measure how many times as fast as the original the result is.
         progress: called after every batch of the calibration, every layer and every step of healing.
 
     Returns:
-        The report, as written to `collab_report.json`.
+        The converted model as written; `Checkpoint.step` gives its `Conversion`.
 
     Raises:
         CollabError: as raised by `collab.load`, `collab.calibrate`, `collab.convert` and `collab.save`. No output is
             left behind.
     """
-    load_options, save_options = load_options or LoadOptions(), save_options or SaveOptions()
-    output = Path(output).expanduser()
-    progress("loading the model", 0, None)
-    source = resolve_source(model, load_options.revision)
-    check_output(output, source.folder, save_options.overwrite)
-    pruned = read_pruned(source)
-    checkpoint = load_native(source, load_options, seed=config.seed) if pruned is None else pruned.checkpoint
-    kept = None
+    conversion = _Convert(config, calibration, heal, dtype)
+    verbs: list[Verb] = []
     if keep_tokens is not None:
-        if pruned is not None:
-            raise ConfigurationError("keep_tokens (--keep-tokens) applies to originals; this model was pruned.")
-        progress("leaving out tokens", 0, None)
-        checkpoint, kept = fewer_tokens(checkpoint, keep_tokens, calibration, heal)
-    _widen(checkpoint.model, dtype)
-    require_convertible(checkpoint.model)
-    request = _calibration_request(checkpoint.model, config, calibration, heal)
-    moments, notes = calibrate(checkpoint, request, config, progress=progress)
-    conversion = convert_model(checkpoint.model, config, calibration=moments, inplace=heal is None, progress=progress)
-    if pruned is not None:
-        conversion = pruned.prune_again(conversion)
-    with work_of(heal, output):
-        steps = []
-        if heal is not None:
-            restart = save_options.restart
-            steps = [heal_conversion(conversion.model, checkpoint, heal, output, restart=restart, progress=progress)]
-        if dtype is not None:
-            _cast_model(conversion.model, dtype)
-            checkpoint = replace(checkpoint, unused=_cast(checkpoint.unused, dtype))
-        notes = (*checkpoint.notes, *notes, *conversion.report.notes)
-        report = replace(conversion.report, source=model, revision=source.revision, notes=notes)
-        if kept is not None:
-            report = replace(report, keep_tokens=kept.to_dict(), notes=(*notes, what_stays(kept)))
-        progress("writing and checking", 0, None)
-        return save(Conversion(conversion.model, report), output, checkpoint, save_options, steps)
+        verbs.append(conversion.fewer_tokens(keep_tokens))
+    verbs.append(conversion)
+    if heal is not None:
+        verbs.append(healed(heal))
+    if dtype is not None:
+        verbs.append(conversion.cast)
+    if measure_speed:
+        verbs.append(speed)
+    return transform(
+        model,
+        output,
+        verbs,
+        load=conversion.load,
+        trains=heal is not None,
+        load_options=load_options,
+        save_options=save_options,
+        progress=progress,
+    )
+
+
+class _Convert:
+    """Conversion as a verb.
+
+    Args:
+        config: settings.
+        calibration: data to calibrate on; None for the default.
+        heal: data that the result will be healed on, if any.
+        dtype: dtype of the result; None for the checkpoint's.
+    """
+
+    def __init__(
+        self,
+        config: ConversionConfig,
+        calibration: CalibrationRequest | None,
+        heal: HealRequest | None,
+        dtype: torch.dtype | None,
+    ) -> None:
+        self._config, self._calibration, self._heal, self._dtype = config, calibration, heal, dtype
+        self._pruned: PrunedOriginal | None = None
+
+    def load(self, source: Source, options: LoadOptions) -> Checkpoint:
+        """Reads the original, and checks that it can be converted."""
+        self._pruned = read_pruned(source, options)
+        seed = self._config.seed
+        checkpoint = load_native(source, options, seed=seed) if self._pruned is None else self._pruned.checkpoint
+        _widen(checkpoint.model, self._dtype)
+        require_convertible(checkpoint.model)
+        return checkpoint
+
+    def fewer_tokens(self, text: str | DataSource) -> Verb:
+        """Leaves tokens out before."""
+
+        def verb(checkpoint: Checkpoint, run: Run) -> Checkpoint:
+            if self._pruned is not None:
+                raise ConfigurationError("keep_tokens (--keep-tokens) applies to originals; this model was pruned.")
+            return fewer_tokens(text, self._calibration, self._heal)(checkpoint, run)
+
+        return verb
+
+    def __call__(self, checkpoint: Checkpoint, run: Run) -> Checkpoint:
+        """See `Verb`."""
+        request = _calibration_request(checkpoint.model, self._config, self._calibration, self._heal)
+        moments, notes = calibrate(checkpoint, request, self._config, progress=run.progress)
+        converted = convert_model(
+            checkpoint, self._config, calibration=moments, share=self._heal is None, progress=run.progress
+        )
+        if self._pruned is not None:
+            converted = self._pruned.prune_again(converted)
+        return replace(converted, notes=(*converted.notes, *notes))
+
+    def cast(self, checkpoint: Checkpoint, run: Run) -> Checkpoint:
+        """Casts the result, as a verb."""
+        assert self._dtype is not None
+        _cast_model(checkpoint.model, self._dtype)
+        return replace(checkpoint, unused=_cast(checkpoint.unused, self._dtype))
 
 
 def _calibration_request(
@@ -110,7 +156,7 @@ def _calibration_request(
     calibration: CalibrationRequest | None,
     heal: HealRequest | None,
 ) -> CalibrationRequest:
-    """What to calibrate on; by default nothing at full rank, and otherwise the data of healing, if there is any."""
+    """The calibration; by default none at full rank, and otherwise on the data of healing, if there is any."""
     request = calibration or CalibrationRequest()
     lossless = is_lossless(model, config)  # or an error, before any work
     if request.source != "default":

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import importlib
 import logging
-import shutil
-from importlib.metadata import version
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from transformers import PreTrainedModel
 
 from ..errors import ExtraError
-from ..io.card import CARD_FILE, INHERITED, render_card, source_metadata
-from ..io.history import REPORT_FILE, Step, append, read_report, table
-from ..io.load import load
+from ..io.card import CARD_FILE, render_card, source_metadata, with_sections
+from ..io.checkpoint import Checkpoint
+from ..io.history import write_history
+from ..io.load import load_source
 from ..io.options import LoadOptions, Progress, SaveOptions, no_progress
-from ..io.report import installed_versions
+from ..io.read import resolve_source
 from ..io.staging import check_output, check_space, staged
 from ..io.write import carry_over
 from ..models.layers import count_parameters
@@ -24,6 +23,8 @@ from ..onnx.check import check_graph, compare_graph
 from ..onnx.graph import Graph, write_graph
 from ..onnx.quantize import quantize
 from ..onnx.samples import check_exportable
+from ..steps.export import Export
+from ..steps.step import installed_versions
 
 logger = logging.getLogger(__name__)
 
@@ -40,7 +41,7 @@ def export_onnx(
     load_options: LoadOptions | None = None,
     save_options: SaveOptions | None = None,
     progress: Progress = no_progress,
-) -> Step:
+) -> Checkpoint:
     """Writes a model as an ONNX graph into a folder that appears whole or not at all.
 
     The graph is in float32, takes any batch size and length, and is checked against PyTorch before it is put in place.
@@ -54,8 +55,7 @@ def export_onnx(
         progress: called before every phase.
 
     Returns:
-        The step added to report and card; its `record` has ``verification`` (largest and mean difference from PyTorch,
-        shapes of the inputs), ``int8`` (the same for the int8 graph) and ``bytes`` of both graphs.
+        The model, with an `Export` as its report.
 
     Raises:
         ExtraError: if onnx, onnxruntime or onnxscript is not installed.
@@ -64,12 +64,13 @@ def export_onnx(
         OutputError: if the folder cannot be written; nothing is left behind.
         VerificationError: if the graph does not compute what the model computes; nothing is left behind.
     """
-    save_options = save_options or SaveOptions()
+    load_options, save_options = load_options or LoadOptions(), save_options or SaveOptions()
     output = Path(output).expanduser()
     _require_extra()
     progress("loading the model", 0, None)
-    loaded = load(model, load_options)
-    check_output(output, loaded.source.folder, save_options.overwrite)
+    source = resolve_source(model, load_options.revision)
+    check_output(output, source.folder, save_options.overwrite)
+    loaded = load_source(source, load_options)
     check_exportable(loaded.model)
     if loaded.missing:
         logger.warning("Not in the checkpoint, so initialized at random: %s.", ", ".join(loaded.missing))
@@ -79,17 +80,15 @@ def export_onnx(
     check_space(output, size + (size // 3 if int8 else 0))
     with staged(output, save_options.overwrite) as folder:
         _write_config(network, folder)
-        carry_over(loaded.source.folder, folder, loaded.trust_remote_code)
+        carry_over(loaded, folder)
         progress("tracing, and checking against PyTorch", 0, None)
-        record = _write_graphs(network, folder, int8)
-        record |= {"model": model, "command": save_options.command, "random": loaded.missing, "versions": _versions()}
-        if (loaded.source.folder / REPORT_FILE).is_file():
-            shutil.copyfile(loaded.source.folder / REPORT_FILE, folder / REPORT_FILE)
-        onnx_card(folder, output.name, loaded.source.folder, tuple(record["inputs"]), tuple(record["outputs"]))
-        step = export_step(record)
-        append(folder, step, name=output.name)
+        exported = loaded.then(_write_graphs(loaded, folder, int8))
+        exported = replace(exported, history=loaded.history.then(exported.steps, command=save_options.command))
+        write_history(folder, exported.history)
+        card = with_sections(_card(loaded, exported.report, output.name), exported.steps, output.name)
+        (folder / CARD_FILE).write_text(card, encoding="utf-8")
     logger.info("Wrote %s.", output)
-    return step
+    return exported
 
 
 def _require_extra() -> None:
@@ -108,26 +107,26 @@ def _write_config(network: PreTrainedModel, folder: Path) -> None:
     network.config.save_pretrained(folder)
 
 
-def _write_graphs(network: PreTrainedModel, folder: Path, int8: bool) -> dict[str, Any]:
+def _write_graphs(checkpoint: Checkpoint, folder: Path, int8: bool) -> Export:
     """Writes the graph, and optionally the one with int8 weights, and compares both with the model."""
-    graph = Graph(network)
+    graph = Graph(checkpoint.model)
     file, small = folder / GRAPH_FILE, folder / INT8_FILE
     opset = write_graph(graph, file)
-    record: dict[str, Any] = {
-        "step": "export",
-        "format": "onnx",
-        "opset": opset,
-        "inputs": list(graph.inputs),
-        "outputs": list(graph.outputs),
-        "verification": check_graph(graph, file).to_dict(),
-        "int8": None,
-        "bytes": {GRAPH_FILE: _bytes(file)},
-    }
+    verification = check_graph(graph, file).to_dict()
     if int8:
         quantize(file, small)
-        record["int8"] = compare_graph(graph, small).to_dict()
-        record["bytes"][INT8_FILE] = _bytes(small)
-    return record
+    return Export(
+        format="onnx",
+        opset=opset,
+        inputs=list(graph.inputs),
+        outputs=list(graph.outputs),
+        verification=verification,
+        int8=compare_graph(graph, small).to_dict() if int8 else None,
+        bytes={each.name: _bytes(each) for each in (file, small) if each.is_file()},
+        model=checkpoint.name,
+        random=checkpoint.missing,
+        versions=installed_versions(*_PACKAGES),
+    )
 
 
 def _bytes(file: Path) -> int:
@@ -135,64 +134,22 @@ def _bytes(file: Path) -> int:
     return sum(path.stat().st_size for path in file.parent.glob(f"{file.name}*"))
 
 
-def _versions() -> dict[str, str]:
-    return installed_versions() | {name: version(name) for name in _PACKAGES}
-
-
-def onnx_card(folder: Path, name: str, source: Path, inputs: tuple[str, ...], outputs: tuple[str, ...]) -> None:
-    """Writes README.md, to which the step from `export_step` is appended.
-
-    Args:
-        folder: folder of the export.
-        name: title of the card.
-        source: folder of the model, whose license, language and base model are inherited.
-        inputs: inputs of the graph.
-        outputs: outputs of the graph.
-    """
-    original = source_metadata(source)
-    report = read_report(folder)
-    layers = report.get("layers") or []
-    text = render_card(
+def _card(checkpoint: Checkpoint, export: Export, name: str) -> str:
+    """The card, without its section."""
+    original, history = source_metadata(checkpoint.folder), checkpoint.history
+    layers = history.layers
+    return render_card(
         "onnx",
+        checkpoint.folder,
         {
             "library_name": "onnx",
             "tags": list(dict.fromkeys([*original.get("tags", []), "onnx"])),
-            **{key: original[key] for key in ("base_model", *INHERITED) if key in original},
+            **{key: original[key] for key in ("base_model",) if key in original},
         },
         title=name,
         forms=" and ".join(sorted({layer["form"] for layer in layers})),
-        ratio=report["parameters"]["query_key"]["ratio"] if layers else None,
-        images="pixel_values" in inputs,
-        inputs=inputs,
-        outputs=outputs,
+        ratio=history.report["parameters"]["query_key"]["ratio"] if layers else None,
+        images="pixel_values" in export.inputs,
+        inputs=export.inputs,
+        outputs=export.outputs,
     )
-    (folder / CARD_FILE).write_text(text, encoding="utf-8")
-
-
-def export_step(record: dict[str, Any]) -> Step:
-    """An export as a section of the card."""
-    check, sizes = record["verification"], record["bytes"]
-    shapes = ", ".join("×".join(map(str, shape)) for shape in check["shapes"])
-    rows = [
-        [
-            "`model.onnx`",
-            f"{sizes['model.onnx'] / 1e6:.2f} MB",
-            f"{check['largest_difference']:.1e}",
-            f"{check['mean_difference']:.1e}",
-            f"{check['lowest_cosine']:.6f}",
-        ]
-    ]
-    if record["int8"]:
-        rows.append(
-            [
-                "`model_quantized.onnx`",
-                f"{sizes['model_quantized.onnx'] / 1e6:.2f} MB",
-                *(f"{record['int8'][key]:.4f}" for key in ("largest_difference", "mean_difference", "lowest_cosine")),
-            ]
-        )
-    text = (
-        f"ONNX opset {record['opset']}. Compared with PyTorch in onnxruntime {record['versions']['onnxruntime']} on "
-        f"random inputs of shapes {shapes}, padded and not; the differences are over all outputs without padding:\n\n"
-    )
-    headings = ["", "size", "largest difference", "mean difference", "cosine"]
-    return Step("ONNX", text + table(headings, rows), record)

@@ -8,9 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-from transformers import PreTrainedModel
+from typing import Any
 
 from ..data.examples import Examples, label_names, read_examples
 from ..data.source import DataSource
@@ -18,18 +16,24 @@ from ..data.task import Task
 from ..errors import ConfigurationError, DataError
 from ..evaluation.compare import check_tokenizers
 from ..heads.options import PruneOptions
-from ..io.history import Metric, Step, table
-from ..io.load import Checkpoint, load, load_source
+from ..io.checkpoint import Checkpoint
+from ..io.load import load, load_source
 from ..io.options import LoadOptions, Progress, SaveOptions, no_progress
-from ..io.read import read_config, resolve_source
+from ..io.read import Source, read_config, resolve_source
 from ..io.staging import check_output
-from ..io.write import save_changed
 from ..training.options import FinetuneOptions, RunOptions
-from ..training.work import alone_in, finish, is_main_process, open_work, record_start, wait_for_everyone, work_folder
+from ..training.work import (
+    Start,
+    exclusive_lock,
+    finish,
+    is_main_process,
+    open_work,
+    record_start,
+    wait_for_everyone,
+    work_folder,
+)
 from .prune import prune
-
-if TYPE_CHECKING:
-    from ..training.finetune import Finetuning
+from .transform import Run, transform
 
 
 @dataclass(frozen=True)
@@ -81,7 +85,7 @@ def finetune(
     load_options: LoadOptions | None = None,
     save_options: SaveOptions | None = None,
     progress: Progress = no_progress,
-) -> Finetuning:
+) -> Checkpoint:
     """Fine-tunes a model in a folder or on the Hub into a folder that appears whole or not at all.
 
     Unfinished work is kept in `OUTPUT.training`, and the same call resumes it.
@@ -92,56 +96,54 @@ def finetune(
         task: task to train for.
         data: labelled rows.
         options: training settings.
-        teacher: folder or Hub id of a model for the same task, whose answers are learned in addition to the labels.
+        teacher: folder or Hub id of a model for the same task, whose outputs are learned in addition to the labels.
         load_options: how to read the model.
         save_options: how to write the result, and whether to resume unfinished work.
         progress: called after every step.
 
     Returns:
-        The metrics and record; see `collab.finetune`.
+        The trained model as written; `Checkpoint.step` gives its `Finetuning`.
 
     Raises:
         CollabError: as raised by `collab.load`, `collab.read_examples`, `collab.finetune` and `collab.save`.
     """
     _require_head(task)
-    from ..training.finetune import finetune as finetune_model
+    options = options or FinetuneOptions()
+    rows: list[tuple[Examples, Examples]] = []
 
-    options, load_options = options or FinetuneOptions(), load_options or LoadOptions()
-    save_options, output = save_options or SaveOptions(), Path(output).expanduser()
-    progress("loading the model", 0, None)
-    source = resolve_source(model, load_options.revision)
-    check_output(output, source.folder, save_options.overwrite)
-    examples = data.read(task)
-    head, seed = _head(task, read_config(source.folder), examples, data), options.run.seed
-    loaded = load_source(
-        source, load_options, auto_class=task.auto_class, config_changes=head, new_head=data.new_head, seed=seed
-    )
-    loaded.model.float()
-    with alone_in(work_folder(output)):
-        finetuning = finetune_model(
-            loaded.model,
-            task,
-            *examples,
-            tokenizer=loaded.tokenizer,
-            options=options,
-            teacher=_teacher(teacher, task, loaded),
-            work=work_folder(output),
-            restart=save_options.restart,
-            progress=progress,
+    def load_with_head(source: Source, load_options: LoadOptions) -> Checkpoint:
+        rows.append(data.read(task))
+        head, seed = _head(task, read_config(source.folder), rows[0], data), options.run.seed
+        loaded = load_source(
+            source, load_options, auto_class=task.auto_class, config_changes=head, new_head=data.new_head, seed=seed
         )
-        finetuning.record.update(command=save_options.command, teacher=teacher)
-        _write(finetuning, loaded, output, save_options, progress)
-    return finetuning
+        loaded.model.float()
+        return loaded
 
+    def train(checkpoint: Checkpoint, run: Run) -> Checkpoint:
+        from ..training.finetune import finetune as finetune_model
 
-def _write(
-    finetuning: Finetuning, loaded: Checkpoint, output: Path, save_options: SaveOptions, progress: Progress
-) -> None:
-    """Writes the result, from the main process, and removes the unfinished work."""
-    if is_main_process():
-        progress("writing and checking", 0, None)
-        save_changed(loaded.model, output, loaded, [finetuning_step(finetuning)], save_options)
-    finish(work_folder(output))
+        return finetune_model(
+            checkpoint,
+            task,
+            *rows[0],
+            options=options,
+            teacher=_teacher(teacher, task, checkpoint),
+            work=run.work,
+            restart=run.restart,
+            progress=run.progress,
+        )
+
+    return transform(
+        model,
+        output,
+        [train],
+        load=load_with_head,
+        trains=True,
+        load_options=load_options,
+        save_options=save_options,
+        progress=progress,
+    )
 
 
 def _require_head(task: Task) -> None:
@@ -150,14 +152,14 @@ def _require_head(task: Task) -> None:
         raise ConfigurationError(f"Models cannot be fine-tuned for {task.kind}, only measured.")
 
 
-def _teacher(name: str | None, task: Task, loaded: Checkpoint) -> PreTrainedModel | None:
-    """The model whose answers are learned in addition to the labels; None for none."""
+def _teacher(name: str | None, task: Task, loaded: Checkpoint) -> Checkpoint | None:
+    """The model whose outputs are learned in addition to the labels; None for none."""
     if name is None:
         return None
     teacher = load(name, auto_class=task.auto_class)
     teacher.require_head(task.kind)
     check_tokenizers(loaded.processor, teacher.processor)
-    return teacher.model
+    return teacher
 
 
 def _head(
@@ -193,20 +195,6 @@ def _check_tags(task: Task, names: list[str]) -> None:
             f"The tags {', '.join(names[:5])} do not say where an entity begins (B-, I-, O), so {task.best_by} "
             "cannot be computed. Name them with --labels (labels=), or choose the metric accuracy (--metric)."
         )
-
-
-def finetuning_step(finetuning: Finetuning) -> Step:
-    """Fine-tuning as a section of the card, with its metrics in the model-index."""
-    record, task = finetuning.record, finetuning.task
-    data, metrics = record["data"], record["metrics"].items()
-    train, held_out = data["train"], data["eval"]
-    rows = [[name, f"{value['value']:.4f}", f"{value['low']:.4f} to {value['high']:.4f}"] for name, value in metrics]
-    text = (
-        f"Fine-tuned for {task.kind} on `{train}` ({data['rows']} rows) for {record['steps']} steps; the checkpoint of "
-        f"step {record['best_step']} had the best {task.best_by} on `{held_out}` ({data['eval_rows']} rows):\n\n"
-    )
-    measured = tuple(Metric(task.hub_name, held_out, name, value["value"]) for name, value in metrics)
-    return Step("Fine-tuning", text + table(["", "value", "95 % interval"], rows), record, measured)
 
 
 @dataclass(frozen=True)
@@ -258,7 +246,7 @@ def finetune_and_prune(
     load_options: LoadOptions | None = None,
     save_options: SaveOptions | None = None,
     progress: Progress = no_progress,
-) -> Finetuning:
+) -> Checkpoint:
     """Fine-tunes a model, prunes its best checkpoint and fine-tunes on; the output appears whole or not at all.
 
     Unfinished work, including the models before and after pruning, is kept in `OUTPUT.pruning`, and the same call
@@ -271,13 +259,13 @@ def finetune_and_prune(
         data: labelled rows; heads are scored on those to train on.
         pruning: which heads to prune, and when.
         options: training settings of both parts together.
-        teacher: folder or Hub id of a model for the same task, whose answers are learned in addition to the labels.
+        teacher: folder or Hub id of a model for the same task, whose outputs are learned in addition to the labels.
         load_options: how to read the model.
         save_options: how to write the result, and whether to resume unfinished work.
         progress: called after every step.
 
     Returns:
-        The metrics and record of the second part.
+        The trained model as written, with the `Finetuning` of the second part.
 
     Raises:
         CollabError: as raised by `finetune` and `prune`.
@@ -288,10 +276,10 @@ def finetune_and_prune(
     check_output(output, resolve_source(model, load_options.revision).folder, save_options.overwrite)
     first, second = (replace(options, run=run) for run in pruning.halves(options.run))
     work = work_folder(output, "pruning")
-    with alone_in(work):
+    with exclusive_lock(work):
         fingerprint = repr((model, load_options.revision, task, data, pruning, options, teacher))
         if open_work(work, fingerprint, save_options.restart) is None and is_main_process():
-            record_start(work, fingerprint, {})
+            record_start(work, fingerprint, Start({}, 0.0))
         here = replace(load_options, revision=None)
         inside = SaveOptions(command=save_options.command)
         whole, pruned = work / "whole", work / "pruned"

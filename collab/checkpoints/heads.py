@@ -9,8 +9,9 @@ from ..data.task import Task
 from ..heads.options import RowOptions, ScoreOptions
 from ..heads.rows import HeadRows, head_rows
 from ..heads.scores import HeadScores, score_rows
-from ..io.load import Checkpoint
+from ..io.checkpoint import Checkpoint
 from ..io.options import LoadOptions, Progress, no_progress
+from ..io.read import resolve_source
 from ..models.layers import head_layers, passes_per_layer
 from .prune import load_to_score
 
@@ -61,7 +62,8 @@ def score_heads(
         loaded = model
     else:
         progress("loading the model", 0, None)
-        loaded = load_to_score(model, task, load_options or LoadOptions())
+        load_options = load_options or LoadOptions()
+        loaded = load_to_score(resolve_source(model, load_options.revision), load_options, task)
     scored = head_rows(loaded, data, task, rows)
     return ScoredHeads(score_rows(loaded, scored, options, progress), loaded, scored)
 

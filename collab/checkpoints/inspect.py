@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from ..errors import ConfigurationError
 from ..heads.inspection import Inspection
 from ..heads.inspection import inspect as inspect_model
-from ..io.history import read_report
+from ..io.history import read_history
 from ..io.load import config_of, model_class_of, without_weights
 from ..io.read import read_config, resolve_source
 
@@ -41,4 +41,4 @@ def inspect(
             raise ConfigurationError("num_heads (--num-heads) applies to originals only; this model is converted.")
         config.num_attention_heads = num_heads
     built = without_weights(model_class, config, source.name)
-    return inspect_model(built, lengths=lengths, report=read_report(source.folder))
+    return inspect_model(built, lengths=lengths, history=read_history(source.folder))

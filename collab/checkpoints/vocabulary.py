@@ -2,28 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from ..calibration.options import CalibrationRequest
-from ..conversion.vocabulary import KeptTokens, keep_tokens
+from ..conversion.vocabulary import keep_tokens
 from ..data.rows import all_texts
 from ..data.source import DataSource
 from ..errors import ConfigurationError
-from ..io.load import Checkpoint
+from ..io.checkpoint import Checkpoint
 from ..models.inputs import has_decoder
 from ..training.options import HealRequest
+from .transform import Run, Verb
 
 
-def fewer_tokens(
-    checkpoint: Checkpoint,
-    text: str | DataSource,
-    calibration: CalibrationRequest | None,
-    heal: HealRequest | None,
-) -> tuple[Checkpoint, KeptTokens]:
-    """The checkpoint with only the tokens that a text uses.
+def fewer_tokens(text: str | DataSource, calibration: CalibrationRequest | None, heal: HealRequest | None) -> Verb:
+    """The verb that keeps only the tokens that a text uses.
 
     Args:
-        checkpoint: the original.
         text: a file or another source, or ``"auto"`` for the text of calibration or healing.
         calibration: data to calibrate on.
         heal: data to heal on.
@@ -33,26 +26,19 @@ def fewer_tokens(
             encoder-decoder writes.
         CollabError: as raised by `collab.keep_tokens`.
     """
-    source = _source(text, calibration, heal)
-    if text == "auto" and has_decoder(checkpoint.model) and len(source.columns) < 2:
-        raise ConfigurationError(
-            f"keep_tokens='auto' (--keep-tokens auto) would leave out the tokens that {checkpoint.source.name} writes: "
-            f"{source.path} gives sources without targets. Name both columns (--text-column), or a file with text of "
-            "both kinds (--keep-tokens FILE)."
-        )
-    kept = keep_tokens(checkpoint.model, checkpoint.tokenizer, all_texts(source))
-    unused = kept.cut(checkpoint.unused)
-    return replace(checkpoint, model=kept.model, new_tokenizer=kept.tokenizer, unused=unused), kept
 
+    def verb(checkpoint: Checkpoint, run: Run) -> Checkpoint:
+        run.progress("leaving out tokens", 0, None)
+        source = _source(text, calibration, heal)
+        if text == "auto" and has_decoder(checkpoint.model) and len(source.columns) < 2:
+            raise ConfigurationError(
+                f"keep_tokens='auto' (--keep-tokens auto) would leave out the tokens that {checkpoint.name} writes: "
+                f"{source.path} gives sources without targets. Name both columns (--text-column), or a file with text "
+                "of both kinds (--keep-tokens FILE)."
+            )
+        return keep_tokens(checkpoint, all_texts(source))
 
-def what_stays(kept: KeptTokens) -> str:
-    """A note for the user."""
-    written = " It can write no other tokens." if has_decoder(kept.model) else ""
-    return (
-        f"The vocabulary has {kept.tokens.after:,} of {kept.tokens.before:,} tokens, those of {kept.texts:,} texts: "
-        "text of the same tokens is encoded as before, other words are split into shorter tokens or become unknown. "
-        f"All parameters before that: {kept.parameters.before:,}.{written}"
-    )
+    return verb
 
 
 def _source(text: str | DataSource, calibration: CalibrationRequest | None, heal: HealRequest | None) -> DataSource:

@@ -24,6 +24,7 @@ from .options import (
     output_argument,
     saving_options,
     seed_option,
+    speed_option,
     unlabelled,
 )
 from .running import INTERRUPTED_TRAINING, Command, Session
@@ -133,6 +134,7 @@ Examples:
 )
 @seed_option
 @loading_options
+@speed_option
 @saving_options
 def compress(
     model: str,
@@ -144,6 +146,7 @@ def compress(
     load_options: LoadOptions,
     save_options: SaveOptions,
     keep_tokens: str | None,
+    measure_speed: bool,
     session: Session,
 ) -> None:
     """Make every part of MODEL, a folder or a Hub id, smaller, and write the result to the folder OUTPUT.
@@ -154,7 +157,8 @@ def compress(
         session.interrupted = INTERRUPTED_TRAINING
     session.begin(model)
     from ..checkpoints.compress import compress as compress_checkpoint
-    from .tables import show_steps
+    from ..steps.compression import Compression
+    from .outcome import finish
 
     compressed = compress_checkpoint(
         model,
@@ -165,6 +169,11 @@ def compress(
         load_options=load_options,
         save_options=save_options,
         keep_tokens=keep_tokens,
+        measure_speed=measure_speed,
         progress=session.progress,
     )
-    session.result(compressed.record, lambda: show_steps(compressed.steps, output))
+    following = (
+        f"collab evaluate {output} --against {model} --data labelled.tsv",
+        f"collab export {output} served --format onnx --int8",
+    )
+    finish(session, compressed, Compression, output=output, following=following)

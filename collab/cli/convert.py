@@ -29,6 +29,7 @@ from .options import (
     saving_options,
     seed_option,
     solver_options,
+    speed_option,
     unlabelled,
 )
 from .running import INTERRUPTED_TRAINING, Command, Session
@@ -121,6 +122,7 @@ Examples:
 @dtype_option(None, "the checkpoint's")
 @seed_option
 @loading_options
+@speed_option
 @saving_options
 @click.option("--max-shard-size", default=SaveOptions.max_shard_size, show_default=True, help="Largest weights file.")
 @click.option("--base-model", help="Hub id of the original, for the model card.  [default: MODEL]")
@@ -136,6 +138,7 @@ def convert(
     save_options: SaveOptions,
     dtype: Dtype | None,
     keep_tokens: str | None,
+    measure_speed: bool,
     push_to_hub: str | None,
     session: Session,
 ) -> None:
@@ -150,11 +153,12 @@ def convert(
 
     from ..checkpoints.convert import convert as convert_checkpoint
     from ..io.hub import check_repo_id, push
-    from .tables import show_report
+    from ..steps.conversion import Conversion
+    from .outcome import finish
 
     if push_to_hub is not None:
         check_repo_id(push_to_hub)
-    report = convert_checkpoint(
+    converted = convert_checkpoint(
         model,
         output,
         config,
@@ -164,9 +168,14 @@ def convert(
         save_options=save_options,
         dtype=None if dtype is None else getattr(torch, dtype),
         keep_tokens=keep_tokens,
+        measure_speed=measure_speed,
         progress=session.progress,
     )
-    session.result(report.to_dict(), lambda: show_report(report, output))
+    following = (
+        f"collab bench {output} --against {model}",
+        f"collab heal {output} healed --data sentences.txt, or collab compress {model} half --flops 0.5",
+    )
+    finish(session, converted, Conversion, output=output, following=following)
     if push_to_hub is not None:
         session.interrupted = f"Interrupted. {output} is complete, but was not uploaded."
         session.progress("uploading", 0, None)

@@ -79,15 +79,15 @@ def evaluate(
 ) -> None:
     """Measure MODEL, original or converted, on labelled data, with intervals, and beside another model."""
     session.begin(model)
-    from ..checkpoints.evaluate import check_recordable, evaluation_step
+    from ..checkpoints.evaluate import check_recordable
     from ..checkpoints.evaluate import evaluate as evaluate_checkpoint
-    from ..io.history import append
-    from .tables import show_steps
+    from ..io.history import record
+    from .outcome import show_steps
 
     folder = Path(model)
     if recorded:
         check_recordable(folder)
-    evaluation = evaluate_checkpoint(
+    evaluated = evaluate_checkpoint(
         model,
         source,
         task,
@@ -96,7 +96,7 @@ def evaluate(
         load_options=load_options,
         progress=session.progress,
     )
-    step = evaluation_step(evaluation, command_line())
+    step = evaluated.report
     if recorded:
-        append(folder, step, name=folder.resolve().name)
-    session.result(step.record, lambda: show_steps([step]))
+        record(folder, step, name=folder.resolve().name, command=command_line())
+    session.result(step.to_dict() | {"command": command_line()}, lambda: show_steps([step]))

@@ -44,10 +44,10 @@ def expand(
     """
     session.begin(model)
     from ..checkpoints.expand import expand as expand_checkpoint
-    from ..checkpoints.expand import expansion_step
-    from .tables import show_steps
+    from ..steps.export import Expansion
+    from .outcome import finish
 
-    expansion = expand_checkpoint(
+    expanded = expand_checkpoint(
         model,
         output,
         allow_error=allow_error,
@@ -55,5 +55,4 @@ def expand(
         save_options=save_options,
         progress=session.progress,
     )
-    step = expansion_step(expansion, model, save_options.command)
-    session.result(step.record, lambda: show_steps([step], output))
+    finish(session, expanded, Expansion, output=output)

@@ -43,9 +43,10 @@ def export(
     """Write MODEL, original or converted, in another format to the folder OUTPUT, and check it against PyTorch."""
     session.begin(model)
     from ..checkpoints.export_onnx import export_onnx
-    from .tables import show_steps
+    from ..steps.export import Export
+    from .outcome import finish
 
-    step = export_onnx(
+    exported = export_onnx(
         model, output, int8=int8, load_options=load_options, save_options=save_options, progress=session.progress
     )
-    session.result(step.record, lambda: show_steps([step], output))
+    finish(session, exported, Export, output=output)

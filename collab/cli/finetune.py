@@ -151,14 +151,15 @@ def finetune(
     session.interrupted = INTERRUPTED_TRAINING
     pruned = None if prune_heads is None else PruneOptions(heads=prune_heads, seed=options.run.seed)
     session.begin(model)
-    from ..checkpoints.finetune import MidwayPruning, finetune_and_prune, finetuning_step
+    from ..checkpoints.finetune import MidwayPruning, finetune_and_prune
     from ..checkpoints.finetune import finetune as finetune_checkpoint
-    from .tables import show_steps
+    from ..steps.training import Finetuning
+    from .outcome import finish
 
     train = finetune_checkpoint
     if pruned is not None:
         train = partial(finetune_and_prune, pruning=MidwayPruning(pruned, prune_at))
-    finetuning = train(
+    tuned = train(
         model,
         output,
         task,
@@ -169,4 +170,4 @@ def finetune(
         save_options=save_options,
         progress=session.progress,
     )
-    session.result(finetuning.record, lambda: show_steps([finetuning_step(finetuning)], output))
+    finish(session, tuned, Finetuning, output=output, following=[f"collab convert {output} smaller --rank 0.25"])

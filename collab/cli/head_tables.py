@@ -128,16 +128,16 @@ def _work(groups: Sequence[tuple[str, LayerInspection]], lengths: Sequence[int])
 
 def _past(inspection: Inspection) -> list[str]:
     """What was done to the model so far, in sentences."""
-    report = inspection.report
-    lines = [f"The original: {step['step']}." for step in report.get("original_history", [])]
-    settings, layers = report.get("settings"), report.get("layers")
+    history = inspection.history
+    lines = [f"The original: {kind}." for kind in history.original_kinds]
+    settings, layers = history.settings, history.layers
     if settings and layers:  # a report of a compression has no layers
         errors = (layer["error"] if layer["score_error"] is None else layer["score_error"] for layer in layers)
         lines.append(
-            f"Converted from {report.get('source')} with rank {settings.get('rank')}, params {settings.get('params')}; "
+            f"Converted from {history.source} with rank {settings.get('rank')}, params {settings.get('params')}; "
             f"errors by layer {', '.join(f'{error:.3f}' for error in errors)}. More in collab_report.json."
         )
-    return [*lines, *(f"Then: {step['step']}." for step in report.get("history", []))]
+    return [*lines, *(f"Then: {kind}." for kind in history.kinds)]
 
 
 def _alike(layers: Sequence[LayerInspection], names: Sequence[str]) -> list[tuple[str, LayerInspection]]:

@@ -69,10 +69,10 @@ def heal(
     session.interrupted = INTERRUPTED_TRAINING
     session.begin(model)
     from ..checkpoints.heal import heal as heal_checkpoint
-    from ..checkpoints.heal import healing_step
-    from .tables import show_steps
+    from ..steps.training import Healing
+    from .outcome import finish
 
-    healing = heal_checkpoint(
+    healed = heal_checkpoint(
         model,
         output,
         data,
@@ -82,4 +82,5 @@ def heal(
         save_options=save_options,
         progress=session.progress,
     )
-    session.result(healing.record, lambda: show_steps([healing_step(healing)], output))
+    following = [f"collab evaluate {output} --data labelled.tsv"]
+    finish(session, healed, Healing, output=output, following=following)

@@ -224,6 +224,15 @@ lengths_option = click.option(
 )
 
 
+speed_option = click.option(
+    "--speed/--no-speed",
+    "measure_speed",
+    default=True,
+    show_default=True,
+    help="Measure for a few seconds how many times as fast as the original the result is.",
+)
+
+
 def rounds_option(default: int) -> Decorator:
     """--rounds of a measurement of speed."""
     return click.option(

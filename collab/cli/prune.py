@@ -25,6 +25,7 @@ from .options import (
     samples_option,
     saving_options,
     seed_option,
+    speed_option,
     task_option,
     trainable_option,
     unlabelled,
@@ -76,6 +77,7 @@ Examples:
 @heal_options(HealOptions().run.steps)
 @trainable_option("attention", "--heal-trainable")
 @loading_options
+@speed_option
 @saving_options
 def prune(
     model: str,
@@ -87,6 +89,7 @@ def prune(
     heal: HealRequest | None,
     load_options: LoadOptions,
     save_options: SaveOptions,
+    measure_speed: bool,
     session: Session,
 ) -> None:
     """Remove heads of MODEL, original or converted, for good, and write what is left to the folder OUTPUT."""
@@ -94,9 +97,10 @@ def prune(
         session.interrupted = INTERRUPTED_TRAINING
     session.begin(model)
     from ..checkpoints.prune import prune as prune_checkpoint
-    from .tables import show_pruning
+    from ..steps.pruning import Pruning
+    from .outcome import finish
 
-    pruning = prune_checkpoint(
+    pruned = prune_checkpoint(
         model,
         output,
         options,
@@ -105,6 +109,8 @@ def prune(
         heal=heal,
         load_options=load_options,
         save_options=save_options,
+        measure_speed=measure_speed,
         progress=session.progress,
     )
-    session.result(pruning.record, lambda: show_pruning(pruning, output))
+    following = [f"collab heal {output} healed --data sentences.txt --trainable attention"] if heal is None else []
+    finish(session, pruned, Pruning, output=output, following=following)

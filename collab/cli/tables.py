@@ -3,180 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import click
 from rich import box
-from rich.console import Console, ConsoleOptions, RenderResult
-from rich.markdown import Markdown, TableElement
+from rich.console import Console
 from rich.table import Table
-
-from ..decomposition.options import FORMS
-from ..io.history import short
-from ..io.options import LENGTHS
 
 if TYPE_CHECKING:
     from ..compression.compress import CompressionPlan
     from ..evaluation.bench_report import BenchReport
-    from ..heads.pruning import Pruning
-    from ..io.history import Step
-    from ..io.report import ConversionReport
     from ..models.cache import CacheBytes
     from ..planning.plan import Plan, PlanOption
 
 _WIDTH = 80
-
-
-def show_report(report: ConversionReport, output: Path) -> None:
-    """What a conversion did."""
-    console = Console()
-    pattern, names = shortened([layer.name for layer in report.layers])
-    console.print(_layers(report, pattern, names))
-    if any(layer.output_error_before is not None for layer in report.layers):
-        console.print(_refined(report, names))
-    if report.comparison:
-        console.print(_comparison(report, names))
-    console.print(_totals(report))
-    if report.agreement:
-        values = (item for item in report.agreement.items() if item[0] != "rows")
-        console.print(
-            f"Against the original on {report.agreement['rows']} held-out rows: {_values(dict(values))}",
-            highlight=False,
-        )
-    for line in _remarks(report):
-        console.print(line, markup=False, highlight=False)
-    click.echo(f"Reloaded, compared and written to {output}")
-
-
-def _layers(report: ConversionReport, pattern: str, names: list[str]) -> Table:
-    """Rank, errors and size of every layer."""
-    calibrated = report.calibration is not None
-    forms = " and ".join(sorted({layer.form for layer in report.layers}))
-    table = plain_table(
-        f"{forms}: {pattern}",
-        ["layer", "rank", *(["scores", "held out"] if calibrated else []), "weights", "sweeps", "parameters"],
-        caption=_caption(
-            "scores: how far the heads' scores moved on calibration inputs, relative to their size, each weighed by "
-            "what it does to the model's output; held out: the same on rows that were not used;" * calibrated,
-            "weights: how far the heads' query-key products moved; parameters: of query and key, mixing and content "
-            "included.",
-        ),
-    )
-    for name, layer in zip(names, report.layers, strict=True):
-        table.add_row(
-            name,
-            f"{layer.rank}/{layer.full_rank}",
-            *([_error(layer.score_error), _error(layer.held_out_error)] if calibrated else []),
-            _error(layer.error),
-            f"{layer.sweeps}{'' if layer.converged else '+'}",
-            f"{layer.query_key.after:,}",
-        )
-    return table
-
-
-def _refined(report: ConversionReport, names: list[str]) -> Table:
-    """How far the layers' outputs are from the original's, before and after refinement."""
-    table = plain_table(
-        "Attention output on held-out rows",
-        ["layer", "as solved", "refined"],
-        caption="Relative squared error of each layer alone, on the original's inputs. A layer that refinement does "
-        "not bring closer stays as it was solved. The errors above are of the layers as they are now.",
-    )
-    for name, layer in zip(names, report.layers, strict=True):
-        table.add_row(name, _error(layer.output_error_before), _error(layer.output_error_after))
-    return table
-
-
-def _comparison(report: ConversionReport, names: list[str]) -> Table:
-    """What every form would have given with as many parameters."""
-    what = "weights" if report.calibration is None else "scores"
-    table = plain_table(f"Predicted error of the {what} at as many parameters", ["layer", *FORMS])
-    for name, row in zip(names, report.comparison, strict=True):
-        predicted = (row[form] for form in FORMS)
-        table.add_row(
-            name, *(f"{_error(form['error'])} (R={form['rank']})" if form["rank"] else "" for form in predicted)
-        )
-    return table
-
-
-def _totals(report: ConversionReport) -> Table:
-    """Parameters before and after."""
-    table = plain_table("Parameters", ["of", "before", "after", "after / before"])
-    for name, count in (
-        ("query and key (with mixing and content bias)", report.query_key),
-        ("attention (with value and output projections)", report.attention),
-        ("the model", report.model),
-    ):
-        table.add_row(name, f"{count.before:,}", f"{count.after:,}", f"{count.ratio:.3f}")
-    return table
-
-
-def _remarks(report: ConversionReport) -> list[str]:
-    """How form and ranks were chosen, what was healed, and what a user should know besides."""
-    lines = []
-    for form, candidate in report.choice.get("candidates", {}).items():
-        mark = "*" if form == report.choice["chosen"] else " "
-        lengths = [length for length in candidate["faster"] if length in (*LENGTHS, max(candidate["faster"]))]
-        faster = ", ".join(f"{candidate['faster'][length]:.2f}" for length in lengths)
-        lines.append(
-            f"{mark} {form}: error {candidate['error']:.4f}, {candidate['parameters']:,} query/key parameters, "
-            f"attention about {faster} times as fast at {', '.join(map(str, lengths))} tokens"
-        )
-    if not all(layer.converged for layer in report.layers):
-        lines.append("+ the solver was still gaining when its sweeps ran out; --max-sweeps allows more.")
-    if report.query_key.ratio > 1:
-        lines.append(
-            f"The {report.layers[0].form} form is larger than the original at this rank; a lower --rank is smaller."
-        )
-    for step in (step for step in report.history if step["step"] == "heal"):
-        before, after = (
-            _values({name: value for name, value in step[when].items() if name != "rows"})
-            for when in ("before", "after")
-        )
-        lines.append(f"Healed in {step['steps']} steps; on {step['data']['held_out']} held-out rows,")
-        lines.append(f"  before: {before}\n  after:  {after}")
-    return [*lines, *report.notes]
-
-
-def _values(measured: dict[str, float]) -> str:
-    return ", ".join(f"{name.replace('_', ' ')} {short(value)}" for name, value in measured.items())
-
-
-class _Table(TableElement):
-    """A table of a card, whose names are wrapped instead of cut."""
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        for part in super().__rich_console__(console, options):
-            if isinstance(part, Table):
-                for column in part.columns:
-                    column.overflow = "fold"
-            yield part
-
-
-class _Card(Markdown):
-    elements = {**Markdown.elements, "table_open": _Table}
-
-
-def show_steps(steps: Sequence[Step], output: Path | None = None) -> None:
-    """What was done to a model, as its card says it."""
-    console = Console()
-    for step in steps:
-        console.print(_Card(step.text))
-    if output is not None:
-        click.echo(f"Wrote {output}")
-
-
-def show_pruning(pruning: Pruning, output: Path) -> None:
-    """What was pruned, and what healing did then."""
-    from ..checkpoints.prune import pruning_step
-
-    console = Console()
-    show_steps([pruning_step(pruning.record)])
-    for step in pruning.record.get("history", []):
-        before, after = step["before"]["loss"], step["after"]["loss"]
-        console.print(f"Healed in {step['steps']} steps: loss {before:.4f} → {after:.4f}", highlight=False)
-    click.echo(f"Wrote {output}")
 
 
 def show_plan(plan: Plan) -> None:

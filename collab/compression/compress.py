@@ -5,9 +5,9 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass
 from statistics import median
-from typing import Any, ClassVar
+from typing import Any
 
 from transformers import PreTrainedModel
 
@@ -16,11 +16,14 @@ from ..conversion.convert import convert_losslessly, require_convertible
 from ..errors import BudgetError, ConfigurationError, UnsupportedArchitectureError
 from ..evaluation.compare import agreement
 from ..evaluation.timing import rounds_in_turn
+from ..io.checkpoint import Checkpoint
 from ..io.options import Progress, no_progress
-from ..io.report import Conversion, Count
 from ..models.families import Family
 from ..models.inputs import has_decoder
-from ..models.layers import count_parameters, head_layers
+from ..models.layers import count_parameters, head_layers, parameters
+from ..steps.compression import CompressedLayer, Compression
+from ..steps.conversion import VocabularyCut
+from ..steps.step import Count, Parameters
 from .allocation import Allocation, Unit, Widths, allocate
 from .blocks import unknown_feed_forward
 from .candidates import Candidates
@@ -41,106 +44,13 @@ _CLOSE = 0.03  # relative to the speed that was asked for
 
 
 @dataclass(frozen=True)
-class CompressedLayer:
-    """What is left of one layer of the original.
-
-    Attributes:
-        name: module name in the original.
-        dropped: whether the whole layer is gone; widths are 0 then.
-        form: form of its queries and keys.
-        rank: R, and `full_rank` K before.
-        full_rank: K.
-        value_width: width of each head's values, and `full_value_width` d before.
-        full_value_width: d.
-        neurons: width of the feed-forward layer, and `full_neurons` before.
-        full_neurons: number of neurons before.
-    """
-
-    name: str
-    dropped: bool
-    form: str
-    rank: int
-    full_rank: int
-    value_width: int
-    full_value_width: int
-    neurons: int
-    full_neurons: int
-
-    HEADINGS: ClassVar[tuple[str, ...]] = ("layer", "queries and keys", "values of a head", "neurons")
-    """Headings of a table with `cells` as its rows."""
-
-    def cells(self) -> tuple[str, ...]:
-        """The layer as a row of a table."""
-        if self.dropped:
-            return self.name, "dropped", "", ""
-        return (
-            self.name,
-            f"{self.rank} of {self.full_rank} ({self.form})",
-            f"{self.value_width} of {self.full_value_width}",
-            f"{self.neurons} of {self.full_neurons}",
-        )
-
-
-@dataclass(frozen=True)
-class CompressionReport:
-    """The report of a compression.
-
-    Attributes:
-        layers: what is left of every layer of the original.
-        flops: FLOPs of the layers, two for a multiply-add, for one row of `CompressionConfig.length` tokens, before and
-            after.
-        parameters: of the whole model, before and after.
-        predicted_loss: predicted disagreement with the original, before any training: the sum over all changes, each
-            measured alone.
-        agreement: of the compressed model with the original on held-out rows (`collab.evaluation.compare`).
-        speedup: times as fast as the original, measured on 8 rows of that length on this machine; None if the budget
-            was another.
-        settings: the `CompressionConfig`.
-        calibration: what the compression was calibrated on.
-        notes: notes for the user.
-        seconds: wall-clock time.
-    """
-
-    layers: tuple[CompressedLayer, ...]
-    flops: Count
-    parameters: Count
-    predicted_loss: float
-    agreement: dict[str, Any] | None
-    speedup: float | None
-    settings: dict[str, Any]
-    calibration: dict[str, Any]
-    notes: tuple[str, ...]
-    seconds: float
-
-    def to_dict(self) -> dict[str, Any]:
-        """The report as JSON values."""
-        counts = {name: getattr(self, name).to_dict() for name in ("flops", "parameters")}
-        return asdict(self) | counts | {"notes": list(self.notes)}
-
-
-@dataclass(frozen=True)
-class Compression:
-    """A compressed model and its report.
-
-    Attributes:
-        model: a model of a collaborative class, on the device and in the dtype of the original.
-        report: what was made smaller, and what it costs.
-        conversion: the lossless conversion that it was made from, with the compressed model.
-    """
-
-    model: PreTrainedModel
-    report: CompressionReport
-    conversion: Conversion = field(repr=False)
-
-
-@dataclass(frozen=True)
 class CompressionOption:
     """What one budget would cost.
 
     Attributes:
         budget: the fraction that was asked for.
         reached: the fraction that is left.
-        predicted_loss: as in `CompressionReport`.
+        predicted_loss: as in `Compression`.
         layers: what would be left of every layer of the original.
     """
 
@@ -170,8 +80,12 @@ class CompressionPlan:
 
 
 def compress(
-    model: PreTrainedModel, config: CompressionConfig, calibration: Calibration, *, progress: Progress = no_progress
-) -> Compression:
+    checkpoint: Checkpoint | PreTrainedModel,
+    config: CompressionConfig,
+    calibration: Calibration,
+    *,
+    progress: Progress = no_progress,
+) -> Checkpoint:
     """Makes every part of an encoder smaller within one budget, in closed form, without training.
 
     Queries and keys become narrower heads, or shared dimensions if the budget is of parameters; values and neurons are
@@ -180,13 +94,14 @@ def compress(
     the model closer to the original.
 
     Args:
-        model: a native transformers model of a supported family, with any of its heads. It is not changed.
+        checkpoint: a native transformers model of a supported family, with any of its heads. It is not changed. If
+            `collab.keep_tokens` made it, what was left out counts towards a budget of parameters.
         config: the budget and which parts may change.
         calibration: result of `collab.calibrate` for this model.
         progress: called while the model runs and layers are solved.
 
     Returns:
-        The compressed model and its report.
+        The compressed model, with a `Compression` as its report.
 
     Raises:
         BudgetError: if the budget cannot be reached; the message says what can.
@@ -196,8 +111,13 @@ def compress(
         CollabError: as `collab.convert`.
     """
     start = time.perf_counter()
-    candidates, conversion = _candidates(model, config, calibration, progress)
+    checkpoint = Checkpoint.of(checkpoint)
+    model, cut = checkpoint.model, checkpoint.step(VocabularyCut)
+    candidates = _candidates(model, config, calibration, progress)
     unit, fraction = _unit(config)
+    whole = count_parameters(model) if cut is None else cut.parameters.before
+    if unit == "parameters":  # those that were left out are gone already
+        fraction = min(1.0, fraction * whole / count_parameters(model))
     speedup = None
     if config.speedup is None:
         allocation = _within(candidates, config, unit, fraction)
@@ -214,10 +134,10 @@ def compress(
         logger.warning(notes[-1])
     progress("comparing with the original", 0, None)
     flops = candidates.costs("flops")
-    report = CompressionReport(
+    report = Compression(
         layers=_layers(candidates, allocation.widths),
         flops=Count(round(flops.whole), round(flops.left(allocation.widths))),
-        parameters=Count(count_parameters(model), count_parameters(compressed)),
+        parameters=Count(whole, count_parameters(compressed)),
         predicted_loss=allocation.loss,
         agreement=agreement(model, compressed, calibration.batches),
         speedup=speedup,
@@ -225,8 +145,9 @@ def compress(
         calibration=calibration.summary,
         notes=tuple(notes),
         seconds=time.perf_counter() - start,
+        parts=Parameters.of(parameters(model), parameters(compressed)),
     )
-    return Compression(compressed, report, replace(conversion, model=compressed))
+    return checkpoint.then(report, model=compressed, original=checkpoint)
 
 
 def plan_compression(
@@ -253,7 +174,7 @@ def plan_compression(
         CollabError: as `compress`.
     """
     start = time.perf_counter()
-    candidates, _ = _candidates(model, config, calibration, progress)
+    candidates = _candidates(model, config, calibration, progress)
     unit, _ = _unit(config)
     options = []
     for fraction in fractions:
@@ -293,10 +214,9 @@ def require_compressible(model: PreTrainedModel) -> Family:
 
 def _candidates(
     model: PreTrainedModel, config: CompressionConfig, calibration: Calibration, progress: Progress
-) -> tuple[Candidates, Conversion]:
+) -> Candidates:
     family = require_compressible(model)
-    conversion = convert_losslessly(model)
-    return Candidates(model, conversion.model, family, calibration, config, progress), conversion
+    return Candidates(model, convert_losslessly(model).model, family, calibration, config, progress)
 
 
 def _unit(config: CompressionConfig) -> tuple[Unit, float]:

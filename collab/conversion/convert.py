@@ -18,8 +18,8 @@ from ..decomposition import Factors, Form
 from ..decomposition.rank import resolve_ranks
 from ..errors import UnsupportedArchitectureError, WeightsError
 from ..evaluation.compare import agreement
+from ..io.checkpoint import Checkpoint
 from ..io.options import Progress, no_progress
-from ..io.report import Conversion, ConversionReport, Count, LayerReport
 from ..modeling.collab_config import AttentionSpec
 from ..modeling.collab_model import optional_parts
 from ..models.assembly import assemble
@@ -32,6 +32,8 @@ from ..planning.config import ConversionConfig
 from ..reparametrization.layer import LayerProblem, fitting, spec_of, state_of
 from ..reparametrization.model import LayerProblems, full_ranks, projections
 from ..reparametrization.moments import LayerMoments
+from ..steps.conversion import Conversion, LayerConversion
+from ..steps.step import Count, Parameters
 from ..training.refine import refine
 from .refined import refine_options, refined_reports, within
 
@@ -39,28 +41,30 @@ logger = logging.getLogger(__name__)
 
 
 def convert(
-    model: PreTrainedModel,
+    checkpoint: Checkpoint | PreTrainedModel,
     config: ConversionConfig,
     *,
     calibration: Calibration | None = None,
     inplace: bool = False,
+    share: bool = False,
     progress: Progress = no_progress,
-) -> Conversion:
+) -> Checkpoint:
     """Converts a model to collaborative attention.
 
     Parameters that stay keep their `requires_grad`; the new ones are trainable.
 
     Args:
-        model: a native transformers model of a supported family, with any of its heads.
+        checkpoint: a native transformers model of a supported family, with any of its heads.
         config: settings of the conversion.
         calibration: result of `collab.calibrate` for this model, to approximate the scores on such inputs instead of
             the weights, which is far more faithful at the same size. None to approximate the weights.
-        inplace: whether to turn `model` itself into the collaborative model, sharing the weights that stay. Nothing
+        inplace: whether to turn the model itself into the collaborative model, sharing the weights that stay. Nothing
             changes unless every layer was solved. Hooks on replaced submodules are lost.
+        share: whether the converted model uses the original's tensors for the weights that stay, instead of copies.
         progress: progress callback, called after every solved layer and every step of refinement.
 
     Returns:
-        The converted model and its report.
+        The converted model, with a `Conversion` as its report.
 
     Raises:
         ConfigurationError: if a number of refinement steps is given without rows to refine on.
@@ -73,24 +77,23 @@ def convert(
         DeviceError: if the device to solve on is not available.
     """
     start_time = time.perf_counter()
+    checkpoint = Checkpoint.of(checkpoint)
+    model = checkpoint.model
     family, model_class = require_convertible(model)
     refining = None if is_lossless(model, config) else refine_options(config, calibration)
     moments, held_out = (None, None) if calibration is None else (calibration.moments, calibration.held_out)
     problems = LayerProblems(model, family, moments, config.solver_options.resolve_device(model.device))
     choice = choose(config, problems, calibration, lengths_within(model, LENGTHS))
     replaced, reports, comparison = _solve_all(model, family, problems, choice, config, held_out, progress)
-    converted = _build(model, model_class, family, replaced, share=inplace)
+    converted = _build(model, model_class, family, replaced, share=inplace or share)
     if refining is not None and calibration is not None:
         accept = within(config.max_error, problems)
         train, judge = calibration.fitted, calibration.batches
-        refinement = refine(converted, model, train, judge, options=refining, accept=accept, progress=progress)
+        refinement = refine(converted, model, train, judge, options=refining, accept=accept, progress=progress).report
         reports = refined_reports(reports, refinement, converted, problems, held_out)
-    query_key, attention = _attention_parameters(model, family, reports)
-    report = ConversionReport(
+    report = Conversion(
         layers=tuple(reports),
-        query_key=query_key,
-        attention=attention,
-        model=Count(count_parameters(model), count_parameters(converted)),
+        parameters=_parameters(model, converted, family, reports),
         settings=config.to_dict(),
         choice=choice.explanation,
         calibration=None if calibration is None else calibration.summary,
@@ -99,30 +102,34 @@ def convert(
         seconds=time.perf_counter() - start_time,
         notes=() if calibration is None else calibration.notes,
     )
-    return Conversion(_become(model, converted) if inplace else converted, report)
+    if inplace:
+        return checkpoint.then(report, model=_become(model, converted))
+    return checkpoint.then(report, model=converted, original=checkpoint)
 
 
-def convert_losslessly(model: PreTrainedModel) -> Conversion:
+def convert_losslessly(checkpoint: Checkpoint | PreTrainedModel) -> Checkpoint:
     """The original's own attention as collaborative layers, which other steps can make smaller; errors as `convert`."""
+    model = Checkpoint.of(checkpoint).model
     family = require_family(model.config)
     rotary = any(family.is_rotary(layer) for layer in family.attention_layers(model).values())
     config = ConversionConfig(rank=1.0, form="concat", content="exact" if rotary else "folded", compare=False)
-    return convert(model, config)
+    return convert(checkpoint, config)
 
 
-def _attention_parameters(
-    model: PreTrainedModel, family: Family, reports: Sequence[LayerReport]
-) -> tuple[Count, Count]:
-    """Parameters of queries and keys, and of all attention."""
-    before = sum(layer.query_key.before for layer in reports)
-    after = sum(layer.query_key.after for layer in reports)
-    rest = sum(_value_output(model, layer.name, family) for layer in reports)
-    return Count(before, after), Count(before + rest, after + rest)
+def _parameters(
+    model: PreTrainedModel, converted: PreTrainedModel, family: Family, layers: Sequence[LayerConversion]
+) -> Parameters:
+    """Parameters of queries and keys, of all attention and of the whole model."""
+    before = sum(layer.query_key.before for layer in layers)
+    after = sum(layer.query_key.after for layer in layers)
+    rest = sum(_value_output(model, layer.name, family) for layer in layers)
+    whole = Count(count_parameters(model), count_parameters(converted))
+    return Parameters(Count(before, after), Count(before + rest, after + rest), whole)
 
 
 def _agreement(
     model: PreTrainedModel, converted: PreTrainedModel, calibration: Calibration | None, progress: Progress
-) -> dict[str, Any] | None:
+) -> dict[str, float] | None:
     """Agreement with the original on the held-out batches; None without calibration."""
     if calibration is None:
         return None
@@ -145,10 +152,10 @@ def _solve_all(
     config: ConversionConfig,
     held_out: Mapping[str, LayerMoments] | None,
     progress: Progress,
-) -> tuple[dict[str, Factors], list[LayerReport], list[dict[str, Any]]]:
+) -> tuple[dict[str, Factors], list[LayerConversion], list[dict[str, Any]]]:
     """Solves all layers: factors by module name, reports, and the comparison of forms."""
     replaced: dict[str, Factors] = {}
-    reports: list[LayerReport] = []
+    reports: list[LayerConversion] = []
     comparison: list[dict[str, Any]] = []
     progress("solving", 0, len(problems))
     for name, form, rank in zip(problems, choice.forms, choice.ranks, strict=True):
@@ -324,14 +331,14 @@ def _solve(
     rank: int,
     config: ConversionConfig,
     held_out: LayerMoments | None,
-) -> tuple[Factors, LayerReport]:
+) -> tuple[Factors, LayerConversion]:
     """Solves one layer. Its native query and key projections give the dtype and the parameters before."""
     start = time.perf_counter()
     query, key = native
     with torch.no_grad():
         solution = problem.solve(form, rank, config.content, config.solver_options, config.seed)
     factors = fitting(solution.factors, query.weight, name)
-    report = LayerReport(
+    report = LayerConversion(
         name=name,
         form=factors.form,
         rank=factors.rank,

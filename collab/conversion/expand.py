@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from dataclasses import asdict, dataclass, fields
+from dataclasses import fields
 from typing import Any
 
 import torch
@@ -15,7 +15,7 @@ from transformers.pytorch_utils import Conv1D
 
 from ..decomposition import RotaryFactors
 from ..errors import BudgetError, ConfigurationError, NotConvertedError, WeightsError
-from ..io.report import Count
+from ..io.checkpoint import Checkpoint
 from ..modeling.collab_attention import CollaborativeAttention
 from ..modeling.collab_config import CollaborativeConfig
 from ..modeling.collab_model import optional_parts, outermost
@@ -28,6 +28,8 @@ from ..models.states import evaluating
 from ..models.weights import check_finite
 from ..reparametrization.layer import factors_of
 from ..reparametrization.model import projections
+from ..steps.export import ExpandedLayer, Expansion
+from ..steps.step import Count
 from .convert import check_plain
 from .native_layer import NativeLayer, native_layer, native_rotary_layer, rounding, without_heads
 
@@ -37,64 +39,7 @@ _ATTENTION_BIASES = "qkv_bias"
 """The config entry for biases of queries, keys and values, in families where they are optional."""
 
 
-@dataclass(frozen=True)
-class ExpandedLayer:
-    """Result of expanding one attention layer.
-
-    Attributes:
-        name: module name.
-        form: decomposition form of the collaborative layer.
-        rank: R of the collaborative layer.
-        head_rank: largest rank of a head's context and content together; with rotary positions, the most complex
-            dimensions of one frequency that a head compares.
-        head_dim: the largest rank of a native head: d, or 1 of each frequency with rotary positions.
-        error: relative error of the heads' query-key products, content included.
-    """
-
-    name: str
-    form: str
-    rank: int
-    head_rank: int
-    head_dim: int
-    error: float
-
-
-@dataclass(frozen=True)
-class Expansion:
-    """Result of `expand`.
-
-    Attributes:
-        model: the native model.
-        layers: result for each attention layer.
-        parameters: parameters of the model before and after.
-        output_difference: largest difference between an output and the converted model's, on random inputs.
-        output_scale: largest absolute value of those outputs.
-    """
-
-    model: PreTrainedModel
-    layers: tuple[ExpandedLayer, ...]
-    parameters: Count
-    output_difference: float
-    output_scale: float
-
-    @property
-    def error(self) -> float:
-        """The largest error of a layer."""
-        return max(layer.error for layer in self.layers)
-
-    def to_dict(self) -> dict[str, Any]:
-        """The result without the model, as JSON values."""
-        return {
-            "native_class": type(self.model).__name__,
-            "error": self.error,
-            "output_difference": self.output_difference,
-            "output_scale": self.output_scale,
-            "parameters": self.parameters.to_dict(),
-            "layers": [asdict(layer) for layer in self.layers],
-        }
-
-
-def expand(model: PreTrainedModel, *, allow_error: float = 0.0) -> Expansion:
+def expand(checkpoint: Checkpoint | PreTrainedModel, *, allow_error: float = 0.0) -> Checkpoint:
     """Converts a collaborative model back to the native class that it came from.
 
     All weights outside the query and key projections are copied unchanged. Narrower values are padded with zeros to the
@@ -102,12 +47,12 @@ def expand(model: PreTrainedModel, *, allow_error: float = 0.0) -> Expansion:
     converted model is not changed.
 
     Args:
-        model: a converted model, of a class that collab defines (import collab before loading it).
+        checkpoint: a converted model, of a class that collab defines (import collab before loading it).
         allow_error: largest relative error of a layer's query-key products, in case a native layer cannot represent
             the collaborative one. With 0 the expansion must be exact to rounding.
 
     Returns:
-        The native model and the error of each layer.
+        The native model, with an `Expansion` as its report.
 
     Raises:
         NotConvertedError: if the model is not collaborative.
@@ -117,6 +62,8 @@ def expand(model: PreTrainedModel, *, allow_error: float = 0.0) -> Expansion:
     """
     if not (math.isfinite(allow_error) and 0 <= allow_error <= 1):
         raise ConfigurationError(f"allow_error must be a relative error from 0 to 1, not {allow_error}.")
+    checkpoint = Checkpoint.of(checkpoint)
+    model = checkpoint.model
     family, native_class = require_expandable(model)
     layers = collaborative_layers(model)
     native_layers, reports = {}, []
@@ -132,7 +79,8 @@ def expand(model: PreTrainedModel, *, allow_error: float = 0.0) -> Expansion:
     renumber_alignment(expanded, [dict(enumerate(layer.heads)) for layer in layers.values() if layer.kind == "cross"])
     difference, scale = _output_difference(model, expanded)
     parameters = Count(count_parameters(model), count_parameters(expanded))
-    return Expansion(expanded, tuple(reports), parameters, difference, scale)
+    report = Expansion(native_class.__name__, tuple(reports), parameters, difference, scale, checkpoint.name)
+    return checkpoint.then(report, model=expanded, original=checkpoint)
 
 
 def require_expandable(model: PreTrainedModel) -> tuple[Family, type[PreTrainedModel]]:

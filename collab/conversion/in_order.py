@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from dataclasses import replace
-from typing import Any
 
 import torch
 from transformers import PreTrainedModel
@@ -12,6 +11,7 @@ from transformers import PreTrainedModel
 from ..calibration.calibrate import Calibration, Data, calibrate, prepare
 from ..calibration.options import CalibrationOptions
 from ..errors import CalibrationError
+from ..io.checkpoint import Checkpoint
 from ..io.options import Progress, no_progress
 from ..models.inputs import lengths_within
 from ..planning.choice import LENGTHS, choose
@@ -22,11 +22,10 @@ from .convert import install, require_convertible
 
 
 def calibrate_in_order(
-    model: PreTrainedModel,
+    checkpoint: Checkpoint | PreTrainedModel,
     config: ConversionConfig,
     data: Data = "synthetic",
     *,
-    tokenizer: Any = None,
     options: CalibrationOptions | None = None,
     progress: Progress = no_progress,
 ) -> Calibration:
@@ -36,10 +35,9 @@ def calibrate_in_order(
     as many passes over the data as there are layers. Not the default; docs/benchmarks.md shows what it gains.
 
     Args:
-        model: a native model, which is not changed.
+        checkpoint: a native model, which is not changed, with its tokenizer or image processor.
         config: settings of the conversion that the result is for.
         data: as in `calibrate`, but not a callable.
-        tokenizer: the model's tokenizer, or image processor.
         options: calibration settings.
         progress: progress callback, called after every layer.
 
@@ -54,7 +52,9 @@ def calibrate_in_order(
             "Calibration in order runs the data once for each layer, which a callable does not allow."
         )
     options = options or CalibrationOptions()
-    prepared = prepare(model, data, tokenizer, options)
+    checkpoint = Checkpoint.of(checkpoint)
+    model = checkpoint.model
+    prepared = prepare(checkpoint, data, options)
     first = calibrate(model, prepared, options=options)
     family, _ = require_convertible(model)
     device = config.solver_options.resolve_device(model.device)

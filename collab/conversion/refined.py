@@ -11,14 +11,14 @@ from transformers import PreTrainedModel
 
 from ..calibration.calibrate import Calibration
 from ..errors import ConfigurationError
-from ..io.report import LayerReport
 from ..modeling.collab_attention import CollaborativeAttention
 from ..planning.config import ConversionConfig
 from ..reparametrization.layer import factors_of
 from ..reparametrization.model import LayerProblems
 from ..reparametrization.moments import LayerMoments
+from ..steps.conversion import LayerConversion, Refinement
 from ..training.options import RefineOptions
-from ..training.refine import Accept, Refinement
+from ..training.refine import Accept
 
 
 def refine_options(config: ConversionConfig, calibration: Calibration | None) -> RefineOptions | None:
@@ -54,12 +54,12 @@ def within(max_error: float | None, problems: LayerProblems) -> Accept | None:
 
 
 def refined_reports(
-    reports: list[LayerReport],
+    reports: list[LayerConversion],
     refinement: Refinement,
     converted: PreTrainedModel,
     problems: LayerProblems,
     held_out: Mapping[str, LayerMoments] | None,
-) -> list[LayerReport]:
+) -> list[LayerConversion]:
     """The reports with the errors of the layers after refinement."""
     return [
         replace(
@@ -75,7 +75,7 @@ def refined_reports(
 def _errors(
     name: str, converted: PreTrainedModel, problems: LayerProblems, held_out: Mapping[str, LayerMoments] | None
 ) -> dict[str, Any]:
-    """The errors of a layer's scores and weights for its `LayerReport`."""
+    """The errors of a layer's scores and weights for its `LayerConversion`."""
     problem, layer = problems[name], converted.get_submodule(name)
     assert isinstance(layer, CollaborativeAttention)
     with torch.no_grad():

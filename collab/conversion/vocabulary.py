@@ -14,8 +14,7 @@ from __future__ import annotations
 import copy
 import json
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -25,58 +24,26 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from ..errors import ConfigurationError, DataError, UnsupportedArchitectureError, VerificationError
-from ..io.report import Count
+from ..io.checkpoint import Checkpoint
 from ..modeling.collab_model import optional_parts
 from ..models.assembly import assemble
-from ..models.inputs import encoder_of
+from ..models.inputs import encoder_of, has_decoder
 from ..models.layers import count_parameters
+from ..steps.conversion import VocabularyCut
+from ..steps.step import Count
 
 _ROWS = 1000  # texts that are encoded at a time
 
 
-@dataclass(frozen=True)
-class KeptTokens:
-    """Result of `keep_tokens`.
-
-    Attributes:
-        model: the model with the smaller vocabulary.
-        tokenizer: its tokenizer.
-        ids: former ids of the tokens, in the order of the new ones.
-        texts: number of texts.
-        tokens: tokens of the vocabulary before and after.
-        parameters: of the model before and after.
-    """
-
-    model: PreTrainedModel
-    tokenizer: Any
-    ids: tuple[int, ...]
-    texts: int
-    tokens: Count
-    parameters: Count
-
-    def to_dict(self) -> dict[str, Any]:
-        """The result without model, tokenizer and ids, as JSON values."""
-        return {"texts": self.texts, "tokens": self.tokens.to_dict(), "parameters": self.parameters.to_dict()}
-
-    def cut(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Selects the rows of the tokens in other tensors that are as long as the vocabulary was."""
-        rows = torch.tensor(self.ids)
-        return {
-            name: tensor[rows] if tensor.ndim and len(tensor) == self.tokens.before else tensor
-            for name, tensor in tensors.items()
-        }
-
-
-def keep_tokens(model: PreTrainedModel, tokenizer: Any, texts: Iterable[str]) -> KeptTokens:
+def keep_tokens(checkpoint: Checkpoint, texts: Iterable[str]) -> Checkpoint:
     """Keeps the tokens that texts use, and the special ones, and leaves out all others.
 
     Args:
-        model: a model of tokens, native or converted, which is not changed.
-        tokenizer: its tokenizer, of the fast type, which is not changed.
+        checkpoint: a model of tokens, native or converted, with its tokenizer, of the fast type; not changed.
         texts: texts such as the model will be used on; the result is exact on text of the same tokens.
 
     Returns:
-        A smaller model and its tokenizer.
+        The smaller model and its tokenizer, with a `VocabularyCut` as its report.
 
     Raises:
         ConfigurationError: if the tokenizer is not of the fast type, or of another kind than WordPiece, BPE or unigram.
@@ -84,6 +51,7 @@ def keep_tokens(model: PreTrainedModel, tokenizer: Any, texts: Iterable[str]) ->
         DataError: if there is no text.
         VerificationError: if the smaller tokenizer encodes one of the texts differently.
     """
+    model, tokenizer = checkpoint.model, checkpoint.tokenizer
     if encoder_of(model) is not model or not getattr(model.config, "share_encoder_decoder_embeddings", True):
         raise UnsupportedArchitectureError(
             f"Tokens cannot be left out of this {type(model).__name__}, because its encoder and its decoder have "
@@ -114,7 +82,14 @@ def keep_tokens(model: PreTrainedModel, tokenizer: Any, texts: Iterable[str]) ->
             raise VerificationError("The smaller tokenizer encodes some of the texts differently from the original's.")
     result = _smaller_model(model, ids, size)
     parameters = Count(count_parameters(model), count_parameters(result))
-    return KeptTokens(result, smaller, ids, count, Count(size, len(ids)), parameters)
+    report = VocabularyCut(count, Count(size, len(ids)), parameters, ids, has_decoder(model))
+    unused = {name: _rows_of(tensor, ids, size) for name, tensor in checkpoint.unused.items()}
+    return checkpoint.then(report, model=result, processor=smaller, unused=unused)
+
+
+def _rows_of(tensor: Tensor, ids: Sequence[int], size: int) -> Tensor:
+    """The rows of the tokens that stay, of a tensor as long as the vocabulary was."""
+    return tensor[torch.tensor(ids)] if tensor.ndim and len(tensor) == size else tensor
 
 
 def _batches(texts: Iterable[str]) -> Iterator[list[str]]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from ..io.report import installed_versions
 from ..models.cache import CacheBytes
+from ..steps.step import installed_versions
 from .timing import Spread
 
 

@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 
 from ..data.features import Batch, Feature, row_batches
 from ..errors import ConfigurationError
-from ..io.load import Checkpoint
+from ..io.checkpoint import Checkpoint
 from ..modeling.collab_model import CollaborativeMixin
 from ..models.answers import Answer, answers_of
 from ..models.inputs import answer_mask, on_device
@@ -139,7 +139,7 @@ def compare(model: Checkpoint, against: Checkpoint, features: Sequence[Feature],
     batches = batches_of(model, _evenly(features, _COMPARED))
     timed = batches_of(model, _evenly(features, _TIMED))
     return {
-        "model": against.source.name,
+        "model": against.name,
         "agreement": agreement(second, first, batches),
         "hidden_cosine": _hidden_cosine(first, second, batches),
         "parameters": _both(first, second, count_parameters),

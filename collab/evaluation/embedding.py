@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 
 from ..data.features import collate, text_features
 from ..errors import DataError, ExtraError
-from ..io.load import Checkpoint
+from ..io.checkpoint import Checkpoint
 from ..models.inputs import has_decoder, on_device
 
 _ROWS = 64
@@ -34,13 +34,13 @@ class Embedder:
     def __init__(self, loaded: Checkpoint, max_length: int | None = None) -> None:
         if has_decoder(loaded.model):
             raise DataError(
-                f"{loaded.source.name} is an encoder-decoder, whose sentence embeddings are not defined. Give a "
+                f"{loaded.name} is an encoder-decoder, whose sentence embeddings are not defined. Give a "
                 "model that is an encoder alone."
             )
         self._loaded = loaded
         self._max_length = max_length
         self._encoder = None
-        if (loaded.source.folder / "modules.json").is_file():
+        if loaded.folder is not None and (loaded.folder / "modules.json").is_file():
             self._encoder = _encoder(loaded)
 
     def __call__(self, sentences: Sequence[str]) -> Tensor:
@@ -84,10 +84,8 @@ def _encoder(loaded: Checkpoint) -> Any:
     try:
         from sentence_transformers import SentenceTransformer
     except ImportError as error:
-        raise ExtraError(
-            f"{loaded.source.name} is a sentence-transformers model: pip install 'collab[demo]'."
-        ) from error
-    encoder = SentenceTransformer(str(loaded.source.folder), device=str(loaded.model.device))
+        raise ExtraError(f"{loaded.name} is a sentence-transformers model: pip install 'collab[demo]'.") from error
+    encoder = SentenceTransformer(str(loaded.folder), device=str(loaded.model.device))
     transformer = encoder[0]
     for name, child in transformer.named_children():
         if isinstance(child, PreTrainedModel):

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -13,9 +11,9 @@ from ..data.examples import Examples, numbers
 from ..data.features import Feature, text_features, without_labels
 from ..data.task import Task
 from ..errors import DataError
-from ..io.load import Checkpoint
+from ..io.checkpoint import Checkpoint
 from ..io.options import Progress, no_progress
-from ..io.report import installed_versions
+from ..steps.measurement import Evaluation
 from .compare import check_comparable, check_tokenizers, compare
 from .embedding import Embedder
 from .metrics import Columns, intervals
@@ -24,42 +22,27 @@ from .predict import predictions
 from .translation import written_ngrams
 
 
-@dataclass(frozen=True)
-class Evaluation:
-    """Results of an evaluation.
-
-    Attributes:
-        record: all results, as JSON values: ``metrics``, each with its value and bootstrap interval, and for a second
-            model ``against`` (see `compare`), with its own ``metrics`` and the ``difference`` on the same draws.
-    """
-
-    record: dict[str, Any]
-
-    @property
-    def metrics(self) -> dict[str, dict[str, float]]:
-        """By name: ``value``, ``low`` and ``high``."""
-        return self.record["metrics"]
-
-
 def evaluate(
-    model: Checkpoint,
+    checkpoint: Checkpoint,
     examples: Examples,
     task: Task,
     *,
     against: Checkpoint | None = None,
     options: EvaluateOptions | None = None,
     progress: Progress = no_progress,
-) -> Evaluation:
+) -> Checkpoint:
     """Measures a model on labelled rows, and a second model on the same rows.
 
     Args:
-        model: a checkpoint from `collab.load`, or `Checkpoint.of(model, tokenizer)` for a model in memory; with the
-            task's head, on the device to run on.
+        checkpoint: the model with the task's head, on the device to run on, and its tokenizer.
         examples: the rows (`collab.read_examples`).
         task: the task (`collab.task_named`).
         against: the second model, given like the first.
         options: settings of the bootstrap and of the comparison.
         progress: progress callback, called after every batch.
+
+    Returns:
+        The checkpoint, with an `Evaluation` as its report.
 
     Raises:
         ConfigurationError: if the models cannot be compared.
@@ -68,27 +51,31 @@ def evaluate(
     options = options or EvaluateOptions()
     start = time.perf_counter()
     if against is not None:
-        check_comparable(model.model, against.model)
-        check_tokenizers(model.processor, against.processor)
-    columns, features = _predict_examples(model, task, examples, options, progress)
-    record: dict[str, Any] = {
-        "step": "evaluate",
-        "model": model.source.name,
-        "task": task.kind,
-        "hub_name": task.hub_name,
-        "data": {"source": examples.name, "rows": len(examples.texts)},
-        "metrics": intervals(task.kind, columns, draws=options.draws, seed=options.seed),
-        "versions": installed_versions(),
-    }
+        check_comparable(checkpoint.model, against.model)
+        check_tokenizers(checkpoint.processor, against.processor)
+    columns, features = _predict_examples(checkpoint, task, examples, options, progress)
+
+    def measured(*predicted: Columns) -> dict[str, dict[str, float]]:
+        return intervals(task.kind, *predicted, draws=options.draws, seed=options.seed)
+
+    compared = None
     if against is not None:
         reference, _ = _predict_examples(against, task, examples, options, progress)
         progress("comparing", 0, None)
-        record["against"] = compare(model, against, features, rounds=options.rounds) | {
-            "metrics": intervals(task.kind, reference, draws=options.draws, seed=options.seed),
-            "difference": intervals(task.kind, columns, reference, draws=options.draws, seed=options.seed),
+        compared = compare(checkpoint, against, features, rounds=options.rounds) | {
+            "metrics": measured(reference),
+            "difference": measured(columns, reference),
         }
-    record["seconds"] = time.perf_counter() - start
-    return Evaluation(record)
+    report = Evaluation(
+        model=checkpoint.name,
+        task=task.kind,
+        hub_name=task.hub_name,
+        data={"source": examples.name, "rows": len(examples.texts)},
+        metrics=measured(columns),
+        seconds=time.perf_counter() - start,
+        against=compared,
+    )
+    return checkpoint.then(report)
 
 
 def _predict_examples(

@@ -15,7 +15,7 @@ from ..errors import DataError
 from ..heads.options import SCORES
 from ..heads.scores import HeadScores, rank_correlation
 from ..heads.statistics import attention_of
-from ..io.load import Checkpoint
+from ..io.checkpoint import Checkpoint
 from ..models.inputs import on_device
 from ..models.layers import HeadLayer, check_numbers, head_layers
 from .style import BLUE, VERMILION, pyplot, save

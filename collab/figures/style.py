@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import ConfigurationError, ExtraError, OutputError
-from ..io.staging import whole_file
+from ..io.staging import atomic_write
 
 # Okabe and Ito's colours, which colour-blind readers can tell apart.
 BLUE, ORANGE, GREEN, VERMILION, PURPLE, GREY = "#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#999999"
@@ -35,7 +35,7 @@ def save(figure: Any, file: Path, dpi: int = 200) -> None:
         OutputError: if it cannot be written.
     """
     try:
-        with whole_file(file) as partial:
+        with atomic_write(file) as partial:
             figure.savefig(partial, dpi=dpi)
     except (OSError, ValueError) as error:
         raise OutputError(f"The figure could not be written to {file}: {error}.") from error
@@ -53,7 +53,7 @@ def figure_folder(folder: Path) -> None:
     pyplot()
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with whole_file(folder / "figure") as partial:
+        with atomic_write(folder / "figure") as partial:
             partial.touch()
         (folder / "figure").unlink()
     except (OSError, ValueError) as error:

@@ -10,12 +10,14 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from ..errors import ConfigurationError
+from ..io.checkpoint import Checkpoint
 from ..io.options import LENGTHS
 from ..modeling.collab_attention import CollaborativeAttention, LayerKind
 from ..models.cache import CacheBytes, cache_bytes
 from ..models.inputs import encoder_of, lengths_within
 from ..models.layers import HeadLayer, head_layers, parameters, passes_per_layer
 from ..planning.cost import LayerShape
+from ..steps.history import History
 
 
 @dataclass(frozen=True)
@@ -63,7 +65,7 @@ class Inspection:
         parameters: counts for queries and keys, attention and the whole model.
         cache: what the cache of a decoder holds for each token; None for an encoder.
         explanation: sentences that explain the counts.
-        report: conversion report of a converted model, as in its folder.
+        history: history of the model, as in its folder.
     """
 
     model_type: str
@@ -73,15 +75,17 @@ class Inspection:
     parameters: dict[str, int]
     cache: CacheBytes | None
     explanation: tuple[str, ...]
-    report: dict[str, Any] = field(default_factory=dict)
+    history: History = field(default_factory=History)
 
     def to_dict(self) -> dict[str, Any]:
         """The inspection as JSON values."""
-        return asdict(self)
+        return {name: value for name, value in asdict(self).items() if name != "history"} | {
+            "report": self.history.report
+        }
 
 
 def inspect(
-    model: PreTrainedModel, *, lengths: Sequence[int] | None = None, report: dict[str, Any] | None = None
+    model: Checkpoint | PreTrainedModel, *, lengths: Sequence[int] | None = None, history: History | None = None
 ) -> Inspection:
     """Describes the attention of a model in memory.
 
@@ -89,11 +93,13 @@ def inspect(
         model: original or converted.
         lengths: sequence lengths T to count the arithmetic for, in tokens; None for 32, 128 and 512, or what the model
             accepts where that is less.
-        report: its conversion report.
+        history: its history; None for that of the checkpoint.
 
     Raises:
         ConfigurationError: if a length is below 1, or there is none.
     """
+    checkpoint = Checkpoint.of(model)
+    model = checkpoint.model
     lengths = lengths_within(model, LENGTHS) if lengths is None else lengths
     if not lengths or min(lengths) < 1:
         raise ConfigurationError("Lengths must be at least 1 token.")
@@ -107,7 +113,7 @@ def inspect(
         parameters(model),
         cache_bytes(model),
         tuple(_explain(model, layers, inspections)),
-        report or {},
+        history or checkpoint.history,
     )
 
 

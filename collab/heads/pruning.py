@@ -2,78 +2,91 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from transformers import PreTrainedModel
 
+from ..conversion.convert import convert_losslessly
 from ..errors import ConfigurationError, DataError
-from ..io.load import Checkpoint
+from ..io.checkpoint import Checkpoint
 from ..io.options import Progress, no_progress
+from ..modeling.collab_model import CollaborativeMixin
 from ..models.layers import head_layers, parameters
+from ..steps.pruning import Pruning
+from ..steps.step import Parameters
 from .options import PruneOptions, ScoreOptions
-from .removal import prune
+from .removal import check_keep, remove_heads
 from .rows import HeadRows
 from .scores import living_heads, score_rows
 from .selection import Keep, by_number, least_important, most_important_per_layer
 
 
-@dataclass(frozen=True)
-class Pruning:
-    """A pruned model.
+def prune(
+    checkpoint: Checkpoint | PreTrainedModel,
+    which: PruneOptions | Mapping[str, Sequence[int]],
+    rows: HeadRows | None = None,
+    *,
+    progress: Progress = no_progress,
+) -> Checkpoint:
+    """Removes heads from a model for good; the model passed stays unchanged.
 
-    Attributes:
-        model: the pruned model.
-        record: what was done, as JSON values: heads before, after and by layer, parameters, data.
-    """
-
-    model: PreTrainedModel
-    record: dict[str, Any]
-
-
-def prune_by(
-    loaded: Checkpoint, rows: HeadRows | None, options: PruneOptions, progress: Progress = no_progress
-) -> Pruning:
-    """Prunes heads by score or by name; the model passed stays unchanged.
+    An original is converted losslessly first: one kind of model holds any set of heads.
 
     Args:
-        loaded: the model, original or converted.
-        rows: rows to score on; not needed where the heads are named.
-        options: what to prune.
+        checkpoint: original or converted, of any supported family. Where passes share a layer's weights (ALBERT), a
+            head is removed from all of them.
+        which: options that say how to choose the heads; or, by layer name, the heads to keep, as numbers in the
+            original. Layers that are not named keep all. A layer may lose all its heads; its output is then the bias of
+            its output projection.
+        rows: rows to score on (`collab.head_rows`); not needed where the heads are named.
         progress: called during scoring.
 
+    Returns:
+        A collaborative model, with a `Pruning` as its report.
+
     Raises:
-        ConfigurationError: if a head does not exist or none would be left.
+        ConfigurationError: if a layer or a head does not exist, or no head of the whole model would be left.
         DataError: if there are no rows to score on.
+        UnsupportedArchitectureError: if several heads share keys and values.
+        CollabError: as `collab.convert` for an original.
     """
-    layers = head_layers(loaded.model)
-    before = living_heads(layers)
-    if options.heads is not None and round(before * options.heads) in (0, before):
+    before = Checkpoint.of(checkpoint)
+    layers = head_layers(before.model)
+    count = living_heads(layers)
+    options = which if isinstance(which, PruneOptions) else PruneOptions(keep={})
+    if options.heads is not None and round(count * options.heads) in (0, count):
         raise ConfigurationError(
-            f"{options.heads} of {before} heads rounds to {round(before * options.heads)} heads; at least one "
+            f"{options.heads} of {count} heads rounds to {round(count * options.heads)} heads; at least one "
             "must be removed and one kept."
         )
-    model: PreTrainedModel = loaded.model
-    if options.keep is not None:
-        model = prune(model, by_number(layers, options.keep))
+    keep = which if not isinstance(which, PruneOptions) else None
+    if options.keep:
+        keep = by_number(layers, options.keep)
+    if keep is not None:
+        check_keep(before.model, keep)
+    current = before if isinstance(before.model, CollaborativeMixin) else convert_losslessly(before)
+    model = current.model
+    if keep is not None:
+        model = remove_heads(model, keep)
+    elif rows is None:
+        raise DataError("Scoring heads needs data (--data). Give some, or name the heads to keep.")
     else:
-        if rows is None:
-            raise DataError("Scoring heads needs data (--data). Give some, or name the heads to keep.")
         for step in range(1, options.steps + 1):
-            current = replace(loaded, model=model)
-            model = prune(model, _next(current, rows, options, before, step, progress))
+            scored = replace(current, model=model)
+            model = remove_heads(model, _next(scored, rows, options, count, step, progress))
     after = head_layers(model)
-    record = {
-        "heads_before": before,
-        "heads_after": living_heads(after),
-        "heads": {layer.name: list(layer.heads) for layer in after},
-        "score": options.score if options.needs_scores else None,
-        "normalize": options.normalize,
-        "steps": options.steps,
-        "data": rows.summary if rows is not None and options.needs_scores else None,
-        "parameters": {"before": parameters(loaded.model), "after": parameters(model)},
-    }
-    return Pruning(model, record)
+    report = Pruning(
+        heads_before=count,
+        heads_after=living_heads(after),
+        heads={layer.name: list(layer.heads) for layer in after},
+        parameters=Parameters.of(parameters(before.model), parameters(model)),
+        score=options.score if rows is not None and keep is None else None,
+        normalize=options.normalize,
+        steps=options.steps,
+        data=rows.summary if rows is not None and keep is None else None,
+    )
+    return current.then(report, model=model, original=before)
 
 
 def _next(

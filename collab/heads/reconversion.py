@@ -6,12 +6,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from ..conversion.expand import expand
-from ..io.load import Checkpoint, load
+from ..io.checkpoint import Checkpoint
+from ..io.load import load_source
+from ..io.options import LoadOptions
 from ..io.read import Source, read_config
-from ..io.report import Conversion, Count
 from ..models.families import collaborative_layers
 from ..models.layers import head_layers, parameters
-from .removal import prune
+from ..steps.step import Parameters
+from .removal import remove_heads
 
 
 @dataclass(frozen=True)
@@ -28,17 +30,14 @@ class PrunedOriginal:
     keep: Mapping[str, tuple[int, ...]]
     parameters: Mapping[str, int]
 
-    def prune_again(self, conversion: Conversion) -> Conversion:
-        """Prunes the conversion of the native model to the same heads."""
-        model = prune(conversion.model, self.keep)
-        left = parameters(model)
-        query_key, attention, whole = (
-            Count(self.parameters[name], left[name]) for name in ("query_key", "attention", "model")
-        )
-        return Conversion(model, replace(conversion.report, query_key=query_key, attention=attention, model=whole))
+    def prune_again(self, converted: Checkpoint) -> Checkpoint:
+        """Prunes the conversion of the native model to the same heads; its report counts from the pruned model."""
+        model = remove_heads(converted.model, self.keep)
+        report = replace(converted.report, parameters=Parameters.of(self.parameters, parameters(model)))
+        return replace(converted, model=model, steps=(*converted.steps[:-1], report))
 
 
-def read_pruned(source: Source) -> PrunedOriginal | None:
+def read_pruned(source: Source, options: LoadOptions) -> PrunedOriginal | None:
     """Reads a folder if it holds a pruned original; None if it holds anything else.
 
     Raises:
@@ -52,7 +51,7 @@ def read_pruned(source: Source) -> PrunedOriginal | None:
         return None
     if all("heads" not in layer for layer in layers) or any(layer.get("form") != "concat" for layer in layers):
         return None
-    loaded = load(str(source.folder))
+    loaded = load_source(source, options)
     whole = [layer for layer in collaborative_layers(loaded.model).values() if layer.heads]
     if any(layer.head_ranks is None or set(layer.head_ranks) != {layer.attention_head_size} for layer in whole):
         return None

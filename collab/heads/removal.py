@@ -23,7 +23,7 @@ from ..models.families import collaborative_layers
 from ..models.layers import FACTORS, head_layers
 
 
-def prune(model: PreTrainedModel, keep: Mapping[str, Sequence[int]]) -> PreTrainedModel:
+def remove_heads(model: PreTrainedModel, keep: Mapping[str, Sequence[int]]) -> PreTrainedModel:
     """Removes heads from a model; the model passed stays unchanged.
 
     Args:

@@ -13,7 +13,7 @@ from ..data.source import DataSource
 from ..data.task import Task
 from ..errors import DataError
 from ..evaluation.embedding import Embedder
-from ..io.load import Checkpoint
+from ..io.checkpoint import Checkpoint
 from ..models.inputs import on_device
 from .objective import LabelledRows, Objective, OwnAnswers, SimilarPairs
 from .options import RowOptions

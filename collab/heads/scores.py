@@ -13,7 +13,7 @@ from torch import Tensor
 from ..data.prepare import Unlabelled
 from ..data.task import Task
 from ..errors import ConfigurationError
-from ..io.load import Checkpoint
+from ..io.checkpoint import Checkpoint
 from ..io.options import Progress, no_progress
 from ..models.layers import HeadLayer, head_layers
 from .ablation import ablation

@@ -1,16 +1,16 @@
-"""The model card of a converted model: where it came from, what was done, how good it is, how to load it."""
+"""The model card: where a model came from, what was done, how good it is, how to load it."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from huggingface_hub import ModelCard, ModelCardData
+from huggingface_hub import EvalResult, ModelCard, ModelCardData
+from huggingface_hub.repocard_data import model_index_to_eval_results
 
-from ..decomposition import FORMS
-from .report import ConversionReport
+from ..steps.step import Step
 
 CARD_FILE = "README.md"
 TAGS = ("collab", "collaborative-attention", "low-rank")
@@ -23,10 +23,10 @@ _HEADER = {
 INHERITED = ("language", "license", "license_name", "license_link", "pipeline_tag", "datasets")
 
 
-def source_metadata(folder: Path) -> dict[str, Any]:
+def source_metadata(folder: Path | None) -> Mapping[str, Any]:
     """The YAML header of a source model's README.md; empty if there is none or it cannot be parsed."""
-    readme = folder / CARD_FILE
-    if not readme.is_file():
+    readme = None if folder is None else folder / CARD_FILE
+    if readme is None or not readme.is_file():
         return {}
     return parse_card(readme.read_text(encoding="utf-8", errors="replace"))[0].to_dict()
 
@@ -50,106 +50,64 @@ def parse_card(content: str) -> tuple[ModelCardData, str]:
     return data, card.text.lstrip("\n")
 
 
-def render_card(template: str, metadata: Mapping[str, Any], **values: Any) -> str:
-    """A model card from a template of this package.
+def render_card(template: str, source: Path | None, metadata: Mapping[str, Any], **values: Any) -> str:
+    """A model card from a template of this package, without sections for steps.
 
     Args:
         template: file name in `collab/io/templates`, without its suffix.
+        source: folder of the model that this one was made from, whose license, language and others are inherited.
         metadata: entries of the card's header; see `huggingface_hub.ModelCardData`.
         values: variables of the template.
     """
     path = Path(__file__).parent / "templates" / f"{template}.md"
-    return str(ModelCard.from_template(ModelCardData(**metadata), template_path=str(path), **values))
+    original = source_metadata(source)
+    inherited = {name: original[name] for name in INHERITED if name in original}
+    return str(ModelCard.from_template(ModelCardData(**inherited, **metadata), template_path=str(path), **values))
 
 
-def write_card(
-    folder: Path,
-    report: ConversionReport,
-    *,
-    base_model: str,
-    source: Path | None,
-    auto_class: str,
-    template: str = "converted",
-) -> None:
-    """Writes README.md.
+def with_sections(card: str, steps: Sequence[Step], name: str, *, changed: bool = False) -> str:
+    """A card with a section for each of several steps.
 
     Args:
-        folder: folder of the exported model.
-        report: report of its conversion.
-        base_model: name of the original.
-        source: folder of the original, whose license, pipeline tag and language are inherited.
-        auto_class: the Auto class that loads the model with its head.
-        template: as in `render_card`.
+        card: the card; empty to begin one.
+        steps: the steps.
+        name: name of the model, for the model-index and a new card.
+        changed: whether the weights have changed, so that the metrics in the model-index are no longer theirs.
     """
-    original = source_metadata(source) if source is not None else {}
-    sentence_transformers = (folder / "modules.json").is_file()
-    text = render_card(
-        template,
-        {
-            "base_model": base_model,
-            "library_name": "sentence-transformers" if sentence_transformers else "transformers",
-            "tags": list(dict.fromkeys([*original.get("tags", []), *TAGS])),
-            **{name: original[name] for name in INHERITED if name in original},
-        },
-        title=base_model.rpartition("/")[2],
-        original=f"[`{base_model}`](https://huggingface.co/{base_model})" if "/" in base_model else f"`{base_model}`",
-        forms=" and ".join(sorted({layer.form for layer in report.layers})),
-        auto_class=auto_class,
-        sentence_transformers=sentence_transformers,
-        command=report.command,
-        settings=json.dumps(report.settings),
-        versions=report.versions,
-        parameters=_parameters(report),
-        agreement=_agreement(report),
-        layers=_layers(report),
-        refined=any(layer.output_error_before is not None for layer in report.layers),
-        notes=report.notes,
-    )
-    (folder / CARD_FILE).write_text(text, encoding="utf-8")
-
-
-def _parameters(report: ConversionReport) -> str:
-    rows = [
-        ("query and key projections, mixing and content bias included", report.query_key),
-        ("attention (the same with value and output projections)", report.attention),
-        ("model", report.model),
-    ]
-    lines = ["| parameters | before | after | after / before |", "|---|---:|---:|---:|"]
-    lines += [f"| {name} | {count.before:,} | {count.after:,} | {count.ratio:.3f} |" for name, count in rows]
-    return "\n".join(lines)
-
-
-def _agreement(report: ConversionReport) -> str:
-    if report.calibration is None:
-        return "Converted by the weights alone, without calibration."
-    text = f"Calibrated on `{json.dumps(report.calibration)}`."
-    if report.agreement:
-        values = (item for item in report.agreement.items() if item[0] != "rows")
-        rows = [f"| {name.replace('_', ' ')} | {value:.4f} |" for name, value in values]
-        text += "\n\n" + "\n".join(
-            [f"| against the original, on {report.agreement['rows']} held-out rows | |", "|---|---:|", *rows]
+    data: Any
+    data, text = parse_card(card) if card else (ModelCardData(), f"# {name}\n")
+    if changed:
+        data.eval_results = None
+    measured = [
+        EvalResult(
+            task_type=metric.task,
+            dataset_type=metric.dataset,
+            dataset_name=metric.dataset,
+            metric_type=metric.metric,
+            metric_value=round(metric.value, 6),
         )
-    return text
+        for step in steps
+        for metric in step.model_index()
+    ]
+    if measured:
+        data.eval_results = _latest([*(data.eval_results or []), *measured])
+        data.model_name = data.model_name or name
+    header = f"---\n{data.to_yaml()}\n---\n\n" if data.to_dict() else ""
+    sections = "".join(f"\n\n## {step.title}\n\n{step.section()}" for step in steps)
+    return f"{header}{text.rstrip()}{sections}\n"
 
 
-def _layers(report: ConversionReport) -> str:
-    forms = FORMS if report.comparison else ()
-    refined = any(layer.output_error_before is not None for layer in report.layers)
-    outputs = ["output, as solved", "refined"] * refined
-    headings = ["layer", "form", "rank", "of", "scores", "held out", "weights", *outputs, *forms]
-    headings += ["parameters before", "after"]
-    lines = [f"| {' | '.join(headings)} |", "|---|---|" + "---:|" * (len(headings) - 2)]
-    for number, layer in enumerate(report.layers):
-        others = [report.comparison[number][form]["error"] for form in forms]
-        if refined:
-            others = [layer.output_error_before, layer.output_error_after, *others]
-        cells = [
-            *(layer.name, layer.form, str(layer.rank), str(layer.full_rank)),
-            *(
-                "" if error is None else f"{error:.4f}"
-                for error in (layer.score_error, layer.held_out_error, layer.error, *others)
-            ),
-            *(f"{count:,}" for count in (layer.query_key.before, layer.query_key.after)),
-        ]
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
+def _latest(results: list[EvalResult]) -> list[EvalResult]:
+    """The last result for each task, data set and metric."""
+    return list({(result.task_type, result.dataset_name, result.metric_type): result for result in results}.values())
+
+
+def results_of(folder: Path) -> list[EvalResult]:
+    """The model-index in a folder's card."""
+    index = ModelCard.load(folder / CARD_FILE).data.to_dict().get("model-index") or []
+    return model_index_to_eval_results(index)[1] if index else []
+
+
+def settings_of(settings: Mapping[str, Any] | None) -> str | None:
+    """Settings as a line of a card."""
+    return json.dumps(settings) if settings else None

@@ -3,27 +3,23 @@
 from __future__ import annotations
 
 import copy
-import inspect
 import json
 import logging
 from collections.abc import Iterable
-from dataclasses import dataclass, field
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
-from torch import Tensor
-from transformers import AutoConfig, AutoFeatureExtractor, AutoImageProcessor, AutoTokenizer, PreTrainedModel
+from transformers import AutoConfig, PreTrainedModel
 from transformers import initialization as init
 
-from ..errors import CheckpointError, DataError, UnsupportedArchitectureError, WeightsError
+from ..errors import CheckpointError, UnsupportedArchitectureError, WeightsError
 from ..models.families import Family, collaborative_layers, families, refuse_unsupported
-from ..models.inputs import Kind, input_kind
 from ..models.weights import check_finite
+from .checkpoint import Checkpoint, processor_of
 from .failures import reading
-from .history import read_report
+from .history import read_history
 from .options import LoadOptions
 from .read import (
     Source,
@@ -32,21 +28,12 @@ from .read import (
     read_config,
     read_model,
     read_modules,
-    read_object,
     read_tensors,
     resolve_source,
 )
 
 logger = logging.getLogger(__name__)
 
-# The first holds its settings.
-_TOKENIZER = (
-    *("tokenizer_config.json", "tokenizer.json", "vocab.txt", "vocab.json", "*.model", "bpe.codes", "*.tiktoken"),
-    *("special_tokens_map.json", "added_tokens.json"),
-)
-# What the tokenizers of LayoutLMv3, MarkupLM and TAPAS need, by the names of their arguments.
-_BESIDES_TEXT = {"boxes", "xpaths", "table"}
-_PROCESSOR = ("preprocessor_config.json", "processor_config.json")
 # Values of settings that change how a model runs, and that transformers finds out about only then.
 _FLAGS: dict[str, tuple[Any, ...]] = {
     "return_dict": (True, None),
@@ -57,109 +44,16 @@ _FLAGS: dict[str, tuple[Any, ...]] = {
 _SIZES = {"num_hidden_layers": 1000, "num_attention_heads": 100_000, "hidden_size": 2**31}
 
 
-@dataclass(frozen=True)
-class Checkpoint:
-    """A loaded model, with what its folder holds besides.
-
-    Attributes:
-        source: where it was read from.
-        model: the model in evaluation mode, in the dtype of the checkpoint.
-        missing: names of weights that the checkpoint lacks, initialized at random.
-        unused: checkpoint weights that the model's class does not use (for example a pooler beside a language-modelling
-            head), saved with the model again.
-        notes: notes for the user.
-        new_tokenizer: a tokenizer that takes the place of the one in the folder; None for none.
-        trust_remote_code: whether transformers may run a tokenizer's code that comes with the checkpoint.
-    """
-
-    source: Source
-    model: PreTrainedModel
-    missing: list[str] = field(default_factory=list)
-    unused: dict[str, Tensor] = field(default_factory=dict)
-    notes: tuple[str, ...] = ()
-    trust_remote_code: bool = False
-    new_tokenizer: Any | None = None
-
-    @classmethod
-    def of(cls, model: PreTrainedModel, processor: Any | None = None) -> Checkpoint:
-        """Wraps a model in memory, with its tokenizer or image processor, as if it had just been loaded."""
-        name = model.name_or_path or type(model).__name__
-        checkpoint = cls(Source(name, Path(name)), model)
-        checkpoint.__dict__["processor"] = processor  # a cached property is stored under its name
-        return checkpoint
-
-    @cached_property
-    def processor(self) -> Any | None:
-        """The tokenizer, image processor or feature extractor; None as from `read_processor`."""
-        if self.new_tokenizer is not None:
-            return self.new_tokenizer
-        return read_processor(self.source.folder, input_kind(self.model), self.trust_remote_code)
-
-    @property
-    def tokenizer(self) -> Any:
-        """The tokenizer; DataError if there is none."""
-        if self.processor is None:
-            raise DataError(f"{self.source.name} has no tokenizer that loads. Add the tokenizer's files to the folder.")
-        return self.processor
-
-    def require_head(self, kind: str) -> None:
-        """Raises a DataError if the head for a kind of task is missing from the checkpoint."""
-        head = [name for name in self.missing if not name.startswith(f"{self.model.base_model_prefix}.")]
-        if head:
-            raise DataError(
-                f"{self.source.name} has no head for {kind}: {', '.join(head[:3])} would be random. Fine-tune it first."
-            )
-
-
-def read_processor(folder: Path, kind: Kind, trust_remote_code: bool = False) -> Any | None:
-    """The tokenizer, image processor or feature extractor in a model's folder.
-
-    Args:
-        folder: the folder.
-        kind: what it makes inputs of.
-        trust_remote_code: whether transformers may run the tokenizer's code that comes with the model.
-
-    Returns:
-        None if there is none, it needs code that may not be run, or a package that is not installed, or more than text
-        (tables, places on a page); and for videos, which are not read.
-
-    Raises:
-        CheckpointError: if its files are damaged.
-    """
-    if kind == "videos":
-        return None
-    loaders = {"text": AutoTokenizer, "images": AutoImageProcessor, "audio": AutoFeatureExtractor}
-    loader: Any = loaders[kind]
-    name = {"text": "tokenizer", "images": "image processor", "audio": "feature extractor"}[kind]
-    files = _TOKENIZER if kind == "text" else _PROCESSOR
-    if not any(path.is_file() for pattern in files for path in folder.glob(pattern)):
-        return None
-    settings = folder / files[0]
-    code = (read_object(settings) if settings.is_file() else {}).get("auto_map")
-    if isinstance(code, dict) and loader.__name__ in code and not trust_remote_code:
-        logger.warning("The %s comes with code of its own, which was not run; --trust-remote-code runs it.", name)
-        return None
-    with reading(f"The {name} in {folder}"):
-        try:
-            processor = loader.from_pretrained(folder, trust_remote_code=trust_remote_code, local_files_only=True)
-            if kind == "text" and (besides := _BESIDES_TEXT & inspect.signature(processor).parameters.keys()):
-                logger.warning("The tokenizer needs %s, so it was not used on text.", " and ".join(besides))
-                return None
-            if kind == "text":
-                processor("a ☃")  # some damage shows only then
-            return processor
-        except ImportError as error:
-            logger.warning("The %s needs a package that is not installed: %s", name, error)
-            return None
-
-
-def load(name: str, options: LoadOptions | None = None, *, auto_class: Any = None) -> Checkpoint:
+def load(
+    name: str, options: LoadOptions | None = None, *, auto_class: Any = None, with_processor: bool = True
+) -> Checkpoint:
     """Reads a native or a converted model.
 
     Args:
         name: a folder or a Hub id.
         options: load options.
         auto_class: the Auto class to load with; None for the class that the config names.
+        with_processor: whether to read its tokenizer or processor.
 
     Returns:
         The model in evaluation mode, in the dtype of the checkpoint.
@@ -168,7 +62,8 @@ def load(name: str, options: LoadOptions | None = None, *, auto_class: Any = Non
         CheckpointError: if it is missing, incomplete or damaged, or has no class with such a head.
     """
     options = options or LoadOptions()
-    return load_source(resolve_source(name, options.revision), options, auto_class=auto_class)
+    source = resolve_source(name, options.revision)
+    return load_source(source, options, auto_class=auto_class, with_processor=with_processor)
 
 
 def load_source(
@@ -179,6 +74,7 @@ def load_source(
     config_changes: dict[str, Any] | None = None,
     new_head: bool = False,
     seed: int = 0,
+    with_processor: bool = True,
 ) -> Checkpoint:
     """Reads a native or a converted model from where it is, if wanted with another head.
 
@@ -189,6 +85,7 @@ def load_source(
         config_changes: values of the config to replace, such as the labels of a new head.
         new_head: whether to initialize everything outside the base model at random.
         seed: random seed for weights that the checkpoint lacks.
+        with_processor: as in `load`.
 
     Raises:
         CheckpointError: as `load`.
@@ -217,12 +114,15 @@ def load_source(
         model = fresh.to(model.dtype)  # type: ignore[arg-type]
     check_finite(model)
     _check_attention(model, info["missing_keys"])
+    trusted = options.trust_remote_code
     return Checkpoint(
-        source,
         model.eval(),
-        sorted(info["missing_keys"]),
-        read_tensors(files, info["unexpected_keys"]) if auto_class is None else {},
-        trust_remote_code=options.trust_remote_code,
+        processor_of(model, source.folder, trusted) if with_processor else None,
+        source,
+        read_history(source.folder),
+        missing=sorted(info["missing_keys"]),
+        unused=read_tensors(files, info["unexpected_keys"]) if auto_class is None else {},
+        trust_remote_code=trusted,
     )
 
 
@@ -278,7 +178,16 @@ def load_native(source: Source, options: LoadOptions | None = None, *, seed: int
     for note in notes:
         logger.warning(note)
     trusted = (options or LoadOptions()).trust_remote_code
-    return Checkpoint(source, model, missing, unused, tuple(notes), trusted)
+    return Checkpoint(
+        model,
+        processor_of(model, source.folder, trusted),
+        source,
+        read_history(source.folder),
+        missing=missing,
+        unused=unused,
+        notes=tuple(notes),
+        trust_remote_code=trusted,
+    )
 
 
 def _native_class(config: dict[str, Any], family: Family) -> Any:
@@ -347,7 +256,7 @@ def _check_contents(source: Source, model_class: Any, config: Any, files: list[P
         CheckpointError: if a file is damaged, or config and weights do not belong together.
         WeightsError: if a weight is not stored as plain numbers.
     """
-    read_report(source.folder)
+    read_history(source.folder)
     read_modules(source.folder)
     kind = getattr(model_class, "config_class", None)
     if kind is not None and not isinstance(config, kind):

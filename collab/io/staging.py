@@ -88,7 +88,7 @@ def check_space(output: Path, needed: int) -> None:
 
 
 @contextlib.contextmanager
-def whole_file(file: Path) -> Iterator[Path]:
+def atomic_write(file: Path) -> Iterator[Path]:
     """Yields a temporary path that is renamed to `file` on success and deleted on failure.
 
     It has the suffix of `file`, by which some writers choose the format.

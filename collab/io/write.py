@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import logging
 import shutil
 import sys
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
-from types import ModuleType
-from typing import Any
 
 from transformers import PreTrainedModel
 
@@ -19,12 +14,15 @@ from .. import modeling
 from ..errors import VerificationError
 from ..modeling.collab_model import auto_classes
 from ..models.layers import count_bytes
-from .card import CARD_FILE, write_card
-from .history import REPORT_FILE, Step, append, append_to_card, forget_results, read_report
-from .load import Checkpoint, read_processor
+from ..steps.conversion import VocabularyCut
+from ..steps.export import Expansion
+from ..steps.history import History
+from ..steps.step import Founding
+from .card import CARD_FILE, TAGS, render_card, settings_of, source_metadata, with_sections
+from .checkpoint import Checkpoint, read_processor
+from .history import write_history
 from .options import SaveOptions
-from .read import Source, read_modules, read_object
-from .report import Conversion, ConversionReport
+from .read import read_modules, read_object
 from .staging import check_output, check_space, staged
 from .verify import verify
 
@@ -58,27 +56,19 @@ _CARRIED = (
 )
 
 
-def save(
-    conversion: Conversion,
-    output: str | Path,
-    checkpoint: Checkpoint | None = None,
-    options: SaveOptions | None = None,
-    steps: Sequence[Step] = (),
-    card: str = "converted",
-) -> ConversionReport:
-    """Saves a converted model with all that is needed to load it; it is moved into place only if it reloads.
+def save(checkpoint: Checkpoint, output: str | Path, options: SaveOptions | None = None) -> History:
+    """Saves a model with all that is needed to load it; it is moved into place only if it reloads.
+
+    Report and card are those of the folder that the checkpoint was loaded from, with its steps since. The tokenizer or
+    processor, sentence-transformers files, license and unused weights of that folder go along.
 
     Args:
-        conversion: result of `collab.convert`.
+        checkpoint: the model, with the steps that made it.
         output: folder to write.
-        checkpoint: the original, whose tokenizer, image processor, sentence-transformers files, license and unused
-            weights are copied. Without it the folder holds the model, its code, the card and the report.
         options: save options.
-        steps: steps since the conversion, such as healing, for report and card.
-        card: name of the card's template.
 
     Returns:
-        The report as written, with the result of the check.
+        The history as written, with the result of the check.
 
     Raises:
         OutputError: if the folder cannot be written; nothing is left behind.
@@ -86,108 +76,125 @@ def save(
     """
     options = options or SaveOptions()
     output = Path(output).expanduser()
-    model = conversion.model
-    source = checkpoint.source if checkpoint is not None else None
-    with _verified(model, output, checkpoint, options) as (folder, verification):
-        before = {} if source is None else read_report(source.folder)
-        report = replace(
-            conversion.report,
-            command=options.command or conversion.report.command,
-            verification=verification,
-            history=tuple(step.record for step in steps),
-            original_history=(*before.get("original_history", ()), *before.get("history", ())),
-        )
-        (folder / REPORT_FILE).write_text(report.to_json(), encoding="utf-8")
-        write_card(
-            folder,
-            report,
-            base_model=options.base_model or _base_model(source, model),
-            source=source.folder if source else None,
-            auto_class=auto_class_of(sys.modules[type(model).__module__], type(model)),
-            template=card,
-        )
-        for step in steps:
-            append_to_card(folder, step, name=output.name)
-    logger.info("Wrote %s.", output)
-    return report
-
-
-def save_changed(
-    model: PreTrainedModel,
-    output: str | Path,
-    checkpoint: Checkpoint,
-    steps: Sequence[Step],
-    options: SaveOptions | None = None,
-    card: str | None = None,
-) -> None:
-    """Saves a model that was trained, pruned or expanded, with the other files of its folder, as `save` does.
-
-    Args:
-        model: the model, native or converted.
-        output: folder to write.
-        checkpoint: what it was loaded from; the steps are appended to copies of its report and card.
-        steps: what was done.
-        options: save options.
-        card: a card to start from instead of the checkpoint's.
-
-    Raises:
-        OutputError: as `save`.
-        VerificationError: as `save`.
-    """
-    options = options or SaveOptions()
-    output = Path(output).expanduser()
-    source = checkpoint.source.folder
-    with _verified(model, output, checkpoint, options) as (folder, _):
-        for name in (REPORT_FILE, CARD_FILE):
-            if (source / name).is_file():
-                shutil.copyfile(source / name, folder / name)
-        if card is not None:
-            (folder / CARD_FILE).write_text(card, encoding="utf-8")
-        forget_results(folder)
-        for step in steps:
-            append(folder, step, name=output.name)
-    logger.info("Wrote %s.", output)
-
-
-@contextlib.contextmanager
-def _verified(
-    model: PreTrainedModel, output: Path, checkpoint: Checkpoint | None, options: SaveOptions
-) -> Iterator[tuple[Path, dict[str, Any]]]:
-    """Yields a staged folder with the model and the copied files, and the result of `verify`."""
-    check_output(output, checkpoint.source.folder if checkpoint else None, options.overwrite)
-    state = {**model.state_dict(), **(checkpoint.unused if checkpoint else {})}
+    check_output(output, checkpoint.folder, options.overwrite)
+    model, source = checkpoint.model, checkpoint.source
+    state = {**model.state_dict(), **checkpoint.unused}
     check_space(output, count_bytes(state.values()))
     with staged(output, options.overwrite) as folder:
         model.save_pretrained(folder, state_dict=state, max_shard_size=options.max_shard_size)
-        if checkpoint is not None:
-            carry_over(checkpoint.source.folder, folder, checkpoint.trust_remote_code, checkpoint.new_tokenizer)
-        yield folder, verify(folder, model)
+        carry_over(checkpoint, folder)
+        history = checkpoint.history.then(
+            checkpoint.steps,
+            source=None if source is None else source.name,
+            revision=None if source is None else source.revision,
+            command=options.command,
+            notes=checkpoint.notes,
+            verification=verify(folder, model),
+        )
+        write_history(folder, history)
+        (folder / CARD_FILE).write_text(_card(checkpoint, folder, output.name, options, history), encoding="utf-8")
+    logger.info("Wrote %s.", output)
+    return history
 
 
-def carry_over(source: Path, folder: Path, trust_remote_code: bool = False, new_tokenizer: Any | None = None) -> None:
+def _card(checkpoint: Checkpoint, folder: Path, name: str, options: SaveOptions, history: History) -> str:
+    """The card: that of the source with the new sections, or a new one where the model is of another kind now."""
+    model, source, steps = checkpoint.model, checkpoint.folder, checkpoint.steps
+    sentence_transformers = (folder / "modules.json").is_file()
+    library = "sentence-transformers" if sentence_transformers else "transformers"
+    founding = next((step for step in steps if isinstance(step, Founding)), None)
+    before = source_metadata(source)
+    if founding is not None:
+        base_model = options.base_model or _base_model(checkpoint)
+        card = render_card(
+            "converted",
+            source,
+            {
+                "base_model": base_model,
+                "library_name": library,
+                "tags": list(dict.fromkeys([*before.get("tags", []), *TAGS])),
+            },
+            title=base_model.rpartition("/")[2],
+            adjective=founding.adjective,
+            introduction=founding.introduction(_linked(base_model)),
+            auto_class=auto_class_of(model),
+            sentence_transformers=sentence_transformers,
+            command=options.command,
+            settings=settings_of(founding.settings),
+            versions=founding.versions,
+            notes=[note for note in history.report["notes"] if note not in founding.head()["notes"]],
+        )
+    elif checkpoint.step(Expansion) is not None and checkpoint.original is not None:
+        native_class, auto_class = type(model).__name__, auto_class_of(checkpoint.original.model)
+        given = {"native_class": native_class, "auto_class": auto_class, "library": library}
+        card = expanded_card(checkpoint.history, source, name, **given)
+    else:
+        file = None if source is None else source / CARD_FILE
+        there = file is not None and file.is_file()
+        card = file.read_text(encoding="utf-8", errors="replace") if there else ""  # type: ignore[union-attr]
+    return with_sections(card, steps, name, changed=True)
+
+
+def expanded_card(
+    history: History, source: Path | None, name: str, *, native_class: str, auto_class: str, library: str
+) -> str:
+    """The card of an expanded model, without its section.
+
+    Args:
+        history: history of the converted model.
+        source: its folder.
+        name: name of the expanded model.
+        native_class: its class.
+        auto_class: the Auto class that loads it with its head.
+        library: the library that loads it.
+    """
+    before = source_metadata(source)
+    base = before.get("base_model") or history.source
+    return render_card(
+        "expanded",
+        source,
+        {
+            "library_name": library,
+            "tags": [*(tag for tag in before.get("tags", []) if tag not in TAGS), "collab"],
+            **{key: before[key] for key in ("base_model",) if key in before},
+        },
+        title=name,
+        native_class=native_class,
+        original=f"`{base}`" if base else "a model",
+        auto_class=auto_class,
+        sentence_transformers=library == "sentence-transformers",
+        settings=settings_of(history.settings),
+        command=history.command,
+        later=[entry.get("command") or entry.get("step", "") for entry in history.entries],
+    )
+
+
+def carry_over(checkpoint: Checkpoint, folder: Path) -> None:
     """Copies tokenizer, image processor and other files of a model, and checks that they still load.
 
     Args:
-        source: folder of the original.
-        folder: folder of the converted model, with its config.
-        trust_remote_code: whether transformers may run a tokenizer's code that comes with the original; it is copied.
-        new_tokenizer: a tokenizer to write instead of the original's; None for none.
+        checkpoint: the model, with a tokenizer of its own if tokens were left out.
+        folder: folder of the new model, with its config.
 
     Raises:
         VerificationError: if the tokenizer loads differently.
     """
-    carried = _CARRIED if new_tokenizer is None else _CARRIED[_CARRIED.index("preprocessor_config.json") :]
-    patterns = (*carried, "*.py") if trust_remote_code else carried
+    source, trusted = checkpoint.folder, checkpoint.trust_remote_code
+    if source is None:
+        return
+    cut = checkpoint.step(VocabularyCut) is not None
+    carried = _CARRIED if not cut else _CARRIED[_CARRIED.index("preprocessor_config.json") :]
+    patterns = (*carried, "*.py") if trusted else carried
     own = {path.name for path in Path(modeling.__path__[0]).glob("collab_*.py")}  # written with models that run on it
     for path in sorted({path for pattern in patterns for path in source.glob(pattern) if path.is_file()}):
         # generation_config.json is written with models that generate
         if path.name not in own and not (folder / path.name).exists():
             shutil.copyfile(path, folder / path.name)
     _copy_sentence_transformers_modules(source, folder)
-    if new_tokenizer is None:
-        _pin_tokenizer(source, folder, trust_remote_code)
+    if cut:
+        checkpoint.tokenizer.save_pretrained(folder)
     else:
-        new_tokenizer.save_pretrained(folder)
+        _pin_tokenizer(source, folder, trusted)
     _pin_image_processor(source, folder)
 
 
@@ -209,7 +216,7 @@ def _pin_tokenizer(source: Path, folder: Path, trust_remote_code: bool) -> None:
     if "tokenizer_class" not in settings:
         settings["tokenizer_class"] = type(original).__name__
         path.write_text(json.dumps(settings, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-    copied: Any = read_processor(folder, "text", trust_remote_code)
+    copied = read_processor(folder, "text", trust_remote_code)
     text = ["Heads collaborate: naïve façade, 東京 42%!", "CC(=O)Oc1ccccc1C(=O)O"]
     if original.get_vocab() != copied.get_vocab() or original(text)["input_ids"] != copied(text)["input_ids"]:
         raise VerificationError("The tokenizer of the exported folder encodes differently from the original's.")
@@ -230,15 +237,20 @@ def _pin_image_processor(source: Path, folder: Path) -> None:
     path.write_text(json.dumps(settings, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
-def _base_model(source: Source | None, model: PreTrainedModel) -> str:
-    if source is not None:
-        return source.hub_id or source.folder.name
-    name = model.name_or_path or model.config.model_type
+def _base_model(checkpoint: Checkpoint) -> str:
+    if checkpoint.source is not None:
+        return checkpoint.source.hub_id or checkpoint.source.folder.name
+    name = checkpoint.model.name_or_path or checkpoint.model.config.model_type
     return Path(name).name if Path(name).is_dir() else name
 
 
-def auto_class_of(module: ModuleType, model_class: type) -> str:
-    """The Auto class that loads a collaborative class of a family's file; the most specific if there are several."""
-    names = [name for name, models in auto_classes(module).items() if model_class in models]
+def _linked(base_model: str) -> str:
+    return f"[`{base_model}`](https://huggingface.co/{base_model})" if "/" in base_model else f"`{base_model}`"
+
+
+def auto_class_of(model: PreTrainedModel) -> str:
+    """The Auto class that loads a collaborative model with its head; the most specific if there are several."""
+    module = sys.modules[type(model).__module__]
+    names = [name for name, models in auto_classes(module).items() if type(model) in models]
     vague = ("AutoModelForTextEncoding", "AutoModelForPreTraining")
     return next((name for name in names if name not in vague), names[-1] if names else "AutoModel")

@@ -15,7 +15,7 @@ from ..errors import ConfigurationError, UnsupportedArchitectureError, first_lin
 Kind = Literal["text", "images", "audio", "videos"]
 """What a model reads; a model of text and images counts as one of text."""
 
-_KINDS: dict[str, Kind] = {
+KINDS: dict[str, Kind] = {
     "input_ids": "text",
     "pixel_values": "images",
     "input_values": "audio",
@@ -29,9 +29,9 @@ def input_kind(model: PreTrainedModel) -> Kind:
     Raises:
         UnsupportedArchitectureError: if it is something else.
     """
-    if model.main_input_name not in _KINDS:
+    if model.main_input_name not in KINDS:
         raise UnsupportedArchitectureError(f"Models that read {model.main_input_name} are not supported.")
-    kind = _KINDS[model.main_input_name]
+    kind = KINDS[model.main_input_name]
     return "videos" if kind == "images" and hasattr(model.config, "num_frames") else kind
 
 

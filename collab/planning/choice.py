@@ -14,9 +14,9 @@ from ..decomposition import FORMS, Form
 from ..decomposition.options import Content
 from ..decomposition.rank import resolve_ranks
 from ..errors import BudgetError
-from ..io.report import LayerReport
 from ..reparametrization.layer import LayerProblem
 from ..reparametrization.model import LayerProblems
+from ..steps.conversion import LayerConversion
 from .allocation import balanced
 from .config import ConversionConfig
 from .cost import LayerShape
@@ -219,7 +219,7 @@ def nothing_fits(params: float, forms: Sequence[Form], content: Content, shapes:
     )
 
 
-def compare_forms(problem: LayerProblem, layer: LayerReport, config: ConversionConfig) -> dict[str, Any]:
+def compare_forms(problem: LayerProblem, layer: LayerConversion, config: ConversionConfig) -> dict[str, Any]:
     """Rank and predicted error of each form for one layer at the same number of parameters.
 
     Args:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +16,15 @@ from ..data.encoding import Collate, collator, encode, mask_batch, names_of, to_
 from ..data.examples import Examples
 from ..data.task import Task
 from ..errors import ConfigurationError
-from ..evaluation.metrics import Columns, intervals, measure
+from ..evaluation.metrics import intervals, measure
 from ..evaluation.predict import predictions
 from ..evaluation.translation import require_sacrebleu, written_ngrams
+from ..io.checkpoint import Checkpoint
 from ..io.options import Progress, no_progress
-from ..io.report import installed_versions
 from ..models.states import set_dropout
+from ..steps.training import Finetuning
 from .options import FinetuneOptions
-from .run import GuardedTrainer, RunData, RunResult, Work, run
+from .run import GuardedTrainer, RunData, Work, run
 from .work import temporary_work
 
 
@@ -81,45 +82,25 @@ class TaskTrainer(GuardedTrainer):
         return (loss, outputs) if return_outputs else loss
 
 
-@dataclass(frozen=True)
-class Finetuning:
-    """Result of `finetune`.
-
-    Attributes:
-        task: the task.
-        record: settings, data and metrics of the best checkpoint with bootstrap intervals, as JSON values.
-    """
-
-    task: Task
-    record: dict[str, Any]
-
-    @property
-    def metrics(self) -> dict[str, dict[str, float]]:
-        """``value``, ``low`` and ``high`` of each metric, by name."""
-        return self.record["metrics"]
-
-
 def finetune(
-    model: PreTrainedModel,
+    checkpoint: Checkpoint,
     task: Task,
     train: Examples,
     held_out: Examples,
     *,
-    tokenizer: Any,
     options: FinetuneOptions | None = None,
-    teacher: PreTrainedModel | None = None,
+    teacher: Checkpoint | PreTrainedModel | None = None,
     work: Path | None = None,
     restart: bool = False,
     progress: Progress = no_progress,
-) -> Finetuning:
+) -> Checkpoint:
     """Trains a model with a task's head, in place; it gets the weights of its best checkpoint.
 
     Args:
-        model: a native or converted model, with a head that fits the labels.
+        checkpoint: a native or converted model, with a head that fits the labels, and its tokenizer.
         task: the task.
         train: training rows.
         held_out: rows to select the best checkpoint by.
-        tokenizer: the model's tokenizer.
         options: training settings.
         teacher: a model for the same task to distill from besides the labels.
         work: folder for unfinished work, from which an interrupted run resumes; None for a temporary one.
@@ -127,7 +108,7 @@ def finetune(
         progress: progress callback, called after every step.
 
     Returns:
-        Settings, data, and the metrics of the best checkpoint with their intervals.
+        The model, with a `Finetuning` as its report.
 
     Raises:
         ConfigurationError: if the teacher's head has other labels, or the tokenizer does not fit the task.
@@ -136,6 +117,9 @@ def finetune(
         TrainingError: if the loss becomes NaN or infinite, memory is short, or `work` holds another unfinished run.
     """
     options = options or FinetuneOptions()
+    model, tokenizer = checkpoint.model, checkpoint.tokenizer
+    learned_from = None if teacher is None else Checkpoint.of(teacher)
+    teacher = None if learned_from is None else learned_from.model
     if teacher is not None and names_of(teacher) != names_of(model):
         raise ConfigurationError(
             f"The teacher answers with {', '.join(names_of(teacher))}, the model with {', '.join(names_of(model))}."
@@ -153,29 +137,22 @@ def finetune(
     columns = predictions(task.kind, model, judged, judge)
     if task.kind == "translation":
         columns |= written_ngrams(model, tokenizer, held_out.texts, options.max_length, progress)
-    record = {
-        "step": "finetune",
-        "task": task.kind,
-        "data": {"train": train.name, "rows": len(rows), "eval": held_out.name, "eval_rows": len(judged)},
-        "settings": asdict(options),
-        "labels": names_of(model) if task.kind in ("classification", "token-classification") else [],
-        **_results(task, result, columns),
-        "seconds": time.perf_counter() - start,
-        "versions": installed_versions(),
-    }
-    return Finetuning(task, record)
-
-
-def _results(task: Task, result: RunResult, columns: Columns) -> dict[str, Any]:
-    """The results of a run for its record; `columns` are the best checkpoint's predictions."""
-    return {
-        "best_by": task.best_by,
-        "before": result.before,
-        "metrics": intervals(task.kind, columns),
-        "best_step": result.best_step,
-        "steps": result.steps,
-        "evaluations": result.history,
-    }
+    report = Finetuning(
+        task=task.kind,
+        hub_name=task.hub_name,
+        data={"train": train.name, "rows": len(rows), "eval": held_out.name, "eval_rows": len(judged)},
+        settings=asdict(options),
+        labels=names_of(model) if task.kind in ("classification", "token-classification") else [],
+        best_by=task.best_by,
+        before=result.start.before,
+        metrics=intervals(task.kind, columns),
+        best_step=result.best_step,
+        steps=result.steps,
+        evaluations=result.history,
+        seconds=time.perf_counter() - start,
+        teacher=None if learned_from is None else learned_from.name,
+    )
+    return checkpoint.then(report)
 
 
 def _distance(logits: Tensor, answers: Tensor, labels: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -18,16 +18,17 @@ from ..data.features import Batch, collate, row_batches
 from ..data.prepare import Unlabelled, features_of, hold_out
 from ..errors import ConfigurationError, TrainingError
 from ..evaluation.compare import agreement, check_comparable
+from ..io.checkpoint import Checkpoint
 from ..io.options import Progress, no_progress
-from ..io.report import installed_versions
 from ..models.families import collaborative_layers
 from ..models.inputs import on_device
 from ..models.layers import FACTORS, count_parameters, entry_of
 from ..models.states import evaluating, set_dropout
+from ..steps.training import Healing
 from .distillation import DistillationTrainer, answers, distillation_loss
 from .learning_rate import find_learning_rate
 from .options import HealOptions, RunOptions, Trainable
-from .run import RunData, Work, device_of, run, short_of_memory, steps_of
+from .run import RunData, RunResult, Work, device_of, run, short_of_memory, steps_of
 from .work import temporary_work
 
 logger = logging.getLogger(__name__)
@@ -39,52 +40,32 @@ _PERIOD = 8
 _HELD_OUT = 512
 
 
-@dataclass(frozen=True)
-class Healing:
-    """Result of `heal`.
-
-    Attributes:
-        record: settings and metrics on the held-out rows: ``before`` and ``after``, each with ``loss``, the mean
-            relative squared error of hidden states and logits, and the agreement with the teacher; ``improved`` tells
-            whether the model was changed.
-    """
-
-    record: dict[str, Any]
-
-    @property
-    def improved(self) -> bool:
-        """Whether the model is better than before; if not, it is unchanged."""
-        return self.record["improved"]
-
-
 def heal(
-    model: PreTrainedModel,
-    teacher: PreTrainedModel,
+    checkpoint: Checkpoint | PreTrainedModel,
+    teacher: Checkpoint | PreTrainedModel,
     data: Unlabelled = "synthetic",
     *,
-    tokenizer: Any = None,
     options: HealOptions | None = None,
     work: Path | None = None,
     restart: bool = False,
     progress: Progress = no_progress,
-) -> Healing:
+) -> Checkpoint:
     """Trains a converted model, in place, to match its original's hidden states after every layer, and its logits.
 
     The best weights on the held-out rows are kept. The model is left unchanged if they do not lower the loss, or if its
     answers diverge more from the teacher's than before.
 
     Args:
-        model: the converted model.
+        checkpoint: the converted model, with its tokenizer or image processor.
         teacher: the original.
         data: text or images such as the model will be used on; ``"synthetic"`` for random words.
-        tokenizer: the model's tokenizer, or image processor.
         options: training settings.
         work: folder for unfinished work, from which an interrupted run resumes; None for a temporary one.
         restart: whether to discard an unfinished run in `work`.
         progress: progress callback, called after every step with the last metrics.
 
     Returns:
-        Settings, data, and the metrics before and after.
+        The model, with a `Healing` as its report.
 
     Raises:
         ConfigurationError: if teacher and model do not fit together, or there is nothing to train.
@@ -92,7 +73,9 @@ def heal(
         TrainingError: if the loss becomes NaN or infinite, memory is short, or `work` holds another unfinished run.
     """
     options = options or HealOptions()
-    check_comparable(model, teacher)
+    checkpoint, original = Checkpoint.of(checkpoint), Checkpoint.of(teacher)
+    model, tokenizer = checkpoint.model, checkpoint.processor
+    check_comparable(model, original.model)
     features, summary = features_of(
         model,
         tokenizer,
@@ -100,22 +83,27 @@ def heal(
         samples=options.samples,
         max_length=options.max_length,
         seed=options.run.seed,
-        writer=teacher,
+        writer=original.model,
     )
     kept, held = hold_out(features, max(_PERIOD, -(-len(features) // _HELD_OUT)))
     start = time.perf_counter()
     rows = RunData(kept, held, lambda batch: collate(model, tokenizer, batch))
     with temporary_work(work) as folder:
-        healed = _heal(_Pair(model, teacher, tokenizer), rows, options, Work(folder, restart), progress)
-    return Healing(
-        {
-            "step": "heal",
-            "data": summary | {"held_out": len(held)},
-            **healed,
-            "seconds": time.perf_counter() - start,
-            "versions": installed_versions(),
-        }
+        outcome = _heal(_Pair(model, original.model, tokenizer), rows, options, Work(folder, restart), progress)
+    report = Healing(
+        data=summary | {"held_out": len(held)},
+        settings=asdict(outcome.options),
+        parameters=outcome.parameters,
+        before=outcome.before,
+        after=outcome.after,
+        improved=outcome.improved,
+        steps=outcome.run.steps,
+        best_step=outcome.run.best_step if outcome.improved else 0,
+        evaluations=outcome.run.history,
+        seconds=time.perf_counter() - start,
+        teacher=original.name,
     )
+    return checkpoint.then(report)
 
 
 @dataclass(frozen=True)
@@ -131,20 +119,35 @@ class _Pair:
         return row_batches(self.model, self.tokenizer, list(rows), size)
 
 
-def _heal(pair: _Pair, rows: RunData, options: HealOptions, work: Work, progress: Progress) -> dict[str, Any]:
-    """Trains the model, restores it if that made it worse, and returns settings and metrics for the record."""
+class _Outcome(NamedTuple):
+    options: HealOptions
+    parameters: int
+    before: dict[str, float]
+    after: dict[str, float]
+    improved: bool
+    run: RunResult
+
+
+def _heal(pair: _Pair, rows: RunData, options: HealOptions, work: Work, progress: Progress) -> _Outcome:
+    """Trains the model, and restores it if that made it worse."""
     model, teacher = pair.model, pair.teacher
     batches = pair.batches(rows.held_out, options.run.batch_size)
     agreed = agreement(teacher, model, batches)
     with evaluating(model, teacher), _training_only(model, options.trainable) as parameters:
         initial = {name: parameter.detach().clone() for name, parameter in parameters.items()}
-        if options.run.learning_rate is None:
-            steps = steps_of(options.run, len(rows.train)) if options.trainable == "layers" else 1
-            rate = _learning_rate(pair, list(parameters.values()), rows, options.run, steps)
-            options = replace(options, run=replace(options.run, learning_rate=rate))
+        steps = steps_of(options.run, len(rows.train)) if options.trainable == "layers" else 1
         work = replace(work, key=f"heal {options} {teacher.name_or_path}")
-        result = run(DistillationTrainer, model, options.run, rows, work, progress=progress, teacher=teacher)
-        before = result.before | (agreed or {})
+        result = run(
+            DistillationTrainer,
+            model,
+            options.run,
+            rows,
+            work,
+            find_rate=lambda: _learning_rate(pair, list(parameters.values()), rows, options.run, steps),
+            progress=progress,
+            teacher=teacher,
+        )
+        before = result.start.before | (agreed or {})
         after = result.best | (agreement(teacher, model, batches) or {})
         worse = _what_got_worse(before, after)
         if worse:
@@ -156,16 +159,9 @@ def _heal(pair: _Pair, rows: RunData, options: HealOptions, work: Work, progress
                 "unchanged. Use more or other data, more steps, or a lower learning rate.",
                 *worse,
             )
-    return {
-        "settings": asdict(options),
-        "parameters": sum(map(count_parameters, parameters.values())),
-        "before": before,
-        "after": before if worse else after,
-        "improved": not worse,
-        "steps": result.steps,
-        "best_step": 0 if worse else result.best_step,
-        "evaluations": result.history,
-    }
+    used = replace(options, run=replace(options.run, learning_rate=result.start.learning_rate))
+    count = sum(map(count_parameters, parameters.values()))
+    return _Outcome(used, count, before, before if worse else after, not worse, result)
 
 
 def _what_got_worse(before: dict[str, Any], after: dict[str, Any]) -> tuple[str, float, float] | None:

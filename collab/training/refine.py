@@ -14,7 +14,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -25,11 +25,13 @@ from ..data.features import Batch
 from ..data.prepare import hold_out
 from ..errors import ConfigurationError, DataError, NotConvertedError
 from ..evaluation.compare import check_comparable
+from ..io.checkpoint import Checkpoint
 from ..io.options import Progress, no_progress
 from ..modeling.collab_attention import CollaborativeAttention
 from ..models.families import collaborative_layers, require_family
 from ..models.layers import FACTORS
 from ..models.states import attending_by
+from ..steps.conversion import LayerRefinement, Refinement
 from .observe import LayerPass, Observer, pieces_of, recordings
 from .options import RefineOptions
 
@@ -45,68 +47,23 @@ _EXACT = 1e-9  # relative squared errors below this are rounding
 _ALIKE = 1e-6  # relative to the mean square, a spread below this is rounding
 
 
-@dataclass(frozen=True)
-class LayerRefinement:
-    """Result of refining one layer.
-
-    Attributes:
-        before: relative squared error of the attention output on the held-out rows; the mean over passes if the model
-            applies the layer several times.
-        after: the same with the trained weights.
-        kept: whether the layer has the trained weights; if not, it is unchanged.
-    """
-
-    before: float
-    after: float
-    kept: bool
-
-    @property
-    def error(self) -> float:
-        """Error of the layer with the weights that it has now."""
-        return self.after if self.kept else self.before
-
-
-@dataclass(frozen=True)
-class Refinement:
-    """Result of `refine`.
-
-    Attributes:
-        layers: results by module name, in the order of the model; without layers that have no heads.
-        options: settings.
-        seconds: wall-clock time.
-    """
-
-    layers: dict[str, LayerRefinement]
-    options: RefineOptions
-    seconds: float
-
-    @property
-    def improved(self) -> bool:
-        """Whether any layer was changed."""
-        return any(layer.kept for layer in self.layers.values())
-
-    def to_dict(self) -> dict[str, Any]:
-        """The result as JSON values."""
-        return asdict(self)
-
-
 def refine(
-    model: PreTrainedModel,
-    original: PreTrainedModel,
+    checkpoint: Checkpoint | PreTrainedModel,
+    original: Checkpoint | PreTrainedModel,
     batches: Sequence[Batch],
     held_out: Sequence[Batch] | None = None,
     *,
     options: RefineOptions | None = None,
     accept: Accept | None = None,
     progress: Progress = no_progress,
-) -> Refinement:
+) -> Checkpoint:
     """Trains the new factors of every layer, in place, so that its attention output comes closer to the original's.
 
     A layer keeps its new weights only if its error on the held-out batches fell. Nothing else in either model changes.
     Computes in float32 whatever the dtype of the models.
 
     Args:
-        model: the converted model.
+        checkpoint: the converted model.
         original: the model that it was converted from.
         batches: batches to train on, keyword arguments of the original.
         held_out: batches to evaluate on; None to hold out every eighth of `batches`.
@@ -116,7 +73,7 @@ def refine(
         progress: progress callback, called after every step.
 
     Returns:
-        The errors of every layer before and after.
+        The model, with a `Refinement` as its report: the errors of every layer before and after.
 
     Raises:
         ConfigurationError: if the models do not fit together, or the converted model's values were changed.
@@ -125,12 +82,14 @@ def refine(
     """
     options = options or RefineOptions()
     start = time.perf_counter()
+    checkpoint, original = Checkpoint.of(checkpoint), Checkpoint.of(original).model
+    model = checkpoint.model
     layers = collaborative_layers(model)
     if not layers:
         raise NotConvertedError("The model has no collaborative attention, so there is nothing to refine.")
     check_comparable(model, original)
     if options.steps == 0:
-        return Refinement({}, options, 0.0)
+        return checkpoint.then(Refinement({}, asdict(options), 0.0))
     train, judge = _divided(batches, held_out)
     watch = Observer(original, require_family(original.config))
     learners = {name: _Learner(layer, *watch.projections(name)) for name, layer in layers.items() if layer.heads}
@@ -145,7 +104,7 @@ def refine(
     results = {}
     for name, learner in learners.items():
         results[name] = _keep_if_better(name, learner, layers[name], (before[name], after[name]), accept)
-    return Refinement(results, options, time.perf_counter() - start)
+    return checkpoint.then(Refinement(results, asdict(options), time.perf_counter() - start))
 
 
 def _divided(batches: Sequence[Batch], held_out: Sequence[Batch] | None) -> tuple[Sequence[Batch], Sequence[Batch]]:

@@ -39,7 +39,16 @@ from ..io.failures import writing
 from ..io.options import Progress, no_progress
 from .options import RunOptions
 from .sampling import LengthSampler
-from .work import WHOLE, drop_other_checkpoints, local_rank, newest_checkpoint, open_work, processes, record_start
+from .work import (
+    WHOLE,
+    Start,
+    drop_other_checkpoints,
+    local_rank,
+    newest_checkpoint,
+    open_work,
+    processes,
+    record_start,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -86,14 +95,14 @@ class RunResult:
     """Result of a finished run, which leaves the weights of the best checkpoint in the model.
 
     Attributes:
-        before: metrics on the held-out rows before the first step.
+        start: metrics on the held-out rows before the first step, and the learning rate.
         best: metrics of the best checkpoint.
         best_step: step of the best checkpoint.
         steps: number of steps.
         history: metrics of every evaluation, with its step.
     """
 
-    before: dict[str, float]
+    start: Start
     best: dict[str, float]
     best_step: int
     steps: int
@@ -186,6 +195,7 @@ def run(
     data: RunData,
     work: Work,
     *,
+    find_rate: Callable[[], float] | None = None,
     progress: Progress = no_progress,
     **trainer_arguments: Any,
 ) -> RunResult:
@@ -200,6 +210,8 @@ def run(
         options: training settings.
         data: rows to train and to evaluate on.
         work: where unfinished work is kept.
+        find_rate: finds the learning rate if the options give none; it is called once for a run, however often that is
+            resumed.
         progress: progress callback, called after every step.
         trainer_arguments: further arguments of `trainer_class`.
 
@@ -236,14 +248,20 @@ def run(
         )
         trainer.remove_callback(PrinterCallback)
         with trainer.args.main_process_first(local=False, desc="work folder"):
-            before = open_work(work.folder, fingerprint, work.restart)
-        if before is None:
-            before = _numbers(trainer.evaluate())
+            start = open_work(work.folder, fingerprint, work.restart)
+        if start is None:
+            rate = options.learning_rate or (find_rate or _missing_rate)()
+            start = Start(_numbers(trainer.evaluate()), rate)
             if trainer.is_world_process_zero():
-                record_start(work.folder, fingerprint, before)
+                record_start(work.folder, fingerprint, start)
+        trainer.args.learning_rate = start.learning_rate
         set_seed(options.seed + trainer.args.process_index)  # different dropout in each process
         _train_or_resume(trainer, newest_checkpoint(work.folder), options.patience)
-    return _result(trainer, before, data.best_by)
+    return _result(trainer, start, data.best_by)
+
+
+def _missing_rate() -> float:
+    raise ConfigurationError("learning_rate is missing; use for example 5e-5.")
 
 
 @contextlib.contextmanager
@@ -269,14 +287,14 @@ def _train_or_resume(trainer: Trainer, last: Path | None, patience: int | None) 
         trainer.train(resume_from_checkpoint=str(last) if last else None)
 
 
-def _result(trainer: Trainer, before: dict[str, float], best_by: str) -> RunResult:
+def _result(trainer: Trainer, start: Start, best_by: str) -> RunResult:
     """The metrics in a trainer's log, beside those before the first step."""
     log = trainer.state.log_history
     history = [{"step": entry["step"]} | _numbers(entry) for entry in log if f"eval_{best_by}" in entry]
     best_step = trainer.state.best_global_step or trainer.state.global_step
     best = next((entry for entry in history if entry["step"] == best_step), history[-1])
     return RunResult(
-        before=before,
+        start=start,
         best={name: value for name, value in best.items() if name != "step"},
         best_step=best_step,
         steps=trainer.state.global_step,
@@ -363,8 +381,6 @@ def _arguments(options: RunOptions, data: RunData, folder: Path) -> TrainingArgu
         )
     if precision == "bfloat16" and not cpu and not torch.cuda.is_bf16_supported():
         raise ConfigurationError("This GPU does not support bfloat16. Use precision float16 or float32.")
-    if options.learning_rate is None:
-        raise ConfigurationError("learning_rate is missing; use for example 5e-5.")
     rows = len(data.train)
     steps = steps_of(options, rows)
     interval = max(1, steps // options.evaluations)
@@ -374,7 +390,7 @@ def _arguments(options: RunOptions, data: RunData, folder: Path) -> TrainingArgu
         per_device_train_batch_size=options.batch_size // processes() // options.gradient_accumulation_steps,
         per_device_eval_batch_size=min(64, max(8, options.batch_size // options.gradient_accumulation_steps)),
         gradient_accumulation_steps=options.gradient_accumulation_steps,
-        learning_rate=options.learning_rate,
+        learning_rate=options.learning_rate or 0.0,  # set when it is known
         lr_scheduler_type="linear",
         warmup_steps=round(steps * options.warmup),
         weight_decay=options.weight_decay,

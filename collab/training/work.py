@@ -8,13 +8,14 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 from filelock import FileLock, Timeout
 
 from ..errors import ConfigurationError, TrainingError
 from ..io.failures import writing
-from ..io.staging import whole_file
+from ..io.staging import atomic_write
 
 WHOLE = "collab_checkpoint_is_whole"
 """Marker file, written into a checkpoint last."""
@@ -29,7 +30,7 @@ def work_folder(output: Path, kind: str = "training") -> Path:
 
 
 @contextlib.contextmanager
-def alone_in(work: Path) -> Iterator[None]:
+def exclusive_lock(work: Path) -> Iterator[None]:
     """Keeps a work folder for this command, until the block ends or the process dies.
 
     Raises:
@@ -113,8 +114,21 @@ def is_main_process() -> bool:
     return int(os.environ.get("RANK", "0")) == 0
 
 
-def open_work(work: Path, fingerprint: str, restart: bool) -> dict[str, float] | None:
-    """Prepares a work folder; returns the initial metrics of the unfinished run in it, or None if there is none."""
+@dataclass(frozen=True)
+class Start:
+    """The beginning of a run, kept for when it is resumed.
+
+    Attributes:
+        before: metrics on the held-out rows before the first step.
+        learning_rate: the highest learning rate, given or found by trying.
+    """
+
+    before: dict[str, float]
+    learning_rate: float
+
+
+def open_work(work: Path, fingerprint: str, restart: bool) -> Start | None:
+    """Prepares a work folder; returns the beginning of the unfinished run in it, or None if there is none."""
     path = work / _RECORD
     if work.exists() and not path.is_file() and (not work.is_dir() or _holds_something(work)):
         raise TrainingError(f"{work} exists already, but is needed for unfinished work. Move it away.")
@@ -130,7 +144,7 @@ def open_work(work: Path, fingerprint: str, restart: bool) -> dict[str, float] |
         record = json.loads(path.read_text(encoding="utf-8"))
     except ValueError:
         record = {}
-    if not isinstance(record, dict) or record.get("fingerprint") != fingerprint:
+    if not isinstance(record, dict) or record.get("fingerprint") != fingerprint or "learning_rate" not in record:
         raise TrainingError(
             f"{work} holds an unfinished run with other settings, another model or other data. Repeat that run to "
             "finish it, or discard it with restart=True (--restart)."
@@ -139,14 +153,14 @@ def open_work(work: Path, fingerprint: str, restart: bool) -> dict[str, float] |
         for checkpoint in work.glob("checkpoint-*"):
             if not (checkpoint / WHOLE).is_file():
                 shutil.rmtree(checkpoint)
-    return record["before"]
+    return Start(record["before"], record["learning_rate"])
 
 
 def _holds_something(work: Path) -> bool:
     return any(path.name != _LOCK and not path.match(".run.*.partial.json") for path in work.iterdir())
 
 
-def record_start(work: Path, fingerprint: str, before: dict[str, float]) -> None:
-    """Records the run that a work folder belongs to, and its metrics before the first step."""
-    with whole_file(work / _RECORD) as partial:
-        partial.write_text(json.dumps({"fingerprint": fingerprint, "before": before}), encoding="utf-8")
+def record_start(work: Path, fingerprint: str, start: Start) -> None:
+    """Records the run that a work folder belongs to, and its beginning."""
+    with atomic_write(work / _RECORD) as partial:
+        partial.write_text(json.dumps({"fingerprint": fingerprint, **vars(start)}), encoding="utf-8")

@@ -50,11 +50,10 @@ examples = collab.Examples(
     labels=["liked"] * len(LIKED) + ["disliked"] * len(DISLIKED),
 )
 collab.finetune(
-    classifier,
+    collab.Checkpoint(classifier, tokenizer),
     collab.task_named("classification"),
     train=examples,
     held_out=examples,  # 16 sentences are too few to divide; use other rows here
-    tokenizer=tokenizer,
     options=collab.FinetuneOptions(
         run=collab.RunOptions(
             learning_rate=3e-4, steps=20, batch_size=8, evaluations=1, device="cpu"
@@ -64,7 +63,9 @@ collab.finetune(
 
 # 2. Calibrate on text like the text that the classifier is for, without labels.
 #    collab warns that this is little text. A few hundred rows are enough.
-calibration = collab.calibrate(classifier, LIKED + DISLIKED, tokenizer=tokenizer)
+calibration = collab.calibrate(
+    collab.Checkpoint(classifier, tokenizer), LIKED + DISLIKED
+)
 
 # 3. See what each form would cost, and its error. Nothing is converted yet.
 plan = collab.plan(classifier, calibration, fractions=(0.35,))

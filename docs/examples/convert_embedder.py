@@ -45,7 +45,7 @@ report = collab.checkpoints.convert(
     calibration=collab.CalibrationRequest(
         options=collab.CalibrationOptions(samples=256)
     ),
-)
+).report
 print(f"query/key parameters left: {report.query_key.ratio:.0%}")
 print(f"parameters of the model left: {report.model.ratio:.0%}")
 

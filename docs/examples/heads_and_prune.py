@@ -48,9 +48,8 @@ print(f"rank correlation of gradient and entropy: {correlation:.2f}")
 #    are removed, not masked.
 pruning = collab.checkpoints.prune(
     original, output, collab.PruneOptions(heads=0.25), data=SENTENCES
-)
-record = pruning.record
-print(f"heads: {record['heads_before']} before, {record['heads_after']} after")
+).report
+print(f"heads: {pruning.heads_before} before, {pruning.heads_after} after")
 
 # 3. See what is left of every layer.
 for layer in collab.checkpoints.inspect(str(output)).layers:

@@ -39,7 +39,7 @@ report = collab.checkpoints.convert(
     calibration=collab.CalibrationRequest(
         source, collab.CalibrationOptions(samples=256)
     ),
-)
+).report
 print(f"query/key parameters left: {report.query_key.ratio:.0%}")
 
 # 3. Heal: train the shared projections and the mixing matrices until the hidden
@@ -54,11 +54,11 @@ healing = collab.checkpoints.heal(
         max_length=48,
         run=collab.RunOptions(steps=30, batch_size=16, evaluations=1, device="cpu"),
     ),
-)
+).report
 
 # 4. The result is measured on rows that were held out. If they do not improve, the
 #    model is not changed.
-before, after = healing.record["before"], healing.record["after"]
-print(f"improved: {healing.improved}")
+before, after = healing.report.before, healing.report.after
+print(f"improved: {healing.report.improved}")
 print(f"relative error: {before['loss']:.4f} before, {after['loss']:.4f} after")
 print(f"The models are in {output}")

@@ -29,9 +29,8 @@ model, tokenizer = checkpoint.model, checkpoint.tokenizer
 # Calibrate on random words. Strings, pairs of strings, a `DataSource` or batches work
 # too, and real text is better.
 calibration = collab.calibrate(
-    model,
+    checkpoint,
     "synthetic",
-    tokenizer=tokenizer,
     options=collab.CalibrationOptions(samples=128),
     progress=show,
 )
@@ -39,7 +38,7 @@ calibration = collab.calibrate(
 # Convert every layer to 128 shared query/key dimensions. `model` does not change.
 # `refine="none"` leaves out the training of each layer alone, which takes longer.
 config = collab.ConversionConfig(rank=128, form="cp", refine="none", compare=False)
-conversion = collab.convert(model, config, calibration=calibration, progress=show)
+conversion = collab.convert(checkpoint, config, calibration=calibration, progress=show)
 for layer in conversion.report.layers:
     print(
         f"{layer.name}: error of the scores {layer.score_error:.3f}, "
@@ -56,7 +55,7 @@ print(f"cosine of the mean hidden states: {cosine:.3f}")
 
 # Save it with its tokenizer, model card and report. The folder appears only after it
 # was reloaded and compared.
-collab.save(conversion, output, checkpoint)
+collab.save(conversion, output)
 print(f"reloaded as {type(AutoModel.from_pretrained(output)).__name__}")
 
 # Errors are subclasses of `collab.CollabError`; the message says what to do.

@@ -1,0 +1,15 @@
+"""Measures how many times as fast as its original a model is, as the last verb of a command."""
+
+from __future__ import annotations
+
+from ..evaluation.speed import measure_speed
+from ..io.checkpoint import Checkpoint
+from .transform import Run
+
+
+def speed(checkpoint: Checkpoint, run: Run) -> Checkpoint:
+    """Adds a `Speed` to a checkpoint that was made of an original in this run; any other is left as it is."""
+    if checkpoint.original is None:
+        return checkpoint
+    run.progress("measuring speed", 0, None)
+    return checkpoint.then(measure_speed(checkpoint.model, checkpoint.original.model))

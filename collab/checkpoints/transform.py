@@ -1,0 +1,95 @@
+"""From folder to folder: every command that writes a model takes this one way."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from ..io.checkpoint import Checkpoint
+from ..io.load import load_source
+from ..io.options import LoadOptions, Progress, SaveOptions, no_progress
+from ..io.read import Source, resolve_source
+from ..io.staging import check_output, check_space
+from ..io.write import save
+from ..training.work import exclusive_lock, finish, is_main_process, work_folder
+
+_LEAST = 10
+"""The smallest result takes a tenth of the original's weights, so with less space there is no use in beginning."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """The surroundings of a verb.
+
+    Attributes:
+        output: folder that the result will be written to.
+        restart: whether to discard unfinished training for that folder instead of resuming it.
+        progress: progress callback.
+    """
+
+    output: Path
+    restart: bool
+    progress: Progress
+
+    @property
+    def work(self) -> Path:
+        """The folder for unfinished training."""
+        return work_folder(self.output)
+
+
+Verb = Callable[[Checkpoint, Run], Checkpoint]
+"""Does something to a model: a checkpoint with one step more."""
+
+
+def transform(
+    model: str,
+    output: str | Path,
+    verbs: Sequence[Verb],
+    *,
+    load: Callable[[Source, LoadOptions], Checkpoint] = load_source,
+    trains: bool = False,
+    load_options: LoadOptions | None = None,
+    save_options: SaveOptions | None = None,
+    progress: Progress = no_progress,
+) -> Checkpoint:
+    """Loads a model, applies verbs, and saves the result in a folder that appears whole or not at all.
+
+    Whatever can be refused cheaply is refused first: the output, the space for it, a lock that another command holds,
+    and, with the model, a tokenizer that cannot be read.
+
+    Args:
+        model: folder or Hub id.
+        output: folder to write.
+        verbs: the verbs, in their order.
+        load: reads the model.
+        trains: whether a verb keeps unfinished training in `OUTPUT.training`, from which the same call resumes.
+        load_options: how to read the model.
+        save_options: how to write the result, and whether to resume unfinished training.
+        progress: progress callback.
+
+    Returns:
+        The model as written, with its history and the steps that were done.
+
+    Raises:
+        CollabError: as raised by `load`, the verbs and `collab.save`. No output is left behind.
+    """
+    load_options, save_options = load_options or LoadOptions(), save_options or SaveOptions()
+    output = Path(output).expanduser()
+    progress("loading the model", 0, None)
+    source = resolve_source(model, load_options.revision)
+    check_output(output, source.folder, save_options.overwrite)
+    weights = [*source.folder.glob("*.safetensors"), *source.folder.glob("*.bin")]
+    check_space(output, sum(file.stat().st_size for file in weights) // _LEAST)
+    run = Run(output, save_options.restart, progress)
+    with exclusive_lock(run.work) if trains else contextlib.nullcontext():
+        checkpoint = load(source, load_options)
+        for verb in verbs:
+            checkpoint = verb(checkpoint, run)
+        if is_main_process():
+            progress("writing and checking", 0, None)
+            checkpoint = replace(checkpoint, history=save(checkpoint, output, save_options))
+        if trains:
+            finish(run.work)
+    return checkpoint

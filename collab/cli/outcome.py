@@ -1,0 +1,81 @@
+"""The end of a command: the steps that were done, as their sections of the card say them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.markdown import Markdown, TableElement
+from rich.table import Table
+
+if TYPE_CHECKING:
+    from ..io.checkpoint import Checkpoint
+    from ..steps.step import Json, Step
+    from .running import Session
+
+
+class _Table(TableElement):
+    """A table of a card, whose names are wrapped instead of cut."""
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        for part in super().__rich_console__(console, options):
+            if isinstance(part, Table):
+                part.collapse_padding, part.pad_edge = True, False
+                for column in part.columns:
+                    column.overflow = "fold"
+            yield part
+
+
+class _Card(Markdown):
+    elements = {**Markdown.elements, "table_open": _Table}
+
+
+def show_steps(steps: Sequence[Step], *, details: bool = True) -> None:
+    """Prints steps as their sections of the card, or only the summaries of them."""
+    console = Console()
+    for step in steps:
+        console.print(_Card(step.section() if details else step.summary()))
+
+
+def finish(
+    session: Session,
+    checkpoint: Checkpoint,
+    kind: type[Step],
+    *,
+    output: Path | None = None,
+    following: Sequence[str] = (),
+) -> None:
+    """Shows the outcome of a command: the summary of its steps, with ``-v`` their details, and what to do next.
+
+    Args:
+        session: the command's.
+        checkpoint: the outcome.
+        kind: the type of the command's own step. Steps before it prepare it, and are not shown.
+        output: folder that was written, if any.
+        following: commands that a user may want next.
+    """
+    first = next(number for number, step in enumerate(checkpoint.steps) if isinstance(step, kind))
+    steps = checkpoint.steps[first:]
+
+    def show() -> None:
+        show_steps(steps, details=session.verbosity > 0)
+        if output is not None:
+            click.echo(f"Wrote {output}: reloaded, and equal to the model in memory.")
+        for command in following:
+            click.echo(f"Next: {command}")
+
+    session.result(_record(checkpoint, steps), show)
+
+
+def _record(checkpoint: Checkpoint, steps: Sequence[Step]) -> Json:
+    """The entry of a command's step, with those of later steps as ``history``; of a conversion the whole report."""
+    report = checkpoint.history.report
+    entries = checkpoint.history.entries[-len(steps) :] if report else []
+    if steps[0].kind == "convert":
+        return report
+    if len(entries) != len(steps):  # not recorded
+        entries = [step.to_dict() for step in steps]
+    return entries[0] | ({"history": entries[1:]} if len(steps) > 1 or steps[0].kind == "compress" else {})

@@ -1,0 +1,51 @@
+"""The speed of a model beside the one that it was made from, in a few seconds."""
+
+from __future__ import annotations
+
+import platform
+import time
+
+import torch
+from transformers import PreTrainedModel
+
+from ..models.inputs import input_kind, longest_input, random_inputs, takes_waveforms
+from ..models.states import evaluating
+from ..steps.measurement import Speed
+from .timing import Run, Spread, rounds_in_turn
+
+_ROWS, _LENGTH = 8, 128
+_SECONDS = 3.0
+_MOST = 31
+
+
+def measure_speed(model: PreTrainedModel, original: PreTrainedModel) -> Speed:
+    """Times a model and its original in turn, for about three seconds, on random inputs without padding.
+
+    Args:
+        model: the model.
+        original: the model that it was made from, on the same device.
+
+    Returns:
+        How many times as fast the model is.
+    """
+    length = min(_LENGTH, longest_input(original))
+    inputs = random_inputs(original, _ROWS, length)
+    runs: list[Run] = [(original, [inputs]), (model, [inputs])]
+    with evaluating(model, original):
+        start = time.perf_counter()
+        first = rounds_in_turn(runs, 1)
+        rounds = int(_SECONDS / max(1e-3, time.perf_counter() - start))
+        times = rounds_in_turn(runs, min(_MOST, max(2, rounds)), warm=0) if rounds else first
+    ratios = Spread.of([before / after for before, after in times])
+    before, after = (Spread.of(seconds).median for seconds in zip(*times, strict=True))
+    device = model.device
+    return Speed(
+        ratio=before / after,
+        low=ratios.low,
+        high=ratios.high,
+        rows=_ROWS,
+        length=length if input_kind(original) == "text" or takes_waveforms(original) else None,
+        device=torch.cuda.get_device_name(device) if device.type == "cuda" else f"CPU ({platform.machine()})",
+        threads=torch.get_num_threads(),
+        dtype=str(model.dtype).removeprefix("torch."),
+    )

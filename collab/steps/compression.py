@@ -1,0 +1,142 @@
+"""Compression of a whole model within a budget."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+from .step import (
+    PAPER,
+    Count,
+    Founding,
+    Json,
+    Parameters,
+    agreement_sentence,
+    counts_table,
+    installed_versions,
+    plain,
+    table,
+)
+
+
+@dataclass(frozen=True)
+class CompressedLayer:
+    """What is left of one layer of the original.
+
+    Attributes:
+        name: module name in the original.
+        dropped: whether the whole layer is gone; widths are 0 then.
+        form: form of its queries and keys.
+        rank: R, and `full_rank` K before.
+        full_rank: K.
+        value_width: width of each head's values, and `full_value_width` d before.
+        full_value_width: d.
+        neurons: width of the feed-forward layer, and `full_neurons` before.
+        full_neurons: number of neurons before.
+    """
+
+    name: str
+    dropped: bool
+    form: str
+    rank: int
+    full_rank: int
+    value_width: int
+    full_value_width: int
+    neurons: int
+    full_neurons: int
+
+    HEADINGS: ClassVar[tuple[str, ...]] = ("layer", "queries and keys", "values of a head", "neurons")
+    """Headings of a table with `cells` as its rows."""
+
+    def cells(self) -> tuple[str, ...]:
+        """The layer as a row of a table."""
+        if self.dropped:
+            return self.name, "dropped", "", ""
+        return (
+            self.name,
+            f"{self.rank} of {self.full_rank} ({self.form})",
+            f"{self.value_width} of {self.full_value_width}",
+            f"{self.neurons} of {self.full_neurons}",
+        )
+
+
+@dataclass(frozen=True)
+class Compression(Founding):
+    """The compression of a model.
+
+    Attributes:
+        layers: what is left of every layer of the original.
+        flops: FLOPs of the layers, two for a multiply-add, for one row of `CompressionConfig.length` tokens, before and
+            after.
+        parameters: of the whole model, before and after.
+        predicted_loss: predicted disagreement with the original, before any training: the sum over all changes, each
+            measured alone.
+        agreement: of the compressed model with the original on held-out rows (`collab.evaluation.compare`).
+        speedup: times as fast as the original, measured on 8 rows of that length on this machine; None if the budget
+            was another.
+        settings: the `CompressionConfig`.
+        calibration: what the compression was calibrated on.
+        notes: notes for the user.
+        seconds: wall-clock time.
+        parts: parameters of queries and keys, of attention and of the model; at the top of the report.
+        versions: of Python and the packages; at the top of the report, too.
+    """
+
+    kind: ClassVar[str] = "compress"
+    title: ClassVar[str] = "Compression"
+    adjective: ClassVar[str] = "compressed"
+
+    layers: tuple[CompressedLayer, ...]
+    flops: Count
+    parameters: Count
+    predicted_loss: float
+    agreement: dict[str, float] | None
+    speedup: float | None
+    settings: Json
+    calibration: Json
+    notes: tuple[str, ...]
+    seconds: float
+    parts: Parameters
+    versions: dict[str, str] = field(default_factory=installed_versions)
+
+    def to_dict(self) -> Json:
+        """The step as an entry of the report."""
+        elsewhere = ("parts", "versions")
+        return {name: value for name, value in super().to_dict().items() if name not in elsewhere}
+
+    def head(self) -> Json:
+        """The entries at the top of the report."""
+        common = ("settings", "versions", "seconds", "calibration", "agreement", "notes")
+        return plain({name: getattr(self, name) for name in common} | {"choice": {}, "layers": [], "comparison": []})
+
+    def introduction(self, original: str) -> str:
+        """See `Founding`."""
+        return (
+            f"{original} made smaller in every part by collab {self.versions['collab']}, without labels: narrower "
+            f"queries and keys ({PAPER}), narrower values, fewer neurons and, where that loses less, fewer layers."
+        )
+
+    def counts(self) -> Parameters:
+        """See `Step`."""
+        return self.parts
+
+    def summary(self) -> str:
+        """Arithmetic, parameters, and agreement before any training."""
+        text = (
+            f"Narrowed in closed form on `{self.calibration['source']}` ({self.calibration.get('rows', '?')} rows).\n\n"
+            + counts_table(
+                "",
+                {
+                    f"FLOPs of the layers, {self.settings['length']} tokens": self.flops,
+                    "parameters of the model": self.parameters,
+                },
+            )
+        )
+        if self.agreement:
+            text += f"\n\nBefore any training: {agreement_sentence(self.agreement)}"
+        return text
+
+    def details(self) -> str:
+        """The widths of every layer, and notes."""
+        rows = [[f"`{name}`", *widths] for name, *widths in (layer.cells() for layer in self.layers)]
+        return "\n\n".join([table(CompressedLayer.HEADINGS, rows), *(f"- {note}" for note in self.notes)])

@@ -1,0 +1,121 @@
+"""Measurements of a model: on a task, and of its speed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import ClassVar
+
+from .step import Json, Metric, Step, installed_versions, named, table
+
+
+@dataclass(frozen=True)
+class Evaluation(Step):
+    """A model measured on labelled rows, alone or beside another.
+
+    Attributes:
+        model: name of the model.
+        task: kind of the task.
+        hub_name: its name on the Hub.
+        data: source and number of the rows.
+        metrics: by name, value and bootstrap interval (``low``, ``high``; None without).
+        seconds: wall-clock time.
+        against: comparison with a second model (`collab.evaluation.compare`), with its own ``metrics`` and the
+            ``difference`` on the same draws; None without.
+        versions: of Python and the packages.
+    """
+
+    kind: ClassVar[str] = "evaluate"
+    title: ClassVar[str] = "Evaluation"
+
+    model: str
+    task: str
+    hub_name: str
+    data: Json
+    metrics: dict[str, dict[str, float]]
+    seconds: float
+    against: Json | None = None
+    versions: dict[str, str] = field(default_factory=installed_versions)
+
+    def to_dict(self) -> Json:
+        """The step as an entry of the report."""
+        return {name: value for name, value in super().to_dict().items() if name != "against" or value is not None}
+
+    def summary(self) -> str:
+        """The metrics, and how the models agree."""
+        rows = [[metric, _interval(result)] for metric, result in self.metrics.items()]
+        headings = ["", "value (95 % interval)"]
+        if self.against is not None:
+            headings += [Path(self.against["model"]).name, "difference"]
+            for row, metric in zip(rows, self.metrics, strict=True):
+                row += [_interval(self.against[which][metric], which == "difference") for which in _COMPARED]
+        text = f"{self.task} on `{self.data['source']}` ({self.data['rows']} rows):\n\n{table(headings, rows)}"
+        return text if self.against is None else f"{text}\n\n{_comparison(self.against)}"
+
+    def model_index(self) -> tuple[Metric, ...]:
+        """See `Step`."""
+        measured = self.metrics.items()
+        return tuple(Metric(self.hub_name, self.data["source"], name, value["value"]) for name, value in measured)
+
+
+_COMPARED = ("metrics", "difference")
+
+
+def _comparison(against: Json) -> str:
+    """Agreement, size and speed of two models."""
+    speed = against["tokens_per_second"]
+    pairs = [
+        *([name, f"{value:.4f}"] for name, value in named(against["agreement"] or {}).items()),
+        ["cosine of hidden states by layer", " ".join(f"{cosine:.4f}" for cosine in against["hidden_cosine"])],
+        ["parameters", "{model:,} of {against:,}".format(**against["parameters"])],
+        ["bytes", "{model:,} of {against:,}".format(**against["bytes"])],
+        [
+            "tokens per second",
+            f"{speed['model']:,.0f} against {speed['against']:,.0f}: {speed['ratio']:.2f} times "
+            f"({speed['ratio_low']:.2f} to {speed['ratio_high']:.2f})",
+        ],
+    ]
+    return table([f"against {Path(against['model']).name}", ""], pairs)
+
+
+def _interval(result: dict[str, float], sign: bool = False) -> str:
+    form = "+.4f" if sign else ".4f"
+    if result["low"] is None:
+        return f"{result['value']:{form}}"
+    return f"{result['value']:{form}} ({result['low']:{form}} to {result['high']:{form}})"
+
+
+@dataclass(frozen=True)
+class Speed(Step):
+    """The speed of a model beside the one that it was made from, when it was made.
+
+    Attributes:
+        ratio: how many times as fast it is: ratio of the medians.
+        low: lower quartile of the ratios of single rounds.
+        high: upper quartile.
+        rows: rows of a batch, of random inputs without padding.
+        length: tokens of a row; None for inputs of one size.
+        device: name of the device.
+        threads: number of torch threads.
+        dtype: dtype of the weights.
+    """
+
+    kind: ClassVar[str] = "speed"
+    title: ClassVar[str] = "Speed"
+
+    ratio: float
+    low: float
+    high: float
+    rows: int
+    length: int | None
+    device: str
+    threads: int
+    dtype: str
+
+    def summary(self) -> str:
+        """The ratio, and what it was measured on."""
+        what = f"{self.rows} rows of {self.length} tokens" if self.length is not None else f"{self.rows} inputs"
+        return (
+            f"{self.ratio:.2f} times as fast as the original ({self.low:.2f} to {self.high:.2f}) on {what}, in "
+            f"{self.dtype} on {self.device} with {self.threads} threads."
+        )

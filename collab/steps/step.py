@@ -1,0 +1,206 @@
+"""A step in the history of a model: its numbers, its entry in the report, and one rendering for card and terminal.
+
+Nothing in this package imports torch or transformers.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import platform
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any, ClassVar
+
+Json = dict[str, Any]
+"""A JSON object: an entry of a report."""
+
+
+class Step(ABC):
+    """One step of a model's history, such as healing. Subclasses are dataclasses, whose fields are the entry's.
+
+    Attributes:
+        kind: name of the kind of step, ``step`` in the entry of the report.
+        title: heading of the section in the card.
+    """
+
+    kind: ClassVar[str]
+    title: ClassVar[str]
+
+    def to_dict(self) -> Json:
+        """The step as an entry of the report."""
+        return {"step": self.kind, **plain(self)}
+
+    @abstractmethod
+    def summary(self) -> str:
+        """The outcome in Markdown: a few lines, which a command prints at its end."""
+
+    def details(self) -> str:
+        """Tables and notes in Markdown, which follow the summary in the card, and on the terminal on request."""
+        return ""
+
+    def section(self) -> str:
+        """The section of the card, without its heading."""
+        return "\n\n".join(filter(None, (self.summary(), self.details())))
+
+    def model_index(self) -> tuple[Metric, ...]:
+        """Metrics for the card's model-index."""
+        return ()
+
+    def counts(self) -> Parameters | None:
+        """Parameters before and after, if the step changes their number."""
+        return None
+
+
+class Founding(Step):
+    """A step that makes a collaborative model of an original, so that report and card begin with it.
+
+    Attributes:
+        adjective: says in the card's title what the model is.
+        settings: the settings.
+        versions: of Python and the packages.
+    """
+
+    adjective: ClassVar[str]
+
+    settings: Json
+    versions: dict[str, str]
+
+    @abstractmethod
+    def head(self) -> Json:
+        """The entries at the top of the report."""
+
+    @abstractmethod
+    def introduction(self, original: str) -> str:
+        """The first paragraph of the card: what the model is, made from the original of this name."""
+
+
+PAPER = "Cordonnier, Loukas, Jaggi 2020, [arXiv 2006.16362](https://arxiv.org/abs/2006.16362)"
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A metric for the card's model-index.
+
+    Attributes:
+        task: task type on the Hub, such as ``text-classification``.
+        dataset: data set that it was measured on.
+        metric: name of the metric.
+        value: its value.
+    """
+
+    task: str
+    dataset: str
+    metric: str
+    value: float
+
+
+@dataclass(frozen=True)
+class Count:
+    """A number before and after a change: of parameters, tokens or FLOPs."""
+
+    before: int
+    after: int
+
+    @property
+    def ratio(self) -> float:
+        """after / before."""
+        return self.after / self.before
+
+    def to_dict(self) -> Json:
+        """``before``, ``after`` and ``ratio``."""
+        return {"before": self.before, "after": self.after, "ratio": round(self.ratio, 6)}
+
+    def cells(self) -> list[str]:
+        """The cells of a row of `counts_table`."""
+        return [f"{self.before:,}", f"{self.after:,}", f"{self.ratio:.3f}"]
+
+
+@dataclass(frozen=True)
+class Parameters:
+    """Parameters of a model's parts before and after a change.
+
+    Attributes:
+        query_key: of query and key projections with their biases before, and with mixing and content bias after.
+        attention: the same with value and output projections.
+        model: of the whole model, tied ones counted once.
+    """
+
+    query_key: Count
+    attention: Count
+    model: Count
+
+    @classmethod
+    def of(cls, before: Mapping[str, int], after: Mapping[str, int]) -> Parameters:
+        """The parameters of two models, as `collab.models.layers.parameters` counts them."""
+        return cls(*(Count(before[name], after[name]) for name in ("query_key", "attention", "model")))
+
+    def table(self) -> str:
+        """The counts as a table."""
+        return counts_table(
+            "parameters",
+            {
+                "query and key projections, mixing and content bias included": self.query_key,
+                "attention (the same with value and output projections)": self.attention,
+                "model": self.model,
+            },
+        )
+
+
+def plain(value: Any) -> Any:
+    """A value as JSON values: a dataclass as an object of its fields, or as its own `to_dict` says."""
+    if dataclasses.is_dataclass(value):
+        if not isinstance(value, Step) and hasattr(value, "to_dict"):
+            return value.to_dict()
+        return {field.name: plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
+    if isinstance(value, Mapping):
+        return {name: plain(entry) for name, entry in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(entry) for entry in value]
+    return value
+
+
+def table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A Markdown table, its first column text and the others numbers."""
+    lines = [f"| {' | '.join(headings)} |", "|---|" + "---:|" * (len(headings) - 1)]
+    return "\n".join([*lines, *(f"| {' | '.join(row)} |" for row in rows)])
+
+
+def counts_table(of: str, counts: Mapping[str, Count]) -> str:
+    """A table of numbers before and after."""
+    return table([of, "before", "after", "after / before"], [[name, *count.cells()] for name, count in counts.items()])
+
+
+def agreement_sentence(agreement: Mapping[str, float], against: str = "the original") -> str:
+    """Agreement with another model in a sentence."""
+    values = ", ".join(f"{name} {short(value)}" for name, value in named(agreement).items())
+    return f"Agreement with {against} on {agreement['rows']:.0f} held-out rows: {values}."
+
+
+_NAMES = {"kl": "divergence of the predictions (KL, nats)", "top1": "same prediction"}
+
+
+def named(agreement: Mapping[str, float]) -> dict[str, float]:
+    """Measures of agreement by names for readers, without the number of rows."""
+    return {_NAMES.get(name, name.replace("_", " ")): value for name, value in agreement.items() if name != "rows"}
+
+
+def short(value: float) -> str:
+    """A number with four decimals; below a hundredth with two digits."""
+    return f"{value:.4f}" if value == 0 or abs(value) >= 0.01 else f"{value:.2g}"
+
+
+def installed_versions(*more: str) -> dict[str, str]:
+    """Versions of Python and of the packages that a result may depend on.
+
+    Args:
+        *more: further packages.
+    """
+    versions = {"python": platform.python_version()}
+    for package in ("collab", "torch", "transformers", "tensorly", "safetensors", *more):
+        try:
+            versions[package] = version(package)
+        except PackageNotFoundError:
+            versions[package] = "unknown"
+    return versions
