@@ -15,10 +15,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from collab.steps.step import installed_versions
 from filelock import FileLock
 
 from collab.evaluation.timing import Run, time_in_turn
+from collab.steps.step import installed_versions
 
 RESULTS = Path(__file__).parent / "results"
 # Okabe and Ito's colours, which colour-blind readers can tell apart.

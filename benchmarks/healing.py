@@ -72,13 +72,8 @@ def row(setting: dict[str, Any], judge: Judge, folder: Path) -> dict[str, Any]:
     assert healing is not None
     loss = {"before": healing.before["loss"], "after": healing.after["loss"]}
     rate = healing.settings["run"]["learning_rate"]
-    learnt = {
-        "query_key_ratio": conversion.query_key.ratio,
-        "steps": healing.steps,
-        "learning_rate": rate,
-        "loss": loss,
-    }
-    return setting | measured | learnt
+    learnt = {"steps": healing.steps, "learning_rate": rate, "loss": loss}
+    return setting | measured | {"query_key_ratio": conversion.query_key.ratio} | learnt
 
 
 class Budget:

@@ -17,7 +17,6 @@ import pytest
 import torch
 import transformers
 from click.testing import CliRunner, Result
-from collab.io.report import ConversionReport, Count, LayerReport
 from safetensors.torch import load_file, save_file
 from tiny import BY_TYPE, tiny_model
 from transformers import AutoConfig
@@ -25,16 +24,19 @@ from transformers import AutoConfig
 import collab
 from collab.cli import main
 from collab.cli.head_tables import show_inspection, show_scores
-from collab.cli.tables import show_bench, show_plan, show_report, show_steps
+from collab.cli.outcome import show_steps
+from collab.cli.tables import show_bench, show_plan
 from collab.decomposition import FORMS
 from collab.evaluation.bench_report import BenchedModel, BenchReport, BenchSetting, PeakMemory
 from collab.evaluation.timing import Spread
 from collab.heads.inspection import Inspection, LayerInspection
 from collab.heads.scores import HeadScores
-from collab.io.history import Step, table
 from collab.models.cache import CacheBytes
 from collab.planning.plan import Plan, PlanOption, Spectrum
 from collab.reparametrization.layer import LayerProblem
+from collab.steps.conversion import Conversion, LayerConversion
+from collab.steps.export import ExpandedLayer, Expansion
+from collab.steps.step import Count, Parameters
 
 BERT = BY_TYPE["bert"]
 SIDES = ("encoder", "decoder")
@@ -278,17 +280,19 @@ class TestWidth:
             assert text in shown, text
 
     def test_report(self, capsys: pytest.CaptureFixture[str]) -> None:
-        layer = LayerReport("", "tucker", 1024, 4096, 0.1, 0.1, 0.1, 200, False, 1.0, 1.0, Count(10**8, 10**8))
+        layer = LayerConversion("", "tucker", 1024, 4096, 0.1, 0.1, 0.1, 200, False, 1.0, 1.0, Count(10**8, 10**8))
         predicted = {form: {"error": 0.1234, "rank": 1024} for form in FORMS}
         total = Count(10**10, 10**10)
-        report = ConversionReport(
+        report = Conversion(
             tuple(replace(layer, name=name) for name in self.NAMES),
-            *(total, total, total, {}, 1.0),
+            Parameters(total, total, total),
+            {},
+            1.0,
             calibration={"source": "synthetic"},
             comparison=[predicted] * len(self.NAMES),
         )
-        show_report(report, Path("out"))
-        self.check(capsys, "held out", "100,000,000+"[:-1], "0.1234 (R=1024)", "after / before")
+        show_steps([report])
+        self.check(capsys, "held out", "100,000,000", "(R=1024)", "after / before")
 
     def test_plan(self, capsys: pytest.CaptureFixture[str]) -> None:
         choice = PlanOption("tucker", 1024, 0.1, [0.1], 0.5, 0.9, {32: 0.1, 128: 12.5, 512: 0.1}, CACHE, True)
@@ -345,8 +349,8 @@ class TestWidth:
         self.check(capsys, "-100", f" {heads - 1} ")
 
     def test_card(self, capsys: pytest.CaptureFixture[str]) -> None:
-        text = table(["layer", "form", "rank", "dimensions of a head", "relative error"], [[self.NAMES[0]] + ["1"] * 4])
-        show_steps([Step("Expansion", text, {})])
+        layer = ExpandedLayer(self.NAMES[0], "cp", 1, 1, 1, 1.0)
+        show_steps([Expansion("BertModel", (layer,), Count(1, 1), 1.0, 1.0)])
         self.check(capsys, "rank")
 
 

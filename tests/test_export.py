@@ -269,7 +269,7 @@ class TestFromACheckpoint:
         torch.save(native.state_dict(), source / "pytorch_model.bin")
         (source / "model.safetensors").unlink()
         report = self.convert(source, tmp_path / "out", rank=32)
-        assert max(layer.error for layer in report.layers) < 1e-12
+        assert max(layer.error for layer in report.report.layers) < 1e-12
 
     def test_sharded_weights(self, source: Path, tmp_path: Path) -> None:
         native = transformers.BertForMaskedLM.from_pretrained(source)
@@ -345,8 +345,8 @@ class TestFromACheckpoint:
         (repository / "refs" / "main").write_text(commit)
         shutil.copytree(source, repository / "snapshots" / commit)
         monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(cache))
-        report = self.convert("someone/original", tmp_path / "out")
-        assert (report.source, report.revision) == ("someone/original", commit)
+        history = self.convert("someone/original", tmp_path / "out").history
+        assert (history.source, history.revision) == ("someone/original", commit)
         assert ModelCard.load(tmp_path / "out" / "README.md").data.base_model == "someone/original"
         with pytest.raises(collab.errors.CheckpointError, match="was not found on the Hugging Face Hub"):
             self.convert("someone/else", tmp_path / "other")

@@ -7,6 +7,7 @@ import logging
 import shutil
 import sys
 from pathlib import Path
+from typing import Any
 
 from transformers import PreTrainedModel
 
@@ -216,7 +217,7 @@ def _pin_tokenizer(source: Path, folder: Path, trust_remote_code: bool) -> None:
     if "tokenizer_class" not in settings:
         settings["tokenizer_class"] = type(original).__name__
         path.write_text(json.dumps(settings, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-    copied = read_processor(folder, "text", trust_remote_code)
+    copied: Any = read_processor(folder, "text", trust_remote_code)
     text = ["Heads collaborate: naïve façade, 東京 42%!", "CC(=O)Oc1ccccc1C(=O)O"]
     if original.get_vocab() != copied.get_vocab() or original(text)["input_ids"] != copied(text)["input_ids"]:
         raise VerificationError("The tokenizer of the exported folder encodes differently from the original's.")

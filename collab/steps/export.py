@@ -86,7 +86,8 @@ class Expansion(Step):
         return (
             table(["layer", "form", "rank", "dimensions of a head", "relative error"], rows)
             + "\n\nDimensions: the most that a head of the layer compares, out of those of a native head. Error: of "
-            "the heads' query-key products with their content, ‖S - Ŝ‖/‖S‖, S_h = [Â_h; c_hᵀ]; below 1e-6 it is rounding."
+            "the heads' query-key products with their content, ‖S - Ŝ‖/‖S‖, S_h = [Â_h; c_hᵀ]; below 1e-6 it is "
+            "rounding."
         )
 
 

@@ -58,7 +58,7 @@ healing = collab.checkpoints.heal(
 
 # 4. The result is measured on rows that were held out. If they do not improve, the
 #    model is not changed.
-before, after = healing.report.before, healing.report.after
-print(f"improved: {healing.report.improved}")
+before, after = healing.before, healing.after
+print(f"improved: {healing.improved}")
 print(f"relative error: {before['loss']:.4f} before, {after['loss']:.4f} after")
 print(f"The models are in {output}")
