@@ -104,7 +104,7 @@ class TestTasks:
         values = {result.metric_type: result.metric_value for result in results_of(output)}
         assert values["accuracy"] == pytest.approx(record["metrics"]["accuracy"]["value"])
         measured = collab.checkpoints.evaluate(str(output), collab.DataSource(str(tmp_path / "dev.tsv")))
-        assert measured.metrics == record["metrics"], "evaluate finds what training found"
+        assert measured.report.metrics == record["metrics"], "evaluate finds what training found"
 
     @pytest.mark.slow
     def test_heals_what_was_trained_before_its_conversion(self, folder: Path, tmp_path: Path) -> None:

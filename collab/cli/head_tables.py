@@ -12,7 +12,8 @@ from rich.console import Console
 from rich.table import Table
 
 from ..heads.options import SCORES
-from .tables import cache_sentence, plain_table, shortened
+from ..steps.step import shortened
+from .tables import cache_sentence, plain_table
 
 if TYPE_CHECKING:
     from ..heads.inspection import Inspection, LayerInspection

@@ -62,6 +62,8 @@ def finish(
 
     def show() -> None:
         show_steps(steps, details=session.verbosity > 0)
+        for note in checkpoint.history.report.get("notes", []) if checkpoint.original is not None else ():
+            click.echo(note)
         if output is not None:
             click.echo(f"Wrote {output}: reloaded, and equal to the model in memory.")
         for command in following:

@@ -9,6 +9,8 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from ..steps.step import shortened
+
 if TYPE_CHECKING:
     from ..compression.compress import CompressionPlan
     from ..evaluation.bench_report import BenchReport
@@ -240,15 +242,3 @@ def _caption(*parts: str) -> str:
 
 def _error(error: float | None) -> str:
     return "" if error is None else f"{error:.4f}"
-
-
-def shortened(names: list[str]) -> tuple[str, list[str]]:
-    """What module names have in common, with a star for the rest, and the rest of each."""
-    parts = [name.split(".") for name in names]
-    shortest = min(map(len, parts))
-    start = next((i for i in range(shortest) if len({part[i] for part in parts}) > 1), shortest)
-    end = next((i for i in range(shortest - start) if len({part[-1 - i] for part in parts}) > 1), shortest - start)
-    rest = [".".join(part[start : len(part) - end]) for part in parts]
-    if not all(rest):
-        return names[0], [name.rpartition(".")[2] for name in names]
-    return ".".join([*parts[0][:start], "*", *parts[0][len(parts[0]) - end :]]), rest

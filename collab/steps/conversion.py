@@ -18,6 +18,7 @@ from .step import (
     installed_versions,
     plain,
     short,
+    shortened,
     table,
 )
 
@@ -172,55 +173,54 @@ class Conversion(Founding):
 
     def details(self) -> str:
         """Errors and sizes by layer, how the form was chosen, what the other forms would have given, and notes."""
-        parts = [self._errors(), self._sizes(), self._choice()]
-        if not all(layer.converged for layer in self.layers):
-            parts.append("`+`: the solver was still gaining when its sweeps ran out; `--max-sweeps` allows more.")
+        parts = [self._errors(), self._sizes(), self._comparison(), self._choice()]
         return "\n\n".join(filter(None, [*parts, *(f"- {note}" for note in self.notes)]))
 
     def _errors(self) -> str:
         """The errors of every layer."""
-        refined = self.refined
-        headings = ["layer", "scores", "held out", "weights", *["output, as solved", "refined"] * refined]
+        outputs = ["output, as solved", "refined"] * self.refined
         rows = []
         for layer in self.layers:
-            outputs = [layer.output_error_before, layer.output_error_after] * refined
-            errors = (layer.score_error, layer.held_out_error, layer.error, *outputs)
+            errors = [layer.score_error, layer.held_out_error, layer.error]
+            errors += [layer.output_error_before, layer.output_error_after] * self.refined
             rows.append([f"`{layer.name}`", *map(_error, errors)])
         text = (
-            "weights: relative error of the heads' query-key products, ‖𝒯 - 𝒯̂‖/‖𝒯‖. scores: relative error of the "
-            "scores on calibration inputs, each weighted by what it does to the model's output, and held out: the same "
-            "on rows that were not used."
+            "weights: relative error of the heads' query-key products. scores: relative error of the scores on "
+            "calibration inputs, each weighted by what it does to the model's output, and held out: the same on rows "
+            "that were not used."
         )
-        if refined:
+        if self.refined:
             text += (
                 " output: relative squared error of the layer's attention output on those rows, on the original's "
                 "inputs, before and after refinement; the other errors are of the layers as they are now."
             )
-        return f"{text}\n\n{table(headings, rows)}"
+        return f"{text}\n\n{table(['layer', 'scores', 'held out', 'weights', *outputs], rows)}"
 
     def _sizes(self) -> str:
-        """Rank, parameters and, for comparison, the rank and predicted error of every form."""
-        forms = [name for name in self.comparison[0] if name != "name"] if self.comparison else []
-        headings = ["layer", "form", "rank", "sweeps", "query/key parameters", *forms]
+        """Form, rank and parameters of every layer."""
+        pattern, names = shortened([layer.name for layer in self.layers])
         rows = []
-        for number, layer in enumerate(self.layers):
-            others = (self.comparison[number][form] for form in forms)
-            rows.append(
-                [
-                    f"`{layer.name}`",
-                    layer.form,
-                    f"{layer.rank} of {layer.full_rank}",
-                    f"{layer.sweeps}{'' if layer.converged else '+'}",
-                    f"{layer.query_key.after:,} of {layer.query_key.before:,}",
-                    *(f"{_error(other['error'])} (R={other['rank']})" if other["rank"] else "" for other in others),
-                ]
-            )
-        then = (
-            f"\n\n{', '.join(forms)}: predicted error of each form with as many parameters, before refinement."
-            if forms
-            else ""
-        )
-        return table(headings, rows) + then
+        for name, layer in zip(names, self.layers, strict=True):
+            rank, sweeps = f"{layer.rank}/{layer.full_rank}", f"{layer.sweeps}{'' if layer.converged else '+'}"
+            rows.append([f"`{name}`", layer.form, rank, sweeps, f"{layer.query_key.after:,}"])
+        text = table([f"`{pattern}`", "form", "rank", "sweeps", "query/key parameters"], rows)
+        if not all(layer.converged for layer in self.layers):
+            text += "\n\n`+`: the solver was still gaining when its sweeps ran out; `--max-sweeps` allows more."
+        return text
+
+    def _comparison(self) -> str:
+        """The predicted error and the rank of every form."""
+        if not self.comparison:
+            return ""
+        forms = [name for name in self.comparison[0] if name != "name"]
+        _, names = shortened([layer.name for layer in self.layers])
+        rows = []
+        for name, layer in zip(names, self.comparison, strict=True):
+            predicted = (layer[form] for form in forms)
+            cells = (f"{_error(form['error'])} (R={form['rank']})" if form["rank"] else "" for form in predicted)
+            rows.append([f"`{name}`", *cells])
+        text = "Predicted error of each form with as many parameters, before refinement:"
+        return f"{text}\n\n{table(['layer', *forms], rows)}"
 
     def _choice(self) -> str:
         """The candidates of ``form="auto"``."""

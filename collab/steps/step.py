@@ -175,7 +175,7 @@ def counts_table(of: str, counts: Mapping[str, Count]) -> str:
 def agreement_sentence(agreement: Mapping[str, float], against: str = "the original") -> str:
     """Agreement with another model in a sentence."""
     values = ", ".join(f"{name} {short(value)}" for name, value in named(agreement).items())
-    return f"Agreement with {against} on {agreement['rows']:.0f} held-out rows: {values}."
+    return f"Measured against {against}, on {agreement['rows']:.0f} held-out rows: {values}."
 
 
 _NAMES = {"kl": "divergence of the predictions (KL, nats)", "top1": "same prediction"}
@@ -189,6 +189,18 @@ def named(agreement: Mapping[str, float]) -> dict[str, float]:
 def short(value: float) -> str:
     """A number with four decimals; below a hundredth with two digits."""
     return f"{value:.4f}" if value == 0 or abs(value) >= 0.01 else f"{value:.2g}"
+
+
+def shortened(names: Sequence[str]) -> tuple[str, list[str]]:
+    """What module names have in common, with a star for the rest, and the rest of each."""
+    parts = [name.split(".") for name in names]
+    shortest = min(map(len, parts))
+    start = next((i for i in range(shortest) if len({part[i] for part in parts}) > 1), shortest)
+    end = next((i for i in range(shortest - start) if len({part[-1 - i] for part in parts}) > 1), shortest - start)
+    rest = [".".join(part[start : len(part) - end]) for part in parts]
+    if not all(rest):
+        return names[0], [name.rpartition(".")[2] for name in names]
+    return ".".join([*parts[0][:start], "*", *parts[0][len(parts[0]) - end :]]), rest
 
 
 def installed_versions(*more: str) -> dict[str, str]:
