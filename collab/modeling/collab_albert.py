@@ -4,9 +4,8 @@ from torch import Tensor, nn
 from transformers.models.albert import modeling_albert as native
 
 from .collab_attention import CollaborativeSelfAttention
-from .collab_family import collaborative_family
+from .collab_family import CollaborativeFamily
 from .collab_feed_forward import FeedForward
-from .collab_model import CollaborativeBase
 
 
 class CollabAlbertAttention(CollaborativeSelfAttention):
@@ -28,7 +27,6 @@ class CollabAlbertAttention(CollaborativeSelfAttention):
         return self.LayerNorm(hidden_states + self.output_dropout(self.dense(context)))
 
 
-@collaborative_family()
-class CollabAlbertModel(CollaborativeBase, native.AlbertModel):
-    attention_classes = {native.AlbertAttention: CollabAlbertAttention}
-    feed_forward_classes = {native.AlbertLayer: FeedForward("ffn", "ffn_output")}
+class CollabAlbertModel(CollaborativeFamily, native.AlbertModel):
+    native_attention = {"AlbertAttention": CollabAlbertAttention}
+    native_feed_forward = {"AlbertLayer": FeedForward("ffn", "ffn_output")}

@@ -5,10 +5,7 @@ from typing import Any
 from torch import Tensor
 from transformers.models.beit import modeling_beit as native
 
-from .collab_family import collaborative_family
-from .collab_feed_forward import FeedForward
-from .collab_layouts import AttentionWithOProj
-from .collab_model import CollaborativeBase
+from .collab_layouts import AttentionWithOProj, ViTFamily
 
 
 class CollabBeitAttention(AttentionWithOProj):
@@ -27,7 +24,6 @@ class CollabBeitAttention(AttentionWithOProj):
         return super().forward(hidden_states, mask, position_bias=bias, **kwargs)
 
 
-@collaborative_family()
-class CollabBeitModel(CollaborativeBase, native.BeitModel):
-    attention_classes = {native.BeitAttention: CollabBeitAttention}
-    feed_forward_classes = {native.BeitMLP: FeedForward("fc1", "fc2")}
+class CollabBeitModel(ViTFamily, native.BeitModel):
+    native_prefix = "Beit"
+    native_attention = {"{}Attention": CollabBeitAttention}

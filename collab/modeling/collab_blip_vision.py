@@ -3,9 +3,8 @@
 from transformers.models.blip import modeling_blip as native
 
 from .collab_attention import CollaborativeSelfAttention
-from .collab_family import collaborative_family
+from .collab_family import CollaborativeFamily
 from .collab_feed_forward import FeedForward
-from .collab_model import CollaborativeBase
 
 
 class CollabBlipAttention(CollaborativeSelfAttention):
@@ -13,7 +12,6 @@ class CollabBlipAttention(CollaborativeSelfAttention):
     native_heads = "num_heads"
 
 
-@collaborative_family()
-class CollabBlipVisionModel(CollaborativeBase, native.BlipVisionModel):
-    attention_classes = {native.BlipAttention: CollabBlipAttention}
-    feed_forward_classes = {native.BlipMLP: FeedForward("fc1", "fc2")}
+class CollabBlipVisionModel(CollaborativeFamily, native.BlipVisionModel):
+    native_attention = {"BlipAttention": CollabBlipAttention}
+    native_feed_forward = {"BlipMLP": FeedForward("fc1", "fc2")}

@@ -2,13 +2,9 @@
 
 from transformers.models.clip import modeling_clip as native
 
-from .collab_family import collaborative_family
-from .collab_feed_forward import FeedForward
-from .collab_layouts import AttentionWithOutProj
-from .collab_model import CollaborativeBase
+from .collab_layouts import CLIPFamily
 
 
-@collaborative_family(native.CLIPVisionModelWithProjection)
-class CollabCLIPVisionModel(CollaborativeBase, native.CLIPVisionModel):
-    attention_classes = {native.CLIPAttention: AttentionWithOutProj}
-    feed_forward_classes = {native.CLIPMLP: FeedForward("fc1", "fc2")}
+class CollabCLIPVisionModel(CLIPFamily, native.CLIPVisionModel):
+    native_prefix = "CLIP"
+    native_others = ["CLIPVisionModelWithProjection"]

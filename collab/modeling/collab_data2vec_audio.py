@@ -2,13 +2,8 @@
 
 from transformers.models.data2vec import modeling_data2vec_audio as native
 
-from .collab_family import collaborative_family
-from .collab_feed_forward import FeedForward
-from .collab_layouts import AttentionWithOutProj
-from .collab_model import CollaborativeBase
+from .collab_layouts import Wav2Vec2Family
 
 
-@collaborative_family()
-class CollabData2VecAudioModel(CollaborativeBase, native.Data2VecAudioModel):
-    attention_classes = {native.Data2VecAudioAttention: AttentionWithOutProj}
-    feed_forward_classes = {native.Data2VecAudioFeedForward: FeedForward("intermediate_dense", "output_dense")}
+class CollabData2VecAudioModel(Wav2Vec2Family, native.Data2VecAudioModel):
+    native_prefix = "Data2VecAudio"

@@ -6,9 +6,7 @@ from torch import Tensor, nn
 from transformers.models.data2vec import modeling_data2vec_vision as native
 
 from .collab_attention import CollaborativeSelfAttention
-from .collab_family import collaborative_family
-from .collab_feed_forward import FeedForward
-from .collab_model import CollaborativeBase
+from .collab_family import BertFamily
 
 
 class CollabData2VecVisionAttention(CollaborativeSelfAttention):
@@ -47,10 +45,9 @@ class CollabData2VecVisionAttention(CollaborativeSelfAttention):
         return super().forward(hidden_states, position_bias=bias, output_attentions=output_attentions)
 
 
-@collaborative_family()
-class CollabData2VecVisionModel(CollaborativeBase, native.Data2VecVisionModel):
-    attention_classes = {
-        native.Data2VecVisionSelfAttention: CollabData2VecVisionAttention,
-        native.Data2VecVisionSdpaSelfAttention: CollabData2VecVisionAttention,
+class CollabData2VecVisionModel(BertFamily, native.Data2VecVisionModel):
+    native_prefix = "Data2VecVision"
+    native_attention = {
+        "{}SelfAttention": CollabData2VecVisionAttention,
+        "{}SdpaSelfAttention": CollabData2VecVisionAttention,
     }
-    feed_forward_classes = {native.Data2VecVisionLayer: FeedForward()}

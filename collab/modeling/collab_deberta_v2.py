@@ -5,15 +5,13 @@ from typing import Any
 from transformers.models.deberta_v2 import modeling_deberta_v2 as native
 
 from .collab_disentangled import CollaborativeDisentangledAttention
-from .collab_family import collaborative_family
+from .collab_family import CollaborativeFamily
 from .collab_feed_forward import FeedForward
-from .collab_model import CollaborativeBase
 
 
-@collaborative_family()
-class CollabDebertaV2Model(CollaborativeBase, native.DebertaV2Model):
-    attention_classes = {native.DisentangledSelfAttention: CollaborativeDisentangledAttention}
-    feed_forward_classes = {native.DebertaV2Layer: FeedForward()}
+class CollabDebertaV2Model(CollaborativeFamily, native.DebertaV2Model):
+    native_attention = {"DisentangledSelfAttention": CollaborativeDisentangledAttention}
+    native_feed_forward = {"DebertaV2Layer": FeedForward()}
 
     @classmethod
     def unsupported(cls, config: Any) -> str | None:

@@ -2,13 +2,9 @@
 
 from transformers.models.dinov2 import modeling_dinov2 as native
 
-from .collab_family import collaborative_family
-from .collab_feed_forward import FeedForward
-from .collab_layouts import AttentionWithOProj
-from .collab_model import CollaborativeBase
+from .collab_layouts import ViTFamily
 
 
-@collaborative_family(inner=[native.Dinov2Encoder])
-class CollabDinov2Model(CollaborativeBase, native.Dinov2Model):
-    attention_classes = {native.Dinov2Attention: AttentionWithOProj}
-    feed_forward_classes = {native.Dinov2MLP: FeedForward("fc1", "fc2")}
+class CollabDinov2Model(ViTFamily, native.Dinov2Model):
+    native_prefix = "Dinov2"
+    native_inner = ["{}Encoder"]

@@ -2,11 +2,9 @@
 
 from transformers.models.encoder_decoder import modeling_encoder_decoder as native
 
-from .collab_composite import DECODERS, CollaborativeComposite
-from .collab_distilbert import CollabDistilBertModel
-from .collab_family import collaborative_family
+from .collab_composite import DECODERS, CollaborativeComposite, Part
+from .collab_layouts import DistilBertFamily
 
 
-@collaborative_family()
 class CollabEncoderDecoderModel(CollaborativeComposite, native.EncoderDecoderModel):
-    sides = {"encoder": (*DECODERS, CollabDistilBertModel), "decoder": DECODERS}
+    sides = {"encoder": DECODERS | {"distilbert": Part(DistilBertFamily, "DistilBert")}, "decoder": DECODERS}

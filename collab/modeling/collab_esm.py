@@ -4,9 +4,7 @@ from typing import Any
 
 from transformers.models.esm import modeling_esm as native
 
-from .collab_family import collaborative_family
-from .collab_feed_forward import FeedForward
-from .collab_model import CollaborativeBase
+from .collab_family import BertEncoderFamily
 from .collab_rotary import CollaborativeRotaryAttention
 
 
@@ -19,8 +17,7 @@ class CollabEsmAttention(CollaborativeRotaryAttention):
         return native.num_attention_heads
 
 
-@collaborative_family()
-class CollabEsmModel(CollaborativeBase, native.EsmModel):
-    attention_classes = {native.EsmSelfAttention: CollabEsmAttention}
-    feed_forward_classes = {native.EsmLayer: FeedForward()}
+class CollabEsmModel(BertEncoderFamily, native.EsmModel):
+    native_prefix = "Esm"
+    native_attention = {"{}SelfAttention": CollabEsmAttention}
     position_type = "rotary"

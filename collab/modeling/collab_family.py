@@ -1,11 +1,12 @@
-"""Derives what the files of families would repeat: the config class, and the classes of models with a head.
+"""Derives a family from names of native classes: its config class, its attention layers and its models with a head.
 
 This file is copied into every exported model; it imports only torch, transformers and its own folder.
 """
 
 import sys
-from collections.abc import Callable, Container, Sequence
-from typing import Any, TypeVar
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, ClassVar
 
 from huggingface_hub.dataclasses import strict
 from transformers import AutoModel, PreTrainedConfig, PreTrainedModel
@@ -16,25 +17,20 @@ from transformers.modeling_layers import (
 )
 from transformers.models.auto import modeling_auto
 
+from .collab_attention import CollaborativeAttention, CollaborativeCrossAttention, CollaborativeSelfAttention
 from .collab_config import CollaborativeConfig
+from .collab_feed_forward import FeedForward
 from .collab_model import CollaborativeBase, CollaborativeHead, CollaborativeMixin, CollaborativePart
 
 _BUILT_BY_AUTO_MODEL = (GenericForQuestionAnswering, GenericForSequenceClassification, GenericForTokenClassification)
 """Native heads that have AutoModel build their main model."""
 
-Base = TypeVar("Base", bound=type[CollaborativeBase])
 
+class CollaborativeFamily(CollaborativeBase):
+    """Mixin for the native main model of a family, which adds the other classes of the family to its module.
 
-def collaborative_family(
-    *others: type[PreTrainedModel],
-    inner: Sequence[type[PreTrainedModel]] = (),
-    encoders: Sequence[type[PreTrainedModel]] = (),
-    without: Container[str] = (),
-) -> Callable[[Base], Base]:
-    """Completes a family from its main model: a decorator that adds the other classes to the module.
-
-    For the config and for every native model class it defines a class whose name is ``Collab`` and the native one's,
-    as written out for BERT here::
+    For the config and for every native model class there is a class whose name is ``Collab`` and the native one's, as
+    written out for BERT here::
 
         @strict
         class CollabBertConfig(CollaborativeConfig, BertConfig):
@@ -45,46 +41,107 @@ def collaborative_family(
 
     The native model classes are those that transformers' Auto classes load for the native config.
 
-    Args:
-        *others: further native model classes, which no Auto class loads.
-        inner: native model classes that exist only inside the others, such as an encoder.
-        encoders: native model classes of an encoder alone, in a family of encoders with decoders. They may be inside of
+    Class attributes. Names are those of classes in the native model's file, with ``{}`` for the prefix:
+        native_prefix: what names of the family's native classes begin with.
+        native_attention: the collaborative layer for every native attention layer.
+        native_feed_forward: where each native module that holds a feed-forward layer keeps it.
+        native_inner: models that exist only inside the others, such as an encoder.
+        native_encoders: models of an encoder alone, in a family of encoders with decoders. They may be inside of
             others, and AutoModel loads them where the `architectures` of the config name them.
-        without: names of native model classes that are not converted, such as a decoder alone.
+        native_others: further models, which no Auto class loads.
+        not_converted: models that are left out, such as a decoder alone. Not every family of a kind has all of them.
     """
 
-    def complete(base: Base) -> Base:
-        def add(derived: type) -> None:
-            setattr(sys.modules[base.__module__], derived.__name__, derived)
+    native_prefix: ClassVar[str] = ""
+    native_attention: ClassVar[dict[str, type[CollaborativeAttention]]] = {}
+    native_feed_forward: ClassVar[dict[str, FeedForward]] = {}
+    native_inner: ClassVar[Sequence[str]] = ()
+    native_encoders: ClassVar[Sequence[str]] = ()
+    native_others: ClassVar[Sequence[str]] = ()
+    not_converted: ClassVar[Sequence[str]] = ()
 
-        def version(native: type[PreTrainedModel], kind: type[CollaborativeMixin]) -> None:
-            name = f"Collab{native.__name__}"
-            values = {"base_class": base, "__module__": base.__module__, "__doc__": f"Collaborative {native.__name__}."}
-            add(type(name, (kind, native), values))
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        # Not what several families have in common, nor a class derived from a main model.
+        is_main = issubclass(cls, PreTrainedModel) and cls.native_class() in cls.__bases__
+        if is_main:
+            cls._find_layers()
+        super().__init_subclass__(**kwargs)
+        if is_main:
+            cls.config_class = cls._add(_config_class(cls.native_class().config_class, cls.__module__))
+            cls._add_models()
 
-        native_config: Any = base.native_class().config_class
-        base.config_class = collaborative_config(native_config, base.__module__)
-        add(base.config_class)
-        for native in inner:
-            version(native, CollaborativePart)
-        for native in dict.fromkeys((*encoders, *others, *auto_loaded(native_config))):
-            if native is not base.native_class() and native.__name__ not in without:
-                version(native, CollaborativeHead)
-        base.encoders = tuple(base.versions[native] for native in encoders)
-        if any(issubclass(native, _BUILT_BY_AUTO_MODEL) for native in base.versions):
-            AutoModel.register(base.config_class, base, exist_ok=True)
-        return base
+    @classmethod
+    def unsupported(cls, config: Any) -> str | None:
+        crosses = any(attention.crosses for attention in cls.native_attention.values())
+        if getattr(config, "add_cross_attention", False) and not crosses:
+            return (
+                "one class serves its attention to the sequence itself and to another, so its cross-attention is not "
+                "supported. Convert the encoder without cross-attention"
+            )
+        return None
 
-    return complete
+    @classmethod
+    def _find_layers(cls) -> None:
+        find = partial(native_class, cls.native_class(), cls.native_prefix)
+        cls.attention_classes = {find(name): layer for name, layer in cls.native_attention.items()}
+        cls.feed_forward_classes = {find(name): place for name, place in cls.native_feed_forward.items()}
+
+    @classmethod
+    def _add(cls, added: Any) -> Any:
+        """Adds a class to the main model's module."""
+        setattr(sys.modules[cls.__module__], added.__name__, added)
+        return added
+
+    @classmethod
+    def _add_models(cls) -> None:
+        main, prefix = cls.native_class(), cls.native_prefix
+        find = partial(native_class, main, prefix)
+        for native in map(find, cls.native_inner):
+            cls._add_version(native, CollaborativePart)
+        encoders = [find(name) for name in cls.native_encoders]
+        without = [name.format(prefix) for name in cls.not_converted]
+        for native in dict.fromkeys((*encoders, *map(find, cls.native_others), *auto_loaded(main.config_class))):
+            if native is not main and native.__name__ not in without:
+                cls._add_version(native, CollaborativeHead)
+        cls.encoders = tuple(cls.versions[native] for native in encoders)
+        if any(issubclass(native, _BUILT_BY_AUTO_MODEL) for native in cls.versions):
+            AutoModel.register(cls.config_class, cls, exist_ok=True)
+
+    @classmethod
+    def _add_version(cls, native: type[PreTrainedModel], kind: type[CollaborativeMixin]) -> None:
+        """Adds the collaborative version of a native model class."""
+        values = {"base_class": cls, "__module__": cls.__module__, "__doc__": f"Collaborative {native.__name__}."}
+        cls._add(type(f"Collab{native.__name__}", (kind, native), values))
 
 
-def collaborative_config(native: Any, module: str) -> type[PreTrainedConfig]:
+class BertFamily(CollaborativeFamily):
+    """BERT and those of its descendants that may be decoders: each kind of attention is a class of its own."""
+
+    native_attention = {
+        "{}SelfAttention": CollaborativeSelfAttention,
+        "{}CrossAttention": CollaborativeCrossAttention,
+    }
+    native_feed_forward = {"{}Layer": FeedForward()}
+
+
+class BertEncoderFamily(BertFamily):
+    """Descendants of BERT whose self-attention is all that converts."""
+
+    native_attention = {"{}SelfAttention": CollaborativeSelfAttention}
+
+
+def native_class(main: type[PreTrainedModel], prefix: str, name: str) -> Any:
+    """The class of a name, with ``{}`` for the prefix, in the file of a native main model."""
+    return getattr(sys.modules[main.__module__], name.format(prefix))
+
+
+def _config_class(native: Any, module: str) -> type[PreTrainedConfig]:
     """The collaborative version of a native config class, as a class of the module of that name."""
     values = {"model_type": f"collab_{native.model_type}", "__module__": module, "__doc__": native.__doc__}
     return strict(type(f"Collab{native.__name__}", (CollaborativeConfig, native), values))
 
 
-def auto_loaded(config: type[PreTrainedConfig]) -> list[type[PreTrainedModel]]:
+def auto_loaded(config: Any) -> list[type[PreTrainedModel]]:
     """The model classes that transformers' Auto classes load for a config class, and that are of that config."""
     loaded: list[type[PreTrainedModel]] = []
     for name, auto_class in vars(modeling_auto).items():

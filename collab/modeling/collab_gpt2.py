@@ -7,8 +7,7 @@ from transformers.models.gpt2 import modeling_gpt2 as native
 
 from .collab_attention import CollaborativeSelfAttention
 from .collab_config import AttentionSpec
-from .collab_family import collaborative_family
-from .collab_model import CollaborativeBase
+from .collab_family import CollaborativeFamily
 
 
 class CollabGPT2Attention(CollaborativeSelfAttention):
@@ -32,6 +31,5 @@ class CollabGPT2Attention(CollaborativeSelfAttention):
         return self.resid_dropout(self.dense(context))
 
 
-@collaborative_family()
-class CollabGPT2Model(CollaborativeBase, native.GPT2Model):
-    attention_classes = {native.GPT2Attention: CollabGPT2Attention}
+class CollabGPT2Model(CollaborativeFamily, native.GPT2Model):
+    native_attention = {"GPT2Attention": CollabGPT2Attention}

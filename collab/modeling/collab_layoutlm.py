@@ -2,13 +2,8 @@
 
 from transformers.models.layoutlm import modeling_layoutlm as native
 
-from .collab_attention import CollaborativeSelfAttention
-from .collab_family import collaborative_family
-from .collab_feed_forward import FeedForward
-from .collab_model import CollaborativeBase
+from .collab_family import BertEncoderFamily
 
 
-@collaborative_family()
-class CollabLayoutLMModel(CollaborativeBase, native.LayoutLMModel):
-    attention_classes = {native.LayoutLMSelfAttention: CollaborativeSelfAttention}
-    feed_forward_classes = {native.LayoutLMLayer: FeedForward()}
+class CollabLayoutLMModel(BertEncoderFamily, native.LayoutLMModel):
+    native_prefix = "LayoutLM"

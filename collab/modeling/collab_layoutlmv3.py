@@ -6,9 +6,7 @@ from torch import Tensor
 from transformers.models.layoutlmv3 import modeling_layoutlmv3 as native
 
 from .collab_attention import CollaborativeSelfAttention
-from .collab_family import collaborative_family
-from .collab_feed_forward import FeedForward
-from .collab_model import CollaborativeBase
+from .collab_family import BertEncoderFamily
 
 
 class CollabLayoutLMv3Attention(CollaborativeSelfAttention):
@@ -32,7 +30,6 @@ class CollabLayoutLMv3Attention(CollaborativeSelfAttention):
         return super().forward(hidden_states, attention_mask, position_bias=bias, **kwargs)
 
 
-@collaborative_family()
-class CollabLayoutLMv3Model(CollaborativeBase, native.LayoutLMv3Model):
-    attention_classes = {native.LayoutLMv3SelfAttention: CollabLayoutLMv3Attention}
-    feed_forward_classes = {native.LayoutLMv3Layer: FeedForward()}
+class CollabLayoutLMv3Model(BertEncoderFamily, native.LayoutLMv3Model):
+    native_prefix = "LayoutLMv3"
+    native_attention = {"{}SelfAttention": CollabLayoutLMv3Attention}

@@ -1,4 +1,4 @@
-"""Attention layers that several families share, with their names for the same parts.
+"""Attention layers that several families share, with their names for the same parts; and what else such families share.
 
 This file is copied into every exported model that uses it; it imports only torch and its own folder.
 """
@@ -8,6 +8,8 @@ from typing import Any, ClassVar
 from torch import Tensor
 
 from .collab_attention import CollaborativeAttention, CollaborativeSelfAttention, LayerKind
+from .collab_family import CollaborativeFamily
+from .collab_feed_forward import FeedForward
 
 
 class AttentionWithOProj(CollaborativeSelfAttention):
@@ -15,6 +17,13 @@ class AttentionWithOProj(CollaborativeSelfAttention):
 
     native_names = {"query": "q_proj", "key": "k_proj", "value": "v_proj", "dense": "o_proj"}
     native_dropout = "attention_dropout"
+
+
+class AttentionWithOutLin(CollaborativeSelfAttention):
+    """DistilBERT's layer: ``out_lin`` after the heads."""
+
+    native_names = {"query": "q_lin", "key": "k_lin", "value": "v_lin", "dense": "out_lin"}
+    native_heads = "n_heads"
 
 
 class AttentionWithOutProj(CollaborativeSelfAttention):
@@ -58,3 +67,39 @@ class EncoderDecoderAttention(CollaborativeAttention):
         if self.kind == "cross":
             return self.attend_to_other(hidden_states, key_value_states, attention_mask, past_key_values, **kwargs)
         return self.attend_to_itself(hidden_states, attention_mask, past_key_values, **kwargs)
+
+
+class ViTFamily(CollaborativeFamily):
+    """ViT and its descendants."""
+
+    native_attention = {"{}Attention": AttentionWithOProj}
+    native_feed_forward = {"{}MLP": FeedForward("fc1", "fc2")}
+
+
+class DistilBertFamily(CollaborativeFamily):
+    """DistilBERT."""
+
+    native_attention = {"{}SelfAttention": AttentionWithOutLin}
+    native_feed_forward = {"FFN": FeedForward("lin1", "lin2", "hidden_dim")}
+
+
+class CLIPFamily(CollaborativeFamily):
+    """Towers of CLIP and its descendants."""
+
+    native_attention = {"{}Attention": AttentionWithOutProj}
+    native_feed_forward = {"{}MLP": FeedForward("fc1", "fc2")}
+
+
+class Wav2Vec2Family(CollaborativeFamily):
+    """wav2vec 2.0 and its descendants."""
+
+    native_attention = {"{}Attention": AttentionWithOutProj}
+    native_feed_forward = {"{}FeedForward": FeedForward("intermediate_dense", "output_dense")}
+
+
+class BartFamily(CollaborativeFamily):
+    """BART and its descendants. Its classifiers answer by the last token of a text."""
+
+    native_attention = {"{}Attention": EncoderDecoderAttention}
+    native_inner = ["{}Encoder", "{}Decoder"]
+    not_converted = ["{}ForCausalLM", "{}ForSequenceClassification", "{}ForQuestionAnswering"]

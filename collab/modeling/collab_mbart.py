@@ -2,14 +2,8 @@
 
 from transformers.models.mbart import modeling_mbart as native
 
-from .collab_family import collaborative_family
-from .collab_layouts import EncoderDecoderAttention
-from .collab_model import CollaborativeBase
+from .collab_layouts import BartFamily
 
 
-@collaborative_family(
-    inner=[native.MBartEncoder, native.MBartDecoder],
-    without=["MBartForCausalLM", "MBartForSequenceClassification", "MBartForQuestionAnswering"],
-)
-class CollabMBartModel(CollaborativeBase, native.MBartModel):
-    attention_classes = {native.MBartAttention: EncoderDecoderAttention}
+class CollabMBartModel(BartFamily, native.MBartModel):
+    native_prefix = "MBart"

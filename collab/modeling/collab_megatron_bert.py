@@ -2,13 +2,8 @@
 
 from transformers.models.megatron_bert import modeling_megatron_bert as native
 
-from .collab_attention import CollaborativeSelfAttention
-from .collab_family import collaborative_family
-from .collab_feed_forward import FeedForward
-from .collab_model import CollaborativeBase
+from .collab_family import BertEncoderFamily
 
 
-@collaborative_family()
-class CollabMegatronBertModel(CollaborativeBase, native.MegatronBertModel):
-    attention_classes = {native.MegatronBertSelfAttention: CollaborativeSelfAttention}
-    feed_forward_classes = {native.MegatronBertLayer: FeedForward()}
+class CollabMegatronBertModel(BertEncoderFamily, native.MegatronBertModel):
+    native_prefix = "MegatronBert"

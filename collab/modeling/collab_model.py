@@ -233,21 +233,11 @@ class CollaborativeBase(CollaborativeMixin):
     @classmethod
     def unsupported(cls, config: Any) -> str | None:
         """Why models of the family with this config, native or not, cannot be collaborative; None if they can."""
-        crosses = any(attention.crosses for attention in cls.attention_classes.values())
-        if getattr(config, "add_cross_attention", False) and not crosses:
-            return (
-                "one class serves its attention to the sequence itself and to another, so its cross-attention is not "
-                "supported. Convert the encoder without cross-attention"
-            )
         return None
 
 
 class CollaborativePart(CollaborativeMixin):
-    """Mixin for a model that exists only inside others of its family, such as an encoder."""
-
-    def __init_subclass__(cls, **kwargs: Any) -> None:
-        cls.config_class = cls.base_class.config_class
-        super().__init_subclass__(**kwargs)
+    """Mixin for a model that exists only inside others, such as an encoder."""
 
 
 class CollaborativeHead(CollaborativeMixin):

@@ -3,9 +3,8 @@
 from torch import Tensor, nn
 from transformers.models.modernbert import modeling_modernbert as native
 
-from .collab_family import collaborative_family
+from .collab_family import CollaborativeFamily
 from .collab_feed_forward import FeedForward
-from .collab_model import CollaborativeBase
 from .collab_rotary import CollaborativeRotaryAttention
 
 
@@ -17,7 +16,6 @@ class CollabModernBertAttention(CollaborativeRotaryAttention):
         return self.out_drop(self.dense(context))
 
 
-@collaborative_family()
-class CollabModernBertModel(CollaborativeBase, native.ModernBertModel):
-    attention_classes = {native.ModernBertAttention: CollabModernBertAttention}
-    feed_forward_classes = {native.ModernBertMLP: FeedForward("Wi", "Wo", halves=2)}
+class CollabModernBertModel(CollaborativeFamily, native.ModernBertModel):
+    native_attention = {"ModernBertAttention": CollabModernBertAttention}
+    native_feed_forward = {"ModernBertMLP": FeedForward("Wi", "Wo", halves=2)}

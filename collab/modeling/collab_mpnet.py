@@ -6,9 +6,7 @@ from torch import Tensor
 from transformers.models.mpnet import modeling_mpnet as native
 
 from .collab_attention import CollaborativeSelfAttention
-from .collab_family import collaborative_family
-from .collab_feed_forward import FeedForward
-from .collab_model import CollaborativeBase
+from .collab_family import BertEncoderFamily
 
 
 class CollabMPNetAttention(CollaborativeSelfAttention):
@@ -34,7 +32,6 @@ class CollabMPNetAttention(CollaborativeSelfAttention):
         return (output, weights) if output_attentions else (output,)  # type: ignore[return-value]
 
 
-@collaborative_family()
-class CollabMPNetModel(CollaborativeBase, native.MPNetModel):
-    attention_classes = {native.MPNetSelfAttention: CollabMPNetAttention}
-    feed_forward_classes = {native.MPNetLayer: FeedForward()}
+class CollabMPNetModel(BertEncoderFamily, native.MPNetModel):
+    native_prefix = "MPNet"
+    native_attention = {"{}SelfAttention": CollabMPNetAttention}

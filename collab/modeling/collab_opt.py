@@ -2,13 +2,11 @@
 
 from transformers.models.opt import modeling_opt as native
 
-from .collab_family import collaborative_family
 from .collab_feed_forward import FeedForward
-from .collab_layouts import AttentionWithOutProj
-from .collab_model import CollaborativeBase
+from .collab_layouts import CLIPFamily
 
 
-@collaborative_family(native.OPTDecoder)
-class CollabOPTModel(CollaborativeBase, native.OPTModel):
-    attention_classes = {native.OPTAttention: AttentionWithOutProj}
-    feed_forward_classes = {native.OPTDecoderLayer: FeedForward("fc1", "fc2")}
+class CollabOPTModel(CLIPFamily, native.OPTModel):
+    native_prefix = "OPT"
+    native_feed_forward = {"{}DecoderLayer": FeedForward("fc1", "fc2")}
+    native_others = ["{}Decoder"]

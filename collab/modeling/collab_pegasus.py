@@ -2,11 +2,8 @@
 
 from transformers.models.pegasus import modeling_pegasus as native
 
-from .collab_family import collaborative_family
-from .collab_layouts import EncoderDecoderAttention
-from .collab_model import CollaborativeBase
+from .collab_layouts import BartFamily
 
 
-@collaborative_family(inner=[native.PegasusEncoder, native.PegasusDecoder], without=["PegasusForCausalLM"])
-class CollabPegasusModel(CollaborativeBase, native.PegasusModel):
-    attention_classes = {native.PegasusAttention: EncoderDecoderAttention}
+class CollabPegasusModel(BartFamily, native.PegasusModel):
+    native_prefix = "Pegasus"

@@ -2,13 +2,8 @@
 
 from transformers.models.rembert import modeling_rembert as native
 
-from .collab_attention import CollaborativeSelfAttention
-from .collab_family import collaborative_family
-from .collab_feed_forward import FeedForward
-from .collab_model import CollaborativeBase
+from .collab_family import BertEncoderFamily
 
 
-@collaborative_family()
-class CollabRemBertModel(CollaborativeBase, native.RemBertModel):
-    attention_classes = {native.RemBertSelfAttention: CollaborativeSelfAttention}
-    feed_forward_classes = {native.RemBertLayer: FeedForward()}
+class CollabRemBertModel(BertEncoderFamily, native.RemBertModel):
+    native_prefix = "RemBert"

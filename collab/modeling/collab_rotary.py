@@ -28,6 +28,8 @@ from torch import Tensor, nn
 
 from .collab_attention import CollaborativeAttention
 from .collab_config import AttentionSpec
+from .collab_family import CollaborativeFamily
+from .collab_feed_forward import FeedForward
 from .collab_kernel import Mix
 
 Positions = tuple[Tensor, Tensor]
@@ -177,3 +179,10 @@ def _rotated(shared: Tensor, angles: Positions) -> Tensor:
     real, imaginary = shared.chunk(2, dim=-1)
     rotated = torch.cat([real * cos - imaginary * sin, real * sin + imaginary * cos], dim=-1)
     return rotated.to(shared.dtype)
+
+
+class LlamaFamily(CollaborativeFamily):
+    """Llama and other families with its attention and its gated feed-forward layer."""
+
+    native_attention = {"{}Attention": CollaborativeRotaryAttention}
+    native_feed_forward = {"{}MLP": FeedForward("up_proj", "down_proj", gate="gate_proj")}

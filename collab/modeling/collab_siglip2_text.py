@@ -2,13 +2,8 @@
 
 from transformers.models.siglip2 import modeling_siglip2 as native
 
-from .collab_family import collaborative_family
-from .collab_feed_forward import FeedForward
-from .collab_layouts import AttentionWithOutProj
-from .collab_model import CollaborativeBase
+from .collab_layouts import CLIPFamily
 
 
-@collaborative_family()
-class CollabSiglip2TextModel(CollaborativeBase, native.Siglip2TextModel):
-    attention_classes = {native.Siglip2Attention: AttentionWithOutProj}
-    feed_forward_classes = {native.Siglip2MLP: FeedForward("fc1", "fc2")}
+class CollabSiglip2TextModel(CLIPFamily, native.Siglip2TextModel):
+    native_prefix = "Siglip2"

@@ -2,13 +2,8 @@
 
 from transformers.models.siglip import modeling_siglip as native
 
-from .collab_family import collaborative_family
-from .collab_feed_forward import FeedForward
-from .collab_layouts import AttentionWithOutProj
-from .collab_model import CollaborativeBase
+from .collab_layouts import CLIPFamily
 
 
-@collaborative_family()
-class CollabSiglipTextModel(CollaborativeBase, native.SiglipTextModel):
-    attention_classes = {native.SiglipAttention: AttentionWithOutProj}
-    feed_forward_classes = {native.SiglipMLP: FeedForward("fc1", "fc2")}
+class CollabSiglipTextModel(CLIPFamily, native.SiglipTextModel):
+    native_prefix = "Siglip"

@@ -2,12 +2,9 @@
 
 from transformers.models.siglip import modeling_siglip as native
 
-from .collab_family import collaborative_family
-from .collab_layouts import AttentionWithOutProj
-from .collab_model import CollaborativeBase
+from .collab_layouts import CLIPFamily
 
 
-@collaborative_family()
-class CollabSiglipVisionModel(CollaborativeBase, native.SiglipVisionModel):
-    attention_classes = {native.SiglipAttention: AttentionWithOutProj}
-    # No feed_forward_classes: the pooling head has the same width in the config, so native models cannot be narrower.
+class CollabSiglipVisionModel(CLIPFamily, native.SiglipVisionModel):
+    native_prefix = "Siglip"
+    native_feed_forward = {}  # the pooling head has the same width in the config, so native models cannot be narrower

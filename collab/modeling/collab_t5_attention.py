@@ -10,6 +10,8 @@ from transformers.cache_utils import EncoderDecoderCache
 from transformers.models.t5.modeling_t5 import T5Attention
 
 from .collab_config import AttentionSpec
+from .collab_family import CollaborativeFamily
+from .collab_feed_forward import FeedForward
 from .collab_layouts import EncoderDecoderAttention
 
 
@@ -87,3 +89,16 @@ class CollabT5Attention(RelativeAttention):
             hidden_states, mask, past_key_values, position_bias=position_bias, **kwargs
         )
         return output, position_bias, weights
+
+
+class T5Family(CollaborativeFamily):
+    """T5 and its descendants. Its classifiers answer by the last token of a text."""
+
+    native_attention = {"{}Attention": CollabT5Attention}
+    native_feed_forward = {
+        "{}DenseActDense": FeedForward("wi", "wo", "d_ff"),
+        "{}DenseGatedActDense": FeedForward("wi_1", "wo", "d_ff", gate="wi_0"),
+    }
+    native_inner = ["{}Stack"]
+    native_encoders = ["{}EncoderModel"]
+    not_converted = ["{}ForSequenceClassification", "{}ForQuestionAnswering"]

@@ -2,13 +2,8 @@
 
 from transformers.models.tapas import modeling_tapas as native
 
-from .collab_attention import CollaborativeSelfAttention
-from .collab_family import collaborative_family
-from .collab_feed_forward import FeedForward
-from .collab_model import CollaborativeBase
+from .collab_family import BertEncoderFamily
 
 
-@collaborative_family()
-class CollabTapasModel(CollaborativeBase, native.TapasModel):
-    attention_classes = {native.TapasSelfAttention: CollaborativeSelfAttention}
-    feed_forward_classes = {native.TapasLayer: FeedForward()}
+class CollabTapasModel(BertEncoderFamily, native.TapasModel):
+    native_prefix = "Tapas"

@@ -2,13 +2,9 @@
 
 from transformers.models.tipsv2 import modeling_tipsv2 as native
 
-from .collab_family import collaborative_family
-from .collab_feed_forward import FeedForward
-from .collab_layouts import AttentionWithOutProj
-from .collab_model import CollaborativeBase
+from .collab_layouts import AttentionWithOutProj, CLIPFamily
 
 
-@collaborative_family()
-class CollabTipsv2TextModel(CollaborativeBase, native.Tipsv2TextModel):
-    attention_classes = {native.Tipsv2TextAttention: AttentionWithOutProj}
-    feed_forward_classes = {native.Tipsv2MLP: FeedForward("fc1", "fc2")}
+class CollabTipsv2TextModel(CLIPFamily, native.Tipsv2TextModel):
+    native_prefix = "Tipsv2"
+    native_attention = {"{}TextAttention": AttentionWithOutProj}

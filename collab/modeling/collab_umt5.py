@@ -5,10 +5,7 @@ from typing import Any
 from torch import Tensor
 from transformers.models.umt5 import modeling_umt5 as native
 
-from .collab_family import collaborative_family
-from .collab_feed_forward import FeedForward
-from .collab_model import CollaborativeBase
-from .collab_t5_attention import RelativeAttention
+from .collab_t5_attention import RelativeAttention, T5Family
 
 
 class CollabUMT5Attention(RelativeAttention):
@@ -27,14 +24,6 @@ class CollabUMT5Attention(RelativeAttention):
         return super().forward(hidden_states, encoder_hidden_states, past_key_values, attention_mask, **bias, **kwargs)
 
 
-@collaborative_family(
-    inner=[native.UMT5Stack],
-    encoders=[native.UMT5EncoderModel],
-    without=["UMT5ForSequenceClassification", "UMT5ForQuestionAnswering"],
-)
-class CollabUMT5Model(CollaborativeBase, native.UMT5Model):
-    attention_classes = {native.UMT5Attention: CollabUMT5Attention}
-    feed_forward_classes = {
-        native.UMT5DenseActDense: FeedForward("wi", "wo", "d_ff"),
-        native.UMT5DenseGatedActDense: FeedForward("wi_1", "wo", "d_ff", gate="wi_0"),
-    }
+class CollabUMT5Model(T5Family, native.UMT5Model):
+    native_prefix = "UMT5"
+    native_attention = {"{}Attention": CollabUMT5Attention}

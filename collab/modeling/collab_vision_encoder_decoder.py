@@ -2,13 +2,15 @@
 
 from transformers.models.vision_encoder_decoder import modeling_vision_encoder_decoder as native
 
-from .collab_composite import DECODERS, CollaborativeComposite
-from .collab_deit import CollabDeiTModel
-from .collab_dinov2 import CollabDinov2Model
-from .collab_family import collaborative_family
-from .collab_vit import CollabViTModel
+from .collab_composite import DECODERS, CollaborativeComposite, Part
+from .collab_layouts import ViTFamily
+
+ENCODERS = {
+    "vit": Part(ViTFamily, "ViT"),
+    "deit": Part(ViTFamily, "DeiT"),
+    "dinov2": Part(ViTFamily, "Dinov2", inner=("{}Encoder",)),
+}
 
 
-@collaborative_family()
 class CollabVisionEncoderDecoderModel(CollaborativeComposite, native.VisionEncoderDecoderModel):
-    sides = {"encoder": (CollabViTModel, CollabDeiTModel, CollabDinov2Model), "decoder": DECODERS}
+    sides = {"encoder": ENCODERS, "decoder": DECODERS}

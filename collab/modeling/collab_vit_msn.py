@@ -2,13 +2,8 @@
 
 from transformers.models.vit_msn import modeling_vit_msn as native
 
-from .collab_family import collaborative_family
-from .collab_feed_forward import FeedForward
-from .collab_layouts import AttentionWithOProj
-from .collab_model import CollaborativeBase
+from .collab_layouts import ViTFamily
 
 
-@collaborative_family()
-class CollabViTMSNModel(CollaborativeBase, native.ViTMSNModel):
-    attention_classes = {native.ViTMSNAttention: AttentionWithOProj}
-    feed_forward_classes = {native.ViTMSNMLP: FeedForward("fc1", "fc2")}
+class CollabViTMSNModel(ViTFamily, native.ViTMSNModel):
+    native_prefix = "ViTMSN"

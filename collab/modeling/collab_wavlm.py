@@ -5,11 +5,8 @@ from typing import Any
 from torch import Tensor, nn
 from transformers.models.wavlm import modeling_wavlm as native
 
-from .collab_family import collaborative_family
-from .collab_feed_forward import FeedForward
 from .collab_kernel import additive_mask, eager_attention_forward
-from .collab_layouts import AttentionWithOutProj
-from .collab_model import CollaborativeBase
+from .collab_layouts import AttentionWithOutProj, Wav2Vec2Family
 
 
 class CollabWavLMAttention(AttentionWithOutProj):
@@ -99,7 +96,6 @@ def _gate(layer: Any, hidden_states: Tensor) -> Tensor:
     return first * (second * layer.gru_rel_pos_const - 1) + 2
 
 
-@collaborative_family()
-class CollabWavLMModel(CollaborativeBase, native.WavLMModel):
-    attention_classes = {native.WavLMAttention: CollabWavLMAttention}
-    feed_forward_classes = {native.WavLMFeedForward: FeedForward("intermediate_dense", "output_dense")}
+class CollabWavLMModel(Wav2Vec2Family, native.WavLMModel):
+    native_prefix = "WavLM"
+    native_attention = {"{}Attention": CollabWavLMAttention}

@@ -2,14 +2,13 @@
 
 from transformers.models.whisper import modeling_whisper as native
 
-from .collab_family import collaborative_family
 from .collab_feed_forward import FeedForward
-from .collab_layouts import EncoderDecoderAttention
-from .collab_model import CollaborativeBase
+from .collab_layouts import BartFamily
 
 
-@collaborative_family(inner=[native.WhisperDecoder], encoders=[native.WhisperEncoder], without=["WhisperForCausalLM"])
-class CollabWhisperModel(CollaborativeBase, native.WhisperModel):
-    attention_classes = {native.WhisperAttention: EncoderDecoderAttention}
+class CollabWhisperModel(BartFamily, native.WhisperModel):
+    native_prefix = "Whisper"
+    native_feed_forward = {"{}EncoderLayer": FeedForward("fc1", "fc2")}
+    native_inner = ["{}Decoder"]
+    native_encoders = ["{}Encoder"]
     keeps_prompts = True
-    feed_forward_classes = {native.WhisperEncoderLayer: FeedForward("fc1", "fc2")}

@@ -2,16 +2,8 @@
 
 from transformers.models.xlm_roberta_xl import modeling_xlm_roberta_xl as native
 
-from .collab_attention import CollaborativeCrossAttention, CollaborativeSelfAttention
-from .collab_family import collaborative_family
-from .collab_feed_forward import FeedForward
-from .collab_model import CollaborativeBase
+from .collab_family import BertFamily
 
 
-@collaborative_family()
-class CollabXLMRobertaXLModel(CollaborativeBase, native.XLMRobertaXLModel):
-    attention_classes = {
-        native.XLMRobertaXLSelfAttention: CollaborativeSelfAttention,
-        native.XLMRobertaXLCrossAttention: CollaborativeCrossAttention,
-    }
-    feed_forward_classes = {native.XLMRobertaXLLayer: FeedForward()}
+class CollabXLMRobertaXLModel(BertFamily, native.XLMRobertaXLModel):
+    native_prefix = "XLMRobertaXL"
