@@ -21,7 +21,7 @@ from ..modeling.collab_config import CollaborativeConfig
 from ..modeling.collab_model import optional_parts, outermost
 from ..modeling.collab_rotary import CollaborativeRotaryAttention
 from ..models.assembly import fill, renumber_alignment, unfilled
-from ..models.families import Family, collaborative_layers, families
+from ..models.families import Family, collaborative_layers, families, native_type
 from ..models.inputs import probe_inputs
 from ..models.layers import count_parameters
 from ..models.states import evaluating
@@ -90,8 +90,8 @@ def require_expandable(model: PreTrainedModel) -> tuple[Family, type[PreTrainedM
         NotConvertedError: as `expand`.
         WeightsError: as `expand`.
     """
-    family = next((family for family in families().values() if type(model) in family.models), None)
-    if family is None:
+    family = families().get(native_type(model.config.model_type))
+    if family is None or type(model) not in family.models:
         raise NotConvertedError(
             f"{type(model).__name__} is not a converted model, so there is nothing to expand. If it should be, import "
             "collab before loading it."

@@ -15,7 +15,7 @@ from transformers import AutoConfig, PreTrainedModel
 from transformers import initialization as init
 
 from ..errors import CheckpointError, UnsupportedArchitectureError, WeightsError
-from ..models.families import Family, collaborative_layers, families, refuse_unsupported
+from ..models.families import Family, collaborative_layers, families, native_type, refuse_unsupported
 from ..models.weights import check_finite
 from .checkpoint import Checkpoint, processor_of
 from .failures import reading
@@ -270,12 +270,13 @@ def _check_contents(source: Source, model_class: Any, config: Any, files: list[P
 def model_class_of(config: dict[str, Any], name: str) -> Any:
     """The model class that a config names; the base model's if it names none."""
     architectures = config.get("architectures") or []
-    for family in families().values():
-        if family.config_class.model_type == config["model_type"]:
-            own = {model.__name__: model for model in family.models}
-            if architectures and architectures[0] not in own:
-                raise CheckpointError(f"{name} is a {architectures[0]}, which is none of: {', '.join(own)}.")
-            return own[architectures[0]] if architectures else family.base
+    model_type = config["model_type"]
+    family = families().get(native_type(model_type))
+    if family is not None and model_type not in families():
+        own = {model.__name__: model for model in family.models}
+        if architectures and architectures[0] not in own:
+            raise CheckpointError(f"{name} is a {architectures[0]}, which is none of: {', '.join(own)}.")
+        return own[architectures[0]] if architectures else family.base
     if not architectures:
         return transformers.AutoModel
     model_class = getattr(transformers, architectures[0], None)

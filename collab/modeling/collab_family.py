@@ -9,21 +9,13 @@ from functools import partial
 from typing import Any, ClassVar
 
 from huggingface_hub.dataclasses import strict
-from transformers import AutoModel, PreTrainedConfig, PreTrainedModel
-from transformers.modeling_layers import (
-    GenericForQuestionAnswering,
-    GenericForSequenceClassification,
-    GenericForTokenClassification,
-)
+from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.models.auto import modeling_auto
 
 from .collab_attention import CollaborativeAttention, CollaborativeCrossAttention, CollaborativeSelfAttention
 from .collab_config import CollaborativeConfig
 from .collab_feed_forward import FeedForward
-from .collab_model import CollaborativeBase, CollaborativeHead, CollaborativeMixin, CollaborativePart
-
-_BUILT_BY_AUTO_MODEL = (GenericForQuestionAnswering, GenericForSequenceClassification, GenericForTokenClassification)
-"""Native heads that have AutoModel build their main model."""
+from .collab_model import CollaborativeBase, CollaborativeHead, CollaborativeMixin, CollaborativePart, auto_classes
 
 
 class CollaborativeFamily(CollaborativeBase):
@@ -67,8 +59,10 @@ class CollaborativeFamily(CollaborativeBase):
             cls._find_layers()
         super().__init_subclass__(**kwargs)
         if is_main:
+            cls._add(cls)  # as the class statement will
             cls.config_class = cls._add(_config_class(cls.native_class().config_class, cls.__module__))
             cls._add_models()
+            cls._register()
 
     @classmethod
     def unsupported(cls, config: Any) -> str | None:
@@ -104,8 +98,14 @@ class CollaborativeFamily(CollaborativeBase):
             if native is not main and native.__name__ not in without:
                 cls._add_version(native, CollaborativeHead)
         cls.encoders = tuple(cls.versions[native] for native in encoders)
-        if any(issubclass(native, _BUILT_BY_AUTO_MODEL) for native in cls.versions):
-            AutoModel.register(cls.config_class, cls, exist_ok=True)
+
+    @classmethod
+    def _register(cls) -> None:
+        """Has transformers' Auto classes load the models for the config, as some native heads do their main model."""
+        for name, classes in auto_classes(sys.modules[cls.__module__]).items():
+            # A tuple where there are several, as in transformers' own tables; the config's architectures chooses.
+            mapping = getattr(modeling_auto, name)._model_mapping
+            mapping.register(cls.config_class, classes if len(classes) > 1 else classes[0], exist_ok=True)
 
     @classmethod
     def _add_version(cls, native: type[PreTrainedModel], kind: type[CollaborativeMixin]) -> None:

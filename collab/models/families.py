@@ -8,23 +8,28 @@ from __future__ import annotations
 import importlib
 import inspect
 import pkgutil
-from collections.abc import Callable
+import sys
+from collections import UserDict
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from types import ModuleType
 from typing import Any
 
 from torch import Tensor, nn
-from transformers import AutoConfig, PretrainedConfig, PreTrainedModel
-from transformers.models.auto import modeling_auto
+from transformers import PretrainedConfig, PreTrainedModel
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING, CONFIG_MAPPING_NAMES, model_type_to_module_name
 
 from .. import modeling
 from ..errors import AlreadyConvertedError, UnsupportedArchitectureError
 from ..modeling.collab_attention import CollaborativeAttention, LayerKind
 from ..modeling.collab_disentangled import CollaborativeDisentangledAttention, PositionTerms
-from ..modeling.collab_model import CollaborativeBase, CollaborativeMixin, auto_classes, family_models
+from ..modeling.collab_model import CollaborativeBase, CollaborativeMixin, family_models
 from ..modeling.collab_rotary import CollaborativeRotaryAttention
 from .refusals import RELATIVE, refusal_of
+
+_PREFIX = "collab_"
+"""What the `model_type` of a converted model has before the native one."""
 
 
 @dataclass(frozen=True)
@@ -149,34 +154,75 @@ def collaborative_layers(model: PreTrainedModel) -> dict[str, CollaborativeAtten
     return {name: layer for name, layer in model.named_modules() if isinstance(layer, CollaborativeAttention)}
 
 
+class Families(Mapping[str, Family]):
+    """All families, by the `model_type` of their native models. The file of one is imported when it is asked for."""
+
+    def __init__(self) -> None:
+        files = {info.name for info in pkgutil.iter_modules(modeling.__path__)}
+        self._files = {kind: file for kind in sorted(CONFIG_MAPPING_NAMES) if (file := _file_of(kind)) in files}
+
+    def __getitem__(self, model_type: str) -> Family:
+        return _read(self._files[model_type])
+
+    def __contains__(self, model_type: object) -> bool:
+        return model_type in self._files
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._files)
+
+    def __len__(self) -> int:
+        return len(self._files)
+
+
 @cache
-def families() -> dict[str, Family]:
+def families() -> Families:
     """All families, by the `model_type` of their native models."""
-    by_type = {}
-    for info in pkgutil.iter_modules(modeling.__path__):
-        module = importlib.import_module(f"{modeling.__name__}.{info.name}")
-        models = family_models(module)
-        if models and issubclass(models[0], CollaborativeBase):
-            family = Family(module, models[0], models[1:])
-            by_type[family.native_model_type] = family
-    return dict(sorted(by_type.items()))
+    return Families()
+
+
+def _file_of(model_type: str) -> str:
+    """The name of a family's file in `collab.modeling`; a tower's lacks the end of its type."""
+    return f"collab_{model_type.replace('-', '_').removesuffix('_model')}"
 
 
 @cache
+def _read(file: str) -> Family:
+    module = importlib.import_module(f"{modeling.__name__}.{file}")
+    base, *heads = family_models(module)
+    assert issubclass(base, CollaborativeBase)
+    return Family(module, base, tuple(heads))
+
+
+def native_type(model_type: str) -> str:
+    """The `model_type` of the native models of a family, from that of the native or of the converted ones."""
+    return model_type.removeprefix(_PREFIX)
+
+
 def native_forwards() -> dict[type[nn.Module], Callable[..., Any]]:
-    """By class of native attention layer, what to use for its forward; see `CollaborativeAttention.native_forward`."""
-    classes = [pair for family in families().values() for pair in family.base.attention_classes.items()]
+    """By class of native attention layer, what to use for its forward; see `CollaborativeAttention.native_forward`.
+
+    Native layers of families that are missing here were not imported, so that no model can have any.
+    """
+    imported = [kind for kind in families() if f"transformers.models.{model_type_to_module_name(kind)}" in sys.modules]
+    classes = [pair for kind in imported for pair in families()[kind].base.attention_classes.items()]
     return {native: attention.native_forward for native, attention in classes if attention.native_forward is not None}
 
 
-def register() -> None:
-    """Registers the converted models with transformers' Auto classes; may be called repeatedly."""
-    for family in families().values():
-        AutoConfig.register(family.config_class.model_type, family.config_class, exist_ok=True)
-        for name, classes in auto_classes(family.module).items():
-            # A tuple where there are several, as in transformers' own tables; the config's architectures chooses.
-            mapping = getattr(modeling_auto, name)._model_mapping
-            mapping.register(family.config_class, classes if len(classes) > 1 else classes[0], exist_ok=True)
+class _Configs(UserDict[str, type[PretrainedConfig] | None]):
+    """Config classes that are not of transformers, where it looks for them; None for collab's until they are read."""
+
+    def __getitem__(self, model_type: str) -> type[PretrainedConfig]:
+        config_class = self.data[model_type]
+        if config_class is None:
+            config_class = self.data[model_type] = families()[native_type(model_type)].config_class
+        return config_class
+
+
+def _register() -> None:
+    """Has transformers find the configs of converted models. Those register their models when they are read."""
+    configs = _Configs(CONFIG_MAPPING._extra_content)
+    configs.update(dict.fromkeys(f"{_PREFIX}{model_type}" for model_type in families()))
+    CONFIG_MAPPING._extra_content = configs  # type: ignore[assignment]
 
 
 def require_family(config: PretrainedConfig) -> Family:
@@ -209,7 +255,7 @@ def refuse_unsupported(model_type: str) -> None:
     supported = families()
     if model_type in supported:
         return
-    if model_type in {family.config_class.model_type for family in supported.values()}:
+    if native_type(model_type) in supported:
         raise AlreadyConvertedError(
             f"This model is collaborative already (model_type {model_type}). Convert the original model instead; its "
             "name is in the converted model's README.md as base_model."
@@ -221,4 +267,4 @@ def refuse_unsupported(model_type: str) -> None:
     )
 
 
-register()
+_register()

@@ -12,7 +12,7 @@ from ..errors import ConfigurationError, UnsupportedArchitectureError
 from ..modeling.collab_attention import CollaborativeAttention, LayerKind
 from ..modeling.collab_disentangled import CollaborativeDisentangledAttention, PositionTerms
 from ..modeling.collab_rotary import CollaborativeRotaryAttention
-from .families import Family, collaborative_layers, families, refuse_unsupported
+from .families import Family, collaborative_layers, families, native_type, refuse_unsupported
 
 FACTORS = ("query", "key", "mixing", "content_bias", "query_offset", "position_content")
 """Parts of a collaborative layer that compute its scores, in place of native query and key projections."""
@@ -105,12 +105,12 @@ def family_of(model: PreTrainedModel) -> Family:
     Raises:
         UnsupportedArchitectureError: if it belongs to none.
     """
-    for family in families().values():
-        if model.config.model_type in (family.native_model_type, family.config_class.model_type):
-            family.check_config(model.config)
-            return family
-    refuse_unsupported(model.config.model_type)
-    raise UnsupportedArchitectureError(f"collab does not know models of type {model.config.model_type!r}.")
+    family = families().get(native_type(model.config.model_type))
+    if family is None:
+        refuse_unsupported(model.config.model_type)
+        raise UnsupportedArchitectureError(f"collab does not know models of type {model.config.model_type!r}.")
+    family.check_config(model.config)
+    return family
 
 
 def head_layers(model: PreTrainedModel) -> list[HeadLayer]:
