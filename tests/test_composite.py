@@ -123,6 +123,14 @@ def test_reloads_three_ways(encoder: str, auto_class: type, tmp_path: Path) -> N
     assert largest_difference(expected, outputs_without_collab([job], tmp_path)[0]) < 1e-5
 
 
+@pytest.mark.parametrize("encoder", ["distilbert", "vit"])
+def test_an_export_carries_no_files_of_other_families(encoder: str, tmp_path: Path) -> None:
+    model = converted(composite(encoder), 7)
+    model.save_pretrained(tmp_path)
+    others = {f"collab_{model_type.replace('-', '_')}.py" for model_type in BY_TYPE}
+    assert not others & {file.name for file in tmp_path.iterdir()}
+
+
 @pytest.mark.parametrize("data", ["synthetic", "pairs", "sources"])
 def test_calibration_is_closer_than_the_weights_alone(data: str, tokenizer: BertTokenizerFast) -> None:
     native = composite("roberta", "bert")

@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 import inspect
 import pickle
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +71,43 @@ text_families = pytest.mark.parametrize("row", [row for row in ROWS if is_text(r
 def test_a_row_for_every_family() -> None:
     composites = {"encoder-decoder", "vision-encoder-decoder"}  # which tests/test_composite.py has
     assert set(BY_TYPE) | composites == set(families())
+    assert all(family.native_model_type == model_type for model_type, family in families().items())
+
+
+def test_a_family_is_imported_when_it_is_asked_for() -> None:
+    """By the type of its models, or by importing its file, after which Auto classes know its models."""
+    code = """
+import sys
+import collab.models.families
+from transformers import AutoConfig, AutoModel, AutoModelForMaskedLM
+native = [name for name in sys.modules if name.startswith("transformers.models.") and ".modeling_" in name]
+assert native == ["transformers.models.auto.modeling_auto"], native
+tiny = {"hidden_size": 8, "num_attention_heads": 2, "num_hidden_layers": 1, "intermediate_size": 8, "vocab_size": 9}
+config = AutoConfig.for_model("collab_bert", **tiny)
+assert type(AutoModel.from_config(config)).__module__ == "collab.modeling.collab_bert"
+from collab.modeling.collab_electra import CollabElectraConfig
+assert type(AutoModelForMaskedLM.from_config(CollabElectraConfig(**tiny))).__name__ == "CollabElectraForMaskedLM"
+assert "collab.modeling.collab_roberta" not in sys.modules
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_class_derived_from_a_main_model_adds_no_others() -> None:
+    """As torch derives one from every class that it shards."""
+    base = BY_TYPE["bert"].family.base
+    versions = dict(base.versions)
+    derived = type("Derived", (base,), {"__module__": __name__})
+    assert derived.config_class is base.config_class
+    assert base.versions == versions
+    assert not any(name.startswith("CollabBert") for name in globals())
+
+
+def test_a_prefix_that_is_wrong_is_named() -> None:
+    family = BY_TYPE["bert"].family
+    kind = family.base.__mro__[1]
+    with pytest.raises(AttributeError, match="no attribute 'BretSelfAttention'"):
+        type("CollabBretModel", (kind, transformers.BertModel), {"native_prefix": "Bret"})
 
 
 @every_family

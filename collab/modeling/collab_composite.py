@@ -75,7 +75,8 @@ class CollaborativeComposite(CollaborativeFamily):
 
     @classmethod
     def unsupported(cls, config: Any) -> str | None:
-        if not isinstance(config, cls.native_class().config_class):  # that of a part of a model that was checked
+        native: Any = cls.native_class()
+        if not isinstance(config, native.config_class):  # that of a part, which was checked with the whole
             return None
         for side, families in cls.sides.items():
             part = getattr(config, side)

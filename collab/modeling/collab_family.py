@@ -10,12 +10,20 @@ from typing import Any, ClassVar
 
 from huggingface_hub.dataclasses import strict
 from transformers import PreTrainedConfig, PreTrainedModel
+from transformers.modeling_layers import (
+    GenericForQuestionAnswering,
+    GenericForSequenceClassification,
+    GenericForTokenClassification,
+)
 from transformers.models.auto import modeling_auto
 
 from .collab_attention import CollaborativeAttention, CollaborativeCrossAttention, CollaborativeSelfAttention
 from .collab_config import CollaborativeConfig
 from .collab_feed_forward import FeedForward
 from .collab_model import CollaborativeBase, CollaborativeHead, CollaborativeMixin, CollaborativePart, auto_classes
+
+_BUILT_BY_AUTO_MODEL = (GenericForQuestionAnswering, GenericForSequenceClassification, GenericForTokenClassification)
+"""Native heads that have AutoModel build their main model."""
 
 
 class CollaborativeFamily(CollaborativeBase):
@@ -101,8 +109,17 @@ class CollaborativeFamily(CollaborativeBase):
 
     @classmethod
     def _register(cls) -> None:
-        """Has transformers' Auto classes load the models for the config, as some native heads do their main model."""
-        for name, classes in auto_classes(sys.modules[cls.__module__]).items():
+        """Has transformers' Auto classes load the models for the config.
+
+        They prefer what is registered to the `auto_map` of an exported folder, which names the class of the model there.
+        So from a folder only what native heads need is registered.
+        """
+        loadable: dict[str, tuple[type[CollaborativeMixin], ...]] = {}
+        if cls.__module__.startswith("collab."):
+            loadable = auto_classes(sys.modules[cls.__module__])
+        elif any(issubclass(native, _BUILT_BY_AUTO_MODEL) for native in cls.versions):
+            loadable = {"AutoModel": (cls,)}
+        for name, classes in loadable.items():
             # A tuple where there are several, as in transformers' own tables; the config's architectures chooses.
             mapping = getattr(modeling_auto, name)._model_mapping
             mapping.register(cls.config_class, classes if len(classes) > 1 else classes[0], exist_ok=True)
