@@ -111,8 +111,8 @@ class CollaborativeFamily(CollaborativeBase):
     def _register(cls) -> None:
         """Has transformers' Auto classes load the models for the config.
 
-        They prefer what is registered to the `auto_map` of an exported folder, which names the class of the model there.
-        So from a folder only what native heads need is registered.
+        They prefer what is registered to the `auto_map` of an exported folder, which names the class of its model. So
+        from a folder only what native heads need is registered.
         """
         loadable: dict[str, tuple[type[CollaborativeMixin], ...]] = {}
         if cls.__module__.startswith("collab."):
