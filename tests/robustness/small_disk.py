@@ -39,10 +39,5 @@ def change(disk: Path, option: str) -> None:
     _mount("-o", f"remount,{option}", str(disk))
 
 
-def used(disk: Path) -> int:
-    """Bytes that files take on a disk."""
-    return shutil.disk_usage(disk).used
-
-
 def _mount(*arguments: str) -> None:
     subprocess.run(["mount", *arguments], check=True, capture_output=True, text=True)

@@ -36,12 +36,16 @@ class Job:
         folder: where to run it.
         limits: of resources, by the number that `resource` gives them.
         seconds: time after which it is killed.
+        signal: number of a signal to send it; 0 for none.
+        after: seconds after which to send that.
     """
 
     arguments: list[str]
     folder: str = "."
     limits: dict[int, int] = field(default_factory=dict)
     seconds: float = 120.0
+    signal: int = 0
+    after: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -68,10 +72,18 @@ class Forks:
 
     def run(self, job: Job) -> Outcome:
         """Runs a job."""
+        self.start(job)
+        return self.outcome()
+
+    def start(self, job: Job) -> None:
+        """Starts a job, whose outcome has to be asked for before the next one starts."""
         assert self._process.stdin is not None
-        assert self._process.stdout is not None
         self._process.stdin.write(json.dumps(vars(job)) + "\n")
         self._process.stdin.flush()
+
+    def outcome(self) -> Outcome:
+        """What became of the job that was started."""
+        assert self._process.stdout is not None
         return Outcome(**json.loads(self._process.stdout.readline()))
 
     def close(self) -> None:
@@ -135,6 +147,7 @@ def _in_fork(job: dict[str, Any], stdout: int, stderr: int) -> None:
         os.dup2(stdout, 1)
         os.dup2(stderr, 2)
         os.chdir(job["folder"])
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # which background jobs inherit as ignored
         for limit, value in job["limits"].items():
             resource.setrlimit(int(limit), (value, value))
         from collab.cli import main
@@ -151,14 +164,17 @@ def _in_fork(job: dict[str, Any], stdout: int, stderr: int) -> None:
         os._exit(code)
 
 
-def _wait(process: int, seconds: float) -> int:
-    """The exit code of a fork, which is killed when its time is over."""
-    waited, pause = 0.0, 0.001
+def _wait(process: int, job: dict[str, Any]) -> int:
+    """The exit code of a fork, which gets its signal in time, and is killed when its time is over."""
+    waited, pause, sent = 0.0, 0.001, not job["signal"]
     while True:
         ended, status = os.waitpid(process, os.WNOHANG)
         if ended:
             return os.waitstatus_to_exitcode(status)
-        if waited > seconds:
+        if not sent and waited >= job["after"]:
+            os.kill(process, job["signal"])
+            sent = True
+        if waited > job["seconds"]:
             os.kill(process, signal.SIGKILL)
         time.sleep(pause)
         waited += pause  # not by the clock, which goes on while somebody has stopped all of these processes
@@ -177,7 +193,7 @@ def _serve() -> None:
             process = os.fork()
             if not process:
                 _in_fork(job, stdout.fileno(), stderr.fileno())
-            code = _wait(process, job["seconds"])
+            code = _wait(process, job)
             texts = []
             for file in (stdout, stderr):
                 file.seek(0)

@@ -71,8 +71,8 @@ def config(form: str, rank: int = 8) -> collab.ConversionConfig:
 
 
 @every_form
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_half_precision(form: str, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_every_precision(form: str, dtype: torch.dtype) -> None:
     model = tiny_model(BERT).to(dtype)
     check(model, collab.convert(model, config(form)))
 
@@ -93,11 +93,12 @@ def test_weights_of_another_scale_are_as_faithful(form: str) -> None:
     assert errors == pytest.approx([errors[1]] * 3, rel=1e-3)
 
 
+@every_form
 @pytest.mark.parametrize("scale", [1e4, 1e6])
-def test_what_float16_cannot_hold_is_refused(scale: float) -> None:
+def test_what_float16_cannot_hold_is_refused(form: str, scale: float) -> None:
     model = model_with(lambda name, tensor: tensor.copy_((tensor * scale).clamp(-6e4, 6e4))).half()
     with pytest.raises(collab.errors.WeightsError, match="does not fit float16"):
-        collab.convert(model, config("cp"))
+        collab.convert(model, config(form))
 
 
 def test_a_content_bias_that_float16_cannot_hold_is_refused_by_reparametrize() -> None:
@@ -125,8 +126,8 @@ def test_heads_of_low_rank(form: str, left: int) -> None:
 @every_form
 @pytest.mark.parametrize(
     "rows",
-    [["a"] * 8, ["a b c"] * 8, ["[PAD] [PAD]"] * 8, ["a", "b"], ["[CLS]"] * 4],
-    ids=["one token", "the same row", "padding only", "two rows of one token", "a special token"],
+    [["a"] * 8, ["a b c"] * 8, ["[PAD] [PAD]"] * 8, ["a", "b"], ["[CLS]"] * 4, [""] * 8],
+    ids=["one token", "the same row", "padding only", "two rows of one token", "a special token", "empty rows"],
 )
 def test_rows_that_say_little(form: str, rows: list[str], tmp_path: Path) -> None:
     """Constant inputs, rows of one token, rows of padding: converted with a finite report, or refused."""

@@ -3,17 +3,48 @@
 from __future__ import annotations
 
 import json
+import warnings
 from pathlib import Path
 
 import pytest
-from encoders import encoders
+import torch
 from transformers import PretrainedConfig, RemBertConfig
+from transformers.models.auto import modeling_auto
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
 import collab
+from collab.conversion.convert import require_convertible
 from collab.errors import UnsupportedArchitectureError
+from collab.modeling.collab_family import auto_loaded
 from collab.models.families import families, require_family
 from collab.models.refusals import REFUSALS, UNCLEAR, refusal_of
+
+ENCODERS = (
+    "MASKED_LM",
+    "TEXT_ENCODING",
+    "QUESTION_ANSWERING",
+    "TABLE_QUESTION_ANSWERING",
+    "DOCUMENT_QUESTION_ANSWERING",
+    "IMAGE_CLASSIFICATION",
+    "ZERO_SHOT_IMAGE_CLASSIFICATION",
+    "VIDEO_CLASSIFICATION",
+    "OBJECT_DETECTION",
+    "AUDIO_CLASSIFICATION",
+    "AUDIO_FRAME_CLASSIFICATION",
+    "AUDIO_XVECTOR",
+    "CTC",
+)
+"""Tasks of encoders, by the names of transformers' tables."""
+
+
+def encoders() -> dict[str, list[str]]:
+    """The names of the model classes that transformers' Auto classes load for these tasks, by `model_type`."""
+    classes: dict[str, list[str]] = {}
+    for task in ENCODERS:
+        for model_type, names in getattr(modeling_auto, f"MODEL_FOR_{task}_MAPPING_NAMES").items():
+            known = classes.setdefault(model_type, [])
+            known += [name for name in ([names] if isinstance(names, str) else names) if name not in known]
+    return dict(sorted(classes.items()))
 
 
 def test_every_encoder_of_transformers_is_converted_or_refused_with_a_reason() -> None:
@@ -27,13 +58,13 @@ def test_what_is_refused_is_not_converted_and_exists() -> None:
     assert set(REFUSALS) - set(CONFIG_MAPPING_NAMES) <= elsewhere
 
 
-@pytest.mark.parametrize("model_type", sorted(REFUSALS))
+@pytest.mark.parametrize("model_type", sorted({*REFUSALS, *encoders()} - {*families()}))
 def test_a_refusal_names_architecture_reason_and_what_to_do(model_type: str) -> None:
     config = PretrainedConfig()
     config.model_type = model_type
     with pytest.raises(UnsupportedArchitectureError) as refused:
         require_family(config)
-    message, refusal = str(refused.value), REFUSALS[model_type]
+    message, refusal = str(refused.value), refusal_of(model_type)
     assert message.startswith(
         f"Models of type {model_type!r} cannot be converted: {refusal.because}. {refusal.instead}"
     )
@@ -55,3 +86,15 @@ def test_decoders_and_detectors() -> None:
 def test_cross_attention_by_the_class_of_self_attention() -> None:
     with pytest.raises(UnsupportedArchitectureError, match="Convert the encoder without cross-attention"):
         require_family(RemBertConfig(is_decoder=True, add_cross_attention=True))
+
+
+def test_classes_of_a_family_that_do_not_convert_are_refused() -> None:
+    """Whatever an Auto class loads for the family's config."""
+    for family in families().values():
+        config_class = family.base.native_class().config_class
+        for native in dict.fromkeys(auto_loaded(config_class)):
+            if family.collaborative_class(native) is None:
+                with torch.device("meta"), warnings.catch_warnings(action="ignore"):
+                    model = native(config_class())
+                with pytest.raises(UnsupportedArchitectureError, match=native.__name__):
+                    require_convertible(model)

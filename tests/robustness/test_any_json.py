@@ -6,13 +6,11 @@ import json
 from pathlib import Path
 from typing import Any
 
-import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tiny import BERT, save_with_tokenizer, tiny_model
+from tiny import BERT, tiny_model
 from transformers import BertConfig
 
-import collab
 from collab.errors import CollabError
 from collab.io.history import REPORT_FILE, read_history
 from collab.io.load import config_of, model_class_of
@@ -53,19 +51,10 @@ def test_any_value_in_a_config(name: str, value: Any, tmp_path: Path) -> None:
     ends_well(tmp_path, {"architectures": ["BertModel"], **tiny_model(BERT).config.to_dict(), name: value})
 
 
-@pytest.fixture(scope="module")
-def converted(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("models")
-    source = save_with_tokenizer(tiny_model(BERT), folder / "native")
-    config = collab.ConversionConfig(rank=8, compare=False, refine="none")
-    collab.save(collab.convert(collab.load(str(source)), config), folder / "converted")
-    return folder / "converted"
-
-
 @often
 @given(value=ANY_JSON)
-def test_any_json_for_the_layers_of_a_converted_model(value: Any, converted: Path, tmp_path: Path) -> None:
-    ends_well(tmp_path, json.loads((converted / "config.json").read_text()) | {"collab_layers": value})
+def test_any_json_for_the_layers_of_a_converted_model(value: Any, bases: Path, tmp_path: Path) -> None:
+    ends_well(tmp_path, json.loads((bases / "converted" / "config.json").read_text()) | {"collab_layers": value})
 
 
 def card_of(folder: Path) -> None:
@@ -88,8 +77,8 @@ def test_any_json_for_a_report(content: Any, tmp_path: Path) -> None:
 
 @often
 @given(data=st.data())
-def test_any_value_in_a_report(data: st.DataObject, converted: Path, tmp_path: Path) -> None:
-    report = json.loads((converted / REPORT_FILE).read_text())
+def test_any_value_in_a_report(data: st.DataObject, bases: Path, tmp_path: Path) -> None:
+    report = json.loads((bases / "converted" / REPORT_FILE).read_text())
     name = data.draw(st.sampled_from([*sorted(report), "history", "original_history"]))
     (tmp_path / REPORT_FILE).write_text(json.dumps(report | {name: data.draw(ANY_JSON)}))
     card_of(tmp_path)
