@@ -15,13 +15,14 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from huggingface_hub import ModelCard
+from huggingface_hub.repocard_data import model_index_to_eval_results
 from processes import run
 from reload import errors_without_trust, outputs_without_collab
 from torch import Tensor
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, BertForSequenceClassification
 
 import collab
-from collab.io.history import read_report, results_of
 from collab.io.read import read_json
 
 FOLDER = Path(__file__).parent / "exported" / "bert-cp-0.1.0"
@@ -182,6 +183,16 @@ class TestEveryStepLoads:
             assert "trust_remote_code=True" in message
 
 
+def read_report(folder: Path) -> dict[str, Any]:
+    return json.loads((folder / "collab_report.json").read_text())
+
+
+def metrics_in(folder: Path) -> dict[str, float]:
+    """The results in a card's metadata."""
+    index = ModelCard.load(folder / "README.md").data.to_dict()["model-index"]
+    return {result.metric_type: result.metric_value for result in model_index_to_eval_results(index)[1]}
+
+
 def sections(folder: Path) -> list[str]:
     """What comes before the first heading of a card, its metadata left out, and the section below each."""
     _, _, text = (folder / "README.md").read_text().rpartition("---\n\n# ")
@@ -262,7 +273,7 @@ class TestEveryStepGoesOn:
         done = run("evaluate", tmp_path / "out", *data_of(name), "--draws", "10", "--record")
         assert done.exit_code == 0, done.output
         check_goes_along(here / name, tmp_path / "out", "evaluate")
-        assert results_of(tmp_path / "out")
+        assert metrics_in(tmp_path / "out")
 
     @every_converted
     def test_is_replaced_as_what_collab_wrote(self, name: str, here: Path, tmp_path: Path) -> None:
@@ -293,8 +304,9 @@ class TestEveryStepGoesOn:
 
     def test_recorded_metrics_are_read(self) -> None:
         recorded = read_report(EXPORTED / "evaluated")["history"][-1]["metrics"]
-        read = {result.metric_type: result.metric_value for result in results_of(EXPORTED / "evaluated")}
-        assert read == {name: pytest.approx(metric["value"], abs=1e-6) for name, metric in recorded.items()}
+        assert metrics_in(EXPORTED / "evaluated") == {
+            name: pytest.approx(metric["value"], abs=1e-6) for name, metric in recorded.items()
+        }
 
     def test_the_report_beside_a_graph_is_read(self) -> None:
         shown = run("inspect", EXPORTED / "graph")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -59,12 +60,15 @@ def test_what_is_refused_is_not_converted_and_exists() -> None:
 
 
 @pytest.mark.parametrize("model_type", sorted({*REFUSALS, *encoders()} - {*families()}))
-def test_a_refusal_names_architecture_reason_and_what_to_do(model_type: str) -> None:
+def test_a_refusal_names_architecture_reason_and_what_to_do(
+    model_type: str, record_property: Callable[[str, object], None]
+) -> None:
     config = PretrainedConfig()
     config.model_type = model_type
     with pytest.raises(UnsupportedArchitectureError) as refused:
         require_family(config)
     message, refusal = str(refused.value), refusal_of(model_type)
+    record_property("message", message)
     assert message.startswith(
         f"Models of type {model_type!r} cannot be converted: {refusal.because}. {refusal.instead}"
     )
@@ -88,7 +92,9 @@ def test_cross_attention_by_the_class_of_self_attention() -> None:
         require_family(RemBertConfig(is_decoder=True, add_cross_attention=True))
 
 
-def test_classes_of_a_family_that_do_not_convert_are_refused() -> None:
+def test_classes_of_a_family_that_do_not_convert_are_refused(
+    record_property: Callable[[str, object], None],
+) -> None:
     """Whatever an Auto class loads for the family's config."""
     for family in families().values():
         config_class = family.base.native_class().config_class
@@ -96,5 +102,6 @@ def test_classes_of_a_family_that_do_not_convert_are_refused() -> None:
             if family.collaborative_class(native) is None:
                 with torch.device("meta"), warnings.catch_warnings(action="ignore"):
                     model = native(config_class())
-                with pytest.raises(UnsupportedArchitectureError, match=native.__name__):
+                with pytest.raises(UnsupportedArchitectureError, match=native.__name__) as refused:
                     require_convertible(model)
+                record_property("message", str(refused.value))
