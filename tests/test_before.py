@@ -245,7 +245,7 @@ class TestEveryStepGoesOn:
 
     @every_checkpoint
     def test_is_pruned(self, name: str, here: Path, tmp_path: Path) -> None:
-        done = run("prune", name, tmp_path / "out", "--per-layer", "1", "--data", "text.txt")
+        done = run("prune", name, tmp_path / "out", "--per-layer", "1", "--data", "text.txt", "--no-speed")
         assert done.exit_code == 0, done.output
         if name in CONVERTED:
             check_goes_along(here / name, tmp_path / "out", "prune")
@@ -278,13 +278,15 @@ class TestEveryStepGoesOn:
     @every_converted
     def test_is_replaced_as_what_collab_wrote(self, name: str, here: Path, tmp_path: Path) -> None:
         shutil.copytree(here / name, tmp_path / "out")
-        done = run("convert", "classifier", tmp_path / "out", "--rank", "8", "--calibration", "none", "--overwrite")
+        line = ("convert", "classifier", tmp_path / "out", "--rank", "8", "--calibration", "none", "--no-speed")
+        done = run(*line, "--overwrite")
         assert done.exit_code == 0, done.output
         assert read_report(tmp_path / "out")["settings"]["rank"] == 8
 
     @pytest.mark.parametrize("name", NATIVE)
     def test_a_native_one_is_converted(self, name: str, here: Path, tmp_path: Path) -> None:
-        done = run("convert", name, tmp_path / "converted", "--rank", "8", "--calibration", "text.txt", "--refine", "2")
+        line = ("convert", name, tmp_path / "converted", "--rank", "8", "--calibration", "text.txt", "--refine", "2")
+        done = run(*line, "--no-speed")
         assert done.exit_code == 0, done.output
         assert read_report(tmp_path / "converted")["original_history"] == read_report(here / name)["history"]
 

@@ -36,18 +36,18 @@ LINES: dict[str, tuple[str, ...]] = {
     "heads": ("{model}", "--data", "{text}", "--samples", "4", "--ablation-samples", "4"),
     "convert": (
         *("{model}", "{out}", "--rank", "8", "--calibration", "{text}", "--calibration-samples", "8"),
-        *("--refine", "none", "--no-compare"),
+        *("--refine", "none", "--no-compare", "--no-speed"),
     ),
     "compress": (
         *("{model}", "{out}", "--flops", "0.7", "--calibration", "{text}", "--calibration-samples", "8"),
-        *("--heal-steps", "2"),
+        *("--heal-steps", "2", "--no-speed"),
     ),
     "heal": ("{model}", "{out}", "--data", "{text}", *_BATCH),
     "finetune": (
         *("{model}", "{out}", "--task", "classification", "--train", "{labelled}", "--eval", "{labelled}"),
         *_BATCH,
     ),
-    "prune": ("{model}", "{out}", "--per-layer", "2", "--data", "{text}", "--samples", "4"),
+    "prune": ("{model}", "{out}", "--per-layer", "2", "--data", "{text}", "--samples", "4", "--no-speed"),
     "evaluate": (
         *("{model}", "--data", "{labelled}", "--task", "classification", "--samples", "4"),
         *("--draws", "2", "--rounds", "1"),
