@@ -13,7 +13,7 @@ from torch.testing import assert_close
 
 from collab.errors import OutputError, TrainingError
 from collab.io.staging import staged
-from collab.training.work import alone_in
+from collab.training.work import exclusive_lock
 
 
 @pytest.fixture(scope="module")
@@ -48,10 +48,10 @@ def test_the_same_command_twice(
 
 def test_a_work_folder_is_for_one_command_at_a_time(tmp_path: Path) -> None:
     work = tmp_path / "out.training"
-    with alone_in(work), pytest.raises(TrainingError, match="Another command is working"), alone_in(work):
+    with exclusive_lock(work), pytest.raises(TrainingError, match="Another command is working"), exclusive_lock(work):
         pass
     assert not work.exists()
-    with alone_in(work):
+    with exclusive_lock(work):
         pass
 
 
