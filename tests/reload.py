@@ -55,13 +55,25 @@ def run_without_collab(code: str, *arguments: str, cache: Path) -> subprocess.Co
 
 def error_without_trust(folder: Path, cache: Path) -> str:
     """What transformers says last where neither collab nor the code of an export may be used."""
-    code = (
-        "import sys; sys.modules['collab'] = None; from transformers import AutoModel; "
-        "AutoModel.from_pretrained(sys.argv[1])"
-    )
-    done = run_without_collab(code, str(folder), cache=cache)
-    assert done.returncode != 0
-    return done.stderr.splitlines()[-1]
+    return errors_without_trust([folder], cache)[0]
+
+
+def errors_without_trust(folders: list[Path], cache: Path) -> list[str]:
+    """The same for several exports, which all have to be refused."""
+    code = """
+import json, sys
+sys.modules["collab"] = None
+from transformers import AutoModel
+for folder in sys.argv[1:]:
+    try:
+        AutoModel.from_pretrained(folder)
+    except Exception as error:
+        print(json.dumps(str(error).splitlines()[-1]), file=sys.stderr)
+"""
+    done = run_without_collab(code, *map(str, folders), cache=cache)
+    messages = [json.loads(line) for line in done.stderr.splitlines() if line.startswith('"')]
+    assert len(messages) == len(folders), done.stderr
+    return messages
 
 
 def outputs_without_collab(jobs: list[dict], folder: Path) -> list[dict[str, torch.Tensor]]:

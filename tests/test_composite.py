@@ -17,6 +17,7 @@ from tiny import (
     KINDS,
     PAIRS,
     SENTENCES,
+    check_calibration_is_closer,
     converted,
     full_rank,
     largest_difference,
@@ -29,7 +30,6 @@ from transformers import AutoModelForImageTextToText, AutoModelForSeq2SeqLM, Ber
 
 import collab
 from collab.errors import CollabError, UnsupportedArchitectureError
-from collab.evaluation.compare import agreement
 from collab.modeling.collab_composite import DECODERS
 from collab.modeling.collab_encoder_decoder import CollabEncoderDecoderModel
 from collab.modeling.collab_vision_encoder_decoder import CollabVisionEncoderDecoderModel
@@ -133,17 +133,7 @@ def test_an_export_carries_no_files_of_other_families(encoder: str, tmp_path: Pa
 
 @pytest.mark.parametrize("data", ["synthetic", "pairs", "sources"])
 def test_calibration_is_closer_than_the_weights_alone(data: str, tokenizer: BertTokenizerFast) -> None:
-    native = composite("roberta", "bert")
-    rows = {"synthetic": "synthetic", "pairs": PAIRS, "sources": SENTENCES[:40]}[data]
-    options = collab.CalibrationOptions(samples=200)
-    calibration = collab.calibrate(collab.Checkpoint(native, tokenizer), rows, options=options)
-    assert all("decoder_input_ids" in batch for batch in calibration.batches)
-    config = collab.ConversionConfig(rank=12, refine="none", compare=False)
-    calibrated = collab.convert(native, config, calibration=calibration)
-    alone = agreement(native, converted(native, 12), calibration.batches)
-    assert calibrated.report.agreement is not None
-    assert alone is not None
-    assert calibrated.report.agreement["kl"] < alone["kl"]
+    check_calibration_is_closer(composite("roberta", "bert"), data, tokenizer)
 
 
 def test_images_are_answered_by_the_model() -> None:

@@ -24,6 +24,7 @@ from tiny import (
     SEQ2SEQ,
     Row,
     batches,
+    check_calibration_is_closer,
     converted,
     every_form,
     full_rank,
@@ -40,7 +41,6 @@ from transformers.models.auto import modeling_auto
 import collab
 from collab.data.audio import Recording
 from collab.errors import CalibrationError, CollabError, ConfigurationError, DataError, UnsupportedArchitectureError
-from collab.evaluation.compare import agreement
 from collab.figures.heads import draw_attention
 from collab.models.cache import CacheBytes, cache_bytes
 from collab.models.families import collaborative_layers
@@ -150,17 +150,7 @@ def test_cross_attention_has_the_moments_of_both_sequences() -> None:
 
 @pytest.mark.parametrize("data", ["synthetic", "pairs", "sources"])
 def test_calibration_is_closer_than_the_weights_alone(data: str, tokenizer: BertTokenizerFast) -> None:
-    native = marian()
-    rows = {"synthetic": "synthetic", "pairs": PAIRS, "sources": SENTENCES[:40]}[data]
-    options = collab.CalibrationOptions(samples=200)
-    calibration = collab.calibrate(collab.Checkpoint(native, tokenizer), rows, options=options)
-    assert all("decoder_input_ids" in batch for batch in calibration.batches)
-    config = collab.ConversionConfig(rank=12, refine="none", compare=False)
-    calibrated = collab.convert(native, config, calibration=calibration)
-    alone = agreement(native, converted(native, 12), calibration.batches)
-    assert calibrated.report.agreement is not None
-    assert alone is not None
-    assert calibrated.report.agreement["kl"] < alone["kl"]
+    check_calibration_is_closer(marian(), data, tokenizer)
 
 
 @pytest.mark.parametrize("padding", [-100, 1])

@@ -5,15 +5,12 @@ from __future__ import annotations
 import inspect
 import json
 import os
-import signal
 import subprocess
 import sys
-import time
 from collections import defaultdict
 from pathlib import Path
 
 import click
-import pytest
 from tiny import BY_TYPE, tiny_model
 
 from collab.cli import main
@@ -144,40 +141,6 @@ class TestOptions:
                     declared = str(parameters[argument].annotation)
                     required = declared.removesuffix(" | None")  # the option is required, or has a default
                     assert built in (declared, f"{required} | None"), (name, argument)
-
-
-class TestInterruption:
-    def test_little_is_imported_before_there_is_a_handler(self) -> None:
-        """Until collab/__main__.py runs, Ctrl-C shows Python's traceback."""
-        code = "import sys; before = set(sys.modules); import collab; print(*sorted(set(sys.modules) - before))"
-        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-        imported = done.stdout.split()
-        own = [name for name in imported if name.partition(".")[0] == "collab"]
-        assert own == ["collab", "collab.models", "collab.models.registration"]
-        assert {"importlib.resources", "pathlib", "tempfile", "typing"}.isdisjoint(imported)
-        assert len(imported) < 40, imported
-
-    @pytest.mark.parametrize("seconds", [0.4, 1.0, 2.0])
-    def test_while_libraries_are_imported(self, demo_folder: Path, tmp_path: Path, seconds: float) -> None:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "collab", "convert", str(demo_folder), str(tmp_path / "out"), "--rank", "8"],
-            stderr=subprocess.PIPE,
-            text=True,
-            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
-        )
-        assert process.stderr is not None
-        try:
-            assert process.stderr.readline().startswith("Loading ")
-            time.sleep(seconds)
-            process.send_signal(signal.SIGINT)
-            _, stderr = process.communicate(timeout=60)
-        finally:
-            process.kill()
-            process.wait()
-        assert process.returncode == 1
-        assert stderr.endswith("Error: Interrupted. Nothing was written.\n")
-        assert "Traceback" not in stderr
-        assert list(tmp_path.iterdir()) == []
 
 
 class TestOutput:

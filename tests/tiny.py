@@ -16,6 +16,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 import collab
 from collab.decomposition import FORMS
+from collab.evaluation.compare import agreement
 from collab.modeling.collab_rotary import CollaborativeRotaryAttention
 from collab.models.families import Family, families
 from collab.models.inputs import has_decoder, probe_inputs
@@ -458,6 +459,20 @@ def of_seen(output: Any, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
         name: value[mask.bool()] if value.shape[: mask.ndim] == mask.shape else value
         for name, value in tensors(output).items()
     }
+
+
+def check_calibration_is_closer(native: PreTrainedModel, data: str, tokenizer: BertTokenizerFast) -> None:
+    """Checks that an encoder with a decoder, calibrated, is closer to the original than by its weights alone."""
+    rows = {"synthetic": "synthetic", "pairs": PAIRS, "sources": SENTENCES[:40]}[data]
+    options = collab.CalibrationOptions(samples=200)
+    calibration = collab.calibrate(collab.Checkpoint(native, tokenizer), rows, options=options)
+    assert all("decoder_input_ids" in batch for batch in calibration.batches)
+    config = collab.ConversionConfig(rank=12, refine="none", compare=False)
+    calibrated = collab.convert(native, config, calibration=calibration)
+    alone = agreement(native, converted(native, 12), calibration.batches)
+    assert calibrated.report.agreement is not None
+    assert alone is not None
+    assert calibrated.report.agreement["kl"] < alone["kl"]
 
 
 def self_attentions(model: PreTrainedModel) -> tuple[Tensor, ...]:

@@ -1,7 +1,7 @@
 """Why models of other families are not converted, and what to do instead.
 
-One table by `model_type`, so that a refusal needs nothing but the config. `tests/test_refusals.py` compares it with
-what the installed transformers calls an encoder.
+One table by `model_type`, so that a refusal needs nothing but the config. `tests/robustness/test_refusals.py` compares
+it with what the installed transformers calls an encoder.
 """
 
 from __future__ import annotations

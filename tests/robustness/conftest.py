@@ -1,0 +1,50 @@
+"""What tests of robustness share, and that those marked `exhaustive` run only if asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from folders import folder_for, longer_line, make_bases
+from forks import Forks, Job, Outcome, forks
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if "exhaustive" not in config.option.markexpr:
+        left_out = [item for item in items if item.get_closest_marker("exhaustive")]
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if not item.get_closest_marker("exhaustive")]
+
+
+@pytest.fixture(scope="session")
+def bases(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The undamaged checkpoints."""
+    return make_bases(tmp_path_factory.mktemp("bases"))
+
+
+@pytest.fixture(scope="session")
+def running() -> Iterator[Forks]:
+    """A process that runs commands in forks."""
+    with forks() as process:
+        yield process
+
+
+@pytest.fixture(scope="session")
+def undisturbed(
+    bases: Path, running: Forks, tmp_path_factory: pytest.TempPathFactory
+) -> Callable[[str], tuple[Path, float]]:
+    """The output of a command of `LONGER` that nobody disturbed, and the seconds that it took."""
+    known: dict[str, tuple[Path, float]] = {}
+
+    def of(name: str) -> tuple[Path, float]:
+        if name not in known:
+            outcomes: list[Outcome] = []
+            for _ in range(2):  # the second time, all is imported and in the system's caches
+                folder = folder_for(name, bases, tmp_path_factory.mktemp("undisturbed"))
+                outcomes.append(running.run(Job(longer_line(name), str(folder))))
+                assert outcomes[-1].code == 0, outcomes[-1].stderr
+            known[name] = folder / "out", min(outcome.seconds for outcome in outcomes)
+        return known[name]
+
+    return of
