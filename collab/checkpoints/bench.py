@@ -13,8 +13,9 @@ from ..evaluation.options import BenchOptions
 from ..evaluation.peak import peak_memory
 from ..io.checkpoint import Checkpoint
 from ..io.load import load
-from ..io.options import LoadOptions, Progress, no_progress
+from ..io.options import LoadOptions
 from ..io.read import check_weight_files
+from ..progress import Progress, no_progress
 
 
 def bench(

@@ -16,8 +16,9 @@ from ..evaluation.options import EvaluateOptions
 from ..io.checkpoint import Checkpoint
 from ..io.history import read_history
 from ..io.load import load
-from ..io.options import LoadOptions, Progress, no_progress
+from ..io.options import LoadOptions
 from ..io.read import read_config, resolve_source
+from ..progress import Progress, no_progress
 
 
 def evaluate(

@@ -18,9 +18,10 @@ from ..evaluation.compare import check_tokenizers
 from ..heads.options import PruneOptions
 from ..io.checkpoint import Checkpoint
 from ..io.load import load, load_source
-from ..io.options import LoadOptions, Progress, SaveOptions, no_progress
+from ..io.options import LoadOptions, SaveOptions
 from ..io.read import Source, read_config, resolve_source
 from ..io.staging import check_output
+from ..progress import Progress, no_progress
 from ..training.options import FinetuneOptions, RunOptions
 from ..training.work import (
     Start,

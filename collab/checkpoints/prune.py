@@ -12,8 +12,9 @@ from ..heads.pruning import prune as prune_model
 from ..heads.rows import head_rows
 from ..io.checkpoint import Checkpoint
 from ..io.load import load_source
-from ..io.options import LoadOptions, Progress, SaveOptions, no_progress
+from ..io.options import LoadOptions, SaveOptions
 from ..io.read import Source
+from ..progress import Progress, no_progress
 from ..training.options import HealRequest
 from .heal import healed
 from .speed import speed

@@ -19,8 +19,9 @@ from ..decomposition.options import CONTENTS, METHODS, SolverOptions
 from ..decomposition.options import Precision as SolverPrecision
 from ..decomposition.rank import Rank
 from ..errors import ConfigurationError
+from ..evaluation.options import REPORTED_LENGTHS
 from ..heads.options import parse_keep
-from ..io.options import DTYPES, LENGTHS, LoadOptions, SaveOptions
+from ..io.options import DTYPES, LoadOptions, SaveOptions
 from ..planning.config import Refine
 from ..training.options import PRECISIONS, HealOptions, HealRequest, RunOptions, Trainable
 
@@ -220,7 +221,7 @@ lengths_option = click.option(
     multiple=True,
     callback=_none_if_empty,
     help="Tokens of a row; may be given several times."
-    + _default(f"{', '.join(map(str, LENGTHS))}, or what the model takes where that is less"),
+    + _default(f"{', '.join(map(str, REPORTED_LENGTHS))}, or what the model takes where that is less"),
 )
 
 

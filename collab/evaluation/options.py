@@ -16,6 +16,10 @@ if TYPE_CHECKING:
     import torch
 
 
+REPORTED_LENGTHS = (32, 128, 512)
+"""Sequence lengths at which speed and arithmetic are reported, in tokens; less where a model takes less."""
+
+
 @dataclass(frozen=True)
 class EvaluateOptions:
     """Settings of an evaluation.

@@ -10,9 +10,9 @@ from transformers import PreTrainedModel
 from ..conversion.convert import convert_losslessly
 from ..errors import ConfigurationError, DataError
 from ..io.checkpoint import Checkpoint
-from ..io.options import Progress, no_progress
 from ..modeling.collab_model import CollaborativeMixin
 from ..models.layers import head_layers, parameters
+from ..progress import Progress, no_progress
 from ..steps.pruning import Pruning
 from ..steps.step import Parameters
 from .options import PruneOptions, ScoreOptions

@@ -19,11 +19,11 @@ from ..data.prepare import Unlabelled, features_of, hold_out
 from ..errors import ConfigurationError, TrainingError
 from ..evaluation.compare import agreement, check_comparable
 from ..io.checkpoint import Checkpoint
-from ..io.options import Progress, no_progress
 from ..models.families import collaborative_layers
 from ..models.inputs import on_device
 from ..models.layers import FACTORS, count_parameters, entry_of
 from ..models.states import evaluating, set_dropout
+from ..progress import Progress, no_progress
 from ..steps.training import Healing
 from .distillation import DistillationTrainer, answers, distillation_loss
 from .learning_rate import find_learning_rate

@@ -36,7 +36,7 @@ from transformers.utils import logging as transformers_logging
 from ..data.features import length_of
 from ..errors import ConfigurationError, DeviceError, ExtraError, TrainingError, is_short_of_memory
 from ..io.failures import writing
-from ..io.options import Progress, no_progress
+from ..progress import Progress, no_progress
 from .options import RunOptions
 from .sampling import LengthSampler
 from .work import (
