@@ -28,7 +28,7 @@ from common import kept, machine, markdown, my_turn, write
 from kill import COMMANDS, TOLERANCE, Running, contents, difference, make, state_of, strays
 from small_disk import change, small_disk, used
 
-from collab.cli.running import import_libraries
+from collab.cli.libraries import import_libraries
 
 LARGE = 2**28
 

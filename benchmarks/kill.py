@@ -38,7 +38,7 @@ import collab
 import collab.training.finetune
 import collab.training.heal
 from collab.cli import main as main_command
-from collab.cli.running import import_libraries
+from collab.cli.libraries import import_libraries
 
 TOLERANCE = 1e-6
 _TRAIN = ("--batch-size", "8", "--steps", "12", "--evaluations", "6")

@@ -112,7 +112,7 @@ def _import_for_all() -> None:
     import sklearn.metrics  # noqa: F401
     import torch
 
-    from collab.cli.running import import_libraries
+    from collab.cli.libraries import import_libraries
 
     import_libraries(0)
     torch.set_num_threads(1)

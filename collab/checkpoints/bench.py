@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from ..device import resolve_device
 from ..evaluation.bench import bench as bench_models
 from ..evaluation.bench_report import BenchedModel, BenchReport
 from ..evaluation.options import BenchOptions
@@ -42,7 +43,7 @@ def bench(
         OutOfMemoryError: as `collab.bench`.
     """
     options = options or BenchOptions()
-    device, dtype = options.resolve_device(), options.torch_dtype
+    device, dtype = resolve_device(options.device), options.torch_dtype
     progress("loading the model", 0, None)
     loaded = [load(model, load_options, with_processor=False)]
     if against is not None:

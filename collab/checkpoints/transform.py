@@ -13,8 +13,9 @@ from ..io.options import LoadOptions, SaveOptions
 from ..io.read import Source, resolve_source
 from ..io.staging import check_output, check_space
 from ..io.write import save
+from ..processes import is_main_process
 from ..progress import Progress, no_progress
-from ..training.work import exclusive_lock, finish, is_main_process, work_folder
+from ..training.work import exclusive_lock, finish, work_folder
 
 _LEAST = 10
 """The smallest result takes a tenth of the original's weights, so with less space there is no use in beginning."""

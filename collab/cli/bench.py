@@ -8,19 +8,10 @@ import click
 
 from ..evaluation.options import BenchOptions
 from ..io.options import LoadOptions
-from .options import (
-    against_option,
-    device_option,
-    dtype_option,
-    figure_option,
-    gathers,
-    lengths_option,
-    model_argument,
-    revision_option,
-    rounds_option,
-    seed_option,
-)
-from .running import Command, Session
+from .command import Command, gathers
+from .options.measuring import against_option, figure_option, lengths_option, rounds_option
+from .options.model import device_option, dtype_option, model_argument, revision_option, seed_option
+from .session import Session
 
 
 @click.command(
@@ -39,7 +30,6 @@ Examples:
     type=int,
     multiple=True,
     default=BenchOptions.batch_sizes,
-    show_default=True,
     help="Rows of a batch; may be given several times.",
 )
 @lengths_option
@@ -50,7 +40,6 @@ Examples:
 @click.option(
     "--memory/--no-memory",
     default=True,
-    show_default=True,
     help="Measure peak memory; on a CPU each model is loaded once more for that, in a process of its own.",
 )
 @seed_option

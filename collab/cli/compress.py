@@ -3,67 +3,49 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
 
 import click
 
 from ..calibration.options import CalibrationRequest
 from ..compression.options import PARTS, CompressionConfig, Part
-from ..data.source import DataSource
 from ..errors import ConfigurationError
 from ..io.options import LoadOptions, SaveOptions
 from ..training.options import HealOptions, HealRequest, RunOptions
-from .options import (
-    calibration_options,
-    flops_option,
-    gathers,
-    heal_options,
+from .command import Command, Parsed, gathers
+from .options.calibration import calibration_options, flops_option
+from .options.data import unlabelled
+from .options.measuring import speed_option
+from .options.model import (
     keep_tokens_option,
     loading_options,
     model_argument,
     output_argument,
     saving_options,
     seed_option,
-    speed_option,
-    unlabelled,
 )
-from .running import INTERRUPTED_TRAINING, Command, Session
+from .options.training import heal_options
+from .session import INTERRUPTED_TRAINING, Session
 
 _RUN = RunOptions(steps=200, batch_size=64, evaluations=2, precision="auto")
 
 
-class PartsType(click.ParamType):
-    """Names of parts with commas between them."""
-
-    name = "parts"
-
-    def convert(
-        self, value: str | tuple[Part, ...], param: click.Parameter | None, ctx: click.Context | None
-    ) -> tuple[Part, ...]:
-        """See `click.ParamType`."""
-        names = value.split(",") if isinstance(value, str) else value
-        parts = tuple(part for part in PARTS if part in names)
-        if len(parts) != len(names):
-            self.fail(f"{value!r} does not name parts out of {', '.join(PARTS)}.", param, ctx)
-        return parts
+def _parts(text: str) -> tuple[Part, ...]:
+    """Reads names of parts with commas between them."""
+    names = text.split(",")
+    parts = tuple(part for part in PARTS if part in names)
+    if len(parts) != len(names):
+        raise ConfigurationError(f"{text!r} does not name parts out of {', '.join(PARTS)}.")
+    return parts
 
 
 only_option = click.option(
-    "--only",
-    type=PartsType(),
-    default=",".join(PARTS),
-    show_default=True,
-    help="The parts that may become smaller.",
+    "--only", type=Parsed("parts", _parts), default=",".join(PARTS), help="The parts that may become smaller."
 )
 drop_layers_option = click.option(
-    "--drop-layers", type=int, help="Number of layers to drop.  [default: as many as are predicted to lose least]"
+    "--drop-layers", type=int, show_default="as many as are predicted to lose least", help="Number of layers to drop."
 )
 length_option = click.option(
-    "--length",
-    type=int,
-    default=CompressionConfig.length,
-    show_default=True,
-    help="Tokens of a row, for --flops and --speedup.",
+    "--length", default=CompressionConfig.length, help="Tokens of a row, for --flops and --speedup."
 )
 native_option = click.option(
     "--native",
@@ -77,7 +59,7 @@ def _heal(
     heal: str | None,
     heal_steps: int,
     heal_precision: str,
-    calibration_source: Literal["default", "synthetic", "none"] | DataSource,
+    calibration: CalibrationRequest,
     text_column: tuple[str, ...],
     max_length: int | None,
     calibration_subset: str | None,
@@ -92,7 +74,7 @@ def _heal(
     if heal is not None:
         source = unlabelled(heal, text_column, calibration_subset, calibration_split)
     else:
-        source = "synthetic" if isinstance(calibration_source, str) else calibration_source
+        source = "synthetic" if isinstance(calibration.source, str) else calibration.source
     run = RunOptions(
         steps=heal_steps,
         batch_size=_RUN.batch_size,
@@ -129,7 +111,6 @@ Examples:
     "--heal-precision",
     type=click.Choice(["auto", "float32", "bfloat16"]),
     default=_RUN.precision,
-    show_default=True,
     help="Precision of the arithmetic in healing. auto: bfloat16 where the processor multiplies it faster.",
 )
 @seed_option

@@ -10,25 +10,20 @@ from ..data.source import DataSource
 from ..data.task import Task
 from ..evaluation.options import EvaluateOptions
 from ..io.options import LoadOptions
-from .options import (
+from .command import Command, command_line, gathers
+from .options.data import (
     LABELLED,
-    against_option,
-    command_line,
-    device_option,
-    gathers,
     label_column_option,
-    loading_options,
     max_length_option,
-    model_argument,
-    rounds_option,
     samples_option,
-    seed_option,
     split_option,
     subset_option,
     task_option,
     text_column_option,
 )
-from .running import Command, Session
+from .options.measuring import against_option, rounds_option
+from .options.model import device_option, loading_options, model_argument, seed_option
+from .session import Session
 
 
 def _source(data: str | None, text_column: tuple[str, ...], subset: str | None, split: str) -> DataSource | None:
@@ -44,7 +39,7 @@ Examples:
 )
 @model_argument
 @gathers("source", _source)
-@click.option("--data", help=f"Labelled rows: {LABELLED}.  [default: the task's own]")
+@click.option("--data", show_default="the task's own", help=f"Labelled rows: {LABELLED}.")
 @task_option("what the model's head is for")
 @text_column_option
 @subset_option
@@ -54,13 +49,7 @@ Examples:
 @gathers("options", EvaluateOptions)
 @samples_option(None)
 @max_length_option
-@click.option(
-    "--draws",
-    type=int,
-    default=EvaluateOptions.draws,
-    show_default=True,
-    help="Draws of the bootstrap, for the intervals.",
-)
+@click.option("--draws", default=EvaluateOptions.draws, help="Draws of the bootstrap, for the intervals.")
 @rounds_option(EvaluateOptions.rounds)
 @device_option()
 @seed_option

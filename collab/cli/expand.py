@@ -7,8 +7,9 @@ from pathlib import Path
 import click
 
 from ..io.options import LoadOptions, SaveOptions
-from .options import loading_options, model_argument, output_argument, saving_options
-from .running import Command, Session
+from .command import Command
+from .options.model import loading_options, model_argument, output_argument, saving_options
+from .session import Session
 
 
 @click.command(
@@ -22,9 +23,7 @@ Examples:
 @output_argument
 @click.option(
     "--allow-error",
-    type=float,
     default=0.0,
-    show_default=True,
     help="Relative error of a layer's query-key products at most, where a native layer cannot hold them exactly.",
 )
 @loading_options

@@ -7,8 +7,9 @@ from pathlib import Path
 import click
 
 from ..io.options import LoadOptions, SaveOptions
-from .options import loading_options, model_argument, output_argument, saving_options
-from .running import Command, Session
+from .command import Command
+from .options.model import loading_options, model_argument, output_argument, saving_options
+from .session import Session
 
 
 @click.command(

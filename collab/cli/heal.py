@@ -6,26 +6,21 @@ from pathlib import Path
 
 import click
 
+from ..data.source import NamedSource
 from ..io.options import LoadOptions, SaveOptions
 from ..training.options import HealOptions
-from .options import (
-    Unlabelled,
-    data_options,
-    gathers,
+from .command import Command, gathers
+from .options.data import data_options, max_length_option, samples_option
+from .options.model import loading_options, model_argument, output_argument, saving_options
+from .options.training import (
     learning_rate_option,
-    loading_options,
-    max_length_option,
-    model_argument,
-    output_argument,
     restart_option,
-    samples_option,
-    saving_options,
     teacher_option,
     trainable_option,
     training_options,
     training_steps_option,
 )
-from .running import INTERRUPTED_TRAINING, Command, Session
+from .session import INTERRUPTED_TRAINING, Session
 
 _RUN = HealOptions().run
 
@@ -55,7 +50,7 @@ def heal(
     model: str,
     output: Path,
     *,
-    data: Unlabelled,
+    data: NamedSource,
     teacher: str | None,
     options: HealOptions,
     load_options: LoadOptions,

@@ -5,8 +5,10 @@ from __future__ import annotations
 import click
 
 from ..io.options import LoadOptions
-from .options import lengths_option, model_argument, revision_option
-from .running import Command, Session
+from .command import Command
+from .options.measuring import lengths_option
+from .options.model import model_argument, revision_option
+from .session import Session
 
 
 @click.command(

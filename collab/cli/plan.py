@@ -11,17 +11,11 @@ from ..compression.options import CompressionConfig
 from ..decomposition.options import Content, SolverOptions
 from ..errors import ConfigurationError
 from ..io.options import LoadOptions
-from .options import (
-    calibration_options,
-    content_option,
-    figure_option,
-    flops_option,
-    loading_options,
-    model_argument,
-    params_option,
-    solver_options,
-)
-from .running import Command, Session
+from .command import Command
+from .options.calibration import calibration_options, content_option, flops_option, params_option, solver_options
+from .options.measuring import figure_option
+from .options.model import loading_options, model_argument
+from .session import Session
 
 
 @click.command(

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
+from ..device import resolve_device
 from ..errors import ConfigurationError, OutOfMemoryError, first_line, is_short_of_memory
 from ..models.cache import CacheBytes, cache_bytes
 from ..models.inputs import input_kind, lengths_within, longest_input, random_inputs, takes_waveforms
@@ -57,7 +58,7 @@ def bench(
     if not 1 <= len(models) <= 2:
         raise ConfigurationError(f"Give one model, or two to compare, not {len(models)}.")
     names = names or [type(model).__name__ for model in models]
-    device = options.resolve_device()
+    device = resolve_device(options.device)
     lengths, notes = lengths_of(models, names, options)
     grid = [(rows, length) for rows in sorted(set(options.batch_sizes)) for length in lengths]
     vocabulary = min(getattr(model.config, "vocab_size", 0) or 0 for model in models) or None
