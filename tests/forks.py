@@ -116,7 +116,7 @@ def _import_for_all() -> None:
 
     import_libraries(0)
     torch.set_num_threads(1)
-    for module in ("tables", "head_tables"):
+    for module in ("tables", "head_tables", "bench_tables"):
         importlib.import_module(f"collab.cli.{module}")
 
 

@@ -23,9 +23,10 @@ from transformers import AutoConfig
 
 import collab
 from collab.cli import main
+from collab.cli.bench_tables import show_bench
 from collab.cli.head_tables import show_inspection, show_scores
 from collab.cli.outcome import show_steps
-from collab.cli.tables import show_bench, show_plan
+from collab.cli.tables import show_plan
 from collab.decomposition import FORMS
 from collab.evaluation.bench_report import BenchedModel, BenchReport, BenchSetting, PeakMemory
 from collab.evaluation.timing import Spread

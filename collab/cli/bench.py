@@ -62,7 +62,7 @@ def bench(
     session.begin(model)
     from ..checkpoints.bench import bench as bench_checkpoints
     from ..figures.plan import draw_bench
-    from .tables import show_bench
+    from .bench_tables import show_bench
 
     session.progress("loading the model", 0, None)
     report = bench_checkpoints(model, against, options, load_options=load_options, progress=session.progress)
