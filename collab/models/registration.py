@@ -3,10 +3,9 @@
 Importing `collab.models.families` registers the converted models but takes seconds, which ``--help`` should not take.
 So registration waits until transformers is imported for another reason.
 
-transformers 5.23 was searched for another way: it reads no entry points or environment variables of other packages, its
-lazy tables of names (``CONFIG_MAPPING_NAMES``) lead only to modules of its own, and ``AutoConfig.register`` takes classes
-and imports torch first, 1.7 s where ``collab --help`` takes 0.1 s. A model's ``auto_map`` needs no registration but
-``trust_remote_code``, which ``import collab`` spares its users.
+Nothing in transformers (5.23 was searched) does that: it looks for no entry points or environment variables of other
+packages, and its lazy tables of names lead only to its own modules. ``AutoConfig.register`` takes classes and imports
+torch first, 1.7 s where ``collab --help`` takes 0.1 s; ``auto_map`` in a config needs ``trust_remote_code`` instead.
 
 This file runs before the command line can handle Ctrl-C, so it imports next to nothing: not even the base classes of
 finders and loaders, which would take longer than all else that ``import collab`` does.
