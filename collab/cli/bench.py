@@ -8,20 +8,16 @@ import click
 
 from ..evaluation.options import BenchOptions
 from ..io.options import LoadOptions
-from .command import Command, gathers
+from .command import command, gathers
 from .options.measuring import against_option, figure_option, lengths_option, rounds_option
-from .options.model import device_option, dtype_option, model_argument, revision_option, seed_option
+from .options.model import device_option, dtype_option, model_weights, seed_option
 from .session import Session
 
 
-@click.command(
-    cls=Command,
-    epilog="""\b
-Examples:
-  collab bench converted --against original
-  collab bench converted --against original --batch-size 1 --length 16 --length 64 --figure speed.png""",
+@command(
+    "collab bench converted --against original",
+    "collab bench converted --against original --batch-size 1 --length 16 --length 64 --figure speed.png",
 )
-@model_argument
 @against_option
 @gathers("options", BenchOptions)
 @click.option(
@@ -44,7 +40,7 @@ Examples:
 )
 @seed_option
 @figure_option
-@revision_option
+@model_weights
 def bench(
     model: str,
     *,

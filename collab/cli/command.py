@@ -65,6 +65,11 @@ class Parsed(click.ParamType):
             self.fail(str(error), param, ctx)
 
 
+def command(*examples: str) -> Callable[[Callable[..., Any]], Command]:
+    """Makes a function a `Command`, with examples below its help."""
+    return click.command(cls=Command, epilog="\n".join(["\b", "Examples:", *(f"  {line}" for line in examples)]))
+
+
 class Command(click.Command):
     """A command with the options on output that all have, run with messages instead of tracebacks.
 

@@ -11,18 +11,11 @@ from ..compression.options import PARTS, CompressionConfig, Part
 from ..errors import ConfigurationError
 from ..io.options import LoadOptions, SaveOptions
 from ..training.options import HealOptions, HealRequest, RunOptions
-from .command import Command, Parsed, gathers
+from .command import Parsed, command, gathers
 from .options.calibration import calibration_options, flops_option
 from .options.data import unlabelled
 from .options.measuring import speed_option
-from .options.model import (
-    keep_tokens_option,
-    loading_options,
-    model_argument,
-    output_argument,
-    saving_options,
-    seed_option,
-)
+from .options.model import keep_tokens_option, model_in, model_out, seed_option
 from .options.training import heal_options
 from .session import INTERRUPTED_TRAINING, Session
 
@@ -36,23 +29,6 @@ def _parts(text: str) -> tuple[Part, ...]:
     if len(parts) != len(names):
         raise ConfigurationError(f"{text!r} does not name parts out of {', '.join(PARTS)}.")
     return parts
-
-
-only_option = click.option(
-    "--only", type=Parsed("parts", _parts), default=",".join(PARTS), help="The parts that may become smaller."
-)
-drop_layers_option = click.option(
-    "--drop-layers", type=int, show_default="as many as are predicted to lose least", help="Number of layers to drop."
-)
-length_option = click.option(
-    "--length", default=CompressionConfig.length, help="Tokens of a row, for --flops and --speedup."
-)
-native_option = click.option(
-    "--native",
-    is_flag=True,
-    help="Change only what the original's own class can hold: one width for all feed-forward layers, and fewer layers. "
-    "collab expand then writes a model that needs no code.",
-)
 
 
 def _heal(
@@ -85,24 +61,28 @@ def _heal(
     return HealRequest(source, HealOptions("layers", 65536, max_length, run))
 
 
-@click.command(
-    cls=Command,
-    epilog="""\b
-Examples:
-  collab compress sentence-transformers/all-MiniLM-L6-v2 half --flops 0.5 --calibration sentences.txt
-  collab compress ./my-classifier faster --speedup 1.8 --calibration sentences.txt --heal-steps 1000
-  collab compress bert-base-uncased small --params 0.6 --only values,feed-forward""",
+@command(
+    "collab compress sentence-transformers/all-MiniLM-L6-v2 half --flops 0.5 --calibration sentences.txt",
+    "collab compress ./my-classifier faster --speedup 1.8 --calibration sentences.txt --heal-steps 1000",
+    "collab compress bert-base-uncased small --params 0.6 --only values,feed-forward",
 )
-@model_argument
-@output_argument
 @gathers("config", CompressionConfig)
 @flops_option()
 @click.option("--params", type=float, help="The largest fraction of the whole model's parameters to keep, such as 0.6.")
 @click.option("--speedup", type=float, help="How many times as fast to be on this processor, such as 1.8.")
-@only_option
-@drop_layers_option
-@length_option
-@native_option
+@click.option(
+    "--only", type=Parsed("parts", _parts), default=",".join(PARTS), help="The parts that may become smaller."
+)
+@click.option(
+    "--drop-layers", type=int, show_default="as many as are predicted to lose least", help="Number of layers to drop."
+)
+@click.option("--length", default=CompressionConfig.length, help="Tokens of a row, for --flops and --speedup.")
+@click.option(
+    "--native",
+    is_flag=True,
+    help="Change only what the original's own class can hold: one width for all feed-forward layers, and fewer layers. "
+    "collab expand then writes a model that needs no code.",
+)
 @gathers("heal", _heal)
 @calibration_options(weights_alone=False)
 @keep_tokens_option
@@ -114,9 +94,9 @@ Examples:
     help="Precision of the arithmetic in healing. auto: bfloat16 where the processor multiplies it faster.",
 )
 @seed_option
-@loading_options
+@model_in
 @speed_option
-@saving_options
+@model_out
 def compress(
     model: str,
     output: Path,

@@ -15,19 +15,11 @@ from ..errors import ConfigurationError
 from ..io.options import LoadOptions, SaveOptions
 from ..planning.config import Allocation, ConversionConfig, Optimize, Refine
 from ..training.options import HealOptions, HealRequest
-from .command import Command, Parsed, gathers
+from .command import Parsed, command, gathers
 from .options.calibration import calibration_options, content_option, params_option, solver_options
 from .options.data import unlabelled
 from .options.measuring import speed_option
-from .options.model import (
-    dtype_option,
-    keep_tokens_option,
-    loading_options,
-    model_argument,
-    output_argument,
-    saving_options,
-    seed_option,
-)
+from .options.model import dtype_option, keep_tokens_option, model_in, model_out, seed_option
 from .options.training import heal_options, heal_request
 from .session import INTERRUPTED_TRAINING, Session
 
@@ -72,17 +64,12 @@ def _heal(
     return heal_request(source, HealOptions(max_length=max_length), heal_steps)
 
 
-@click.command(
-    cls=Command,
-    epilog="""\b
-Examples:
-  collab convert bert-base-uncased out --rank 384
-  collab convert ./my-classifier out --params 0.33 --form auto --calibration sentences.txt
-  collab convert sentence-transformers/all-MiniLM-L6-v2 out --rank 0.25 --form tucker
-  collab convert ./my-model out --rank 128,128,96,96,64,64 --json > report.json""",
+@command(
+    "collab convert bert-base-uncased out --rank 384",
+    "collab convert ./my-classifier out --params 0.33 --form auto --calibration sentences.txt",
+    "collab convert sentence-transformers/all-MiniLM-L6-v2 out --rank 0.25 --form tucker",
+    "collab convert ./my-model out --rank 128,128,96,96,64,64 --json > report.json",
 )
-@model_argument
-@output_argument
 @gathers("config", ConversionConfig)
 @click.option(
     "-r",
@@ -137,9 +124,9 @@ Examples:
 @solver_options
 @dtype_option(None, "the checkpoint's")
 @seed_option
-@loading_options
+@model_in
 @speed_option
-@saving_options
+@model_out
 @click.option("--max-shard-size", default=SaveOptions.max_shard_size, help="Largest weights file.")
 @click.option("--base-model", show_default="MODEL", help="Hub id of the original, for the model card.")
 @click.option("--push-to-hub", metavar="REPO", help="Upload the result to this Hub id.")

@@ -10,7 +10,7 @@ from ..data.source import DataSource
 from ..data.task import Task
 from ..evaluation.options import EvaluateOptions
 from ..io.options import LoadOptions
-from .command import Command, command_line, gathers
+from .command import command, command_line, gathers
 from .options.data import (
     LABELLED,
     label_column_option,
@@ -22,7 +22,7 @@ from .options.data import (
     text_column_option,
 )
 from .options.measuring import against_option, rounds_option
-from .options.model import device_option, loading_options, model_argument, seed_option
+from .options.model import device_option, model_in, seed_option
 from .session import Session
 
 
@@ -30,14 +30,10 @@ def _source(data: str | None, text_column: tuple[str, ...], subset: str | None, 
     return None if data is None else DataSource(data, text_column, subset, split)
 
 
-@click.command(
-    cls=Command,
-    epilog="""\b
-Examples:
-  collab evaluate converted --against original --data dev.tsv --task glue/sst2
-  collab evaluate embedder --data pairs.csv --text-column 0 --text-column 1 --label-column 2""",
+@command(
+    "collab evaluate converted --against original --data dev.tsv --task glue/sst2",
+    "collab evaluate embedder --data pairs.csv --text-column 0 --text-column 1 --label-column 2",
 )
-@model_argument
 @gathers("source", _source)
 @click.option("--data", show_default="the task's own", help=f"Labelled rows: {LABELLED}.")
 @task_option("what the model's head is for")
@@ -54,7 +50,7 @@ Examples:
 @device_option()
 @seed_option
 @click.option("--record", "recorded", is_flag=True, help="Add the result to the report and the card in MODEL's folder.")
-@loading_options
+@model_in
 def evaluate(
     model: str,
     *,

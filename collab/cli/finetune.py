@@ -15,7 +15,7 @@ from ..errors import ConfigurationError
 from ..heads.options import PruneOptions, RowOptions
 from ..io.options import LoadOptions, SaveOptions
 from ..training.options import FinetuneOptions
-from .command import Command, gathers
+from .command import command, gathers
 from .options.data import (
     LABELLED,
     label_column_option,
@@ -26,7 +26,7 @@ from .options.data import (
     task_option,
     text_column_option,
 )
-from .options.model import loading_options, model_argument, output_argument, saving_options
+from .options.model import model_in, model_out
 from .options.training import (
     learning_rate_option,
     restart_option,
@@ -74,17 +74,12 @@ class _Data:
         return LabelledData(train, held_out, self.label_column, labels, self.samples, self.new_head)
 
 
-@click.command(
-    cls=Command,
-    epilog="""\b
-Examples:
-  collab finetune converted tuned --task classification --train train.tsv --eval dev.tsv
-  collab finetune bert-base-uncased tuned --task glue/sst2 --epochs 2
-  collab finetune bert-base-uncased smaller --task glue/sst2 --prune-heads 0.4 --prune-at 0.5
-  accelerate launch --num_processes 2 -m collab finetune converted tuned --task glue/cola""",
+@command(
+    "collab finetune converted tuned --task classification --train train.tsv --eval dev.tsv",
+    "collab finetune bert-base-uncased tuned --task glue/sst2 --epochs 2",
+    "collab finetune bert-base-uncased smaller --task glue/sst2 --prune-heads 0.4 --prune-at 0.5",
+    "accelerate launch --num_processes 2 -m collab finetune converted tuned --task glue/cola",
 )
-@model_argument
-@output_argument
 @task_option(kinds=TRAINABLE_KINDS)
 @click.option("--metric", show_default="the task's usual one", help="Metric that selects the best checkpoint.")
 @gathers("data", _Data)
@@ -114,8 +109,8 @@ Examples:
 @training_options(_RUN)
 @max_length_option
 @restart_option
-@loading_options
-@saving_options
+@model_in
+@model_out
 def finetune(
     model: str,
     output: Path,

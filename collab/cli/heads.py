@@ -13,10 +13,10 @@ from ..data.task import Task
 from ..errors import ConfigurationError
 from ..heads.options import RowOptions, ScoreOptions
 from ..io.options import LoadOptions
-from .command import Command, gathers
+from .command import command, gathers
 from .options.data import data_options, unlabelled
 from .options.heads import head_rows_options, scoring_options
-from .options.model import loading_options, model_argument
+from .options.model import model_in
 from .session import Session
 
 if TYPE_CHECKING:
@@ -56,14 +56,10 @@ def _data2(data2: str | None, text_column: tuple[str, ...], subset: str | None, 
     return None if data2 is None else unlabelled(data2, text_column, subset, split)
 
 
-@click.command(
-    cls=Command,
-    epilog="""\b
-Examples:
-  collab heads ./model --data sentences.txt --figures figures
-  collab heads ./classifier --data dev.tsv --task classification --score gradient --score ablation --json""",
+@command(
+    "collab heads ./model --data sentences.txt --figures figures",
+    "collab heads ./classifier --data dev.tsv --task classification --score gradient --score ablation --json",
 )
-@model_argument
 @gathers("data2", _data2)
 @data_options(required=True)
 @click.option("--data2", help="Other rows, to see whether the scores agree.")
@@ -82,7 +78,7 @@ Examples:
     help="Draw the attention maps of this sentence; may be given several times.",
 )
 @click.option("--layer", "layers", type=int, multiple=True, help="Draw the maps of this layer only; from 0.")
-@loading_options
+@model_in
 def heads(
     model: str,
     *,

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import click
-
 from ..data.source import NamedSource
 from ..io.options import LoadOptions, SaveOptions
 from ..training.options import HealOptions
-from .command import Command, gathers
+from .command import command, gathers
 from .options.data import data_options, max_length_option, samples_option
-from .options.model import loading_options, model_argument, output_argument, saving_options
+from .options.model import model_in, model_out
 from .options.training import (
     learning_rate_option,
     restart_option,
@@ -25,15 +23,10 @@ from .session import INTERRUPTED_TRAINING, Session
 _RUN = HealOptions().run
 
 
-@click.command(
-    cls=Command,
-    epilog="""\b
-Examples:
-  collab heal converted healed --data sentences.txt
-  collab heal converted healed --data pairs.csv --text-column 0 --text-column 1 --steps 1000""",
+@command(
+    "collab heal converted healed --data sentences.txt",
+    "collab heal converted healed --data pairs.csv --text-column 0 --text-column 1 --steps 1000",
 )
-@model_argument
-@output_argument
 @data_options(default="synthetic")
 @teacher_option("the original that the model's report names")
 @gathers("options", HealOptions)
@@ -44,8 +37,8 @@ Examples:
 @training_options(_RUN)
 @max_length_option
 @restart_option
-@loading_options
-@saving_options
+@model_in
+@model_out
 def heal(
     model: str,
     output: Path,

@@ -61,7 +61,6 @@ class Bars:
         if phase != self._phase:
             if self._phase:
                 self._bars.update(self._tasks[self._phase], total=1, completed=1)
-                self._bars.stop_task(self._tasks[self._phase])
             if phase in self._tasks:
                 self._bars.reset(self._tasks[phase])
             else:

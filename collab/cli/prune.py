@@ -11,11 +11,11 @@ from ..data.task import Task
 from ..heads.options import PruneOptions, ScoreOptions, parse_keep
 from ..io.options import LoadOptions, SaveOptions
 from ..training.options import HealOptions, HealRequest, Trainable
-from .command import Command, Parsed, gathers
+from .command import Parsed, command, gathers
 from .options.data import data_options, unlabelled
 from .options.heads import head_rows_options, scoring_options
 from .options.measuring import speed_option
-from .options.model import loading_options, model_argument, output_argument, saving_options
+from .options.model import model_in, model_out
 from .options.training import heal_options, heal_request, trainable_option
 from .session import INTERRUPTED_TRAINING, Session
 
@@ -38,16 +38,11 @@ def _heal(
     return heal_request(unlabelled(heal, text_column, subset, split), HealOptions(heal_trainable), heal_steps, seed)
 
 
-@click.command(
-    cls=Command,
-    epilog="""\b
-Examples:
-  collab prune ./model smaller --heads 0.4 --data sentences.txt --heal sentences.txt
-  collab prune ./classifier smaller --per-layer 6 --data dev.tsv --task classification --steps 4
-  collab prune ./model smaller --keep "0:1,2;3:" """,
+@command(
+    "collab prune ./model smaller --heads 0.4 --data sentences.txt --heal sentences.txt",
+    "collab prune ./classifier smaller --per-layer 6 --data dev.tsv --task classification --steps 4",
+    'collab prune ./model smaller --keep "0:1,2;3:"',
 )
-@model_argument
-@output_argument
 @gathers("options", PruneOptions)
 @click.option("--heads", type=float, help="Remove this part of all heads, those that matter least.")
 @click.option("--per-layer", type=int, help="Keep so many heads in every layer, those that matter most.")
@@ -65,9 +60,9 @@ Examples:
 @gathers("heal", _heal)
 @heal_options(HealOptions().run.steps)
 @trainable_option("attention", "--heal-trainable")
-@loading_options
+@model_in
 @speed_option
-@saving_options
+@model_out
 def prune(
     model: str,
     output: Path,

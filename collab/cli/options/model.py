@@ -10,21 +10,28 @@ from ...device import DEVICES, DTYPES
 from ...io.options import LoadOptions, SaveOptions
 from ..command import Decorator, combined, gathers
 
-model_argument = click.argument("model")
-output_argument = click.argument("output", type=click.Path(path_type=Path))
-
-revision_option = gathers(
-    "load_options", LoadOptions, click.option("--revision", help="Branch, tag or commit of MODEL on the Hub.")
+model_weights = gathers(
+    "load_options",
+    LoadOptions,
+    click.argument("model"),
+    click.option("--revision", help="Branch, tag or commit of MODEL on the Hub."),
 )
-loading_options = combined(
-    revision_option,
+"""MODEL, of which nothing but config and weights is read."""
+
+model_in = combined(
+    model_weights,
     click.option("--trust-remote-code", is_flag=True, help="Run a tokenizer's code that comes with the checkpoint."),
 )
-saving_options = gathers(
+"""MODEL, and how to read it."""
+
+model_out = gathers(
     "save_options",
     SaveOptions,
+    click.argument("output", type=click.Path(path_type=Path)),
     click.option("--overwrite", is_flag=True, help="Replace a model that collab wrote to OUTPUT."),
 )
+"""OUTPUT, and how to write it."""
+
 keep_tokens_option = click.option(
     "--keep-tokens",
     metavar="FILE|auto",
