@@ -256,7 +256,7 @@ class TestPlan:
 
     def test_bad_input(self, model: Path, tmp_path: Path) -> None:
         for options, message, code in (
-            (["--params", "2"], "above 0 and at most 1", 2),
+            (["--params", "2"], "is not in the range 0<x<=1", 2),
             (["--figure", str(tmp_path / "no" / "plan.png")], "could not be written", 1),
             (["--params", "0.01", "--calibration", "none"], "No rank fits 0.01 of the query/key parameters", 2),
             (["--calibration", "not/there"], "no data set of that name", 1),

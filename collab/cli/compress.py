@@ -37,7 +37,6 @@ def _heal(
     heal_precision: str,
     calibration: CalibrationRequest,
     text_column: tuple[str, ...],
-    max_length: int | None,
     calibration_subset: str | None,
     calibration_split: str,
     seed: int,
@@ -58,7 +57,7 @@ def _heal(
         precision=heal_precision,  # type: ignore[arg-type]
         seed=seed,
     )
-    return HealRequest(source, HealOptions("layers", 65536, max_length, run))
+    return HealRequest(source, HealOptions("layers", 65536, calibration.options.max_length, run))
 
 
 @command(

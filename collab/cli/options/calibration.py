@@ -16,30 +16,31 @@ from .data import SOURCES, max_length_option, samples_option, split_option, text
 from .model import device_option
 
 
-def _calibration(
+def _source(
     calibration: str | None,
     text_column: tuple[str, ...],
     calibration_subset: str | None,
     calibration_split: str,
+    heal: object = None,
+) -> NamedSource | Literal["default", "none"]:
+    if calibration is not None and calibration not in ("none", "synthetic"):
+        return unlabelled(calibration, text_column, calibration_subset, calibration_split)
+    if text_column and not heal:
+        raise ConfigurationError(
+            "--text-column says where the text is in a file or data set; give one by --calibration."
+        )
+    return "default" if calibration is None else "none" if calibration == "none" else "synthetic"
+
+
+def _calibration(
+    calibration_source: NamedSource | Literal["default", "none"],
     calibration_samples: int,
     max_length: int | None,
     calibration_cache: Path | None,
     calibration_in_order: bool = False,
-    heal: object = None,
 ) -> CalibrationRequest:
-    source: NamedSource | Literal["default", "none"]
-    if calibration is None:
-        source = "default"
-    elif calibration == "none":
-        source = "none"
-    else:
-        source = unlabelled(calibration, text_column, calibration_subset, calibration_split)
-    if text_column and not heal and isinstance(source, str):
-        raise ConfigurationError(
-            "--text-column says where the text is in a file or data set; give one by --calibration."
-        )
     amount = CalibrationOptions(calibration_samples, max_length)
-    return CalibrationRequest(source, amount, calibration_cache, calibration_in_order)
+    return CalibrationRequest(calibration_source, amount, calibration_cache, calibration_in_order)
 
 
 def calibration_options(*, weights_alone: bool = True) -> Decorator:
@@ -52,6 +53,7 @@ def calibration_options(*, weights_alone: bool = True) -> Decorator:
     return gathers(
         "calibration",
         _calibration,
+        gathers("calibration_source", _source),
         click.option(
             "--calibration",
             metavar="SOURCE",
