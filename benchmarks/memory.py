@@ -32,7 +32,7 @@ CALIBRATIONS = {
     "weights alone": ("--calibration", "none"),
     "calibrated": ("--calibration", "synthetic", "--calibration-samples", "32", "--refine", "none"),
 }
-IMPORTS = "from collab.cli.running import import_libraries; import_libraries(0); import collab.checkpoints.convert"
+IMPORTS = "from collab.cli.libraries import import_libraries; import_libraries(0); import collab.checkpoints.convert"
 
 
 MAKE = f"""

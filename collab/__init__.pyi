@@ -47,7 +47,6 @@ from .heads.scores import score_heads as score_heads
 from .io.checkpoint import Checkpoint as Checkpoint
 from .io.load import load as load
 from .io.options import LoadOptions as LoadOptions
-from .io.options import Progress as Progress
 from .io.options import SaveOptions as SaveOptions
 from .io.read import Source as Source
 from .io.write import save as save
@@ -57,6 +56,7 @@ from .planning.plan import Plan as Plan
 from .planning.plan import PlanOption as PlanOption
 from .planning.plan import Spectrum as Spectrum
 from .planning.plan import plan as plan
+from .progress import Progress as Progress
 from .reparametrization.layer import reparametrize as reparametrize
 from .reparametrization.model import score_errors as score_errors
 from .reparametrization.moments import LayerMoments as LayerMoments

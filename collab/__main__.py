@@ -1,7 +1,7 @@
 """`collab` and `python -m collab`: the command line as a program, which is not interrupted by a traceback.
 
 Python's own handler would raise an exception in the middle of the imports below. Commands handle signals themselves
-(`cli.running.Session`).
+(`cli.interrupts`).
 """
 
 from __future__ import annotations

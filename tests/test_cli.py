@@ -23,9 +23,10 @@ from transformers import AutoConfig
 
 import collab
 from collab.cli import main
+from collab.cli.bench_tables import show_bench
 from collab.cli.head_tables import show_inspection, show_scores
 from collab.cli.outcome import show_steps
-from collab.cli.tables import show_bench, show_plan
+from collab.cli.tables import show_plan
 from collab.decomposition import FORMS
 from collab.evaluation.bench_report import BenchedModel, BenchReport, BenchSetting, PeakMemory
 from collab.evaluation.timing import Spread
@@ -255,7 +256,7 @@ class TestPlan:
 
     def test_bad_input(self, model: Path, tmp_path: Path) -> None:
         for options, message, code in (
-            (["--params", "2"], "above 0 and at most 1", 2),
+            (["--params", "2"], "is not in the range 0<x<=1", 2),
             (["--figure", str(tmp_path / "no" / "plan.png")], "could not be written", 1),
             (["--params", "0.01", "--calibration", "none"], "No rank fits 0.01 of the query/key parameters", 2),
             (["--calibration", "not/there"], "no data set of that name", 1),

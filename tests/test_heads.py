@@ -396,6 +396,20 @@ class TestPruneCommand:
         entries = json.loads((folder / "pruned" / "config.json").read_text())["collab_layers"]
         assert [len(entry["heads"]) for entry in entries] == [1, 1]
 
+    def test_rows_and_scores_are_those_of_collab_heads(self, folder: Path) -> None:
+        """So that a long row is cut, and the ablation takes as many rows as it is told."""
+        options = ("--data", folder / "rows.txt", "--samples", 16, "--max-length", 4, "--ablation-samples", 4)
+        scored = run("heads", folder / "model", *options, "--score", "ablation", "--json")
+        assert scored.exit_code == 0, scored.stderr
+        pruned = run("prune", folder / "model", folder / "pruned", *options, "--score", "ablation", "--heads", 0.25)
+        assert pruned.exit_code == 0, pruned.stderr
+        values = json.loads(scored.stdout)["scores"]["ablation"]
+        order = sorted((value, layer, head) for layer, row in values.items() for head, value in enumerate(row))
+        kept = json.loads((folder / "pruned" / "collab_report.json").read_text())["history"][0]["heads"]
+        gone = {(layer, head) for layer, heads in kept.items() for head in range(4) if head not in heads}
+        assert gone == {(layer, head) for _, layer, head in order[: len(gone)]}
+        assert len(gone) == 2
+
     @pytest.mark.slow
     def test_then_heals_trains_and_converts(self, folder: Path) -> None:
         done = run(
@@ -450,6 +464,8 @@ class TestPruneCommand:
             (("--keep", "7:1"), "no attention layer 7"),
             (("--keep", "0:;1:"), "without a single head"),
             (("--keep", "all"), "does not name heads"),
+            (("--heads", "0.5", "--data", "rows.txt", "--max-length", "2"), "at least 3 tokens"),
+            (("--heads", "0.5", "--data", "rows.txt", "--score", "beauty"), "Unknown score"),
             (("--per-layer", "0", "--data", "rows.txt"), "at least 1 head"),
             (("--heads", "0.5", "--data", "rows.txt", "--task", "classification"), "need no labels"),
         ],

@@ -14,7 +14,7 @@ import click
 from tiny import BY_TYPE, tiny_model
 
 from collab.cli import main
-from collab.cli.running import Command
+from collab.cli.command import Command
 
 COMMANDS: dict[str, Command] = {name: main.commands[name] for name in sorted(main.commands)}  # type: ignore[misc]
 

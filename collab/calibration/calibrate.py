@@ -17,7 +17,6 @@ from ..data.prepare import Unlabelled, features_of, hold_out, require_two
 from ..data.source import DataSource
 from ..errors import CalibrationError, CollabError, first_line
 from ..io.checkpoint import Checkpoint
-from ..io.options import Progress, no_progress
 from ..models.families import require_family
 from ..models.inputs import (
     decoder_vocabulary,
@@ -29,6 +28,7 @@ from ..models.inputs import (
     on_device,
     with_targets,
 )
+from ..progress import Progress, no_progress
 from ..reparametrization.moments import LayerMoments
 from . import cache as moments_cache
 from .collect import Collector

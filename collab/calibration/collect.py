@@ -12,11 +12,11 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from ..errors import CalibrationError
-from ..io.options import Progress, no_progress
 from ..models.answers import answers_of
 from ..models.families import Family, arguments_of
 from ..models.inputs import answer_mask, query_mask, with_targets
 from ..models.states import eager_attention, evaluating, frozen
+from ..progress import Progress, no_progress
 from ..reparametrization.moments import (
     Accumulator,
     DisentangledAccumulator,

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from ..data.source import DataSource
+from ..data.source import NamedSource, check_length
 from ..errors import ConfigurationError
 
 
@@ -32,8 +32,7 @@ class CalibrationOptions:
     def __post_init__(self) -> None:
         if self.samples < 2:
             raise ConfigurationError(f"samples must be at least 2 rows, one of them to hold out, not {self.samples}.")
-        if self.max_length is not None and self.max_length < 2:
-            raise ConfigurationError(f"max_length must be at least 2 tokens, not {self.max_length}.")
+        check_length(self.max_length)
         if not 0 < self.held_out <= 0.5:
             raise ConfigurationError(f"held_out must be above 0 and at most 0.5, not {self.held_out}.")
 
@@ -58,7 +57,7 @@ class CalibrationRequest:
         ConfigurationError: if both `cache` and `in_order` are given.
     """
 
-    source: Literal["default", "synthetic", "none"] | DataSource = "default"
+    source: NamedSource | Literal["default", "none"] = "default"
     options: CalibrationOptions = field(default_factory=CalibrationOptions)
     cache: Path | None = None
     in_order: bool = False

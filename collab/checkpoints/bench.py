@@ -7,14 +7,16 @@ from typing import Any
 
 import torch
 
+from ..device import resolve_device
 from ..evaluation.bench import bench as bench_models
 from ..evaluation.bench_report import BenchedModel, BenchReport
 from ..evaluation.options import BenchOptions
 from ..evaluation.peak import peak_memory
 from ..io.checkpoint import Checkpoint
 from ..io.load import load
-from ..io.options import LoadOptions, Progress, no_progress
+from ..io.options import LoadOptions
 from ..io.read import check_weight_files
+from ..progress import Progress, no_progress
 
 
 def bench(
@@ -41,7 +43,7 @@ def bench(
         OutOfMemoryError: as `collab.bench`.
     """
     options = options or BenchOptions()
-    device, dtype = options.resolve_device(), options.torch_dtype
+    device, dtype = resolve_device(options.device), options.torch_dtype
     progress("loading the model", 0, None)
     loaded = [load(model, load_options, with_processor=False)]
     if against is not None:

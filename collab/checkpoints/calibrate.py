@@ -7,8 +7,8 @@ from ..calibration.calibrate import calibrate as calibrate_model
 from ..calibration.options import CalibrationRequest
 from ..conversion.in_order import calibrate_in_order
 from ..io.checkpoint import Checkpoint
-from ..io.options import Progress, no_progress
 from ..planning.config import ConversionConfig
+from ..progress import Progress, no_progress
 
 
 def calibrate(

@@ -15,8 +15,9 @@ from ..data.source import DataSource
 from ..errors import CalibrationError
 from ..io.checkpoint import Checkpoint
 from ..io.load import load_native
-from ..io.options import LoadOptions, Progress, SaveOptions, no_progress
+from ..io.options import LoadOptions, SaveOptions
 from ..io.read import Source, resolve_source
+from ..progress import Progress, no_progress
 from ..training.options import HealRequest
 from .calibrate import calibrate
 from .heal import healed

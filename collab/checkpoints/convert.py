@@ -18,10 +18,11 @@ from ..errors import ConfigurationError
 from ..heads.reconversion import PrunedOriginal, read_pruned
 from ..io.checkpoint import Checkpoint
 from ..io.load import load_native
-from ..io.options import LoadOptions, Progress, SaveOptions, no_progress
+from ..io.options import LoadOptions, SaveOptions
 from ..io.read import Source
 from ..models.weights import check_cast
 from ..planning.config import ConversionConfig
+from ..progress import Progress, no_progress
 from ..training.options import HealRequest
 from .calibrate import calibrate
 from .heal import healed

@@ -5,19 +5,19 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-import torch
-
 from ..data.examples import read_examples
 from ..data.source import DataSource
 from ..data.task import Task, task_of
+from ..device import resolve_device
 from ..errors import ConfigurationError
 from ..evaluation.evaluate import evaluate as evaluate_model
 from ..evaluation.options import EvaluateOptions
 from ..io.checkpoint import Checkpoint
 from ..io.history import read_history
 from ..io.load import load
-from ..io.options import LoadOptions, Progress, no_progress
+from ..io.options import LoadOptions
 from ..io.read import read_config, resolve_source
+from ..progress import Progress, no_progress
 
 
 def evaluate(
@@ -74,6 +74,5 @@ def _load(name: str, load_options: LoadOptions, task: Task, options: EvaluateOpt
     loaded = load(name, load_options, auto_class=task.auto_class)
     if task.head is not None:
         loaded.require_head(task.kind)
-    device = torch.device(options.device or ("cuda" if torch.cuda.is_available() else "cpu"))
-    loaded.model.to(device)  # type: ignore[arg-type]
+    loaded.model.to(resolve_device(options.device))  # type: ignore[arg-type]
     return loaded

@@ -10,8 +10,9 @@ from ..conversion.expand import require_expandable
 from ..errors import NotConvertedError
 from ..io.checkpoint import Checkpoint
 from ..io.load import load_source
-from ..io.options import LoadOptions, Progress, SaveOptions, no_progress
+from ..io.options import LoadOptions, SaveOptions
 from ..io.read import Source
+from ..progress import Progress, no_progress
 from .transform import Run, transform
 
 logger = logging.getLogger(__name__)

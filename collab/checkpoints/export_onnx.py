@@ -14,7 +14,7 @@ from ..io.card import CARD_FILE, render_card, source_metadata, with_sections
 from ..io.checkpoint import Checkpoint
 from ..io.history import write_history
 from ..io.load import load_source
-from ..io.options import LoadOptions, Progress, SaveOptions, no_progress
+from ..io.options import LoadOptions, SaveOptions
 from ..io.read import resolve_source
 from ..io.staging import check_output, check_space, staged
 from ..io.write import carry_over
@@ -23,6 +23,7 @@ from ..onnx.check import check_graph, compare_graph
 from ..onnx.graph import Graph, write_graph
 from ..onnx.quantize import quantize
 from ..onnx.samples import check_exportable
+from ..progress import Progress, no_progress
 from ..steps.export import Export
 from ..steps.step import installed_versions
 

@@ -18,20 +18,13 @@ from ..evaluation.compare import check_tokenizers
 from ..heads.options import PruneOptions
 from ..io.checkpoint import Checkpoint
 from ..io.load import load, load_source
-from ..io.options import LoadOptions, Progress, SaveOptions, no_progress
+from ..io.options import LoadOptions, SaveOptions
 from ..io.read import Source, read_config, resolve_source
 from ..io.staging import check_output
+from ..processes import is_main_process
+from ..progress import Progress, no_progress
 from ..training.options import FinetuneOptions, RunOptions
-from ..training.work import (
-    Start,
-    exclusive_lock,
-    finish,
-    is_main_process,
-    open_work,
-    record_start,
-    wait_for_everyone,
-    work_folder,
-)
+from ..training.work import Start, exclusive_lock, finish, open_work, record_start, wait_for_everyone, work_folder
 from .prune import prune
 from .transform import Run, transform
 
@@ -287,12 +280,12 @@ def finetune_and_prune(
         if not (whole.exists() or pruned.exists()):
             train(model, whole, data=data, options=first, load_options=load_options, save_options=inside)
         if not pruned.exists() and is_main_process():
-            heads, rows = replace(pruning.options, label_column=data.label_column), data.train or task.train
+            rows = replace(pruning.options.rows, label_column=data.label_column)
             prune(
                 str(whole),
                 pruned,
-                heads,
-                data=rows,
+                replace(pruning.options, rows=rows),
+                data=data.train or task.train,
                 task=task,
                 load_options=here,
                 save_options=inside,

@@ -10,9 +10,10 @@ from ..heads.options import RowOptions, ScoreOptions
 from ..heads.rows import HeadRows, head_rows
 from ..heads.scores import HeadScores, score_rows
 from ..io.checkpoint import Checkpoint
-from ..io.options import LoadOptions, Progress, no_progress
+from ..io.options import LoadOptions
 from ..io.read import resolve_source
 from ..models.layers import head_layers, passes_per_layer
+from ..progress import Progress, no_progress
 from .prune import load_to_score
 
 

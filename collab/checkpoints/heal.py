@@ -13,11 +13,12 @@ from ..errors import CheckpointError, ConfigurationError
 from ..evaluation.compare import check_tokenizers
 from ..io.checkpoint import Checkpoint
 from ..io.load import load
-from ..io.options import LoadOptions, Progress, SaveOptions, no_progress
+from ..io.options import LoadOptions, SaveOptions
 from ..modeling.collab_model import CollaborativeMixin
 from ..models.states import in_float32
+from ..processes import processes
+from ..progress import Progress, no_progress
 from ..training.options import HealOptions, HealRequest
-from ..training.work import processes
 from .transform import Run, Verb, transform
 
 

@@ -9,10 +9,11 @@ from ..conversion.convert import require_convertible
 from ..decomposition import SolverOptions
 from ..decomposition.options import Content
 from ..io.load import load_native
-from ..io.options import LoadOptions, Progress, no_progress
+from ..io.options import LoadOptions
 from ..io.read import resolve_source
 from ..planning.plan import FRACTIONS, Plan
 from ..planning.plan import plan as plan_model
+from ..progress import Progress, no_progress
 from .calibrate import calibrate
 
 

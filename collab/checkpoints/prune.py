@@ -7,13 +7,14 @@ from pathlib import Path
 from ..data.prepare import Unlabelled
 from ..data.task import Task
 from ..errors import ConfigurationError
-from ..heads.options import PruneOptions, RowOptions
+from ..heads.options import PruneOptions
 from ..heads.pruning import prune as prune_model
 from ..heads.rows import head_rows
 from ..io.checkpoint import Checkpoint
 from ..io.load import load_source
-from ..io.options import LoadOptions, Progress, SaveOptions, no_progress
+from ..io.options import LoadOptions, SaveOptions
 from ..io.read import Source
+from ..progress import Progress, no_progress
 from ..training.options import HealRequest
 from .heal import healed
 from .speed import speed
@@ -57,14 +58,12 @@ def prune(
 
     def verb(checkpoint: Checkpoint, run: Run) -> Checkpoint:
         rows = None
-        if options.needs_scores:
+        if options.score is not None:
             if data is None:
                 raise ConfigurationError(
                     "Scoring heads needs data: give --data (data=), or name the heads to keep with --keep (keep=)."
                 )
-            rows = head_rows(
-                checkpoint, data, task, RowOptions(options.label_column, options.samples, seed=options.seed)
-            )
+            rows = head_rows(checkpoint, data, task, options.rows)
         return prune_model(checkpoint, options, rows, progress=run.progress)
 
     verbs: list[Verb] = [verb]

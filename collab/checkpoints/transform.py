@@ -9,11 +9,13 @@ from pathlib import Path
 
 from ..io.checkpoint import Checkpoint
 from ..io.load import load_source
-from ..io.options import LoadOptions, Progress, SaveOptions, no_progress
+from ..io.options import LoadOptions, SaveOptions
 from ..io.read import Source, resolve_source
 from ..io.staging import check_output, check_space
 from ..io.write import save
-from ..training.work import exclusive_lock, finish, is_main_process, work_folder
+from ..processes import is_main_process
+from ..progress import Progress, no_progress
+from ..training.work import exclusive_lock, finish, work_folder
 
 _LEAST = 10
 """The smallest result takes a tenth of the original's weights, so with less space there is no use in beginning."""

@@ -1,7 +1,7 @@
 """The command line: parse, call one public function, show what it returned.
 
 Nothing at the top of these files imports torch or transformers, which takes seconds: help and usage errors answer
-without them. `running.Session.begin` imports them, once a command knows that what it was asked for makes sense.
+without them. `session.Session.begin` imports them, once a command knows that what it was asked for makes sense.
 """
 
 from __future__ import annotations

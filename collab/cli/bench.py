@@ -8,29 +8,16 @@ import click
 
 from ..evaluation.options import BenchOptions
 from ..io.options import LoadOptions
-from .options import (
-    against_option,
-    device_option,
-    dtype_option,
-    figure_option,
-    gathers,
-    lengths_option,
-    model_argument,
-    revision_option,
-    rounds_option,
-    seed_option,
-)
-from .running import Command, Session
+from .command import command, gathers
+from .options.measuring import against_option, figure_option, lengths_option, rounds_option
+from .options.model import device_option, dtype_option, model_weights, seed_option
+from .session import Session
 
 
-@click.command(
-    cls=Command,
-    epilog="""\b
-Examples:
-  collab bench converted --against original
-  collab bench converted --against original --batch-size 1 --length 16 --length 64 --figure speed.png""",
+@command(
+    "collab bench converted --against original",
+    "collab bench converted --against original --batch-size 1 --length 16 --length 64 --figure speed.png",
 )
-@model_argument
 @against_option
 @gathers("options", BenchOptions)
 @click.option(
@@ -39,7 +26,6 @@ Examples:
     type=int,
     multiple=True,
     default=BenchOptions.batch_sizes,
-    show_default=True,
     help="Rows of a batch; may be given several times.",
 )
 @lengths_option
@@ -50,12 +36,11 @@ Examples:
 @click.option(
     "--memory/--no-memory",
     default=True,
-    show_default=True,
     help="Measure peak memory; on a CPU each model is loaded once more for that, in a process of its own.",
 )
 @seed_option
 @figure_option
-@revision_option
+@model_weights
 def bench(
     model: str,
     *,
@@ -73,7 +58,7 @@ def bench(
     session.begin(model)
     from ..checkpoints.bench import bench as bench_checkpoints
     from ..figures.plan import draw_bench
-    from .tables import show_bench
+    from .bench_tables import show_bench
 
     session.progress("loading the model", 0, None)
     report = bench_checkpoints(model, against, options, load_options=load_options, progress=session.progress)

@@ -3,83 +3,40 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
 
 import click
 
 from ..calibration.options import CalibrationRequest
 from ..compression.options import PARTS, CompressionConfig, Part
-from ..data.source import DataSource
 from ..errors import ConfigurationError
 from ..io.options import LoadOptions, SaveOptions
 from ..training.options import HealOptions, HealRequest, RunOptions
-from .options import (
-    calibration_options,
-    flops_option,
-    gathers,
-    heal_options,
-    keep_tokens_option,
-    loading_options,
-    model_argument,
-    output_argument,
-    saving_options,
-    seed_option,
-    speed_option,
-    unlabelled,
-)
-from .running import INTERRUPTED_TRAINING, Command, Session
+from .command import Parsed, command, gathers
+from .options.calibration import calibration_options, flops_option
+from .options.data import unlabelled
+from .options.measuring import speed_option
+from .options.model import keep_tokens_option, model_in, model_out, seed_option
+from .options.training import heal_options
+from .session import INTERRUPTED_TRAINING, Session
 
 _RUN = RunOptions(steps=200, batch_size=64, evaluations=2, precision="auto")
 
 
-class PartsType(click.ParamType):
-    """Names of parts with commas between them."""
-
-    name = "parts"
-
-    def convert(
-        self, value: str | tuple[Part, ...], param: click.Parameter | None, ctx: click.Context | None
-    ) -> tuple[Part, ...]:
-        """See `click.ParamType`."""
-        names = value.split(",") if isinstance(value, str) else value
-        parts = tuple(part for part in PARTS if part in names)
-        if len(parts) != len(names):
-            self.fail(f"{value!r} does not name parts out of {', '.join(PARTS)}.", param, ctx)
-        return parts
-
-
-only_option = click.option(
-    "--only",
-    type=PartsType(),
-    default=",".join(PARTS),
-    show_default=True,
-    help="The parts that may become smaller.",
-)
-drop_layers_option = click.option(
-    "--drop-layers", type=int, help="Number of layers to drop.  [default: as many as are predicted to lose least]"
-)
-length_option = click.option(
-    "--length",
-    type=int,
-    default=CompressionConfig.length,
-    show_default=True,
-    help="Tokens of a row, for --flops and --speedup.",
-)
-native_option = click.option(
-    "--native",
-    is_flag=True,
-    help="Change only what the original's own class can hold: one width for all feed-forward layers, and fewer layers. "
-    "collab expand then writes a model that needs no code.",
-)
+def _parts(text: str) -> tuple[Part, ...]:
+    """Reads names of parts with commas between them."""
+    names = text.split(",")
+    parts = tuple(part for part in PARTS if part in names)
+    if len(parts) != len(names):
+        raise ConfigurationError(f"{text!r} does not name parts out of {', '.join(PARTS)}.")
+    return parts
 
 
 def _heal(
     heal: str | None,
     heal_steps: int,
     heal_precision: str,
-    calibration_source: Literal["default", "synthetic", "none"] | DataSource,
+    calibration: CalibrationRequest,
     text_column: tuple[str, ...],
-    max_length: int | None,
     calibration_subset: str | None,
     calibration_split: str,
     seed: int,
@@ -92,7 +49,7 @@ def _heal(
     if heal is not None:
         source = unlabelled(heal, text_column, calibration_subset, calibration_split)
     else:
-        source = "synthetic" if isinstance(calibration_source, str) else calibration_source
+        source = "synthetic" if isinstance(calibration.source, str) else calibration.source
     run = RunOptions(
         steps=heal_steps,
         batch_size=_RUN.batch_size,
@@ -100,27 +57,31 @@ def _heal(
         precision=heal_precision,  # type: ignore[arg-type]
         seed=seed,
     )
-    return HealRequest(source, HealOptions("layers", 65536, max_length, run))
+    return HealRequest(source, HealOptions("layers", 65536, calibration.options.max_length, run))
 
 
-@click.command(
-    cls=Command,
-    epilog="""\b
-Examples:
-  collab compress sentence-transformers/all-MiniLM-L6-v2 half --flops 0.5 --calibration sentences.txt
-  collab compress ./my-classifier faster --speedup 1.8 --calibration sentences.txt --heal-steps 1000
-  collab compress bert-base-uncased small --params 0.6 --only values,feed-forward""",
+@command(
+    "collab compress sentence-transformers/all-MiniLM-L6-v2 half --flops 0.5 --calibration sentences.txt",
+    "collab compress ./my-classifier faster --speedup 1.8 --calibration sentences.txt --heal-steps 1000",
+    "collab compress bert-base-uncased small --params 0.6 --only values,feed-forward",
 )
-@model_argument
-@output_argument
 @gathers("config", CompressionConfig)
 @flops_option()
 @click.option("--params", type=float, help="The largest fraction of the whole model's parameters to keep, such as 0.6.")
 @click.option("--speedup", type=float, help="How many times as fast to be on this processor, such as 1.8.")
-@only_option
-@drop_layers_option
-@length_option
-@native_option
+@click.option(
+    "--only", type=Parsed("parts", _parts), default=",".join(PARTS), help="The parts that may become smaller."
+)
+@click.option(
+    "--drop-layers", type=int, show_default="as many as are predicted to lose least", help="Number of layers to drop."
+)
+@click.option("--length", default=CompressionConfig.length, help="Tokens of a row, for --flops and --speedup.")
+@click.option(
+    "--native",
+    is_flag=True,
+    help="Change only what the original's own class can hold: one width for all feed-forward layers, and fewer layers. "
+    "collab expand then writes a model that needs no code.",
+)
 @gathers("heal", _heal)
 @calibration_options(weights_alone=False)
 @keep_tokens_option
@@ -129,13 +90,12 @@ Examples:
     "--heal-precision",
     type=click.Choice(["auto", "float32", "bfloat16"]),
     default=_RUN.precision,
-    show_default=True,
     help="Precision of the arithmetic in healing. auto: bfloat16 where the processor multiplies it faster.",
 )
 @seed_option
-@loading_options
+@model_in
 @speed_option
-@saving_options
+@model_out
 def compress(
     model: str,
     output: Path,

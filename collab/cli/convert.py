@@ -9,30 +9,45 @@ import click
 
 from ..calibration.options import CalibrationRequest
 from ..decomposition.options import FORMS
-from ..io.options import Dtype, LoadOptions, SaveOptions
-from ..planning.config import Allocation, ConversionConfig, Optimize
+from ..decomposition.rank import Rank
+from ..device import Dtype
+from ..errors import ConfigurationError
+from ..io.options import LoadOptions, SaveOptions
+from ..planning.config import Allocation, ConversionConfig, Optimize, Refine
 from ..training.options import HealOptions, HealRequest
-from .options import (
-    RankType,
-    RefineType,
-    calibration_options,
-    content_option,
-    dtype_option,
-    gathers,
-    heal_options,
-    heal_request,
-    keep_tokens_option,
-    loading_options,
-    model_argument,
-    output_argument,
-    params_option,
-    saving_options,
-    seed_option,
-    solver_options,
-    speed_option,
-    unlabelled,
-)
-from .running import INTERRUPTED_TRAINING, Command, Session
+from .command import Parsed, command, gathers
+from .options.calibration import calibration_options, content_option, params_option, solver_options
+from .options.data import unlabelled
+from .options.measuring import speed_option
+from .options.model import dtype_option, keep_tokens_option, model_in, model_out, seed_option
+from .options.training import heal_options, heal_request
+from .session import INTERRUPTED_TRAINING, Session
+
+
+def _rank(text: str) -> Rank | list[Rank]:
+    """Reads 128, or 0.5, or one of these for each layer: 128,128,96,96,64,64."""
+    try:
+        ranks = [_number(part) for part in text.split(",")]
+    except ValueError:
+        raise ConfigurationError(
+            f"{text!r} is not a rank: write 128, or 0.5 for half of the dimensions, or a list 128,96,64."
+        ) from None
+    return ranks if len(ranks) > 1 else ranks[0]
+
+
+def _number(text: str) -> Rank:
+    try:
+        return int(text)
+    except ValueError:
+        return float(text)
+
+
+def _refine(text: str) -> Refine:
+    """Reads auto, none or a number of steps."""
+    try:
+        return text if text in ("auto", "none") else int(text)  # type: ignore[return-value]
+    except ValueError:
+        raise ConfigurationError(f"{text!r} is not auto, none or a number of steps.") from None
 
 
 def _heal(
@@ -49,22 +64,17 @@ def _heal(
     return heal_request(source, HealOptions(max_length=max_length), heal_steps)
 
 
-@click.command(
-    cls=Command,
-    epilog="""\b
-Examples:
-  collab convert bert-base-uncased out --rank 384
-  collab convert ./my-classifier out --params 0.33 --form auto --calibration sentences.txt
-  collab convert sentence-transformers/all-MiniLM-L6-v2 out --rank 0.25 --form tucker
-  collab convert ./my-model out --rank 128,128,96,96,64,64 --json > report.json""",
+@command(
+    "collab convert bert-base-uncased out --rank 384",
+    "collab convert ./my-classifier out --params 0.33 --form auto --calibration sentences.txt",
+    "collab convert sentence-transformers/all-MiniLM-L6-v2 out --rank 0.25 --form tucker",
+    "collab convert ./my-model out --rank 128,128,96,96,64,64 --json > report.json",
 )
-@model_argument
-@output_argument
 @gathers("config", ConversionConfig)
 @click.option(
     "-r",
     "--rank",
-    type=RankType(),
+    type=Parsed("rank", _rank),
     help="Shared query/key dimensions: a number up to the original's (its hidden size in most models, where the result "
     "is exact), a fraction such as 0.5, or a list with one for each attention layer.",
 )
@@ -74,7 +84,6 @@ Examples:
     "--form",
     type=click.Choice([*FORMS, "auto"]),
     default="cp",
-    show_default=True,
     help="cp: dimensions shared by all heads, mixed by a matrix. tucker: shared, with a core for each head; more "
     "faithful and larger at the same rank. concat: narrower heads; the cheapest to run. auto: the best of them for "
     "--params or --max-error.",
@@ -83,31 +92,25 @@ Examples:
     "--optimize",
     type=click.Choice(get_args(Optimize)),
     default="size",
-    show_default=True,
     help="What --form auto looks at: error and parameters, or the time estimated for a CPU at 16 to 512 tokens.",
 )
 @click.option(
     "--allocation",
     type=click.Choice(get_args(Allocation)),
     default="auto",
-    show_default=True,
     help="How --params is divided among the layers: by what their scores lose, or the same part "
     "for each. auto: balanced, but uniform if the calibration is synthetic.",
 )
 @content_option
 @click.option(
     "--refine",
-    type=RefineType(),
+    type=Parsed("auto|none|steps", _refine),
     default="auto",
-    show_default=True,
     help="Train each converted layer alone, on the rows of the calibration and without labels, to give the original's "
     "attention output: auto, none, or a number of steps of 32 rows.",
 )
 @click.option(
-    "--compare/--no-compare",
-    default=True,
-    show_default=True,
-    help="Predict what every form would have given with as many parameters.",
+    "--compare/--no-compare", default=True, help="Predict what every form would have given with as many parameters."
 )
 @calibration_options()
 @click.option(
@@ -121,11 +124,11 @@ Examples:
 @solver_options
 @dtype_option(None, "the checkpoint's")
 @seed_option
-@loading_options
+@model_in
 @speed_option
-@saving_options
-@click.option("--max-shard-size", default=SaveOptions.max_shard_size, show_default=True, help="Largest weights file.")
-@click.option("--base-model", help="Hub id of the original, for the model card.  [default: MODEL]")
+@model_out
+@click.option("--max-shard-size", default=SaveOptions.max_shard_size, help="Largest weights file.")
+@click.option("--base-model", show_default="MODEL", help="Hub id of the original, for the model card.")
 @click.option("--push-to-hub", metavar="REPO", help="Upload the result to this Hub id.")
 def convert(
     model: str,

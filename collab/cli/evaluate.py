@@ -10,41 +10,32 @@ from ..data.source import DataSource
 from ..data.task import Task
 from ..evaluation.options import EvaluateOptions
 from ..io.options import LoadOptions
-from .options import (
+from .command import command, command_line, gathers
+from .options.data import (
     LABELLED,
-    against_option,
-    command_line,
-    device_option,
-    gathers,
     label_column_option,
-    loading_options,
     max_length_option,
-    model_argument,
-    rounds_option,
     samples_option,
-    seed_option,
     split_option,
     subset_option,
     task_option,
     text_column_option,
 )
-from .running import Command, Session
+from .options.measuring import against_option, rounds_option
+from .options.model import device_option, model_in, seed_option
+from .session import Session
 
 
 def _source(data: str | None, text_column: tuple[str, ...], subset: str | None, split: str) -> DataSource | None:
     return None if data is None else DataSource(data, text_column, subset, split)
 
 
-@click.command(
-    cls=Command,
-    epilog="""\b
-Examples:
-  collab evaluate converted --against original --data dev.tsv --task glue/sst2
-  collab evaluate embedder --data pairs.csv --text-column 0 --text-column 1 --label-column 2""",
+@command(
+    "collab evaluate converted --against original --data dev.tsv --task glue/sst2",
+    "collab evaluate embedder --data pairs.csv --text-column 0 --text-column 1 --label-column 2",
 )
-@model_argument
 @gathers("source", _source)
-@click.option("--data", help=f"Labelled rows: {LABELLED}.  [default: the task's own]")
+@click.option("--data", show_default="the task's own", help=f"Labelled rows: {LABELLED}.")
 @task_option("what the model's head is for")
 @text_column_option
 @subset_option
@@ -54,18 +45,12 @@ Examples:
 @gathers("options", EvaluateOptions)
 @samples_option(None)
 @max_length_option
-@click.option(
-    "--draws",
-    type=int,
-    default=EvaluateOptions.draws,
-    show_default=True,
-    help="Draws of the bootstrap, for the intervals.",
-)
+@click.option("--draws", default=EvaluateOptions.draws, help="Draws of the bootstrap, for the intervals.")
 @rounds_option(EvaluateOptions.rounds)
 @device_option()
 @seed_option
 @click.option("--record", "recorded", is_flag=True, help="Add the result to the report and the card in MODEL's folder.")
-@loading_options
+@model_in
 def evaluate(
     model: str,
     *,

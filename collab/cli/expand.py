@@ -7,28 +7,22 @@ from pathlib import Path
 import click
 
 from ..io.options import LoadOptions, SaveOptions
-from .options import loading_options, model_argument, output_argument, saving_options
-from .running import Command, Session
+from .command import command
+from .options.model import model_in, model_out
+from .session import Session
 
 
-@click.command(
-    cls=Command,
-    epilog="""\b
-Examples:
-  collab expand converted native
-  collab expand converted native --allow-error 0.05""",
+@command(
+    "collab expand converted native",
+    "collab expand converted native --allow-error 0.05",
 )
-@model_argument
-@output_argument
 @click.option(
     "--allow-error",
-    type=float,
     default=0.0,
-    show_default=True,
     help="Relative error of a layer's query-key products at most, where a native layer cannot hold them exactly.",
 )
-@loading_options
-@saving_options
+@model_in
+@model_out
 def expand(
     model: str,
     output: Path,

@@ -7,19 +7,15 @@ from pathlib import Path
 import click
 
 from ..io.options import LoadOptions, SaveOptions
-from .options import loading_options, model_argument, output_argument, saving_options
-from .running import Command, Session
+from .command import command
+from .options.model import model_in, model_out
+from .session import Session
 
 
-@click.command(
-    cls=Command,
-    epilog="""\b
-Examples:
-  collab export converted served --format onnx
-  collab export sentence-transformers/all-MiniLM-L6-v2 served --format onnx --int8""",
+@command(
+    "collab export converted served --format onnx",
+    "collab export sentence-transformers/all-MiniLM-L6-v2 served --format onnx --int8",
 )
-@model_argument
-@output_argument
 @click.option(
     "--format",
     "form",
@@ -29,8 +25,8 @@ Examples:
     help="onnx: a graph for onnxruntime, of any batch size and length.",
 )
 @click.option("--int8", is_flag=True, help="Write a second graph with int8 weights beside it.")
-@loading_options
-@saving_options
+@model_in
+@model_out
 def export(
     model: str,
     output: Path,

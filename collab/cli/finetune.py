@@ -12,36 +12,35 @@ import click
 from ..data.source import DataSource
 from ..data.task import TRAINABLE_KINDS, Task
 from ..errors import ConfigurationError
-from ..heads.options import PruneOptions
+from ..heads.options import PruneOptions, RowOptions
 from ..io.options import LoadOptions, SaveOptions
 from ..training.options import FinetuneOptions
-from .options import (
+from .command import command, gathers
+from .options.data import (
     LABELLED,
-    gathers,
     label_column_option,
-    learning_rate_option,
-    loading_options,
     max_length_option,
-    model_argument,
-    output_argument,
-    restart_option,
     samples_option,
-    saving_options,
     split_option,
     subset_option,
     task_option,
-    teacher_option,
     text_column_option,
+)
+from .options.model import model_in, model_out
+from .options.training import (
+    learning_rate_option,
+    restart_option,
+    teacher_option,
     training_options,
     training_steps_option,
 )
-from .running import INTERRUPTED_TRAINING, Command, Session
+from .session import INTERRUPTED_TRAINING, Session
 
 if TYPE_CHECKING:
     from ..checkpoints.finetune import LabelledData
 
 _RUN = FinetuneOptions().run
-_OWN = "  [default: the task's own]"
+_OWN = "the task's own"
 
 
 @dataclass(frozen=True)
@@ -75,22 +74,19 @@ class _Data:
         return LabelledData(train, held_out, self.label_column, labels, self.samples, self.new_head)
 
 
-@click.command(
-    cls=Command,
-    epilog="""\b
-Examples:
-  collab finetune converted tuned --task classification --train train.tsv --eval dev.tsv
-  collab finetune bert-base-uncased tuned --task glue/sst2 --epochs 2
-  collab finetune bert-base-uncased smaller --task glue/sst2 --prune-heads 0.4 --prune-at 0.5
-  accelerate launch --num_processes 2 -m collab finetune converted tuned --task glue/cola""",
+@command(
+    "collab finetune converted tuned --task classification --train train.tsv --eval dev.tsv",
+    "collab finetune bert-base-uncased tuned --task glue/sst2 --epochs 2",
+    "collab finetune bert-base-uncased smaller --task glue/sst2 --prune-heads 0.4 --prune-at 0.5",
+    "accelerate launch --num_processes 2 -m collab finetune converted tuned --task glue/cola",
 )
-@model_argument
-@output_argument
 @task_option(kinds=TRAINABLE_KINDS)
-@click.option("--metric", help="Metric that selects the best checkpoint.  [default: the task's usual one]")
+@click.option("--metric", show_default="the task's usual one", help="Metric that selects the best checkpoint.")
 @gathers("data", _Data)
-@click.option("--train", help=f"Labelled rows to learn from: {LABELLED}.{_OWN}")
-@click.option("--eval", "evaluation", help=f"Labelled rows to choose the best checkpoint by: {LABELLED}.{_OWN}")
+@click.option("--train", show_default=_OWN, help=f"Labelled rows to learn from: {LABELLED}.")
+@click.option(
+    "--eval", "evaluation", show_default=_OWN, help=f"Labelled rows to choose the best checkpoint by: {LABELLED}."
+)
 @text_column_option
 @subset_option
 @split_option("--train-split")
@@ -101,34 +97,20 @@ Examples:
 @click.option("--new-head", is_flag=True, help="Replace the head of a model that is for other labels.")
 @teacher_option("the labels alone")
 @gathers("options", FinetuneOptions)
-@click.option(
-    "--distill",
-    type=float,
-    default=FinetuneOptions.distill,
-    show_default=True,
-    help="How much the teacher's answers count, from 0 to 1.",
-)
-@click.option(
-    "--epochs",
-    type=float,
-    default=_RUN.epochs,
-    show_default=True,
-    help="Passes over the data, if --steps is not given.",
-)
+@click.option("--distill", default=FinetuneOptions.distill, help="How much the teacher's answers count, from 0 to 1.")
+@click.option("--epochs", default=_RUN.epochs, help="Passes over the data, if --steps is not given.")
 @training_steps_option(None)
 @learning_rate_option(_RUN.learning_rate)
 @click.option(
     "--prune-heads", type=float, help="Remove this part of all heads on the way, by gradient; see collab prune."
 )
-@click.option(
-    "--prune-at", type=float, default=0.5, show_default=True, help="After this part of the training, by --prune-heads."
-)
-@click.option("--dropout", type=float, help="Every dropout probability.  [default: the model's own]")
+@click.option("--prune-at", default=0.5, help="After this part of the training, by --prune-heads.")
+@click.option("--dropout", type=float, show_default="the model's own", help="Every dropout probability.")
 @training_options(_RUN)
 @max_length_option
 @restart_option
-@loading_options
-@saving_options
+@model_in
+@model_out
 def finetune(
     model: str,
     output: Path,
@@ -149,7 +131,7 @@ def finetune(
     all of them together.
     """
     session.interrupted = INTERRUPTED_TRAINING
-    pruned = None if prune_heads is None else PruneOptions(heads=prune_heads, seed=options.run.seed)
+    pruned = None if prune_heads is None else PruneOptions(heads=prune_heads, rows=RowOptions(seed=options.run.seed))
     session.begin(model)
     from ..checkpoints.finetune import MidwayPruning, finetune_and_prune
     from ..checkpoints.finetune import finetune as finetune_checkpoint

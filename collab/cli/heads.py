@@ -8,25 +8,16 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ..data.source import NamedSource
 from ..data.task import Task
 from ..errors import ConfigurationError
 from ..heads.options import RowOptions, ScoreOptions
 from ..io.options import LoadOptions
-from .options import (
-    Unlabelled,
-    data_options,
-    gathers,
-    label_column_option,
-    loading_options,
-    max_length_option,
-    model_argument,
-    normalize_option,
-    samples_option,
-    seed_option,
-    task_option,
-    unlabelled,
-)
-from .running import Command, Session
+from .command import command, gathers
+from .options.data import data_options, unlabelled
+from .options.heads import head_rows_options, scoring_options
+from .options.model import model_in
+from .session import Session
 
 if TYPE_CHECKING:
     from ..checkpoints.heads import ScoredHeads
@@ -61,39 +52,23 @@ class _Drawing:
         return written
 
 
-def _data2(data2: str | None, text_column: tuple[str, ...], subset: str | None, split: str) -> Unlabelled | None:
+def _data2(data2: str | None, text_column: tuple[str, ...], subset: str | None, split: str) -> NamedSource | None:
     return None if data2 is None else unlabelled(data2, text_column, subset, split)
 
 
-@click.command(
-    cls=Command,
-    epilog="""\b
-Examples:
-  collab heads ./model --data sentences.txt --figures figures
-  collab heads ./classifier --data dev.tsv --task classification --score gradient --score ablation --json""",
+@command(
+    "collab heads ./model --data sentences.txt --figures figures",
+    "collab heads ./classifier --data dev.tsv --task classification --score gradient --score ablation --json",
 )
-@model_argument
 @gathers("data2", _data2)
 @data_options(required=True)
 @click.option("--data2", help="Other rows, to see whether the scores agree.")
-@task_option("none: score by how far the model's own answers move, without labels")
-@gathers("rows", RowOptions)
-@label_column_option
-@samples_option(RowOptions.samples)
-@max_length_option
-@seed_option
+@head_rows_options
 @gathers("options", ScoreOptions)
 @click.option(
-    "--score", "scores", multiple=True, help="A score to compute; may be given several times.  [default: all]"
+    "--score", "scores", multiple=True, show_default="all", help="A score to compute; may be given several times."
 )
-@normalize_option
-@click.option(
-    "--ablation-samples",
-    type=int,
-    default=ScoreOptions.ablation_samples,
-    show_default=True,
-    help="Largest number of rows for the ablation.",
-)
+@scoring_options
 @gathers("drawing", _Drawing)
 @click.option("--figures", type=click.Path(path_type=Path, file_okay=False), help="Draw figures into this folder.")
 @click.option(
@@ -103,12 +78,12 @@ Examples:
     help="Draw the attention maps of this sentence; may be given several times.",
 )
 @click.option("--layer", "layers", type=int, multiple=True, help="Draw the maps of this layer only; from 0.")
-@loading_options
+@model_in
 def heads(
     model: str,
     *,
-    data: Unlabelled,
-    data2: Unlabelled | None,
+    data: NamedSource,
+    data2: NamedSource | None,
     task: Task | None,
     rows: RowOptions,
     options: ScoreOptions,

@@ -4,41 +4,29 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import click
-
+from ..data.source import NamedSource
 from ..io.options import LoadOptions, SaveOptions
 from ..training.options import HealOptions
-from .options import (
-    Unlabelled,
-    data_options,
-    gathers,
+from .command import command, gathers
+from .options.data import data_options, max_length_option, samples_option
+from .options.model import model_in, model_out
+from .options.training import (
     learning_rate_option,
-    loading_options,
-    max_length_option,
-    model_argument,
-    output_argument,
     restart_option,
-    samples_option,
-    saving_options,
     teacher_option,
     trainable_option,
     training_options,
     training_steps_option,
 )
-from .running import INTERRUPTED_TRAINING, Command, Session
+from .session import INTERRUPTED_TRAINING, Session
 
 _RUN = HealOptions().run
 
 
-@click.command(
-    cls=Command,
-    epilog="""\b
-Examples:
-  collab heal converted healed --data sentences.txt
-  collab heal converted healed --data pairs.csv --text-column 0 --text-column 1 --steps 1000""",
+@command(
+    "collab heal converted healed --data sentences.txt",
+    "collab heal converted healed --data pairs.csv --text-column 0 --text-column 1 --steps 1000",
 )
-@model_argument
-@output_argument
 @data_options(default="synthetic")
 @teacher_option("the original that the model's report names")
 @gathers("options", HealOptions)
@@ -49,13 +37,13 @@ Examples:
 @training_options(_RUN)
 @max_length_option
 @restart_option
-@loading_options
-@saving_options
+@model_in
+@model_out
 def heal(
     model: str,
     output: Path,
     *,
-    data: Unlabelled,
+    data: NamedSource,
     teacher: str | None,
     options: HealOptions,
     load_options: LoadOptions,

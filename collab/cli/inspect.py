@@ -5,21 +5,19 @@ from __future__ import annotations
 import click
 
 from ..io.options import LoadOptions
-from .options import lengths_option, model_argument, revision_option
-from .running import Command, Session
+from .command import command
+from .options.measuring import lengths_option
+from .options.model import model_weights
+from .session import Session
 
 
-@click.command(
-    cls=Command,
-    epilog="""\b
-Examples:
-  collab inspect sentence-transformers/all-MiniLM-L6-v2
-  collab inspect ./model --num-heads 4 --length 64""",
+@command(
+    "collab inspect sentence-transformers/all-MiniLM-L6-v2",
+    "collab inspect ./model --num-heads 4 --length 64",
 )
-@model_argument
 @click.option("--num-heads", type=int, help="Inspect the model as if its config had this number of heads.")
 @lengths_option
-@revision_option
+@model_weights
 def inspect(
     model: str,
     *,

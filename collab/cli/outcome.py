@@ -14,7 +14,7 @@ from rich.table import Table
 if TYPE_CHECKING:
     from ..io.checkpoint import Checkpoint
     from ..steps.step import Json, Step
-    from .running import Session
+    from .session import Session
 
 
 class _Table(TableElement):

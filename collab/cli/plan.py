@@ -11,28 +11,18 @@ from ..compression.options import CompressionConfig
 from ..decomposition.options import Content, SolverOptions
 from ..errors import ConfigurationError
 from ..io.options import LoadOptions
-from .options import (
-    calibration_options,
-    content_option,
-    figure_option,
-    flops_option,
-    loading_options,
-    model_argument,
-    params_option,
-    solver_options,
-)
-from .running import Command, Session
+from .command import command
+from .options.calibration import calibration_options, content_option, flops_option, params_option, solver_options
+from .options.measuring import figure_option
+from .options.model import model_in
+from .session import Session
 
 
-@click.command(
-    cls=Command,
-    epilog="""\b
-Examples:
-  collab plan sentence-transformers/all-MiniLM-L6-v2
-  collab plan ./my-classifier --calibration sentences.txt --params 0.5 --params 0.25 --figure plan.png
-  collab plan ./my-classifier --calibration sentences.txt --whole --flops 0.5""",
+@command(
+    "collab plan sentence-transformers/all-MiniLM-L6-v2",
+    "collab plan ./my-classifier --calibration sentences.txt --params 0.5 --params 0.25 --figure plan.png",
+    "collab plan ./my-classifier --calibration sentences.txt --whole --flops 0.5",
 )
-@model_argument
 @params_option(multiple=True)
 @click.option(
     "--whole", is_flag=True, help="Plan a compression of the whole model (collab compress) instead of a conversion."
@@ -42,7 +32,7 @@ Examples:
 @content_option
 @calibration_options()
 @solver_options
-@loading_options
+@model_in
 def plan(
     model: str,
     *,

@@ -6,31 +6,22 @@ from pathlib import Path
 
 import click
 
+from ..data.source import NamedSource
 from ..data.task import Task
-from ..heads.options import PruneOptions
+from ..heads.options import PruneOptions, ScoreOptions, parse_keep
 from ..io.options import LoadOptions, SaveOptions
 from ..training.options import HealOptions, HealRequest, Trainable
-from .options import (
-    KeepType,
-    Unlabelled,
-    data_options,
-    gathers,
-    heal_options,
-    heal_request,
-    label_column_option,
-    loading_options,
-    model_argument,
-    normalize_option,
-    output_argument,
-    samples_option,
-    saving_options,
-    seed_option,
-    speed_option,
-    task_option,
-    trainable_option,
-    unlabelled,
-)
-from .running import INTERRUPTED_TRAINING, Command, Session
+from .command import Parsed, command, gathers
+from .options.data import data_options, unlabelled
+from .options.heads import head_rows_options, scoring_options
+from .options.measuring import speed_option
+from .options.model import model_in, model_out
+from .options.training import heal_options, heal_request, trainable_option
+from .session import INTERRUPTED_TRAINING, Session
+
+
+def _scoring(score: str, ablation_samples: int, normalize: bool) -> ScoreOptions:
+    return ScoreOptions((score,), ablation_samples, normalize)
 
 
 def _heal(
@@ -47,44 +38,37 @@ def _heal(
     return heal_request(unlabelled(heal, text_column, subset, split), HealOptions(heal_trainable), heal_steps, seed)
 
 
-@click.command(
-    cls=Command,
-    epilog="""\b
-Examples:
-  collab prune ./model smaller --heads 0.4 --data sentences.txt --heal sentences.txt
-  collab prune ./classifier smaller --per-layer 6 --data dev.tsv --task classification --steps 4
-  collab prune ./model smaller --keep "0:1,2;3:" """,
+@command(
+    "collab prune ./model smaller --heads 0.4 --data sentences.txt --heal sentences.txt",
+    "collab prune ./classifier smaller --per-layer 6 --data dev.tsv --task classification --steps 4",
+    'collab prune ./model smaller --keep "0:1,2;3:"',
 )
-@model_argument
-@output_argument
 @gathers("options", PruneOptions)
 @click.option("--heads", type=float, help="Remove this part of all heads, those that matter least.")
 @click.option("--per-layer", type=int, help="Keep so many heads in every layer, those that matter most.")
 @click.option(
     "--keep",
-    type=KeepType(),
+    type=Parsed("heads", parse_keep),
     help="Keep these heads of these layers: 0:1,2;3: is heads 1 and 2 of layer 0 and none of 3.",
 )
 @data_options()
-@task_option("none: score by how far the model's own answers move, without labels")
-@label_column_option
-@normalize_option
-@samples_option(PruneOptions.samples)
-@seed_option
-@click.option("--score", default="gradient", show_default=True, help="What heads are ranked by; see collab heads.")
-@click.option("--steps", type=int, default=1, show_default=True, help="Remove them in so many steps, scoring anew.")
+@head_rows_options
+@gathers("scoring", _scoring)
+@click.option("--score", default="gradient", help="What heads are ranked by; see collab heads.")
+@scoring_options
+@click.option("--steps", default=1, help="Remove them in so many steps, scoring anew.")
 @gathers("heal", _heal)
 @heal_options(HealOptions().run.steps)
 @trainable_option("attention", "--heal-trainable")
-@loading_options
+@model_in
 @speed_option
-@saving_options
+@model_out
 def prune(
     model: str,
     output: Path,
     *,
     options: PruneOptions,
-    data: Unlabelled | None,
+    data: NamedSource | None,
     task: Task | None,
     heal: HealRequest | None,
     load_options: LoadOptions,

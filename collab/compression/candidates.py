@@ -16,11 +16,11 @@ from ..calibration.calibrate import Calibration
 from ..decomposition import Form
 from ..errors import CalibrationError
 from ..evaluation.compare import answers_on, compare_answers
-from ..io.options import Progress
 from ..models.assembly import assemble
 from ..models.families import Family
 from ..models.inputs import longest_input, random_inputs
 from ..models.layers import count_parameters
+from ..progress import Progress
 from ..reparametrization.model import LayerProblems
 from .allocation import Curve, Point, Unit, Widths
 from .blocks import attention_of, blocks_of

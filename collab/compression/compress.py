@@ -17,10 +17,10 @@ from ..errors import BudgetError, ConfigurationError, UnsupportedArchitectureErr
 from ..evaluation.compare import agreement
 from ..evaluation.timing import rounds_in_turn
 from ..io.checkpoint import Checkpoint
-from ..io.options import Progress, no_progress
 from ..models.families import Family
 from ..models.inputs import has_decoder
 from ..models.layers import count_parameters, head_layers, parameters
+from ..progress import Progress, no_progress
 from ..steps.compression import CompressedLayer, Compression
 from ..steps.conversion import VocabularyCut
 from ..steps.step import Count, Parameters

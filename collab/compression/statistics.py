@@ -14,10 +14,10 @@ from transformers import PreTrainedModel
 
 from ..data.features import Batch
 from ..errors import CalibrationError
-from ..io.options import Progress, no_progress
 from ..models.answers import answers_of
 from ..models.inputs import on_device
 from ..models.states import evaluating, frozen
+from ..progress import Progress, no_progress
 from .blocks import Block
 
 

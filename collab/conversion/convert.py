@@ -19,7 +19,6 @@ from ..decomposition.rank import resolve_ranks
 from ..errors import UnsupportedArchitectureError, WeightsError
 from ..evaluation.compare import agreement
 from ..io.checkpoint import Checkpoint
-from ..io.options import Progress, no_progress
 from ..modeling.collab_config import AttentionSpec
 from ..modeling.collab_model import optional_parts
 from ..models.assembly import assemble
@@ -29,6 +28,7 @@ from ..models.layers import count_parameters
 from ..models.weights import check_finite
 from ..planning.choice import LENGTHS, Choice, choose, compare_forms
 from ..planning.config import ConversionConfig
+from ..progress import Progress, no_progress
 from ..reparametrization.layer import LayerProblem, fitting, spec_of, state_of
 from ..reparametrization.model import LayerProblems, full_ranks, projections
 from ..reparametrization.moments import LayerMoments

@@ -12,10 +12,10 @@ from ..calibration.calibrate import Calibration, Data, calibrate, prepare
 from ..calibration.options import CalibrationOptions
 from ..errors import CalibrationError
 from ..io.checkpoint import Checkpoint
-from ..io.options import Progress, no_progress
 from ..models.inputs import lengths_within
 from ..planning.choice import LENGTHS, choose
 from ..planning.config import ConversionConfig
+from ..progress import Progress, no_progress
 from ..reparametrization.model import LayerProblems
 from ..reparametrization.moments import LayerMoments
 from .convert import install, require_convertible

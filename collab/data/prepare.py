@@ -6,7 +6,7 @@ import logging
 import os
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from transformers import PreTrainedModel
 
@@ -21,11 +21,11 @@ from .features import (
     synthetic_features,
 )
 from .rows import read_rows
-from .source import DataSource
+from .source import DataSource, NamedSource
 
 logger = logging.getLogger(__name__)
 
-Unlabelled = DataSource | Literal["synthetic"] | Iterable[Any]
+Unlabelled = NamedSource | Iterable[Any]
 """A source, random words (``"synthetic"``), or strings, pairs of strings, images or recordings.
 
 For an encoder-decoder, pairs are sources with their targets; sources alone it answers itself, greedily."""

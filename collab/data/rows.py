@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from ..errors import DataError
-from ..models.inputs import Kind
+from ..models.inputs import InputKind
 from .source import DataSource, Records, open_records
 
 Row = Any
@@ -15,7 +15,7 @@ Row = Any
 
 
 def read_rows(
-    source: DataSource, samples: int, *, kind: Kind = "text", targets: bool = False, seed: int = 0
+    source: DataSource, samples: int, *, kind: InputKind = "text", targets: bool = False, seed: int = 0
 ) -> list[Row]:
     """A random sample of a source's rows.
 
@@ -82,7 +82,7 @@ def _pairs(rows: Iterable[tuple], columns: tuple[str, ...], source: DataSource) 
         )
 
 
-def _columns(records: Records, kind: Kind) -> tuple[str, ...]:
+def _columns(records: Records, kind: InputKind) -> tuple[str, ...]:
     if records.source.columns:
         return tuple(records.require(name) for name in records.source.columns)
     names = records.names

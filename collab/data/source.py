@@ -7,12 +7,12 @@ import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from ..errors import ConfigurationError, DataError, first_line
 
 if TYPE_CHECKING:
-    from ..models.inputs import Kind
+    from ..models.inputs import InputKind
 
 _BUILDERS = {
     ".txt": "text",
@@ -25,7 +25,7 @@ _BUILDERS = {
 
 
 def check_length(max_length: int | None) -> None:
-    """Raises a ConfigurationError for a length too short to hold text."""
+    """Raises a ConfigurationError for a largest number of tokens that leaves no room for text."""
     if max_length is not None and max_length < 3:
         raise ConfigurationError(f"max_length must be at least 3 tokens, two of them special ones, not {max_length}.")
 
@@ -58,6 +58,10 @@ class DataSource:
             raise ConfigurationError(f"A pair needs two different columns, not {self.columns[0]!r} twice.")
 
 
+NamedSource = Literal["synthetic"] | DataSource
+"""Rows without labels that can be named on a command line: random words, or a source."""
+
+
 @dataclass(frozen=True)
 class Records(Iterable[dict[str, Any]]):
     """An open source.
@@ -88,7 +92,7 @@ class Records(Iterable[dict[str, Any]]):
         return name
 
 
-def open_records(source: DataSource, *, kind: Kind = "text", seed: int | None = None) -> Records:
+def open_records(source: DataSource, *, kind: InputKind = "text", seed: int | None = None) -> Records:
     """Opens a source, to be read in one pass.
 
     Args:

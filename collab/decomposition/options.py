@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, get_args
 
-from ..errors import ConfigurationError, DeviceError
+from ..device import resolve_device
+from ..errors import ConfigurationError
 
 Form = Literal["concat", "cp", "tucker"]
 FORMS: tuple[Form, ...] = get_args(Form)
@@ -15,7 +16,7 @@ CONTENTS: tuple[Content, ...] = get_args(Content)
 
 Method = Literal["structured", "tensorly"]
 METHODS: tuple[Method, ...] = get_args(Method)
-Precision = Literal["float32", "float64"]
+SolverPrecision = Literal["float32", "float64"]
 
 
 if TYPE_CHECKING:
@@ -46,14 +47,14 @@ class SolverOptions:
     max_sweeps: int = 200
     tolerance: float = 1e-5
     ridge: float = 5e-3
-    precision: Precision = "float32"
+    precision: SolverPrecision = "float32"
     device: str | None = None
     even_heads: bool = False
 
     def __post_init__(self) -> None:
         if self.method not in METHODS:
             raise ConfigurationError(f"Unknown solver {self.method!r}; choose one of {', '.join(METHODS)}.")
-        if self.precision not in get_args(Precision):
+        if self.precision not in get_args(SolverPrecision):
             raise ConfigurationError(f"Unknown precision {self.precision!r}; choose float32 or float64.")
         if not isinstance(self.max_sweeps, int) or self.max_sweeps < 1:
             raise ConfigurationError(f"max_sweeps must be a whole number of at least 1, not {self.max_sweeps!r}.")
@@ -76,18 +77,5 @@ class SolverOptions:
             ConfigurationError: if `device` is not the name of a device.
             DeviceError: if it is not available or has no float64.
         """
-        import torch
-
-        if self.device is None:
-            return torch.device("cpu") if default.type == "mps" else default
-        try:
-            device = torch.device(self.device)
-        except RuntimeError as error:
-            raise ConfigurationError(f"Unknown device {self.device!r}; use for example cpu, cuda or cuda:1.") from error
-        try:
-            torch.zeros(1, dtype=torch.float64, device=device).item()
-        except (RuntimeError, AssertionError, NotImplementedError, TypeError) as error:
-            raise DeviceError(
-                f"No device {self.device!r} here that computes in float64. Use device=None or 'cpu'."
-            ) from error
-        return device
+        name = "cpu" if self.device is None and default.type == "mps" else self.device
+        return resolve_device(name, default, float64=True)

@@ -11,14 +11,15 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
+from ..device import resolve_device
 from ..errors import ConfigurationError, OutOfMemoryError, first_line, is_short_of_memory
-from ..io.options import LENGTHS, Progress, no_progress
 from ..models.cache import CacheBytes, cache_bytes
 from ..models.inputs import input_kind, lengths_within, longest_input, random_inputs, takes_waveforms
 from ..models.layers import count_bytes, count_parameters
 from ..models.states import evaluating
+from ..progress import Progress, no_progress
 from .bench_report import BenchedModel, BenchReport, BenchSetting, PeakMemory
-from .options import BenchOptions
+from .options import REPORTED_LENGTHS, BenchOptions
 from .timing import Run, Spread, rounds_in_turn, wait
 
 _WARM = 2
@@ -57,7 +58,7 @@ def bench(
     if not 1 <= len(models) <= 2:
         raise ConfigurationError(f"Give one model, or two to compare, not {len(models)}.")
     names = names or [type(model).__name__ for model in models]
-    device = options.resolve_device()
+    device = resolve_device(options.device)
     lengths, notes = lengths_of(models, names, options)
     grid = [(rows, length) for rows in sorted(set(options.batch_sizes)) for length in lengths]
     vocabulary = min(getattr(model.config, "vocab_size", 0) or 0 for model in models) or None
@@ -118,14 +119,14 @@ def lengths_of(
     limits = [longest_input(model) for model in models]
     limit = min(limits)
     least = names[limits.index(limit)]
-    longest = max(options.lengths or LENGTHS)
+    longest = max(options.lengths or REPORTED_LENGTHS)
     if options.lengths is not None:
         if longest > limit:
             raise ConfigurationError(
                 f"{least} takes {limit} tokens at most, so length {longest} (--length) is too long."
             )
         return [*sorted(set(options.lengths))], ()
-    lengths = lengths_within(models[limits.index(limit)], LENGTHS)
+    lengths = lengths_within(models[limits.index(limit)], REPORTED_LENGTHS)
     note = f"{least} takes {limit} tokens at most, so that was measured instead of longer rows."
     return [*lengths], (note,) if longest > limit else ()
 

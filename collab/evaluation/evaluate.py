@@ -12,7 +12,7 @@ from ..data.features import Feature, text_features, without_labels
 from ..data.task import Task
 from ..errors import DataError
 from ..io.checkpoint import Checkpoint
-from ..io.options import Progress, no_progress
+from ..progress import Progress, no_progress
 from ..steps.measurement import Evaluation
 from .compare import check_comparable, check_tokenizers, compare
 from .embedding import Embedder

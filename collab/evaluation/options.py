@@ -9,11 +9,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ..data.source import check_length
-from ..errors import ConfigurationError, DeviceError
-from ..io.options import DTYPES, Dtype
+from ..device import DTYPES, Dtype, check_device
+from ..errors import ConfigurationError
 
 if TYPE_CHECKING:
     import torch
+
+
+REPORTED_LENGTHS = (32, 128, 512)
+"""Sequence lengths at which speed and arithmetic are reported, in tokens; less where a model takes less."""
 
 
 @dataclass(frozen=True)
@@ -25,7 +29,7 @@ class EvaluateOptions:
         samples: rows at most, the first ones; None for all.
         draws: number of bootstrap samples; 0 for no intervals.
         rounds: rounds of the comparison of speed.
-        device: ``cpu``, or None for a GPU where there is one.
+        device: ``cpu`` or ``cuda``; None for a GPU where there is one.
         seed: seed of the bootstrap and of masked tokens.
         label_column: column of the labels; None to look for the usual names. Like `samples`, it is used where rows are
             read.
@@ -46,6 +50,7 @@ class EvaluateOptions:
         if self.draws < 0 or self.rounds < 1 or (self.samples is not None and self.samples < 1):
             raise ConfigurationError("draws must be at least 0, and rounds and samples at least 1.")
         check_length(self.max_length)
+        check_device(self.device)
 
 
 @dataclass(frozen=True)
@@ -84,8 +89,7 @@ class BenchOptions:
             raise ConfigurationError("rounds must be at least 1.")
         if self.dtype not in DTYPES:
             raise ConfigurationError(f"Unknown dtype {self.dtype!r}; choose one of {', '.join(DTYPES)}.")
-        if self.device not in (None, "cpu", "cuda"):
-            raise ConfigurationError(f"device must be cpu or cuda, not {self.device!r}.")
+        check_device(self.device)
 
     @property
     def torch_dtype(self) -> torch.dtype:
@@ -93,11 +97,3 @@ class BenchOptions:
         import torch  # not at the top: the command line shows these defaults without it
 
         return getattr(torch, self.dtype)
-
-    def resolve_device(self) -> torch.device:
-        """The device to measure on; DeviceError if it is not available."""
-        import torch
-
-        if self.device == "cuda" and not torch.cuda.is_available():
-            raise DeviceError("No CUDA device found. Use device=None or 'cpu' (omit --device).")
-        return torch.device(self.device or ("cuda" if torch.cuda.is_available() else "cpu"))

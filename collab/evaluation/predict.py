@@ -14,9 +14,9 @@ from transformers import PreTrainedModel
 from ..data.encoding import IGNORED, Collate, names_of
 from ..data.features import Feature, length_of
 from ..errors import ExtraError
-from ..io.options import Progress, no_progress
 from ..models.inputs import on_device
 from ..models.states import evaluating
+from ..progress import Progress, no_progress
 from .metrics import Columns
 
 TOKENS = 4096

@@ -13,9 +13,9 @@ from transformers import PreTrainedModel
 
 from ..data.features import by_length, collate, encoder_features
 from ..errors import DataError, ExtraError
-from ..io.options import Progress, no_progress
 from ..models.inputs import longest_target, on_device
 from ..models.states import evaluating
+from ..progress import Progress, no_progress
 
 NGRAMS = "ngrams"
 """Name of the column of predictions that BLEU is computed from; see `ngrams`."""

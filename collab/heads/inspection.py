@@ -10,8 +10,8 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from ..errors import ConfigurationError
+from ..evaluation.options import REPORTED_LENGTHS
 from ..io.checkpoint import Checkpoint
-from ..io.options import LENGTHS
 from ..modeling.collab_attention import CollaborativeAttention, LayerKind
 from ..models.cache import CacheBytes, cache_bytes
 from ..models.inputs import encoder_of, lengths_within
@@ -100,7 +100,7 @@ def inspect(
     """
     checkpoint = Checkpoint.of(model)
     model = checkpoint.model
-    lengths = lengths_within(model, LENGTHS) if lengths is None else lengths
+    lengths = lengths_within(model, REPORTED_LENGTHS) if lengths is None else lengths
     if not lengths or min(lengths) < 1:
         raise ConfigurationError("Lengths must be at least 1 token.")
     layers = head_layers(model)

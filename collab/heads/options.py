@@ -6,8 +6,9 @@ Nothing here imports torch, so that the command line can show the defaults at on
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from ..data.source import check_length
 from ..errors import ConfigurationError
 
 SCORES: dict[str, tuple[int, str]] = {
@@ -34,12 +35,20 @@ class RowOptions:
         samples: rows at most.
         max_length: tokens of a row at most; None for as many as the model takes.
         seed: seed of the sample, of drawn answers and of masked tokens.
+
+    Raises:
+        ConfigurationError: if a value cannot be used.
     """
 
     label_column: str | None = None
     samples: int = 512
     max_length: int | None = None
     seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.samples < 1:
+            raise ConfigurationError(f"samples must be at least 1, not {self.samples}.")
+        check_length(self.max_length)
 
 
 @dataclass(frozen=True)
@@ -79,12 +88,9 @@ class PruneOptions:
         heads: fraction of the model's heads to remove, in (0, 1), the least important ones first.
         per_layer: heads that every layer keeps at most, the most important ones.
         keep: by layer number, the heads to keep; layers that are not named keep all.
-        score: score that ranks the heads; one of `SCORES`.
-        normalize: divide a layer's gradient scores by their norm.
         steps: number of steps, with new scores before each; 1 is one-shot.
-        samples: rows to score on.
-        seed: seed of the sample, of drawn answers and of masked tokens.
-        label_column: column of the labels to score by; None to look for the usual names.
+        scoring: how to compute the score that ranks the heads; it names that one.
+        rows: rows to score on.
 
     Raises:
         ConfigurationError: if a value cannot be used.
@@ -93,12 +99,9 @@ class PruneOptions:
     heads: float | None = None
     per_layer: int | None = None
     keep: Mapping[int, Sequence[int]] | None = None
-    score: str = "gradient"
-    normalize: bool = False
     steps: int = 1
-    samples: int = 512
-    seed: int = 0
-    label_column: str | None = None
+    scoring: ScoreOptions = field(default_factory=lambda: ScoreOptions(("gradient",)))
+    rows: RowOptions = field(default_factory=RowOptions)
 
     def __post_init__(self) -> None:
         given = [name for name in ("heads", "per_layer", "keep") if getattr(self, name) is not None]
@@ -116,15 +119,15 @@ class PruneOptions:
             raise ConfigurationError(
                 f"A layer must keep at least 1 head, not {self.per_layer}; --keep (keep=) can empty one."
             )
-        if self.score not in SCORES:
-            raise ConfigurationError(f"Unknown score {self.score!r}; choose one of {', '.join(SCORES)}.")
-        if self.steps < 1 or self.samples < 2:
+        if len(self.scoring.scores) != 1:
+            raise ConfigurationError(f"One score ranks the heads; choose one of {', '.join(SCORES)}.")
+        if self.steps < 1 or self.rows.samples < 2:
             raise ConfigurationError("steps must be at least 1 and samples at least 2.")
 
     @property
-    def needs_scores(self) -> bool:
-        """Whether heads are chosen by score."""
-        return self.keep is None
+    def score(self) -> str | None:
+        """Name of the score that ranks the heads; None where `keep` names them."""
+        return self.scoring.scores[0] if self.keep is None else None
 
 
 def parse_keep(text: str) -> dict[int, tuple[int, ...]]:

@@ -10,12 +10,12 @@ from transformers import PreTrainedModel
 from ..conversion.convert import convert_losslessly
 from ..errors import ConfigurationError, DataError
 from ..io.checkpoint import Checkpoint
-from ..io.options import Progress, no_progress
 from ..modeling.collab_model import CollaborativeMixin
 from ..models.layers import head_layers, parameters
+from ..progress import Progress, no_progress
 from ..steps.pruning import Pruning
 from ..steps.step import Parameters
-from .options import PruneOptions, ScoreOptions
+from .options import PruneOptions
 from .removal import check_keep, remove_heads
 from .rows import HeadRows
 from .scores import living_heads, score_rows
@@ -81,10 +81,10 @@ def prune(
         heads_after=living_heads(after),
         heads={layer.name: list(layer.heads) for layer in after},
         parameters=Parameters.of(parameters(before.model), parameters(model)),
-        score=options.score if rows is not None and keep is None else None,
-        normalize=options.normalize,
+        score=options.score,
+        normalize=options.scoring.normalize,
         steps=options.steps,
-        data=rows.summary if rows is not None and keep is None else None,
+        data=rows.summary if rows is not None and options.score else None,
     )
     return current.then(report, model=model, original=before)
 
@@ -94,8 +94,7 @@ def _next(
 ) -> Keep:
     """The heads to keep after a step; every step removes an equal part."""
     layers = head_layers(current.model)
-    settings = ScoreOptions((options.score,), normalize=options.normalize)
-    importance = score_rows(current, rows, settings, progress).importance(options.score)
+    importance = score_rows(current, rows, options.scoring, progress).importance(options.scoring.scores[0])
     if options.heads is not None:
         target = before - round(before * options.heads * step / options.steps)
         return least_important(importance, living_heads(layers) - target)

@@ -14,8 +14,8 @@ from ..data.prepare import Unlabelled
 from ..data.task import Task
 from ..errors import ConfigurationError
 from ..io.checkpoint import Checkpoint
-from ..io.options import Progress, no_progress
 from ..models.layers import HeadLayer, head_layers
+from ..progress import Progress, no_progress
 from .ablation import ablation
 from .gradient import gradient_importance
 from .options import SCORES, RowOptions, ScoreOptions

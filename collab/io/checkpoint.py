@@ -12,7 +12,7 @@ from torch import Tensor
 from transformers import AutoFeatureExtractor, AutoImageProcessor, AutoTokenizer, PreTrainedModel
 
 from ..errors import DataError
-from ..models.inputs import KINDS, Kind, input_kind
+from ..models.inputs import KINDS, InputKind, input_kind
 from ..steps.history import History
 from ..steps.step import Step
 from .failures import reading
@@ -109,7 +109,7 @@ class Checkpoint:
             )
 
 
-def read_processor(folder: Path, kind: Kind, trust_remote_code: bool = False) -> Any | None:
+def read_processor(folder: Path, kind: InputKind, trust_remote_code: bool = False) -> Any | None:
     """The tokenizer, image processor or feature extractor in a model's folder.
 
     Args:

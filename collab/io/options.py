@@ -1,26 +1,11 @@
-"""Options for loading and saving a model, and the progress callback."""
+"""Options for loading and saving a model."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, get_args
 
 from ..errors import ConfigurationError
-
-Dtype = Literal["float32", "bfloat16", "float16"]
-DTYPES: tuple[Dtype, ...] = get_args(Dtype)
-
-LENGTHS = (32, 128, 512)
-"""Sequence lengths at which speed and arithmetic are reported, in tokens; less where a model takes less."""
-
-Progress = Callable[[str, int, int | None], None]
-"""Progress callback: called with the name of the phase, the units done, and the total (None if unknown)."""
-
-
-def no_progress(what: str, done: int, total: int | None) -> None:
-    """Reports nothing."""
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from transformers import AutoModelForPreTraining, PreTrainedModel
 
 from .inputs import has_choices
 
-Kind = Literal["class", "span", "labels", "token label", "numbers", "states"]
+OutputKind = Literal["class", "span", "labels", "token label", "numbers", "states"]
 """The kind of an output:
 
 - ``class``: logits of C classes for every row or token, a softmax over the last axis;
@@ -37,14 +37,14 @@ class Answer:
 
     Attributes:
         name: name of the output.
-        kind: see `Kind`.
+        kind: see `OutputKind`.
         values: logits, numbers or states in float32, with their graph: (B, C), (B, T, C), or (B, T) with a single logit
             for each token.
         seen: (B, T), True for tokens that are not padding; None if the values are not by token or nothing is padding.
     """
 
     name: str
-    kind: Kind
+    kind: OutputKind
     values: Tensor
     seen: Tensor | None
 
@@ -173,20 +173,20 @@ def answers_of(model: PreTrainedModel, output: Any, mask: Tensor | None) -> list
     """
     entries = dict(output.items()) if hasattr(output, "items") else {_STATES[0]: output[0]}
     tensors = {name: value for name, value in entries.items() if isinstance(value, Tensor)}
-    kinds: dict[str, Kind] = {
+    kinds: dict[str, OutputKind] = {
         name: _kind(model, name, value) for name, value in tensors.items() if name.endswith("logits")
     }
     kinds = kinds or {name: "states" for name in _STATES if name in tensors}
     return [_answer(name, kind, tensors[name].float(), mask) for name, kind in kinds.items()]
 
 
-def _answer(name: str, kind: Kind, values: Tensor, mask: Tensor | None) -> Answer:
+def _answer(name: str, kind: OutputKind, values: Tensor, mask: Tensor | None) -> Answer:
     by_token = values.ndim > 2 or kind in ("span", "token label")
     fits = mask is not None and mask.ndim == 2 and values.shape[:2] == mask.shape
     return Answer(name, kind, values, mask.bool() if mask is not None and by_token and fits else None)
 
 
-def _kind(model: PreTrainedModel, name: str, values: Tensor) -> Kind:
+def _kind(model: PreTrainedModel, name: str, values: Tensor) -> OutputKind:
     """The kind of logits."""
     if name in _SPANS:
         return "span"

@@ -12,10 +12,10 @@ from transformers import AutoModelForMultipleChoice, PretrainedConfig, PreTraine
 
 from ..errors import ConfigurationError, UnsupportedArchitectureError, first_line
 
-Kind = Literal["text", "images", "audio", "videos"]
+InputKind = Literal["text", "images", "audio", "videos"]
 """What a model reads; a model of text and images counts as one of text."""
 
-KINDS: dict[str, Kind] = {
+KINDS: dict[str, InputKind] = {
     "input_ids": "text",
     "pixel_values": "images",
     "input_values": "audio",
@@ -23,7 +23,7 @@ KINDS: dict[str, Kind] = {
 }
 
 
-def input_kind(model: PreTrainedModel) -> Kind:
+def input_kind(model: PreTrainedModel) -> InputKind:
     """What a model reads.
 
     Raises:

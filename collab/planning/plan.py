@@ -13,12 +13,13 @@ from ..calibration.calibrate import Calibration
 from ..decomposition import FORMS, Form, SolverOptions
 from ..decomposition.options import Content
 from ..errors import BudgetError
-from ..io.options import LENGTHS, Progress, no_progress
+from ..evaluation.options import REPORTED_LENGTHS
 from ..modeling.collab_attention import LayerKind
 from ..models.cache import CacheBytes, cache_bytes
 from ..models.families import require_family
 from ..models.inputs import lengths_within
 from ..models.layers import count_parameters
+from ..progress import Progress, no_progress
 from ..reparametrization.layer import LayerProblem
 from ..reparametrization.model import LayerProblems
 from .choice import nothing_fits
@@ -139,7 +140,7 @@ def plan(
     """
     family = require_family(model.config)
     solver = solver or SolverOptions()
-    lengths = lengths_within(model, LENGTHS) if lengths is None else lengths
+    lengths = lengths_within(model, REPORTED_LENGTHS) if lengths is None else lengths
     moments = None if calibration is None else calibration.moments
     problems = LayerProblems(model, family, moments, solver.resolve_device(model.device))
     shapes = [LayerShape.of(problem) for problem in problems.values()]

@@ -20,8 +20,8 @@ from ..evaluation.metrics import intervals, measure
 from ..evaluation.predict import predictions
 from ..evaluation.translation import require_sacrebleu, written_ngrams
 from ..io.checkpoint import Checkpoint
-from ..io.options import Progress, no_progress
 from ..models.states import set_dropout
+from ..progress import Progress, no_progress
 from ..steps.training import Finetuning
 from .options import FinetuneOptions
 from .run import GuardedTrainer, RunData, Work, run

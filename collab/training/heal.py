@@ -16,19 +16,20 @@ from transformers import PreTrainedModel
 
 from ..data.features import Batch, collate, row_batches
 from ..data.prepare import Unlabelled, features_of, hold_out
+from ..device import resolve_device
 from ..errors import ConfigurationError, TrainingError
 from ..evaluation.compare import agreement, check_comparable
 from ..io.checkpoint import Checkpoint
-from ..io.options import Progress, no_progress
 from ..models.families import collaborative_layers
 from ..models.inputs import on_device
 from ..models.layers import FACTORS, count_parameters, entry_of
 from ..models.states import evaluating, set_dropout
+from ..progress import Progress, no_progress
 from ..steps.training import Healing
 from .distillation import DistillationTrainer, answers, distillation_loss
 from .learning_rate import find_learning_rate
 from .options import HealOptions, RunOptions, Trainable
-from .run import RunData, RunResult, Work, device_of, run, short_of_memory, steps_of
+from .run import RunData, RunResult, Work, run, short_of_memory, steps_of
 from .work import temporary_work
 
 logger = logging.getLogger(__name__)
@@ -180,7 +181,7 @@ def _learning_rate(
     pair: _Pair, parameters: list[nn.Parameter], rows: RunData, options: RunOptions, steps: int
 ) -> float:
     """The learning rate to heal with; see `find_learning_rate`."""
-    device = device_of(options)
+    device = resolve_device(options.device)
     student, teacher = pair.model.eval().to(device), pair.teacher.eval().to(device)
 
     def taught(features: Sequence[Any]) -> Iterator[tuple[Any, Batch]]:

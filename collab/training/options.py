@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
-from ..data.source import DataSource, check_length
+from ..data.source import NamedSource, check_length
+from ..device import DTYPES, Dtype, check_device
 from ..errors import ConfigurationError
-from ..io.options import DTYPES, Dtype
 
-Precision = Dtype | Literal["auto"]
+TrainingPrecision = Dtype | Literal["auto"]
 PRECISIONS = ("auto", *DTYPES)
 
 Trainable = Literal["factors", "attention", "layers", "all"]
@@ -48,7 +48,7 @@ class RunOptions:
     weight_decay: float = 0.0
     evaluations: int = 6
     patience: int | None = None
-    precision: Precision = "float32"
+    precision: TrainingPrecision = "float32"
     gradient_accumulation_steps: int = 1
     gradient_checkpointing: bool = False
     device: str | None = None
@@ -74,8 +74,7 @@ class RunOptions:
             )
         if not 0 <= self.seed < 2**32:
             raise ConfigurationError(f"seed must be from 0 to 2^32 - 1, not {self.seed}.")
-        if self.device not in (None, "cpu", "cuda"):
-            raise ConfigurationError(f"device must be cpu or cuda, not {self.device!r}.")
+        check_device(self.device)
 
 
 @dataclass(frozen=True)
@@ -148,7 +147,7 @@ class HealRequest:
         options: settings of healing.
     """
 
-    source: Literal["synthetic"] | DataSource
+    source: NamedSource
     options: HealOptions = field(default_factory=HealOptions)
 
 

@@ -26,11 +26,11 @@ from ..data.prepare import hold_out
 from ..errors import ConfigurationError, DataError, NotConvertedError
 from ..evaluation.compare import check_comparable
 from ..io.checkpoint import Checkpoint
-from ..io.options import Progress, no_progress
 from ..modeling.collab_attention import CollaborativeAttention
 from ..models.families import collaborative_layers, require_family
 from ..models.layers import FACTORS
 from ..models.states import attending_by
+from ..progress import Progress, no_progress
 from ..steps.conversion import LayerRefinement, Refinement
 from .observe import LayerPass, Observer, pieces_of, recordings
 from .options import RefineOptions

@@ -34,21 +34,14 @@ from transformers.trainer_callback import PrinterCallback
 from transformers.utils import logging as transformers_logging
 
 from ..data.features import length_of
-from ..errors import ConfigurationError, DeviceError, ExtraError, TrainingError, is_short_of_memory
+from ..device import resolve_device
+from ..errors import ConfigurationError, ExtraError, TrainingError, is_short_of_memory
 from ..io.failures import writing
-from ..io.options import Progress, no_progress
+from ..processes import processes
+from ..progress import Progress, no_progress
 from .options import RunOptions
 from .sampling import LengthSampler
-from .work import (
-    WHOLE,
-    Start,
-    drop_other_checkpoints,
-    local_rank,
-    newest_checkpoint,
-    open_work,
-    processes,
-    record_start,
-)
+from .work import WHOLE, Start, drop_other_checkpoints, newest_checkpoint, open_work, record_start
 
 logger = logging.getLogger(__name__)
 
@@ -339,14 +332,6 @@ def _checkpointing(model: PreTrainedModel, what: str) -> None:
             return
 
 
-def device_of(options: RunOptions) -> torch.device:
-    """The device that this process trains on; raises a DeviceError if it is not available."""
-    cuda = torch.cuda.is_available()
-    if options.device == "cuda" and not cuda:
-        raise DeviceError("No CUDA device found. Use device=None or 'cpu' (--device).")
-    return torch.device("cpu") if options.device == "cpu" or not cuda else torch.device("cuda", local_rank())
-
-
 def fastest_precision(device: torch.device) -> Literal["bfloat16", "float32"]:
     """``bfloat16`` if the device multiplies it at least 1.5 times as fast as float32."""
     if device.type == "cuda":
@@ -369,8 +354,9 @@ def steps_of(options: RunOptions, rows: int) -> int:
 
 
 def _arguments(options: RunOptions, data: RunData, folder: Path) -> TrainingArguments:
-    cpu = device_of(options).type == "cpu"
-    precision = options.precision if options.precision != "auto" else fastest_precision(device_of(options))
+    device = resolve_device(options.device)
+    cpu = device.type == "cpu"
+    precision = options.precision if options.precision != "auto" else fastest_precision(device)
     if precision == "float16" and cpu:
         raise ConfigurationError("float16 trains on a GPU only. Use precision bfloat16 or float32.")
     pieces = options.gradient_accumulation_steps

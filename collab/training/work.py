@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -16,6 +15,7 @@ from filelock import FileLock, Timeout
 from ..errors import ConfigurationError, TrainingError
 from ..io.failures import writing
 from ..io.staging import atomic_write
+from ..processes import is_main_process, processes
 
 WHOLE = "collab_checkpoint_is_whole"
 """Marker file, written into a checkpoint last."""
@@ -97,21 +97,6 @@ def wait_for_everyone() -> None:
     from accelerate import PartialState  # slow to import
 
     PartialState().wait_for_everyone()
-
-
-def processes() -> int:
-    """Number of processes of the training."""
-    return int(os.environ.get("WORLD_SIZE", "1"))
-
-
-def local_rank() -> int:
-    """Rank of this process among those of the training on this machine."""
-    return int(os.environ.get("LOCAL_RANK", "0"))
-
-
-def is_main_process() -> bool:
-    """Whether this is the main process of the training, the one that writes."""
-    return int(os.environ.get("RANK", "0")) == 0
 
 
 @dataclass(frozen=True)

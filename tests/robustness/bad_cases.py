@@ -27,7 +27,6 @@ from damage import (
 )
 
 from collab.cli import main
-from collab.cli.options import RankType, RefineType
 
 _BATCH = ("--batch-size", "4", "--steps", "1", "--evaluations", "1", "--samples", "12")
 LINES: dict[str, tuple[str, ...]] = {
@@ -693,9 +692,9 @@ def _options(command: str) -> Iterator[Case]:
     for option in main.commands[command].params:
         if not isinstance(option, click.Option):
             continue
-        if isinstance(option.type, RankType | RefineType) or option.type is click.INT:
+        if option.name in ("rank", "refine") or option.type is click.INT:
             values = NUMBERS["int"]
-        elif option.type is click.FLOAT:
+        elif option.type.name in ("float", "float range"):
             values = NUMBERS["float"]
         else:
             continue

@@ -124,11 +124,11 @@ def _import_for_all() -> None:
     import sklearn.metrics  # noqa: F401
     import torch
 
-    from collab.cli.running import import_libraries
+    from collab.cli.libraries import import_libraries
 
     import_libraries(0)
     torch.set_num_threads(1)
-    for module in ("tables", "head_tables"):
+    for module in ("tables", "head_tables", "bench_tables"):
         importlib.import_module(f"collab.cli.{module}")
 
 

@@ -1,0 +1,136 @@
+"""A command: its function is called with the values of its options, gathered where they belong together."""
+
+from __future__ import annotations
+
+import inspect
+import shlex
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from ..errors import ConfigurationError
+from .session import Session
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+Decorator = Callable[[Function], Function]
+
+
+def combined(*options: Decorator) -> Decorator:
+    """Several decorators as one."""
+
+    def decorate(function: Function) -> Function:
+        for option in reversed(options):
+            function = option(function)
+        return function
+
+    return decorate
+
+
+def gathers(name: str, build: Callable[..., object], *options: Decorator) -> Decorator:
+    """Options that belong together, as a decorator of a command's function.
+
+    The function gets one argument for all of them, called `name`: what `build` returns. `build`, often a dataclass, is
+    called with those of the command's values that its parameters are named after: values of options, what was gathered
+    by decorators below, and ``command``, the command line.
+    """
+
+    def decorate(function: Function) -> Function:
+        function = combined(*options)(function)
+        vars(function).setdefault("gathered", {})[name] = build
+        return function
+
+    return decorate
+
+
+def command_line() -> str:
+    """What was typed, for reports and cards."""
+    return f"collab {shlex.join(sys.argv[1:])}"
+
+
+class Parsed(click.ParamType):
+    """Values that a function reads from text; its ConfigurationError is an error of usage."""
+
+    def __init__(self, name: str, read: Callable[[str], object]) -> None:
+        self.name = name
+        self._read = read
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Reads a value that is still text."""
+        try:
+            return self._read(value) if isinstance(value, str) else value
+        except ConfigurationError as error:
+            self.fail(str(error), param, ctx)
+
+
+def command(*examples: str) -> Callable[[Callable[..., Any]], Command]:
+    """Makes a function a `Command`, with examples below its help."""
+    return click.command(cls=Command, epilog="\n".join(["\b", "Examples:", *(f"  {line}" for line in examples)]))
+
+
+class Command(click.Command):
+    """A command with the options on output that all have, run with messages instead of tracebacks.
+
+    Its function is called with the values of its options, gathered where they belong together (`gathers`), and with a
+    `Session` by the name of ``session``.
+    """
+
+    def __init__(self, *arguments: Any, **settings: Any) -> None:
+        super().__init__(*arguments, **settings)
+        self.context_settings["show_default"] = True
+        self.params += [
+            click.Option(
+                ["--json", "as_json"],
+                is_flag=True,
+                help="Print the result, and nothing else, as JSON on standard output.",
+            ),
+            click.Option(
+                ["-v", "--verbose"], count=True, show_default=False, help="More output; -vv for debug output."
+            ),
+            click.Option(["-q", "--quiet"], is_flag=True, help="No output but errors."),
+        ]
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Reads the options; none may hold a NUL, which no shell passes and no file system takes."""
+        if any("\0" in arg for arg in args):
+            raise click.UsageError("An argument holds a NUL character.", ctx)
+        return super().parse_args(ctx, args)
+
+    def invoke(self, ctx: click.Context) -> None:
+        """Runs the command's function."""
+        assert self.callback is not None
+        for param in self.params:
+            _check_value(ctx, param)
+        values = dict(ctx.params)
+        session = Session(values.pop("as_json"), values.pop("quiet"), values.pop("verbose"), values.get("output"))
+        with session.running():
+            values["command"] = command_line()
+            for name, build in vars(self.callback).get("gathered", {}).items():
+                values[name] = build(**_called(build, values))
+            self.callback(**_called(self.callback, values), session=session)
+
+
+def _called(function: Callable[..., Any], values: dict[str, Any]) -> dict[str, Any]:
+    """The values that a function's parameters are named after."""
+    return {name: values[name] for name in inspect.signature(function).parameters if name in values}
+
+
+def _check_value(ctx: click.Context, param: click.Parameter) -> None:
+    """Checks what holds for every option: numbers are finite and of 64 bits, and paths have a name.
+
+    Raises:
+        click.BadParameter: if a value is not so.
+    """
+    value = ctx.params.get(param.name or "")
+    for each in value if isinstance(value, tuple | list) else (value,):
+        if isinstance(each, int | float) and not -(2**63) <= each < 2**63:  # NaN is not, either
+            raise click.BadParameter(f"{each} is not a number that can be used.", ctx, param)
+        if isinstance(each, Path):
+            try:
+                each.expanduser()
+            except RuntimeError as error:
+                raise click.BadParameter(f"{each}: there is no such home folder.", ctx, param) from error
+        if each == Path():
+            raise click.BadParameter("Give a name that is not empty, nor this folder's.", ctx, param)

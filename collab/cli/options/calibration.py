@@ -1,0 +1,126 @@
+"""Options on calibration, on the solver, and on what a conversion keeps."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal, get_args
+
+import click
+
+from ...calibration.options import CalibrationOptions, CalibrationRequest
+from ...data.source import NamedSource
+from ...decomposition.options import CONTENTS, METHODS, SolverOptions, SolverPrecision
+from ...errors import ConfigurationError
+from ..command import Decorator, gathers
+from .data import SOURCES, max_length_option, samples_option, split_option, text_column_option, unlabelled
+from .model import device_option
+
+
+def _source(
+    calibration: str | None,
+    text_column: tuple[str, ...],
+    calibration_subset: str | None,
+    calibration_split: str,
+    heal: object = None,
+) -> NamedSource | Literal["default", "none"]:
+    if calibration is not None and calibration not in ("none", "synthetic"):
+        return unlabelled(calibration, text_column, calibration_subset, calibration_split)
+    if text_column and not heal:
+        raise ConfigurationError(
+            "--text-column says where the text is in a file or data set; give one by --calibration."
+        )
+    return "default" if calibration is None else "none" if calibration == "none" else "synthetic"
+
+
+def _calibration(
+    calibration_source: NamedSource | Literal["default", "none"],
+    calibration_samples: int,
+    max_length: int | None,
+    calibration_cache: Path | None,
+    calibration_in_order: bool = False,
+) -> CalibrationRequest:
+    amount = CalibrationOptions(calibration_samples, max_length)
+    return CalibrationRequest(calibration_source, amount, calibration_cache, calibration_in_order)
+
+
+def calibration_options(*, weights_alone: bool = True) -> Decorator:
+    """--calibration and what belongs to it.
+
+    Args:
+        weights_alone: whether the command can do without calibration.
+    """
+    without, others = ("; or none (go by the weights alone)", ", none for others") if weights_alone else ("", "")
+    return gathers(
+        "calibration",
+        _calibration,
+        gathers("calibration_source", _source),
+        click.option(
+            "--calibration",
+            metavar="SOURCE",
+            show_default=f"synthetic for models of text{others}",
+            help=f"Data to calibrate on: {SOURCES}{without}.",
+        ),
+        text_column_option,
+        click.option("--calibration-subset", help="Configuration of a data set on the Hub."),
+        split_option("--calibration-split"),
+        samples_option(CalibrationOptions.samples, "--calibration-samples"),
+        max_length_option,
+        click.option(
+            "--calibration-cache",
+            type=click.Path(path_type=Path, dir_okay=False),
+            help="Keep the moments in this file, or use those that it holds.",
+        ),
+    )
+
+
+solver_options = gathers(
+    "solver",
+    SolverOptions,
+    click.option(
+        "--solver",
+        "method",
+        type=click.Choice(METHODS),
+        default=SolverOptions.method,
+        help="structured: collab's own. tensorly: the reference, on the dense tensor; slow.",
+    ),
+    click.option("--max-sweeps", default=SolverOptions.max_sweeps, help="Largest number of sweeps of the solver."),
+    click.option(
+        "--tolerance", default=SolverOptions.tolerance, help="Stop when a sweep lowers the relative error by less."
+    ),
+    click.option(
+        "--precision",
+        type=click.Choice(get_args(SolverPrecision)),
+        default=SolverOptions.precision,
+        help="Precision of the arithmetic.",
+    ),
+    device_option("cpu"),
+)
+content_option = click.option(
+    "--content",
+    type=click.Choice(CONTENTS),
+    default="exact",
+    help="exact: the query bias becomes an additive term of the scores. folded: it becomes an offset of the queries, "
+    "so that every attention kernel applies and less is stored.",
+)
+
+
+def _fraction_option(flag: str, of: str, budgets: str | None) -> Decorator:
+    """A budget as a fraction, or, with the default `budgets`, several."""
+    return click.option(
+        flag,
+        type=click.FloatRange(0, 1, min_open=True),
+        multiple=budgets is not None,
+        show_default=budgets,
+        help=f"The largest fraction of the {of} to keep, such as 0.5."
+        + ("" if budgets is None else " May be given several times."),
+    )
+
+
+def params_option(multiple: bool = False) -> Decorator:
+    """--params, once or several times."""
+    return _fraction_option("--params", "query/key parameters", "1/2, 1/3, 1/6" if multiple else None)
+
+
+def flops_option(multiple: bool = False) -> Decorator:
+    """--flops, once or several times."""
+    return _fraction_option("--flops", "layers' FLOPs", "0.75, 0.5, 0.33, 0.25" if multiple else None)
