@@ -98,6 +98,30 @@ class TestShows:
             "content": "exact",
         }
 
+    def test_the_end_fits_a_screen(self, run: Run, model: Path, tmp_path: Path) -> None:
+        result = run(model, tmp_path / "out", "--rank", 8)
+        lines = [*result.stderr.splitlines(), *result.stdout.splitlines()]
+        assert len(lines) <= 24, "\n".join(lines)
+        for text in ("rank 8 of 32", "query and key", "against the original", "times as fast", "Wrote", "Next:"):
+            assert text in result.stdout, text
+        assert "times as fast" not in run(model, tmp_path / "again", "--rank", 8, "--no-speed").stdout
+
+    def test_refused_before_the_work(
+        self, run: Run, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        (tmp_path / "there").mkdir()
+        (tmp_path / "there" / "chapter.tex").write_text("years of work")
+        (model / "tokenizer.json").write_text("{")
+        (model / "tokenizer_config.json").write_text('{"tokenizer_class": "PreTrainedTokenizerFast"}')
+        for output in ("there", "out"):  # an output that exists, a tokenizer that cannot be read
+            assert "Calibrating" not in run(model, tmp_path / output, "--rank", 8, fails=1).stderr
+        for name in ("tokenizer.json", "tokenizer_config.json"):
+            (model / name).unlink()
+        monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=1000))
+        stderr = run(model, tmp_path / "out", "--rank", 8, fails=1).stderr
+        assert "are free" in stderr
+        assert "Calibrating" not in stderr
+
     def test_json_alone_on_stdout(self, run: Run, model: Path, tmp_path: Path) -> None:
         result = run(model, tmp_path / "out", "--rank", "0.5", "--form", "tucker", "--json")
         report = json.loads(result.stdout)

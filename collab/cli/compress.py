@@ -132,8 +132,5 @@ def compress(
         measure_speed=measure_speed,
         progress=session.progress,
     )
-    following = (
-        f"collab evaluate {output} --against {model} --data labelled.tsv",
-        f"collab export {output} served --format onnx --int8",
-    )
+    following = [f"collab export {output} served --format onnx --int8"]
     finish(session, compressed, Compression, output=output, following=following)

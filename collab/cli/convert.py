@@ -174,10 +174,7 @@ def convert(
         measure_speed=measure_speed,
         progress=session.progress,
     )
-    following = (
-        f"collab bench {output} --against {model}",
-        f"collab heal {output} healed --data sentences.txt, or collab compress {model} half --flops 0.5",
-    )
+    following = [] if heal is not None else [f"collab heal {output} healed --data sentences.txt"]
     finish(session, converted, Conversion, output=output, following=following)
     if push_to_hub is not None:
         session.interrupted = f"Interrupted. {output} is complete, but was not uploaded."

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -36,8 +37,10 @@ class _Card(Markdown):
 def show_steps(steps: Sequence[Step], *, details: bool = True) -> None:
     """Prints steps as their sections of the card, or only the summaries of them."""
     console = Console()
-    for step in steps:
-        console.print(_Card(step.section() if details else step.summary()))
+    with console.capture() as capture:
+        for step in steps:
+            console.print(_Card(step.section() if details else step.summary()))
+    click.echo(re.sub(r"\n(?:[ \t]*\n){2,}", "\n\n", capture.get()).strip("\n"))
 
 
 def finish(

@@ -168,7 +168,7 @@ class Conversion(Founding):
         if self.calibration is None:
             return "Converted by the weights alone, without calibration."
         what = f"{self.calibration['rows']} rows of {self.calibration['source']}" if "rows" in self.calibration else ""
-        then = ", then each layer was trained alone, without labels, to give the original's output" * self.refined
+        then = ", then refined layer by layer" * self.refined
         return f"Calibrated on {what or self.calibration['source']}{then}."
 
     def details(self) -> str:

@@ -116,6 +116,6 @@ class Speed(Step):
         """The ratio, and what it was measured on."""
         what = f"{self.rows} rows of {self.length} tokens" if self.length is not None else f"{self.rows} inputs"
         return (
-            f"{self.ratio:.2f} times as fast as the original ({self.low:.2f} to {self.high:.2f}) on {what}, in "
-            f"{self.dtype} on {self.device} with {self.threads} threads."
+            f"{self.ratio:.2f} times as fast as before ({self.low:.2f} to {self.high:.2f}) on {what}, in "
+            f"{self.dtype} on {self.device} with {self.threads} thread{'s' if self.threads > 1 else ''}."
         )

@@ -141,8 +141,8 @@ class Parameters:
         return counts_table(
             "parameters",
             {
-                "query and key projections, mixing and content bias included": self.query_key,
-                "attention (the same with value and output projections)": self.attention,
+                "query and key, mixing included": self.query_key,
+                "attention": self.attention,
                 "model": self.model,
             },
         )
