@@ -63,9 +63,6 @@ class _Concat(DiagonalForm):
         values = torch.stack([head_spectrum(tensor, h)[1] for h in range(tensor.num_heads)])  # (H, d)
         return tail(values.flatten().square().sort(descending=True).values)
 
-    def mixing_parameters(self, rank: int, num_heads: int) -> int:
-        return 0
-
     def head(self, factors: Factors, h: int) -> Tensor:
         query, key = self.sides(factors, h)
         return query @ key.T

@@ -51,14 +51,40 @@ class _RotaryCP(RotaryForm):
         query, key = factors.query * (common / safe(query_norm)), factors.key * (common / safe(key_norm))
         return replace(factors, query=query, key=key, mixing=factors.mixing / safe(norm))
 
-    def mixing_parameters(self, rank: int, num_heads: int, head_dim: int) -> int:
-        return num_heads * rank
-
     def decay(self, query: Tensor, key: Tensor) -> Tensor:
         return CONCAT.rotary.decay(query, key)  # an upper bound
 
     def solve(self, query: Tensor, key: Tensor, size: int, options: SolverOptions) -> Solved:
-        return _complex_cp(query, key, size, options)
+        # The objective has the same ridge as that of real factors.
+        energy = pair_energy(query, key)  # (F', H)
+        total = safe(energy.sum(dim=1))  # (F',)
+        top = energy.topk(size, dim=1).indices  # (F', r)
+        left = query.gather(2, top.unsqueeze(1).expand(-1, query.shape[1], -1))
+        right = key.gather(2, top.unsqueeze(1).expand(-1, key.shape[1], -1))
+        mixing = functional.one_hot(top, energy.shape[1]).mT.to(query.dtype)  # (F', H, r)
+        error = (1 - energy.gather(1, top).sum(dim=1) / total).clamp(min=0)  # squared and relative, (F',)
+        errors = [error.sqrt()]
+        done, converged = 0, False
+        while done < options.max_sweeps and not converged:
+            ridge = options.ridge * error
+            left = _complex_solved(
+                query @ (key.mH @ right * mixing.conj()), (mixing.mT @ mixing.conj()) * (right.mH @ right), ridge
+            )
+            query_gram = left.mH @ left
+            right = _complex_solved(key @ (query.mH @ left * mixing), (mixing.mH @ mixing) * query_gram, ridge)
+            gram = query_gram * (right.mH @ right).conj()
+            inner = (left.mH @ query) * (right.mH @ key).conj()  # ⟨a_r b_r^H, A_h⟩, (F', r, H)
+            mixing = _complex_solved(inner.mT, gram.mT, ridge)
+            fitted = (mixing.mT.conj() * inner).sum(dim=(1, 2)).real
+            square = (mixing.conj() * (mixing @ gram.mT)).sum(dim=(1, 2)).real
+            error = (1 - (2 * fitted - square) / total).clamp(min=0)
+            left, right = _complex_balanced(left, right)
+            done += 1
+            errors.append(error.sqrt())
+            converged = done >= _PATIENCE and bool(
+                (errors[-1 - _PATIENCE] - errors[-1] < _PATIENCE * options.tolerance).all()
+            )
+        return left, torch.diag_embed(mixing), right, done, converged
 
 
 class _CP(DiagonalForm):
@@ -80,9 +106,6 @@ class _CP(DiagonalForm):
 
     def decay(self, tensor: HeadTensor) -> Tensor:
         return CONCAT.decay(tensor)  # an upper bound
-
-    def mixing_parameters(self, rank: int, num_heads: int) -> int:
-        return num_heads * rank
 
     def canonical(self, factors: Factors) -> Factors:
         """‖a_r‖ = ‖b_r‖ and ‖m_r‖ = 1; the largest entry of m_r is positive; components by falling energy.
@@ -258,51 +281,6 @@ def _beside(sweeper: _Sweeper, point: _Iterate) -> _Iterate:
 
     mixing, key = perturbed(point.mixing), perturbed(point.key)
     return sweeper.measure(point.query, mixing, key, sweeper.tensor.project_key(key))
-
-
-def _complex_cp(query: Tensor, key: Tensor, size: int, options: SolverOptions) -> Solved:
-    """Complex CP factors of several frequencies by alternating least squares, from the heads of most energy.
-
-    The objective has the same ridge as that of real factors.
-
-    Args:
-        query: (F', ·, H).
-        key: (F', ·, H).
-        size: r.
-        options: solver settings.
-
-    Returns:
-        A (F', ·, r), diagonal cores (F', H, r, r), B (F', ·, r), the number of sweeps, and whether they converged.
-    """
-    energy = pair_energy(query, key)  # (F', H)
-    total = safe(energy.sum(dim=1))  # (F',)
-    top = energy.topk(size, dim=1).indices  # (F', r)
-    left = query.gather(2, top.unsqueeze(1).expand(-1, query.shape[1], -1))
-    right = key.gather(2, top.unsqueeze(1).expand(-1, key.shape[1], -1))
-    mixing = functional.one_hot(top, energy.shape[1]).mT.to(query.dtype)  # (F', H, r)
-    error = (1 - energy.gather(1, top).sum(dim=1) / total).clamp(min=0)  # squared and relative, (F',)
-    errors = [error.sqrt()]
-    done, converged = 0, False
-    while done < options.max_sweeps and not converged:
-        ridge = options.ridge * error
-        left = _complex_solved(
-            query @ (key.mH @ right * mixing.conj()), (mixing.mT @ mixing.conj()) * (right.mH @ right), ridge
-        )
-        query_gram = left.mH @ left
-        right = _complex_solved(key @ (query.mH @ left * mixing), (mixing.mH @ mixing) * query_gram, ridge)
-        gram = query_gram * (right.mH @ right).conj()
-        inner = (left.mH @ query) * (right.mH @ key).conj()  # ⟨a_r b_r^H, A_h⟩, (F', r, H)
-        mixing = _complex_solved(inner.mT, gram.mT, ridge)
-        fitted = (mixing.mT.conj() * inner).sum(dim=(1, 2)).real
-        square = (mixing.conj() * (mixing @ gram.mT)).sum(dim=(1, 2)).real
-        error = (1 - (2 * fitted - square) / total).clamp(min=0)
-        left, right = _complex_balanced(left, right)
-        done += 1
-        errors.append(error.sqrt())
-        converged = done >= _PATIENCE and bool(
-            (errors[-1 - _PATIENCE] - errors[-1] < _PATIENCE * options.tolerance).all()
-        )
-    return left, torch.diag_embed(mixing), right, done, converged
 
 
 def _complex_solved(target: Tensor, gram: Tensor, ridge: Tensor) -> Tensor:

@@ -118,7 +118,8 @@ class Factors:
         Divided by ‖𝒯‖² this is the degeneracy of Phan et al. (ECCV 2020): far above 1, large terms cancel each other
         and fine-tuning is unstable.
         """
-        return self.form.component_energy(self)
+        query, key = self.query.square().sum(dim=0), self.key.square().sum(dim=0)  # (R,)
+        return self.form.component_energy(query, self.mixing, key)
 
     def canonical(self) -> Factors:
         """The same heads in the fixed gauge of the form, which its `canonical` describes; without content terms."""

@@ -81,12 +81,12 @@ class RotaryForm(ABC):
         """The same heads in the form's gauge."""
 
     @abstractmethod
-    def mixing_parameters(self, rank: int, num_heads: int, head_dim: int) -> int:
-        """The most numbers that are stored."""
-
-    @abstractmethod
     def decay(self, query: Tensor, key: Tensor) -> Tensor:
         """Relative squared error at every rank, (K + 1,), given the heads' complex columns, (F, D, H)."""
+
+    def mixing_parameters(self, rank: int, num_heads: int, head_dim: int) -> int:
+        """The most numbers that are stored."""
+        return num_heads * rank
 
     def sizes(self, kept: Tensor, pairs: int, query: Tensor, key: Tensor) -> list[int]:
         """r_f of every frequency: by default as many as pairs of head and frequency are kept.

@@ -1,4 +1,4 @@
-"""Decomposes a head tensor into factors of a given form and rank, with their errors."""
+"""Decomposes a head tensor into factors of a given form and rank, with their errors, and predicts those at any rank."""
 
 from __future__ import annotations
 
@@ -73,6 +73,18 @@ def decompose(
         head_dim=tensor.head_dim,
         seconds=seconds,
     )
+
+
+def decay(tensor: HeadTensor, form: FormName) -> torch.Tensor:
+    """Relative squared error at every rank from 0 to K, in closed form.
+
+    It is exact for ``concat``. For ``cp`` it is the error of ``concat``, an upper bound, as the sweeps start there.
+    For ``tucker`` it is the error of the side that is harder to capture, a lower bound for all factors.
+
+    Returns:
+        Shape (K + 1,), falling from 1 to 0.
+    """
+    return form_named(form).decay(tensor)
 
 
 def full_rank_factors(tensor: HeadTensor, form: FormName, rank: int) -> Factors:

@@ -12,7 +12,6 @@ import logging
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -78,10 +77,33 @@ class _RotaryTucker(RotaryForm):
         return torch.maximum(*(tail(dimensions(_complex_side(*pair))) for pair in ((query, key), (key, query))))
 
     def sizes(self, kept: Tensor, pairs: int, query: Tensor, key: Tensor) -> list[int]:
-        return _dealt(pairs, query, key)
+        count, _, heads = query.shape
+        gain = (_complex_side(query, key) + _complex_side(key, query)).flatten()  # (F·H,)
+        room = most_core_entries(pairs, count, heads)
+        sizes = [0] * count
+        for place in gain.argsort(descending=True, stable=True).tolist():
+            frequency = place // heads
+            more = 2 * sizes[frequency] + 1  # (r + 1)² - r²
+            left = pairs - sum(sizes)
+            if left and more <= room - (left - 1):  # each of the others takes at least one
+                sizes[frequency] += 1
+                room -= more
+        return sizes
 
     def solve(self, query: Tensor, key: Tensor, size: int, options: SolverOptions) -> Solved:
-        return _complex_tucker(query, key, size, options)
+        total = safe(pair_energy(query, key).sum(dim=1))
+        right = key
+        captured = torch.zeros_like(total)
+        done, converged = 0, False
+        while done < options.max_sweeps and not converged:
+            left = _complex_leading(query, key.mH @ right, size)
+            right = _complex_leading(key, query.mH @ left, size)
+            cores = torch.einsum("frh,fsh->fhrs", left.mH @ query, (right.mH @ key).conj())
+            before, captured = captured, cores.abs().square().sum(dim=(1, 2, 3)) / total
+            done += 1
+            errors = ((1 - part).clamp(min=0).sqrt() for part in (before, captured))
+            converged = done > 1 and bool((next(errors) - next(errors) < options.tolerance).all())
+        return left, cores, right, done, converged
 
 
 class _Tucker(Form):
@@ -102,43 +124,6 @@ class _Tucker(Form):
     def decay(self, tensor: HeadTensor) -> Tensor:
         return torch.maximum(*(tail(_side_energy(tensor, side)) for side in ("query", "key")))
 
-    def mixing_parameters(self, rank: int, num_heads: int) -> int:
-        return num_heads * rank**2
-
-    def of_diagonals(self, diagonals: Tensor) -> Tensor:
-        return torch.diag_embed(diagonals)
-
-    def diagonals(self, mixing: Tensor) -> Tensor:
-        return mixing.diagonal(dim1=1, dim2=2)
-
-    def cores(self, mixing: Tensor) -> Tensor:
-        return mixing
-
-    def transposed(self, mixing: Tensor) -> Tensor:
-        return mixing.mT
-
-    def mixed(self, projected: Tensor, mixing: Tensor) -> Tensor:
-        return (projected.unsqueeze(1) @ mixing).squeeze(1)
-
-    def head(self, factors: Factors, h: int) -> Tensor:
-        return factors.query @ factors.mixing[h] @ factors.key.T
-
-    def sides(self, factors: Factors, h: int) -> tuple[Tensor, Tensor]:
-        core = factors.mixing[h]
-        rows, columns = (core != 0).any(dim=1), (core != 0).any(dim=0)
-        return factors.query[:, rows] @ core[rows][:, columns], factors.key[:, columns]
-
-    def products(self, tensor: HeadTensor, projected_query: Tensor, projected_key: Tensor) -> Tensor:
-        return tensor.cores(projected_query, projected_key)
-
-    def norm_squared(self, mixing: Tensor, query_gram: Tensor, key_gram: Tensor, head_weight: Tensor) -> float:
-        heads = (mixing * (query_gram @ mixing @ key_gram)).sum(dim=(1, 2))  # (H,)
-        return float((head_weight * heads).sum())
-
-    def component_energy(self, factors: Factors) -> float:
-        query, key = factors.query.square().sum(dim=0), factors.key.square().sum(dim=0)  # (R,)
-        return float(torch.einsum("r,hrs,s->", query, factors.mixing.square(), key))
-
     def canonical(self, factors: Factors) -> Factors:
         """Every a_r and b_r has the same norm, such that Σ_h ‖G_h‖² = R, as in ``cp``.
 
@@ -149,12 +134,6 @@ class _Tucker(Form):
         scaled = factors.mixing * query_norm[:, None] * key_norm  # (H, R, R)
         parts = _equal_norms(factors, query_norm, key_norm, scaled)
         return Factors(self, *(part.contiguous() for part in parts))
-
-    def to_tensorly(self, factors: Factors) -> Any:
-        from tensorly.tucker_tensor import TuckerTensor
-
-        heads = torch.eye(factors.num_heads, dtype=factors.mixing.dtype, device=factors.mixing.device)
-        return TuckerTensor((factors.mixing.transpose(0, 1).contiguous(), [factors.query, heads, factors.key]))
 
 
 TUCKER = _Tucker()
@@ -261,7 +240,7 @@ def _side_energy(tensor: HeadTensor, side: str) -> Tensor:
     root = torch.block_diag(*blocks) @ own.T  # (K, D)
     values = torch.linalg.eigvalsh(own @ root).clamp(min=0).flip(0)  # (D,)
     missing = tensor.full_rank - len(values)
-    return torch.nn.functional.pad(values, (0, missing)) if missing > 0 else values[: tensor.full_rank]
+    return pad(values, (0, missing)) if missing > 0 else values[: tensor.full_rank]
 
 
 def most_core_entries(pairs: int, frequencies: int, num_heads: int) -> int:
@@ -270,44 +249,11 @@ def most_core_entries(pairs: int, frequencies: int, num_heads: int) -> int:
     return min(math.ceil(_UNEVEN * fewest) + frequencies, pairs * num_heads)
 
 
-def _dealt(pairs: int, query: Tensor, key: Tensor) -> list[int]:
-    """Complex dimensions of every frequency, to those with most to gain, one by one."""
-    count, _, heads = query.shape
-    gain = (_complex_side(query, key) + _complex_side(key, query)).flatten()  # (F·H,)
-    room = most_core_entries(pairs, count, heads)
-    sizes = [0] * count
-    for place in gain.argsort(descending=True, stable=True).tolist():
-        frequency = place // heads
-        more = 2 * sizes[frequency] + 1  # (r + 1)² - r²
-        left = pairs - sum(sizes)
-        if left and more <= room - (left - 1):  # each of the others takes at least one
-            sizes[frequency] += 1
-            room -= more
-    return sizes
-
-
 def _complex_side(own: Tensor, other: Tensor) -> Tensor:
     """Eigenvalues of Σ_h T_f[:, h, :] T_f[:, h, :]^H of every frequency, falling, (F, H)."""
     weighted = own * other.abs().square().sum(dim=1, keepdim=True)
     values = torch.linalg.eigvalsh(weighted @ own.mH).clamp(min=0).flip(-1)
     return pad(values, (0, own.shape[2] - values.shape[-1]))
-
-
-def _complex_tucker(query: Tensor, key: Tensor, size: int, options: SolverOptions) -> Solved:
-    """Complex Tucker factors of several frequencies by orthogonal iteration; see `RotaryForm.solve`."""
-    total = safe(pair_energy(query, key).sum(dim=1))
-    right = key
-    captured = torch.zeros_like(total)
-    done, converged = 0, False
-    while done < options.max_sweeps and not converged:
-        left = _complex_leading(query, key.mH @ right, size)
-        right = _complex_leading(key, query.mH @ left, size)
-        cores = torch.einsum("frh,fsh->fhrs", left.mH @ query, (right.mH @ key).conj())
-        before, captured = captured, cores.abs().square().sum(dim=(1, 2, 3)) / total
-        done += 1
-        errors = ((1 - part).clamp(min=0).sqrt() for part in (before, captured))
-        converged = done > 1 and bool((next(errors) - next(errors) < options.tolerance).all())
-    return left, cores, right, done, converged
 
 
 def _complex_leading(own: Tensor, projected: Tensor, size: int) -> Tensor:

@@ -248,7 +248,7 @@ class LayerProblem:
         bias = self.query_bias if self.query_bias is not None else factors.query.new_zeros(factors.rank)
         if factors.form.separate:
             return bias.unsqueeze(0)  # (1, K)
-        return factors.form.diagonals(factors.mixing) * bias  # (H, K)
+        return factors.form.mixed(bias.expand(factors.num_heads, -1), factors.mixing)  # (H, K)
 
     def _fold(self, factors: Factors, content: Tensor) -> Tensor:
         """The offsets whose content terms W̃_K u_h come nearest to `content`, (H, D_k)."""
