@@ -28,8 +28,8 @@ class Form(ABC):
         separate: whether every shared dimension belongs to one head, as in ordinary attention: heads are narrower, M
             is one-hot and not stored, and one query offset serves all heads.
         closed: whether the best factors are in closed form.
-        starts_at_concat: whether the sweeps start at the ``concat`` factors, which are as good wherever they gain
-            nothing.
+        starts_at_concat: whether the sweeps start at the ``concat`` factors, which stay if the sweeps end above their
+            error.
         prediction_sweeps: number of sweeps that predicts the error of a full solve.
         learning_rate: peak learning rate of refinement, relative to the root mean square of the weights of a matrix.
     """
