@@ -30,7 +30,15 @@ from common import COLORS, RESULTS, demo_folder, machine, markdown, seconds, wri
 from safetensors import safe_open
 from tensorly.decomposition import parafac
 
-from collab.decomposition import Factors, HeadTensor, Solution, SolverOptions, decompose_concat, decompose_cp
+from collab.decomposition import (
+    Factors,
+    HeadTensor,
+    Solution,
+    SolverOptions,
+    decompose_concat,
+    decompose_cp,
+    form_named,
+)
 
 LAYERS, RANKS, REPEATS = (0, 3, 5), (192, 96), 3
 RIVAL_SWEEPS, RIVAL_TOLERANCE = 100, 1e-6
@@ -75,7 +83,8 @@ def rival(dense: torch.Tensor, rank: int, sweeps: int = RIVAL_SWEEPS) -> tuple[F
             random_state=0,
             callback=lambda _, error: done.append((time.perf_counter() - start, float(error))),
         )
-    return Factors("cp", query=query.double(), key=key.double(), mixing=(mixing * weights).double()), done
+    factors = Factors(form_named("cp"), query=query.double(), key=key.double(), mixing=(mixing * weights).double())
+    return factors, done
 
 
 def race(number: int, rank: int) -> dict[str, Any]:

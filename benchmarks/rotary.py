@@ -27,6 +27,7 @@ import argparse
 import copy
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -155,7 +156,7 @@ class Bench:
             )
             frequencies = [factors.frequencies[place] for place in places]
             frequencies += [frequency for frequency in slow for _ in range(tensor.num_heads)]
-            whole = RotaryFactors("cp", query, key, mixing, frequencies=tuple(frequencies), biased=factors.biased)
+            whole = replace(factors, query=query, key=key, mixing=mixing, frequencies=tuple(frequencies))
             install(model, family, layer.name, whole)
         ratio = parameters(model)["query_key"] / parameters(self.original)["query_key"]
         wider = self.convert("cp", ratio, "none")

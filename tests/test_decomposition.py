@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import tensorly
@@ -12,6 +14,7 @@ from tensorly.cp_tensor import cp_to_tensor
 from tensorly.metrics import RMSE
 from tensorly.tucker_tensor import tucker_to_tensor
 
+import collab
 from collab.decomposition import (
     FORMS,
     HeadTensor,
@@ -20,9 +23,14 @@ from collab.decomposition import (
     decompose_concat,
     decompose_cp,
     decompose_tucker,
+    form_named,
 )
+from collab.decomposition.options import DESCRIPTIONS
 from collab.decomposition.reference import reference_cp, reference_tucker
 from collab.errors import ConfigurationError, DeviceError, RankError
+from collab.modeling import collab_config
+
+NAMING_FORMS = ("decomposition", "modeling")
 
 
 def shared_tensor(
@@ -89,6 +97,17 @@ def test_zero_weights_stay_zero(form: str) -> None:
     result = decompose(tensor, form, 3)
     assert result.error == 0
     assert all(part.isfinite().all() for part in (result.factors.query, result.factors.key, result.factors.mixing))
+
+
+class TestForms:
+    def test_every_name_has_a_form_a_line_of_help_and_a_layer(self) -> None:
+        assert [form_named(name).name for name in FORMS] == list(FORMS) == sorted(DESCRIPTIONS)
+        assert collab_config.FORMS == FORMS
+
+    def test_code_elsewhere_asks_the_form_and_does_not_name_it(self) -> None:
+        library = Path(collab.__file__).parent
+        files = [file for file in library.rglob("*.py") if file.relative_to(library).parts[0] not in NAMING_FORMS]
+        assert not [file for file in files if '"tucker"' in file.read_text(encoding="utf-8")]
 
 
 class TestConcat:

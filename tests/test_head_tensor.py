@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from collab.decomposition import FORMS, Factors, HeadTensor, full_rank_factors
+from collab.decomposition import FORMS, Factors, HeadTensor, form_named, full_rank_factors
 from collab.errors import ShapeError
 
 
@@ -29,7 +29,7 @@ def random_factors(tensor: HeadTensor, form: str, rank: int = 3) -> Factors:
     query_width, heads, key_width = tensor.shape
     shape = (heads, rank, rank) if form == "tucker" else (heads, rank)
     return Factors(
-        form,
+        form_named(form),
         query=torch.randn(query_width, rank, dtype=tensor.query.dtype),
         key=torch.randn(key_width, rank, dtype=tensor.query.dtype),
         mixing=torch.randn(shape, dtype=tensor.query.dtype),

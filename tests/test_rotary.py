@@ -36,7 +36,8 @@ from transformers import (
 
 import collab
 from collab.decomposition import FORMS, HeadTensor, RotaryFactors, SolverOptions, decompose_rotary
-from collab.decomposition.rotary import by_frequency, most_core_entries, relative_error, rotary_decay
+from collab.decomposition.rotary import by_frequency, relative_error, rotary_decay
+from collab.decomposition.tucker import most_core_entries
 from collab.errors import BudgetError, ConfigurationError, UnsupportedArchitectureError, WeightsError
 from collab.models.families import families
 from collab.models.inputs import probe_inputs

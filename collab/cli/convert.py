@@ -8,7 +8,7 @@ from typing import get_args
 import click
 
 from ..calibration.options import CalibrationRequest
-from ..decomposition.options import FORMS
+from ..decomposition.options import DESCRIPTIONS, FORMS
 from ..decomposition.rank import Rank
 from ..device import Dtype
 from ..errors import ConfigurationError
@@ -83,10 +83,9 @@ def _heal(
 @click.option(
     "--form",
     type=click.Choice([*FORMS, "auto"]),
-    default="cp",
-    help="cp: dimensions shared by all heads, mixed by a matrix. tucker: shared, with a core for each head; more "
-    "faithful and larger at the same rank. concat: narrower heads; the cheapest to run. auto: the best of them for "
-    "--params or --max-error.",
+    default=ConversionConfig.form,
+    help=" ".join(f"{form}: {text}." for form, text in DESCRIPTIONS.items())
+    + " auto: the best of them for --params or --max-error.",
 )
 @click.option(
     "--optimize",

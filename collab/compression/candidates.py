@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from ..calibration.calibrate import Calibration
-from ..decomposition import Form
+from ..decomposition.options import DEFAULT_FORM, NATIVE_FORM, FormName
 from ..errors import CalibrationError
 from ..evaluation.compare import answers_on, compare_answers
 from ..models.assembly import assemble
@@ -91,7 +91,7 @@ class Candidates:
         statistics = collect(model, self.blocks, calibration.fitted, config.seed, progress)
         self.tokens = min(sums.tokens for sums in statistics.values())
         problems = LayerProblems(native, family, calibration.moments, native.device)
-        self.form: Form = "cp" if config.params is not None else "concat"
+        self.form: FormName = DEFAULT_FORM if config.params is not None else NATIVE_FORM
         self.parts: list[dict[Part, Narrowing]] = []
         for block, problem in zip(self.blocks, problems.values(), strict=True):
             layer = attention_of(model, block)

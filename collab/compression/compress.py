@@ -13,6 +13,7 @@ from transformers import PreTrainedModel
 
 from ..calibration.calibrate import Calibration
 from ..conversion.convert import convert_losslessly, require_convertible
+from ..decomposition.options import NATIVE_FORM
 from ..errors import BudgetError, ConfigurationError, UnsupportedArchitectureError
 from ..evaluation.compare import agreement
 from ..evaluation.timing import rounds_in_turn
@@ -317,7 +318,7 @@ def _layers(candidates: Candidates, widths: Widths) -> tuple[CompressedLayer, ..
             CompressedLayer(
                 name=block.name,
                 dropped=chosen is None,
-                form="" if chosen is None else candidates.form if narrower else "concat",
+                form="" if chosen is None else candidates.form if narrower else NATIVE_FORM,
                 rank=left["queries-keys"],
                 full_rank=full["queries-keys"],
                 value_width=left["values"],

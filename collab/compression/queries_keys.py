@@ -8,7 +8,7 @@ from functools import cached_property
 import torch
 from torch import Tensor, nn
 
-from ..decomposition import Form, SolverOptions
+from ..decomposition import FormName, SolverOptions, form_named
 from ..decomposition.options import Content
 from ..modeling.collab_attention import CollaborativeAttention
 from ..models.layers import FACTORS, count_factors
@@ -35,12 +35,13 @@ class NarrowQueriesKeys(Narrowing):
     """
 
     def __init__(
-        self, block: Block, layer: CollaborativeAttention, problem: LayerProblem, form: Form, length: int
+        self, block: Block, layer: CollaborativeAttention, problem: LayerProblem, form: FormName, length: int
     ) -> None:
         self._block, self._problem, self._form = block, problem, form
         self._like: nn.Linear = layer.query
+        self._separate = form_named(form).separate
         self._shape = LayerShape.of(problem)
-        self._content: Content = "folded" if form == "concat" and not self._shape.rotary else "exact"
+        self._content: Content = "folded" if self._separate and not self._shape.rotary else "exact"
         self._length = length
         self._full_parameters = count_factors(layer)
 
@@ -48,7 +49,7 @@ class NarrowQueriesKeys(Narrowing):
     def widths(self) -> Sequence[int]:
         """K, and the ranks below it."""
         full, heads = self._shape.full_rank, self._shape.num_heads
-        if self._form == "concat":
+        if self._separate:
             step = step_of_head(full // heads)
             step += step % 2 if self._shape.rotary else 0  # whole complex dimensions
             return [heads * width for width in steps_of(full // heads, step, step)]
@@ -58,7 +59,7 @@ class NarrowQueriesKeys(Narrowing):
         """See `Narrowing`: the squared error of the scores relative to all scores."""
         if width == self._shape.full_rank:
             return 0.0
-        if self._form == "concat":
+        if self._separate:
             return float(self._decay[width // self._shape.num_heads])
         return predict(self._problem, self._form, width, self._content, SolverOptions()) ** 2
 

@@ -14,7 +14,8 @@ from transformers import initialization as init
 from transformers.pytorch_utils import Conv1D
 
 from ..calibration.calibrate import Calibration
-from ..decomposition import Factors, Form
+from ..decomposition import Factors, FormName
+from ..decomposition.options import NATIVE_FORM
 from ..decomposition.rank import resolve_ranks
 from ..errors import UnsupportedArchitectureError, WeightsError
 from ..evaluation.compare import agreement
@@ -112,7 +113,7 @@ def convert_losslessly(checkpoint: Checkpoint | PreTrainedModel) -> Checkpoint:
     model = Checkpoint.of(checkpoint).model
     family = require_family(model.config)
     rotary = any(family.is_rotary(layer) for layer in family.attention_layers(model).values())
-    config = ConversionConfig(rank=1.0, form="concat", content="exact" if rotary else "folded", compare=False)
+    config = ConversionConfig(rank=1.0, form=NATIVE_FORM, content="exact" if rotary else "folded", compare=False)
     return convert(checkpoint, config)
 
 
@@ -327,7 +328,7 @@ def _solve(
     name: str,
     native: tuple[nn.Linear, nn.Linear],
     problem: LayerProblem,
-    form: Form,
+    form: FormName,
     rank: int,
     config: ConversionConfig,
     held_out: LayerMoments | None,
@@ -340,7 +341,7 @@ def _solve(
     factors = fitting(solution.factors, query.weight, name)
     report = LayerConversion(
         name=name,
-        form=factors.form,
+        form=factors.form.name,
         rank=factors.rank,
         full_rank=factors.num_heads * solution.head_dim,
         error=solution.error,

@@ -75,7 +75,7 @@ def native_layer(factors: Factors, head_dim: int) -> NativeLayer:
     queries, biases, keys, key_biases, ranks = [], [], [], [], []
     lost = total = 0.0
     for h in range(factors.num_heads):
-        left, right = _head(factors, h)  # (D_q, r), (D_k, r)
+        left, right = factors.form.sides(factors, h)  # (D_q, r), (D_k, r)
         corner = left.new_zeros(1)
         if content is not None and position is not None:
             on_query = torch.linalg.pinv(left, rtol=tolerance) @ position[h]  # (r,)
@@ -169,13 +169,3 @@ def _with_row(one: Tensor, other: Tensor, row: Tensor) -> tuple[Tensor, Tensor]:
     one = pad(one, (0, 1, 0, 1))
     one[-1, -1] = 1
     return one, torch.cat([other, row.unsqueeze(1)], dim=1)
-
-
-def _head(factors: Factors, h: int) -> tuple[Tensor, Tensor]:
-    """Â_h as the product of a (D_q, r) and the transpose of a (D_k, r) matrix, of the dimensions that the head uses."""
-    mixing = factors.mixing[h]
-    if factors.form == "tucker":
-        rows, columns = (mixing != 0).any(dim=1), (mixing != 0).any(dim=0)
-        return factors.query[:, rows] @ mixing[rows][:, columns], factors.key[:, columns]
-    used = mixing != 0  # (R,)
-    return factors.query[:, used] * mixing[used], factors.key[:, used]

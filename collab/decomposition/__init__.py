@@ -1,7 +1,8 @@
 """The head tensor of an attention layer and its decompositions: linear algebra only, no transformers.
 
-Notation is that of the package docstring (`collab`). Data flows `HeadTensor` → `decompose` → `Factors`. The
-reference solvers are in `collab.decomposition.reference`, apart, because tensorly is slow to import.
+Notation is that of the package docstring (`collab`). Data flows `HeadTensor` → `decompose` → `Factors`. What depends
+on the form is asked of it (`Form`, from its name by `form_named`). The reference solvers are in
+`collab.decomposition.reference`, apart, because tensorly is slow to import.
 """
 
 import lazy_loader

@@ -8,12 +8,76 @@ CLOVER (arXiv 2411.17426) and A³ (arXiv 2505.12942), the dimensions divided amo
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from .factors import Factors
+from .factors import Factors, Solution, balanced, safe
+from .form import DiagonalForm, tail
 from .head_tensor import HeadTensor
+from .options import SolverOptions
+from .rotary_factors import RotaryFactors, RotaryForm, dimensions, pair_energy, pair_norms
+
+
+class _RotaryConcat(RotaryForm):
+    """``concat`` with rotary positions; the one-hot head of a dimension stands in both of its columns of M."""
+
+    by_head = True
+
+    def cores(self, factors: RotaryFactors, frequency: int) -> Tensor:
+        owner = factors.mixing[:, factors.places(frequency)]  # (H, r_f)
+        return torch.diag_embed(owner.to(owner.dtype.to_complex()))
+
+    def owned(self, owner: Tensor, frequencies: Sequence[int]) -> Tensor:
+        return owner.repeat(1, 2)  # in the order of the heads
+
+    def canonical(self, factors: RotaryFactors) -> RotaryFactors:
+        """‖a_r‖ = ‖b_r‖."""
+        query_norm, key_norm = pair_norms(factors.query), pair_norms(factors.key)  # (R,)
+        common = (query_norm * key_norm).sqrt()
+        query, key = factors.query * (common / safe(query_norm)), factors.key * (common / safe(key_norm))
+        return replace(factors, query=query, key=key)
+
+    def mixing_parameters(self, rank: int, num_heads: int, head_dim: int) -> int:
+        return 0
+
+    def decay(self, query: Tensor, key: Tensor) -> Tensor:
+        return tail(dimensions(pair_energy(query, key)))
+
+
+class _Concat(DiagonalForm):
+    """Every shared dimension belongs to one head: M is one-hot."""
+
+    name = "concat"
+    rotary = _RotaryConcat()
+    sharing = "each belongs to a single head"
+    separate = closed = True
+
+    def solve(self, tensor: HeadTensor, rank: int, concat: Factors, options: SolverOptions, seed: int) -> Solution:
+        return Solution(concat)
+
+    def decay(self, tensor: HeadTensor) -> Tensor:
+        values = torch.stack([head_spectrum(tensor, h)[1] for h in range(tensor.num_heads)])  # (H, d)
+        return tail(values.flatten().square().sort(descending=True).values)
+
+    def head(self, factors: Factors, h: int) -> Tensor:
+        query, key = self.sides(factors, h)
+        return query @ key.T
+
+    def canonical(self, factors: Factors) -> Factors:
+        """‖a_r‖ = ‖b_r‖."""
+        query, key, _ = balanced(factors.query, factors.key)
+        return Factors(self, query.contiguous(), key.contiguous(), factors.mixing.contiguous())
+
+    def per_head(self, mixing: Tensor, values: Tensor) -> tuple[str, Tensor]:
+        """The queries: M stays one-hot."""
+        return "query", mixing.T @ values
+
+
+CONCAT = _Concat()
 
 
 def head_spectrum(tensor: HeadTensor, h: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -53,7 +117,7 @@ def decompose_concat(tensor: HeadTensor, rank: int, even: bool = False) -> Facto
     mixing = torch.zeros(tensor.num_heads, rank, dtype=tensor.query.dtype, device=tensor.query.device)
     mixing[kept.nonzero()[:, 0], torch.arange(rank, device=kept.device)] = 1
     return Factors(
-        form="concat",
+        CONCAT,
         query=torch.cat([left[:, mine] for (left, _, _), mine in zip(spectra, kept, strict=True)], dim=1) * scale,
         key=torch.cat([right[:, mine] for (_, _, right), mine in zip(spectra, kept, strict=True)], dim=1) * scale,
         mixing=mixing,

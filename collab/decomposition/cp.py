@@ -15,19 +15,113 @@ Each sweep solves in turn for W̃_Q, W̃_K and M with the other two fixed. Three
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
-from .factors import Factors, Solution
+from .concat import CONCAT
+from .factors import Factors, Solution, balanced, safe
+from .form import DiagonalForm
 from .head_tensor import HeadTensor
 from .options import SolverOptions
+from .rotary_factors import RotaryFactors, RotaryForm, Solved, as_complex, as_real, pair_energy, pair_norms
 
 logger = logging.getLogger(__name__)
 
 _PATIENCE = 5  # sweeps over which the fall of the error is averaged, because momentum makes it uneven
 _DAMPING = 1e-12  # keeps components of no energy solvable; relative to the mean of the Gram matrix's diagonal
+
+
+class _RotaryCP(RotaryForm):
+    """Complex diagonals for every frequency, by alternating least squares from the pairs that ``concat`` keeps."""
+
+    def cores(self, factors: RotaryFactors, frequency: int) -> Tensor:
+        return torch.diag_embed(as_complex(factors.mixing)[:, factors.places(frequency)])
+
+    def mixing(self, cores: Sequence[Tensor]) -> Tensor:
+        return as_real(torch.cat([each.diagonal(dim1=1, dim2=2) for each in cores], dim=-1))
+
+    def canonical(self, factors: RotaryFactors) -> RotaryFactors:
+        """‖a_r‖ = ‖b_r‖ and ‖m_r‖ = 1."""
+        query_norm, norm, key_norm = map(pair_norms, (factors.query, factors.mixing, factors.key))  # (R,)
+        common = (query_norm * norm * key_norm).sqrt()
+        query, key = factors.query * (common / safe(query_norm)), factors.key * (common / safe(key_norm))
+        return replace(factors, query=query, key=key, mixing=factors.mixing / safe(norm))
+
+    def decay(self, query: Tensor, key: Tensor) -> Tensor:
+        return CONCAT.rotary.decay(query, key)  # an upper bound
+
+    def solve(self, query: Tensor, key: Tensor, size: int, options: SolverOptions) -> Solved:
+        # The objective has the same ridge as that of real factors.
+        energy = pair_energy(query, key)  # (F', H)
+        total = safe(energy.sum(dim=1))  # (F',)
+        top = energy.topk(size, dim=1).indices  # (F', r)
+        left = query.gather(2, top.unsqueeze(1).expand(-1, query.shape[1], -1))
+        right = key.gather(2, top.unsqueeze(1).expand(-1, key.shape[1], -1))
+        mixing = functional.one_hot(top, energy.shape[1]).mT.to(query.dtype)  # (F', H, r)
+        error = (1 - energy.gather(1, top).sum(dim=1) / total).clamp(min=0)  # squared and relative, (F',)
+        errors = [error.sqrt()]
+        done, converged = 0, False
+        while done < options.max_sweeps and not converged:
+            ridge = options.ridge * error
+            left = _complex_solved(
+                query @ (key.mH @ right * mixing.conj()), (mixing.mT @ mixing.conj()) * (right.mH @ right), ridge
+            )
+            query_gram = left.mH @ left
+            right = _complex_solved(key @ (query.mH @ left * mixing), (mixing.mH @ mixing) * query_gram, ridge)
+            gram = query_gram * (right.mH @ right).conj()
+            inner = (left.mH @ query) * (right.mH @ key).conj()  # ⟨a_r b_r^H, A_h⟩, (F', r, H)
+            mixing = _complex_solved(inner.mT, gram.mT, ridge)
+            fitted = (mixing.mT.conj() * inner).sum(dim=(1, 2)).real
+            square = (mixing.conj() * (mixing @ gram.mT)).sum(dim=(1, 2)).real
+            error = (1 - (2 * fitted - square) / total).clamp(min=0)
+            left, right = _complex_balanced(left, right)
+            done += 1
+            errors.append(error.sqrt())
+            converged = done >= _PATIENCE and bool(
+                (errors[-1 - _PATIENCE] - errors[-1] < _PATIENCE * options.tolerance).all()
+            )
+        return left, torch.diag_embed(mixing), right, done, converged
+
+
+class _CP(DiagonalForm):
+    """A weight for every head and shared dimension: M is any matrix."""
+
+    name = "cp"
+    rotary = _RotaryCP()
+    sharing = "every head weights all of them by its row of the mixing matrix"
+    starts_at_concat = True
+    prediction_sweeps = 24
+
+    def solve(self, tensor: HeadTensor, rank: int, concat: Factors, options: SolverOptions, seed: int) -> Solution:
+        tensor = tensor.to(options.dtype)
+        if options.method == "structured":
+            return decompose_cp(tensor, concat.to(options.dtype), options)
+        from .reference import reference_cp  # tensorly is slow to import
+
+        return reference_cp(tensor, rank, options, seed)
+
+    def decay(self, tensor: HeadTensor) -> Tensor:
+        return CONCAT.decay(tensor)  # an upper bound
+
+    def canonical(self, factors: Factors) -> Factors:
+        """‖a_r‖ = ‖b_r‖ and ‖m_r‖ = 1; the largest entry of m_r is positive; components by falling energy.
+
+        So M says only how heads share, and the projections keep the scale of the original weights.
+        """
+        mixing = factors.mixing
+        largest = mixing.gather(0, mixing.abs().argmax(dim=0, keepdim=True))  # (1, R)
+        norm = safe(mixing.norm(dim=0)) * torch.where(largest < 0, -1.0, 1.0).squeeze(0).to(mixing.dtype)
+        query, key, energy = balanced(factors.query * norm, factors.key)
+        order = energy.argsort(descending=True, stable=True)
+        parts = (part[:, order].contiguous() for part in (query, key, mixing / norm))
+        return Factors(self, *parts)
+
+
+CP = _CP()
 
 
 @dataclass(frozen=True)
@@ -139,7 +233,7 @@ def decompose_cp(tensor: HeadTensor, start: Factors, options: SolverOptions) -> 
         errors += [min(reached, error) for error in more[1:]]
         if more[-1] < reached - options.tolerance:
             best, converged = beside, settled
-    factors = Factors("cp", query=best.query, key=best.key, mixing=best.mixing).canonical()
+    factors = Factors(CP, query=best.query, key=best.key, mixing=best.mixing).canonical()
     logger.debug("CP: %d sweeps, relative error %.6f to %.6f", len(errors) - 1, errors[0], errors[-1])
     return Solution(factors, tuple(errors), converged, sweeps=len(errors) - 1)
 
@@ -187,3 +281,18 @@ def _beside(sweeper: _Sweeper, point: _Iterate) -> _Iterate:
 
     mixing, key = perturbed(point.mixing), perturbed(point.key)
     return sweeper.measure(point.query, mixing, key, sweeper.tensor.project_key(key))
+
+
+def _complex_solved(target: Tensor, gram: Tensor, ridge: Tensor) -> Tensor:
+    """X with X (Γ + ridge diag(Γ)) = target, for every frequency."""
+    diagonal = gram.diagonal(dim1=1, dim2=2).real
+    damping = ridge.unsqueeze(1) * diagonal + _DAMPING * diagonal.mean(dim=1, keepdim=True)
+    damping = torch.where(diagonal.sum(dim=1, keepdim=True) > 0, damping, torch.ones_like(damping))
+    return torch.linalg.solve(gram + torch.diag_embed(damping), target, left=False)
+
+
+def _complex_balanced(left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
+    """The same components with ‖a_r‖ = ‖b_r‖."""
+    left_norm, right_norm = (safe(side.norm(dim=1, keepdim=True)) for side in (left, right))
+    common = (left_norm * right_norm).sqrt()
+    return left * (common / left_norm), right * (common / right_norm)

@@ -6,19 +6,21 @@ All three forms write a head as Â_h = W̃_Q G_h W̃_Kᵀ and differ in G_h ∈ 
   narrower heads.
 - ``cp``: diag(m_h), with M ∈ R^{H×R} the mixing matrix (Cordonnier et al. 2020, equation 9).
 - ``tucker``: a full core for each head.
+
+Whatever depends on G_h is asked of the form (`collab.decomposition.form`).
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
-from .options import Form
+if TYPE_CHECKING:
+    from .form import Form
 
 
 @dataclass(frozen=True)
@@ -28,7 +30,7 @@ class Factors:
     With it they are what an attention layer computes: s_h(x, y) = (x Â_h yᵀ + c_h·y) / √d.
 
     Attributes:
-        form: decomposition form, the kind of G_h.
+        form: the kind of G_h.
         query: W̃_Q, shape (D_q, R).
         key: W̃_K, shape (D_k, R).
         mixing: M of shape (H, R) in the ``concat`` (one-hot columns, heads in order) and ``cp`` forms; the cores, of
@@ -58,8 +60,8 @@ class Factors:
 
     @property
     def head_ranks(self) -> tuple[int, ...] | None:
-        """How many shared dimensions each head owns, in the ``concat`` form; None in the others."""
-        if self.form != "concat":
+        """How many shared dimensions each head owns if every one belongs to one head; None in other forms."""
+        if not self.form.separate:
             return None
         return tuple(int(owned) for owned in self.mixing.count_nonzero(dim=1))
 
@@ -68,36 +70,36 @@ class Factors:
         """c, shape (H, D_k), wherever it is stored."""
         if self.query_offset is None:
             return self.content_bias
-        offset = self.query_offset if self.form != "concat" else self.mixing * self.query_offset  # (H, R)
+        offset = self.mixing * self.query_offset if self.form.separate else self.query_offset  # (H, R)
         return offset @ self.key.T
 
     @property
     def num_parameters(self) -> int:
-        """Numbers that a layer stores for them (the one-hot M is not stored)."""
+        """Numbers that a layer stores for them (a one-hot M is not stored)."""
         stored = [self.query, self.key, self.content_bias, self.query_offset, self.position_content]
-        if self.form != "concat":
+        if not self.form.separate:
             stored.append(self.mixing)
         return sum(part.numel() for part in stored if part is not None)
 
     def head(self, h: int) -> Tensor:
         """Â_h, shape (D_q, D_k)."""
-        if self.form == "tucker":
-            return self.query @ self.mixing[h] @ self.key.T
-        if self.form == "concat":
-            mine = self.mixing[h] != 0  # (R,)
-            return self.query[:, mine] @ self.key[:, mine].T
-        return (self.query * self.mixing[h]) @ self.key.T
+        return self.form.head(self, h)
 
     def transposed(self) -> Factors:
         """The factors of the transposed heads Â_hᵀ, without content terms."""
-        mixing = self.mixing.mT if self.form == "tucker" else self.mixing
-        return Factors(self.form, query=self.key, key=self.query, mixing=mixing)
+        return Factors(self.form, query=self.key, key=self.query, mixing=self.form.transposed(self.mixing))
 
     def to(self, like: torch.dtype | Tensor) -> Factors:
         """These factors in another dtype, or in the dtype and on the device of a tensor."""
         parts = ("query", "key", "mixing", "content_bias", "query_offset", "position_content")
         values = {name: getattr(self, name) for name in parts}
         return replace(self, **{name: value.to(like) for name, value in values.items() if value is not None})
+
+    def scale_heads(self, scale: Tensor, *, inverse: bool = False) -> Factors:
+        """Factors of the heads times numbers, (H,), or divided by them."""
+        name, numbers = self.form.per_head(self.mixing, scale)
+        part = getattr(self, name)
+        return replace(self, **{name: part / numbers if inverse else part * numbers})
 
     def norm_squared(self, query_gram: Tensor, key_gram: Tensor, head_weight: Tensor | None = None) -> float:
         """Σ_h w_h tr(G_hᵀ Γ_q G_h Γ_k): the squared norm of the heads, given the Gram matrices of the projections.
@@ -108,10 +110,7 @@ class Factors:
             head_weight: w, (H,); None for ones.
         """
         weight = self.mixing.new_ones(self.num_heads) if head_weight is None else head_weight
-        if self.form == "tucker":
-            heads = (self.mixing * (query_gram @ self.mixing @ key_gram)).sum(dim=(1, 2))  # (H,)
-            return float((weight * heads).sum())
-        return float(((self.mixing.T * weight) @ self.mixing * query_gram * key_gram).sum())
+        return self.form.norm_squared(self.mixing, query_gram, key_gram, weight)
 
     def component_energy(self) -> float:
         """Σ ‖a_r ∘ m_r ∘ b_r‖², the energy of the rank-one terms taken one by one.
@@ -120,86 +119,32 @@ class Factors:
         and fine-tuning is unstable.
         """
         query, key = self.query.square().sum(dim=0), self.key.square().sum(dim=0)  # (R,)
-        if self.form == "tucker":
-            return float(torch.einsum("r,hrs,s->", query, self.mixing.square(), key))
-        return float((query * self.mixing.square().sum(dim=0) * key).sum())
+        return self.form.component_energy(query, self.mixing, key)
 
     def canonical(self) -> Factors:
-        """The same heads in a fixed gauge.
-
-        ``concat``: ‖a_r‖ = ‖b_r‖. ``cp``: ‖a_r‖ = ‖b_r‖ and ‖m_r‖ = 1, so that M says only how heads share and the
-        projections keep the scale of the original weights; the largest entry of m_r is positive; components by
-        falling energy. ``tucker``: every a_r and b_r has the same norm, such that Σ_h ‖G_h‖² = R, as in ``cp``; its
-        solver returns them by falling energy. Without that, a whitened basis leaves keys of 70 beside cores of .001,
-        and a step of Adam, the same for both, destroys the cores.
-        """
-        if self.form == "tucker":
-            return self._equal_norms()
-        query, mixing, key = self.query, self.mixing, self.key
-        if self.form == "cp":
-            largest = mixing.gather(0, mixing.abs().argmax(dim=0, keepdim=True))  # (1, R)
-            norm = safe(mixing.norm(dim=0)) * torch.where(largest < 0, -1.0, 1.0).squeeze(0).to(mixing.dtype)
-            query, mixing = query * norm, mixing / norm
-        query_norm, key_norm = query.norm(dim=0), key.norm(dim=0)
-        energy = query_norm * key_norm  # (R,)
-        # A component without queries stays one of the keys, because folded content may need it.
-        common = torch.where(energy > 0, energy.sqrt(), torch.maximum(query_norm, key_norm))
-        query = query * (common / safe(query_norm))
-        key = key * (common / safe(key_norm))
-        if self.form == "cp":
-            order = energy.argsort(descending=True, stable=True)
-            query, mixing, key = query[:, order], mixing[:, order], key[:, order]
-        return Factors(self.form, query=query.contiguous(), key=key.contiguous(), mixing=mixing.contiguous())
-
-    def _equal_norms(self) -> Factors:
-        query_norm, key_norm = safe(self.query.norm(dim=0)), safe(self.key.norm(dim=0))  # (R,)
-        mixing = self.mixing * query_norm[:, None] * key_norm  # (H, R, R)
-        scale = (mixing.norm() / self.rank**0.5).sqrt()  # of a_r and of b_r
-        if scale == 0:
-            return self
-        return Factors(
-            self.form,
-            query=(self.query * (scale / query_norm)).contiguous(),
-            key=(self.key * (scale / key_norm)).contiguous(),
-            mixing=(mixing / scale**2).contiguous(),
-        )
+        """The same heads in the fixed gauge of the form, which its `canonical` describes; without content terms."""
+        return self.form.canonical(self)
 
     def to_tensorly(self) -> Any:
         """The factors as a `tensorly.cp_tensor.CPTensor` or `tensorly.tucker_tensor.TuckerTensor`, modes (D_q, H, D_k).
 
         Use it under ``tensorly.backend_context("pytorch")`` to reach tensorly's metrics and transformations.
         """
-        from tensorly.cp_tensor import CPTensor
-        from tensorly.tucker_tensor import TuckerTensor
-
-        if self.form == "tucker":
-            heads = torch.eye(self.num_heads, dtype=self.mixing.dtype, device=self.mixing.device)
-            return TuckerTensor((self.mixing.transpose(0, 1).contiguous(), [self.query, heads, self.key]))
-        weights = torch.ones(self.rank, dtype=self.query.dtype, device=self.query.device)
-        return CPTensor((weights, [self.query, self.mixing, self.key]))
-
-
-def tucker_factors(query: Tensor, key: Tensor, cores: Tensor, rank: int) -> Factors:
-    """Tucker factors with `rank` shared dimensions, from bases of at most as many, padded with zeros.
-
-    Args:
-        query: (D_q, R_q).
-        key: (D_k, R_k).
-        cores: (H, R_q, R_k).
-        rank: R, at least R_q and R_k.
-    """
-    query_missing, key_missing = rank - query.shape[1], rank - key.shape[1]
-    return Factors(
-        form="tucker",
-        query=pad(query, (0, query_missing)).contiguous(),
-        key=pad(key, (0, key_missing)).contiguous(),
-        mixing=pad(cores, (0, key_missing, 0, query_missing)).contiguous(),
-    )
+        return self.form.to_tensorly(self)
 
 
 def safe(norm: Tensor) -> Tensor:
     """Norms with zeros replaced by one, to divide by."""
     return torch.where(norm > 0, norm, torch.ones_like(norm))
+
+
+def balanced(query: Tensor, key: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The same components, (D, R), with ‖a_r‖ = ‖b_r‖, and their ‖a_r‖‖b_r‖, (R,)."""
+    query_norm, key_norm = query.norm(dim=0), key.norm(dim=0)
+    energy = query_norm * key_norm
+    # A component without queries stays one of the keys, because folded content may need it.
+    common = torch.where(energy > 0, energy.sqrt(), torch.maximum(query_norm, key_norm))
+    return query * (common / safe(query_norm)), key * (common / safe(key_norm)), energy
 
 
 @dataclass(frozen=True)

@@ -130,9 +130,7 @@ class HeadTensor:
     def inner(self, factors: Factors) -> float:
         """⟨𝒯, 𝒯̂⟩ with the tensor that `factors` stand for."""
         projected_query, projected_key = self.project_query(factors.query), self.project_key(factors.key)
-        if factors.mixing.ndim == 3:
-            return float((factors.mixing * self.cores(projected_query, projected_key)).sum())
-        return float((factors.mixing * self.mttkrp_heads(projected_query, projected_key)).sum())
+        return float((factors.mixing * factors.form.products(self, projected_query, projected_key)).sum())
 
     def residual(self, factors: Factors, h: int) -> Tensor:
         """A_h - Â_h, shape (D_q, D_k)."""

@@ -103,20 +103,13 @@ class Whitening:
     def whiten_factors(self, factors: Factors) -> Factors:
         """What factors approximate the whitened tensor by."""
         query = self._query_axes.mT @ factors.query * self._query_root  # (D_q, R)
-        if factors.form == "concat":  # whose mixing stays 0/1, so the dimensions themselves are scaled
-            return replace(factors, query=query * (factors.mixing.T @ self._head), key=self._whiten_keys(factors.key))
-        scale = self._head.view(-1, *[1] * (factors.mixing.ndim - 1))
-        return replace(factors, query=query, key=self._whiten_keys(factors.key), mixing=factors.mixing * scale)
+        return replace(factors, query=query, key=self._whiten_keys(factors.key)).scale_heads(self._head)
 
     def unwhiten(self, factors: Factors) -> Factors:
         """Factors of the whitened tensor as factors of the original; the row of a constant is dropped."""
         query = self._query_axes @ (factors.query[: len(self._query_root)] / self._query_root)  # (D_q, R)
         key = self._key_axes @ (factors.key / self._key_root)  # (D_k, R)
-        if factors.form == "concat":  # whose mixing stays 0/1, so the dimensions themselves are scaled
-            query = query / (factors.mixing.T @ self._head)
-            return replace(factors, query=query, key=key).canonical()
-        scale = self._head.view(-1, *[1] * (factors.mixing.ndim - 1))
-        return replace(factors, query=query, key=key, mixing=factors.mixing / scale).canonical()
+        return replace(factors, query=query, key=key).scale_heads(self._head, inverse=True).canonical()
 
     def fit_keys(self, key: Tensor, content: Tensor) -> Tensor:
         """Coefficients of the keys that come nearest to contents: argmin_u ‖Σ_k^{1/2} (W̃_K u - c)‖.

@@ -1,4 +1,7 @@
-"""Solver settings. Does not import torch, so that the command line can show the defaults at once."""
+"""Names of the forms, and solver settings.
+
+Does not import torch, so that the command line can show names and defaults at once.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +11,22 @@ from typing import TYPE_CHECKING, Literal, get_args
 from ..device import resolve_device
 from ..errors import ConfigurationError
 
-Form = Literal["concat", "cp", "tucker"]
-FORMS: tuple[Form, ...] = get_args(Form)
+FormName = Literal["concat", "cp", "tucker"]
+FORMS: tuple[FormName, ...] = get_args(FormName)
+"""Names of all forms; `form_named` has the forms themselves."""
+
+DEFAULT_FORM: FormName = "cp"
+"""The paper's form."""
+
+NATIVE_FORM: FormName = "concat"
+"""The form of the original's own attention: at R = K it computes that exactly."""
+
+DESCRIPTIONS: dict[FormName, str] = {
+    "cp": "dimensions shared by all heads, mixed by a matrix",
+    "tucker": "shared, with a core for each head; more faithful and larger at the same rank",
+    "concat": "narrower heads; the cheapest to run",
+}
+"""One line about each form, the default first."""
 
 Content = Literal["exact", "folded"]
 CONTENTS: tuple[Content, ...] = get_args(Content)

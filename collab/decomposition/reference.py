@@ -10,9 +10,11 @@ import tensorly
 import torch
 from tensorly.decomposition import parafac, tucker
 
-from .factors import Factors, Solution, tucker_factors
+from .cp import CP
+from .factors import Factors, Solution
 from .head_tensor import HeadTensor
 from .options import SolverOptions
+from .tucker import tucker_factors
 
 
 def reference_cp(tensor: HeadTensor, rank: int, options: SolverOptions, seed: int = 0) -> Solution:
@@ -35,7 +37,7 @@ def reference_cp(tensor: HeadTensor, rank: int, options: SolverOptions, seed: in
             return_errors=True,
         )
     weights, (query, mixing, key) = cp
-    factors = Factors("cp", query=query, key=key, mixing=mixing * weights).canonical()
+    factors = Factors(CP, query=query, key=key, mixing=mixing * weights).canonical()
     return _solution(factors, errors, options)
 
 

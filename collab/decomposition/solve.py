@@ -1,4 +1,4 @@
-"""Decomposes a head tensor into factors of a given form and rank, with their errors."""
+"""Decomposes a head tensor into factors of a given form and rank, with their errors, and predicts those at any rank."""
 
 from __future__ import annotations
 
@@ -7,17 +7,16 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from ..errors import ConfigurationError, RankError
-from .concat import decompose_concat
-from .cp import decompose_cp
+from ..errors import RankError
+from .concat import CONCAT, decompose_concat
 from .factors import Factors, Solution
+from .forms import form_named
 from .head_tensor import HeadTensor
-from .options import FORMS, Form, SolverOptions
-from .tucker import decompose_tucker
+from .options import FormName, SolverOptions
 
 
 def decompose(
-    tensor: HeadTensor, form: Form, rank: int, options: SolverOptions | None = None, seed: int = 0
+    tensor: HeadTensor, form: FormName, rank: int, options: SolverOptions | None = None, seed: int = 0
 ) -> Solution:
     """Decomposes a head tensor.
 
@@ -39,8 +38,7 @@ def decompose(
         DeviceError: if the requested device is not available.
     """
     options = options or SolverOptions()
-    if form not in FORMS:
-        raise ConfigurationError(f"Unknown form {form!r}; choose one of {', '.join(FORMS)}.")
+    wanted = form_named(form)
     if not 1 <= rank <= tensor.full_rank:
         raise RankError(
             f"Rank {rank} is not between 1 and {tensor.full_rank}, the number of query/key dimensions of the original "
@@ -51,19 +49,21 @@ def decompose(
     start_time = time.perf_counter()
     if rank == tensor.full_rank or norm_squared == 0:
         solution = Solution(full_rank_factors(tensor, form, rank))
-        concat = full_rank_factors(tensor, "concat", rank)
+        concat = full_rank_factors(tensor, CONCAT.name, rank)
     else:
         small, frame = _normalized(tensor)
         concat = decompose_concat(small, rank, options.even_heads)
-        solution = _solve(small, form, rank, concat, options, seed)
+        solution = wanted.solve(small, rank, concat, options, seed)
+        factors = solution.factors if wanted.closed else solution.factors.to(torch.float64).canonical()
+        solution = replace(solution, factors=frame.restore(factors))
         concat = frame.restore(concat)
-        solution = replace(solution, factors=frame.restore(solution.factors))
     seconds = time.perf_counter() - start_time
     error = tensor.relative_error(solution.factors)
-    concat_error = error if form == "concat" else tensor.relative_error(concat)
-    if form == "cp" and solution.sweeps and options.method == "structured" and error > concat_error:
+    concat_error = error if wanted.closed else tensor.relative_error(concat)
+    swept = solution.sweeps and options.method == "structured"
+    if wanted.starts_at_concat and swept and error > concat_error:
         # Sweeps in float32 cannot follow a start that is exact beyond float32.
-        solution = replace(solution, factors=replace(concat, form="cp").canonical())
+        solution = replace(solution, factors=replace(concat, form=wanted).canonical())
         error = concat_error
     return replace(
         solution,
@@ -75,32 +75,29 @@ def decompose(
     )
 
 
-def full_rank_factors(tensor: HeadTensor, form: Form, rank: int) -> Factors:
+def decay(tensor: HeadTensor, form: FormName) -> torch.Tensor:
+    """Relative squared error at every rank from 0 to K, in closed form.
+
+    It is exact for ``concat``. For ``cp`` it is the error of ``concat``, an upper bound, as the sweeps start there.
+    For ``tucker`` it is the error of the side that is harder to capture, a lower bound for all factors.
+
+    Returns:
+        Shape (K + 1,), falling from 1 to 0.
+    """
+    return form_named(form).decay(tensor)
+
+
+def full_rank_factors(tensor: HeadTensor, form: FormName, rank: int) -> Factors:
     """The original weights in any form: the member of every family with R = K.
 
     `rank` is below K only for a tensor of zeros, for which any columns are exact.
     """
+    wanted = form_named(form)
     owner = torch.arange(rank, device=tensor.query.device) // tensor.head_dim  # (R,) the head of each dimension
-    mixing = torch.zeros(tensor.num_heads, rank, dtype=tensor.query.dtype, device=tensor.query.device)
-    mixing[owner, torch.arange(rank, device=owner.device)] = 1
-    if form == "tucker":
-        mixing = torch.diag_embed(mixing)  # (H, R, R)
-    return Factors(form, query=tensor.query[:, :rank].clone(), key=tensor.key[:, :rank].clone(), mixing=mixing)
-
-
-def _solve(tensor: HeadTensor, form: Form, rank: int, concat: Factors, options: SolverOptions, seed: int) -> Solution:
-    if form == "concat":
-        return Solution(concat)
-    if options.method == "tensorly":
-        from .reference import reference_cp, reference_tucker  # tensorly is slow to import
-
-        reference = reference_cp if form == "cp" else reference_tucker
-        solution = reference(tensor.to(options.dtype), rank, options, seed)
-    elif form == "cp":
-        solution = decompose_cp(tensor.to(options.dtype), concat.to(options.dtype), options)
-    else:
-        solution = decompose_tucker(tensor, rank, concat, options)
-    return replace(solution, factors=solution.factors.to(torch.float64).canonical())
+    owners = torch.zeros(tensor.num_heads, rank, dtype=tensor.query.dtype, device=tensor.query.device)
+    owners[owner, torch.arange(rank, device=owner.device)] = 1
+    query, key = tensor.query[:, :rank].clone(), tensor.key[:, :rank].clone()
+    return Factors(wanted, query, key, wanted.of_diagonals(owners))
 
 
 @dataclass(frozen=True)
@@ -115,9 +112,8 @@ class _Frame:
         """Factors of the normalized tensor as factors of the original."""
         query = factors.query if self.query_basis is None else self.query_basis @ factors.query
         key = factors.key if self.key_basis is None else self.key_basis @ factors.key
-        if factors.form == "concat":  # whose mixing stays 0/1
-            return replace(factors, query=query * self.scale, key=key).canonical()
-        return replace(factors, query=query, key=key, mixing=factors.mixing * self.scale).canonical()
+        scale = query.new_full((factors.num_heads,), self.scale)
+        return replace(factors, query=query, key=key).scale_heads(scale).canonical()
 
 
 def _normalized(tensor: HeadTensor) -> tuple[HeadTensor, _Frame]:

@@ -10,15 +10,133 @@ from __future__ import annotations
 
 import logging
 import math
+from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
-from .factors import Factors, Solution, tucker_factors
+from .factors import Factors, Solution, safe
+from .form import Form, tail
 from .head_tensor import HeadTensor
 from .options import SolverOptions
+from .rotary_factors import (
+    RotaryFactors,
+    RotaryForm,
+    Solved,
+    as_complex,
+    compressed,
+    dimensions,
+    pair_energy,
+    pair_norms,
+)
 
 logger = logging.getLogger(__name__)
+
+_UNEVEN = 1.25  # most entries of rotary cores, relative to the fewest
+
+
+class _RotaryTucker(RotaryForm):
+    """Complex cores for every frequency, by orthogonal iteration.
+
+    Dimensions go to the frequencies with most to gain, as far as the cores stay within `most_core_entries`.
+    """
+
+    def cores(self, factors: RotaryFactors, frequency: int) -> Tensor:
+        return self._all_cores(factors).get(frequency, as_complex(factors.query).new_zeros(factors.num_heads, 0, 0))
+
+    def _all_cores(self, factors: RotaryFactors) -> dict[int, Tensor]:
+        """The cores of every frequency, (H, r_f, r_f) each."""
+        cores, read = {}, 0
+        for frequency in dict.fromkeys(factors.frequencies):
+            size = factors.frequencies.count(frequency)
+            numbers = factors.mixing[:, read : read + 2 * size**2].unflatten(-1, (2, size, size))
+            cores[frequency] = torch.complex(numbers[:, 0], numbers[:, 1])
+            read += 2 * size**2
+        return cores
+
+    def mixing(self, cores: Sequence[Tensor]) -> Tensor:
+        return torch.cat([torch.stack([each.real, each.imag], dim=1).flatten(1) for each in cores], dim=-1)
+
+    def canonical(self, factors: RotaryFactors) -> RotaryFactors:
+        """Every a_r and b_r has the same norm, such that the sum of the squares in M is R."""
+        query_norm, key_norm = safe(pair_norms(factors.query)), safe(pair_norms(factors.key))  # (R,)
+        scaled = []
+        for frequency, cores in self._all_cores(factors).items():
+            places = factors.places(frequency)
+            scaled.append(cores * query_norm[places][:, None] * key_norm[places])
+        query, key, mixing = _equal_norms(factors, query_norm, key_norm, self.mixing(scaled))
+        return replace(factors, query=query, key=key, mixing=mixing)
+
+    def mixing_parameters(self, rank: int, num_heads: int, head_dim: int) -> int:
+        return 2 * num_heads * most_core_entries(rank // 2, head_dim // 2, num_heads)
+
+    def decay(self, query: Tensor, key: Tensor) -> Tensor:
+        query, key = compressed(query)[0], compressed(key)[0]
+        return torch.maximum(*(tail(dimensions(_complex_side(*pair))) for pair in ((query, key), (key, query))))
+
+    def sizes(self, kept: Tensor, pairs: int, query: Tensor, key: Tensor) -> list[int]:
+        count, _, heads = query.shape
+        gain = (_complex_side(query, key) + _complex_side(key, query)).flatten()  # (F·H,)
+        room = most_core_entries(pairs, count, heads)
+        sizes = [0] * count
+        for place in gain.argsort(descending=True, stable=True).tolist():
+            frequency = place // heads
+            more = 2 * sizes[frequency] + 1  # (r + 1)² - r²
+            left = pairs - sum(sizes)
+            if left and more <= room - (left - 1):  # each of the others takes at least one
+                sizes[frequency] += 1
+                room -= more
+        return sizes
+
+    def solve(self, query: Tensor, key: Tensor, size: int, options: SolverOptions) -> Solved:
+        total = safe(pair_energy(query, key).sum(dim=1))
+        right = key
+        captured = torch.zeros_like(total)
+        done, converged = 0, False
+        while done < options.max_sweeps and not converged:
+            left = _complex_leading(query, key.mH @ right, size)
+            right = _complex_leading(key, query.mH @ left, size)
+            cores = torch.einsum("frh,fsh->fhrs", left.mH @ query, (right.mH @ key).conj())
+            before, captured = captured, cores.abs().square().sum(dim=(1, 2, 3)) / total
+            done += 1
+            errors = ((1 - part).clamp(min=0).sqrt() for part in (before, captured))
+            converged = done > 1 and bool((next(errors) - next(errors) < options.tolerance).all())
+        return left, cores, right, done, converged
+
+
+class _Tucker(Form):
+    """A full core for every head: M is (H, R, R)."""
+
+    name = "tucker"
+    rotary = _RotaryTucker()
+    sharing = "every head combines all of them by its core"
+    learning_rate = 0.01
+
+    def solve(self, tensor: HeadTensor, rank: int, concat: Factors, options: SolverOptions, seed: int) -> Solution:
+        if options.method == "structured":
+            return decompose_tucker(tensor, rank, concat, options)
+        from .reference import reference_tucker  # tensorly is slow to import
+
+        return reference_tucker(tensor.to(options.dtype), rank, options, seed)
+
+    def decay(self, tensor: HeadTensor) -> Tensor:
+        return torch.maximum(*(tail(_side_energy(tensor, side)) for side in ("query", "key")))
+
+    def canonical(self, factors: Factors) -> Factors:
+        """Every a_r and b_r has the same norm, such that Σ_h ‖G_h‖² = R, as in ``cp``.
+
+        The solver returns them by falling energy. Without equal norms, a whitened basis leaves keys of 70 beside cores
+        of .001, and a step of Adam, the same for both, destroys the cores.
+        """
+        query_norm, key_norm = safe(factors.query.norm(dim=0)), safe(factors.key.norm(dim=0))  # (R,)
+        scaled = factors.mixing * query_norm[:, None] * key_norm  # (H, R, R)
+        parts = _equal_norms(factors, query_norm, key_norm, scaled)
+        return Factors(self, *(part.contiguous() for part in parts))
+
+
+TUCKER = _Tucker()
 
 
 def decompose_tucker(tensor: HeadTensor, rank: int, concat: Factors, options: SolverOptions) -> Solution:
@@ -84,3 +202,62 @@ def _leading(tensor: HeadTensor, factor: Tensor, projected_other: Tensor, rank: 
 
 def _relative_error(energy: float, norm_squared: float) -> float:
     return math.sqrt(max(norm_squared - energy, 0.0) / norm_squared) if norm_squared > 0 else 0.0
+
+
+def tucker_factors(query: Tensor, key: Tensor, cores: Tensor, rank: int) -> Factors:
+    """Tucker factors with `rank` shared dimensions, from bases of at most as many, padded with zeros.
+
+    Args:
+        query: (D_q, R_q).
+        key: (D_k, R_k).
+        cores: (H, R_q, R_k).
+        rank: R, at least R_q and R_k.
+    """
+    query_missing, key_missing = rank - query.shape[1], rank - key.shape[1]
+    return Factors(
+        TUCKER,
+        query=pad(query, (0, query_missing)).contiguous(),
+        key=pad(key, (0, key_missing)).contiguous(),
+        mixing=pad(cores, (0, key_missing, 0, query_missing)).contiguous(),
+    )
+
+
+def _equal_norms(
+    factors: Factors, query_norm: Tensor, key_norm: Tensor, mixing: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """W̃_Q, W̃_K and M such that all columns have one norm, given the norms and the M of columns of norm one."""
+    scale = (mixing.norm() / factors.rank**0.5).sqrt()  # of a_r and of b_r
+    if scale == 0:
+        return factors.query, factors.key, factors.mixing
+    return factors.query * (scale / query_norm), factors.key * (scale / key_norm), mixing / scale**2
+
+
+def _side_energy(tensor: HeadTensor, side: str) -> Tensor:
+    """Eigenvalues of Σ_h A_h A_hᵀ, or of Σ_h A_hᵀ A_h for the keys, falling, (K,)."""
+    own, other = (tensor.query, tensor.key) if side == "query" else (tensor.key, tensor.query)
+    heads = tensor.by_head(other.T)  # (H, d, D)
+    blocks = heads @ heads.mT  # (H, d, d)
+    root = torch.block_diag(*blocks) @ own.T  # (K, D)
+    values = torch.linalg.eigvalsh(own @ root).clamp(min=0).flip(0)  # (D,)
+    missing = tensor.full_rank - len(values)
+    return pad(values, (0, missing)) if missing > 0 else values[: tensor.full_rank]
+
+
+def most_core_entries(pairs: int, frequencies: int, num_heads: int) -> int:
+    """The most entries Σ_f r_f² that the core of a head has with Σ_f r_f = `pairs`: a quarter above the fewest."""
+    fewest = pairs**2 / frequencies
+    return min(math.ceil(_UNEVEN * fewest) + frequencies, pairs * num_heads)
+
+
+def _complex_side(own: Tensor, other: Tensor) -> Tensor:
+    """Eigenvalues of Σ_h T_f[:, h, :] T_f[:, h, :]^H of every frequency, falling, (F, H)."""
+    weighted = own * other.abs().square().sum(dim=1, keepdim=True)
+    values = torch.linalg.eigvalsh(weighted @ own.mH).clamp(min=0).flip(-1)
+    return pad(values, (0, own.shape[2] - values.shape[-1]))
+
+
+def _complex_leading(own: Tensor, projected: Tensor, size: int) -> Tensor:
+    """Leading eigenvectors of Σ_h a_h a_h^H ‖b_h^H B‖², given b_h^H B, (F', H, n)."""
+    weight = projected.abs().square().sum(dim=2)  # (F', H)
+    _, vectors = torch.linalg.eigh(own * weight.unsqueeze(1) @ own.mH)
+    return vectors[..., -size:].flip(-1)

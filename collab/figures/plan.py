@@ -6,12 +6,13 @@ from pathlib import Path
 
 import numpy as np
 
+from ..decomposition.options import FORMS
 from ..evaluation.bench_report import BenchReport
 from ..planning.plan import Plan
 from .style import BLUE, GREEN, GREY, ORANGE, VERMILION, pyplot, save
 
-# Markers tell the forms apart without colours.
-_STYLES = {"concat": (GREY, "s"), "cp": (BLUE, "o"), "tucker": (GREEN, "^")}
+# Of the forms, in their order; markers tell them apart without colours.
+_STYLES = ((GREY, "s"), (BLUE, "o"), (GREEN, "^"), (ORANGE, "D"), (VERMILION, "v"))
 
 
 def draw_plan(plan: Plan, file: Path) -> None:
@@ -27,7 +28,7 @@ def draw_plan(plan: Plan, file: Path) -> None:
     """
     plt = pyplot()
     figure, (left, right) = plt.subplots(1, 2, figsize=(10, 4), layout="constrained")
-    for form, (color, mark) in _STYLES.items():
+    for form, (color, mark) in zip(FORMS, _STYLES, strict=False):
         points = sorted((option.query_key, option.error, option.rank) for option in plan.options if option.form == form)
         left.plot([x for x, _, _ in points], [y for _, y, _ in points], mark + "-", color=color, label=form)
         for x, y, rank in points:

@@ -9,6 +9,7 @@ from typing import Any
 from torch import nn
 from transformers import PreTrainedModel
 
+from ..decomposition import form_named
 from ..errors import ConfigurationError
 from ..evaluation.options import REPORTED_LENGTHS
 from ..io.checkpoint import Checkpoint
@@ -185,16 +186,12 @@ def _explain(model: PreTrainedModel, layers: list[HeadLayer], inspections: tuple
     converted = [inspection for inspection in inspections if inspection.form != "original"]
     if converted:
         first = converted[0]
-        how = {
-            "cp": "every head weights all of them by its row of the mixing matrix",
-            "tucker": "every head combines all of them by its core",
-            "concat": "each belongs to a single head",
-        }[first.form]
+        form = form_named(first.form)
         sentences.append(
             f"Converted, the layers have R shared dimensions instead of {full} (here {first.rank} in {first.name}), "
-            f"and {how}. Values and the output projection stay as in the original."
+            f"and {form.sharing}. Values and the output projection stay as in the original."
         )
-        if first.form != "concat":
+        if not form.separate:
             sentences.append(
                 f"A head's scores run over R dimensions instead of {head_dim}, so where R is above {head_dim} long "
                 "sequences cost more arithmetic than in the original, and short ones less: the projections shrink."

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from ..conversion.expand import expand
+from ..decomposition.options import NATIVE_FORM
 from ..io.checkpoint import Checkpoint
 from ..io.load import load_source
 from ..io.options import LoadOptions
@@ -49,7 +50,7 @@ def read_pruned(source: Source, options: LoadOptions) -> PrunedOriginal | None:
         return None
     if not isinstance(layers, list) or not all(isinstance(layer, dict) for layer in layers):
         return None
-    if all("heads" not in layer for layer in layers) or any(layer.get("form") != "concat" for layer in layers):
+    if all("heads" not in layer for layer in layers) or any(layer.get("form") != NATIVE_FORM for layer in layers):
         return None
     loaded = load_source(source, options)
     whole = [layer for layer in collaborative_layers(loaded.model).values() if layer.heads]

@@ -41,8 +41,7 @@ def _factors(layer: HeadLayer) -> tuple[Tensor, Tensor, Tensor]:
     """Query and key projections (D, P) and each head's core between them, (H, P, P), in float64."""
     if isinstance(layer.module, CollaborativeAttention):
         factors = factors_of(layer.module)
-        mixing = factors.mixing.double().cpu()
-        cores = mixing if factors.form == "tucker" else torch.diag_embed(mixing)
+        cores = factors.form.cores(factors.mixing.double().cpu())
         return factors.query.double().cpu(), cores, factors.key.double().cpu()
     assert layer.query is not None
     assert layer.key is not None

@@ -93,7 +93,7 @@ def _prune_layer(
             if parameter.removeprefix(f"{name}.").split(".")[0] in ("value", *FACTORS):
                 del state[parameter]
         del state[f"{output}.weight"]
-        return AttentionSpec(spec.form, 0, () if spec.form == "concat" else None, content, ())
+        return AttentionSpec(spec.form, 0, None if layer.head_ranks is None else (), content, ())
     places = torch.tensor([layer.heads.index(head) for head in kept])
     rows = (places.unsqueeze(1) * width + torch.arange(width)).flatten()  # of W_Vᵀ
 

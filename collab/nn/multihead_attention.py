@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..decomposition import Form, SolverOptions
+from ..decomposition import FormName, SolverOptions, form_named
 from ..errors import ConfigurationError, RankError, ShapeError, UnsupportedArchitectureError
 from ..modeling.collab_config import AttentionSpec
 from ..modeling.collab_kernel import Scoring, attention_by_cost, eager_attention_forward, one_row
@@ -78,7 +78,7 @@ class MultiheadAttention(SharedProjections):
         embed_dim: int,
         num_heads: int,
         shared_dim: int | Sequence[int] | None = None,
-        form: Form = "cp",
+        form: FormName = "cp",
         *,
         dropout: float = 0.0,
         bias: bool = True,
@@ -122,7 +122,7 @@ class MultiheadAttention(SharedProjections):
         cls,
         native: nn.MultiheadAttention,
         shared_dim: int | None = None,
-        form: Form = "cp",
+        form: FormName = "cp",
         solver: SolverOptions | None = None,
     ) -> MultiheadAttention:
         """The collaborative layer that comes nearest to a native one, by its weights alone.
@@ -267,10 +267,10 @@ class MultiheadAttention(SharedProjections):
 
 
 def _spec(
-    shared_dim: int | Sequence[int] | None, form: Form, bias: bool, embed_dim: int, num_heads: int
+    shared_dim: int | Sequence[int] | None, form: FormName, bias: bool, embed_dim: int, num_heads: int
 ) -> AttentionSpec:
     head_ranks = tuple(shared_dim) if isinstance(shared_dim, Sequence) else None
-    if head_ranks is not None and (form != "concat" or len(head_ranks) != num_heads):
+    if head_ranks is not None and (not form_named(form).separate or len(head_ranks) != num_heads):
         raise RankError(f"shared_dim may be a sequence of {num_heads} numbers in the concat form only.")
     rank = embed_dim if shared_dim is None else shared_dim if head_ranks is None else sum(head_ranks)
     try:

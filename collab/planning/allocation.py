@@ -6,14 +6,14 @@ from collections.abc import Mapping
 
 import torch
 
-from ..decomposition import Form
+from ..decomposition import FormName
 from ..reparametrization.layer import LayerProblem
 from .cost import LayerShape
 
 _STEPS = 64
 
 
-def balanced(problems: Mapping[str, LayerProblem], form: Form, part: float, content: str) -> list[int]:
+def balanced(problems: Mapping[str, LayerProblem], form: FormName, part: float, content: str) -> list[int]:
     """Ranks that minimize the sum of the layers' squared relative errors within a budget for all layers together.
 
     Every layer's error is relative to its own scores. Weighting layers by the effect of their scores on the model's

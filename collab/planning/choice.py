@@ -10,7 +10,7 @@ from functools import cache
 from typing import Any
 
 from ..calibration.calibrate import Calibration
-from ..decomposition import FORMS, Form
+from ..decomposition import FORMS, FormName, form_named
 from ..decomposition.options import Content
 from ..decomposition.rank import resolve_ranks
 from ..errors import BudgetError
@@ -41,7 +41,7 @@ class Choice:
         explanation: how they were chosen, for the report.
     """
 
-    forms: list[Form]
+    forms: list[FormName]
     ranks: list[int]
     explanation: dict[str, Any] = field(default_factory=dict)
 
@@ -70,7 +70,7 @@ def choose(
     if config.allocation == "auto":
         synthetic = calibration is not None and calibration.summary.get("source") == "synthetic"
         config = replace(config, allocation="uniform" if synthetic else "balanced")
-    candidates: tuple[Form, ...] = FORMS if config.form == "auto" else (config.fixed_form,)
+    candidates: tuple[FormName, ...] = FORMS if config.form == "auto" else (config.fixed_form,)
     fitting = {form: _ranks(form, config, problems) for form in candidates}
     fitting = {form: ranks for form, ranks in fitting.items() if ranks}
     if config.form == "auto":
@@ -104,7 +104,7 @@ def choose(
     )
 
 
-def _ranks(form: Form, config: ConversionConfig, problems: Mapping[str, LayerProblem]) -> list[int]:
+def _ranks(form: FormName, config: ConversionConfig, problems: Mapping[str, LayerProblem]) -> list[int]:
     """The ranks of a form within the budget; empty if it cannot be met."""
     if config.params is not None and config.allocation == "balanced":
         ranks = balanced(problems, form, config.params, config.content)
@@ -124,7 +124,7 @@ def _ranks(form: Form, config: ConversionConfig, problems: Mapping[str, LayerPro
 
 
 def _fast_ranks(
-    form: Form, ranks: list[int], config: ConversionConfig, problems: Mapping[str, LayerProblem]
+    form: FormName, ranks: list[int], config: ConversionConfig, problems: Mapping[str, LayerProblem]
 ) -> list[int]:
     """Ranks lowered to widths that cost no speed, if speed is to be optimized within a budget of parameters.
 
@@ -134,13 +134,13 @@ def _fast_ranks(
     if config.optimize != "speed" or config.params is None:
         return ranks
     tensors = (problem.tensor for problem in problems.values())
-    if form == "concat":
+    if form_named(form).separate:
         pairs = zip(ranks, tensors, strict=True)
         return [max(rank - rank % tensor.num_heads, min(rank, tensor.num_heads)) for rank, tensor in pairs]
     return [min(rank, tensor.head_dim) for rank, tensor in zip(ranks, tensors, strict=True)]
 
 
-def _smallest_rank(form: Form, error: float, config: ConversionConfig, problem: LayerProblem) -> int:
+def _smallest_rank(form: FormName, error: float, config: ConversionConfig, problem: LayerProblem) -> int:
     """The smallest rank whose error is at most `error`; at R = K the error is 0.
 
     Full solves are slow, so predictions narrow the search: first as they are, then scaled by the ratio of the first
@@ -157,7 +157,7 @@ def _smallest_rank(form: Form, error: float, config: ConversionConfig, problem: 
         return 0.0 if rank == full_rank else solve_error(problem, form, rank, config.content, solver, config.seed)
 
     rank = _first(0, full_rank, lambda middle: predicted(middle) <= error)
-    if form == "concat":  # in closed form, so the prediction is exact
+    if form_named(form).closed:  # so the prediction is exact
         return rank
     if rank < full_rank and predicted(rank) > 0:
         ratio = solved(rank) / predicted(rank)
@@ -184,7 +184,7 @@ def _first(fails: int, fits: int, within: Callable[[int], bool]) -> int:
 
 
 def _judge(
-    form: Form,
+    form: FormName,
     ranks: Sequence[int],
     config: ConversionConfig,
     problems: Mapping[str, LayerProblem],
@@ -210,7 +210,7 @@ def _judge(
     return {"ranks": list(ranks), "parameters": parameters, "faster": faster, "error": error, "cost": cost}
 
 
-def nothing_fits(params: float, forms: Sequence[Form], content: Content, shapes: Sequence[LayerShape]) -> str:
+def nothing_fits(params: float, forms: Sequence[FormName], content: Content, shapes: Sequence[LayerShape]) -> str:
     """The message for a budget below rank 1, with the smallest possible budget."""
     least = min(max(shape.parameters(form, 1, content) / shape.parameters_before for shape in shapes) for form in forms)
     return (

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, get_args
 
-from ..decomposition import FORMS, Form, SolverOptions
+from ..decomposition import FORMS, FormName, SolverOptions
 from ..decomposition.options import CONTENTS, Content
 from ..decomposition.rank import Rank, plain_rank
 from ..errors import ConfigurationError
@@ -50,7 +50,7 @@ class ConversionConfig:
     """
 
     rank: Rank | Sequence[Rank] | None = None
-    form: Form | Literal["auto"] = "cp"
+    form: FormName | Literal["auto"] = "cp"
     params: float | None = None
     max_error: float | None = None
     optimize: Optimize = "size"
@@ -107,7 +107,7 @@ class ConversionConfig:
         return self.solver
 
     @property
-    def fixed_form(self) -> Form:
+    def fixed_form(self) -> FormName:
         """`form`, which must not be ``auto``."""
         assert self.form != "auto"
         return self.form

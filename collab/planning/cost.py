@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..decomposition import Form
-from ..decomposition.rotary import most_core_entries
+from ..decomposition import FormName, form_named
 from ..modeling.collab_disentangled import PositionTerms
 from ..reparametrization.disentangled import DisentangledProblem
 from ..reparametrization.layer import LayerProblem
@@ -66,13 +65,13 @@ class LayerShape:
         """Parameters of the original's query and key projections, biases included."""
         return (self.query_width + self.biased) * self.full_rank + (self.key_width + self.biased) * self.key_dims
 
-    def parameters(self, form: Form, rank: int, content: str) -> int:
+    def parameters(self, form: FormName, rank: int, content: str) -> int:
         """Parameters of the shared projections, M or cores, and the content term."""
         stored = 2 * rank if self.rotary and self.biased else 0
         if self.content and content == "exact":
             stored = self.num_heads * self.key_width
         elif self.content:
-            stored = rank if form == "concat" else self.num_heads * rank
+            stored = rank if form_named(form).separate else self.num_heads * rank
         if self.positions is not None and self.positions.p2c:
             stored += self.num_heads * self.query_width
         return (self.query_width + self.key_width) * rank + self._mixing(form, rank) + stored
@@ -82,13 +81,13 @@ class LayerShape:
         """Dimensions of the original's keys: K, or fewer if heads share them."""
         return (self.key_heads or self.num_heads) * self.head_dim
 
-    def _mixing(self, form: Form, rank: int) -> int:
+    def _mixing(self, form: FormName, rank: int) -> int:
         """Numbers in M or the cores; in cores of rotary positions, at most."""
-        if form == "tucker" and self.rotary:
-            return 2 * self.num_heads * most_core_entries(rank // 2, self.head_dim // 2, self.num_heads)
-        return {"concat": 0, "cp": self.num_heads * rank, "tucker": self.num_heads * rank**2}[form]
+        if self.rotary:
+            return form_named(form).rotary.mixing_parameters(rank, self.num_heads, self.head_dim)
+        return form_named(form).mixing_parameters(rank, self.num_heads)
 
-    def rank_within(self, form: Form, parameters: float, content: str) -> int:
+    def rank_within(self, form: FormName, parameters: float, content: str) -> int:
         """The largest rank with at most this many parameters; 0 if there is none."""
         step = 2 if self.rotary else 1
         low, high = 0, self.full_rank // step
@@ -104,7 +103,7 @@ class LayerShape:
         positions = self._position_work(self.full_rank, self.head_dim, length)
         return 2 * (projections + self.num_heads * length**2 * self.head_dim + positions)
 
-    def flops(self, form: Form, rank: int, content: str, length: int) -> int:
+    def flops(self, form: FormName, rank: int, content: str, length: int) -> int:
         """FLOPs of a converted layer, mixing and content term included."""
         width = self._head_width(form, rank)
         scores = self.num_heads * length**2 * width + self._position_work(rank, width, length, 2 * length - 1)
@@ -126,11 +125,11 @@ class LayerShape:
         once = used * (self.query_width * rank + self.num_heads * length * width)
         return (self.positions.c2p + self.positions.p2c) * once
 
-    def _head_width(self, form: Form, rank: int) -> int:
+    def _head_width(self, form: FormName, rank: int) -> int:
         """Dimensions that a head's scores are sums over."""
-        return -(-rank // self.num_heads) if form == "concat" else rank
+        return -(-rank // self.num_heads) if form_named(form).separate else rank
 
-    def _projections(self, form: Form, rank: int, content: str, length: int) -> int:
+    def _projections(self, form: FormName, rank: int, content: str, length: int) -> int:
         """Multiply-adds of the shared projections, mixing and content term."""
         work = (self.query_width + self.key_width) * rank * length
         work += self._mixing(form, rank) * length * (2 if self.rotary else 1)  # a complex product is four real ones
@@ -147,7 +146,7 @@ class LayerShape:
         positions = self._position_work(self.full_rank, self.head_dim, length)
         return projections + self.num_heads * length**2 * self._score_time(self.head_dim) + positions
 
-    def time(self, form: Form, rank: int, content: str, length: int) -> float:
+    def time(self, form: FormName, rank: int, content: str, length: int) -> float:
         """Estimated time of a converted layer, in the unit of `time_before`."""
         projections = self._projections(form, rank, content, length) + self.key_width * self.key_dims * length
         width = self._head_width(form, rank)

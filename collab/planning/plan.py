@@ -10,7 +10,7 @@ import torch
 from transformers import PreTrainedModel
 
 from ..calibration.calibrate import Calibration
-from ..decomposition import FORMS, Form, SolverOptions
+from ..decomposition import FORMS, FormName, SolverOptions
 from ..decomposition.options import Content
 from ..errors import BudgetError
 from ..evaluation.options import REPORTED_LENGTHS
@@ -46,7 +46,7 @@ class PlanOption:
         frontier: whether no other option has at most as many parameters and a lower error.
     """
 
-    form: Form
+    form: FormName
     rank: int
     error: float
     layer_errors: list[float]
@@ -146,8 +146,8 @@ def plan(
     shapes = [LayerShape.of(problem) for problem in problems.values()]
     _check_fractions(fractions, content, shapes)
     kinds = {name: family.kind(layer) for name, layer in family.attention_layers(model).items()}
-    ranks: dict[tuple[Form, float], list[int]] = {(form, part): [] for form in FORMS for part in fractions}
-    errors: dict[tuple[Form, float], list[float]] = {key: [] for key in ranks}
+    ranks: dict[tuple[FormName, float], list[int]] = {(form, part): [] for form in FORMS for part in fractions}
+    errors: dict[tuple[FormName, float], list[float]] = {key: [] for key in ranks}
     spectra: list[Spectrum] = []
     progress("predicting", 0, len(problems))
     for shape, (name, problem) in zip(shapes, problems.items(), strict=True):
@@ -195,7 +195,7 @@ class _Original:
         return sum(shape.parameters_before for shape in self.shapes)
 
     def option(
-        self, form: Form, ranks: list[int], errors: list[float], content: Content, lengths: Sequence[int]
+        self, form: FormName, ranks: list[int], errors: list[float], content: Content, lengths: Sequence[int]
     ) -> PlanOption:
         """The costs of converting each layer at its rank, beside its predicted errors."""
         pairs = list(zip(self.shapes, ranks, strict=True))

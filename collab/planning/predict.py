@@ -8,24 +8,23 @@ from dataclasses import replace
 
 import torch
 
-from ..decomposition import Form, SolverOptions
+from ..decomposition import FormName, SolverOptions, form_named
 from ..decomposition.options import Content
 from ..reparametrization.layer import LayerProblem
 
-SWEEPS: dict[Form, int] = {"concat": 1, "cp": 24, "tucker": 1}
 
-
-def predict(problem: LayerProblem, form: Form, rank: int, content: Content, solver: SolverOptions) -> float:
+def predict(problem: LayerProblem, form: FormName, rank: int, content: Content, solver: SolverOptions) -> float:
     """Predicts the relative error of a layer's conversion: of the scores, or of the weights without moments.
 
     Runs a few sweeps of the solver from its closed-form start; the full solve ends at most a few percent lower.
     """
-    quick = replace(solver, method="structured", max_sweeps=min(SWEEPS[form], solver.max_sweeps))
+    sweeps = min(form_named(form).prediction_sweeps, solver.max_sweeps)
+    quick = replace(solver, method="structured", max_sweeps=sweeps)
     return solve_error(problem, form, rank, content, quick)
 
 
 def solve_error(
-    problem: LayerProblem, form: Form, rank: int, content: Content, solver: SolverOptions, seed: int = 0
+    problem: LayerProblem, form: FormName, rank: int, content: Content, solver: SolverOptions, seed: int = 0
 ) -> float:
     """The relative error of a layer's conversion by a full solve. Arguments as in `predict`."""
     with torch.no_grad():

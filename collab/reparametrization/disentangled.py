@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from ..decomposition import Factors, Form, Solution, SolverOptions
+from ..decomposition import Factors, FormName, Solution, SolverOptions
 from ..decomposition.options import Content
 from ..modeling.collab_disentangled import PositionTerms
 from .layer import LayerProblem, at_query
@@ -34,7 +34,7 @@ class DisentangledProblem(LayerProblem):
     key_bias: Tensor | None
     terms: PositionTerms
 
-    def solve(self, form: Form, rank: int, content: Content, solver: SolverOptions, seed: int = 0) -> Solution:
+    def solve(self, form: FormName, rank: int, content: Content, solver: SolverOptions, seed: int = 0) -> Solution:
         """Approximates the layer; arguments as in `reparametrize`."""
         solution = super().solve(form, rank, content, solver, seed)
         if not self.terms.p2c:

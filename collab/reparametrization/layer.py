@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,7 +21,7 @@ from torch.nn import functional
 
 from ..decomposition import (
     Factors,
-    Form,
+    FormName,
     HeadTensor,
     Metric,
     RotaryFactors,
@@ -31,6 +30,7 @@ from ..decomposition import (
     Whitening,
     decay,
     decompose,
+    form_named,
 )
 from ..decomposition.concat import head_decay
 from ..decomposition.options import CONTENTS, Content
@@ -51,7 +51,7 @@ def reparametrize(
     *,
     num_heads: int,
     rank: Rank,
-    form: Form = "cp",
+    form: FormName = "cp",
     moments: LayerMoments | None = None,
     content: Content = "exact",
     solver: SolverOptions | None = None,
@@ -165,7 +165,7 @@ class LayerProblem:
         if bias.shape != (self.tensor.full_rank,):
             raise ShapeError(f"{name} must have shape ({self.tensor.full_rank},), not {tuple(bias.shape)}.")
 
-    def solve(self, form: Form, rank: int, content: Content, solver: SolverOptions, seed: int = 0) -> Solution:
+    def solve(self, form: FormName, rank: int, content: Content, solver: SolverOptions, seed: int = 0) -> Solution:
         """Approximates the layer. Arguments as in `reparametrize`."""
         tensor = self.tensor
         lossless, folded = rank == tensor.full_rank, content == "folded"
@@ -200,7 +200,7 @@ class LayerProblem:
         """Relative error of the heads' query-key products."""
         return self.tensor.relative_error(factors)
 
-    def decay(self, form: Form) -> Tensor:
+    def decay(self, form: FormName) -> Tensor:
         """Relative squared error of the scores at every rank from 0 to K, in closed form; see `decay`."""
         return decay(self.whitened, form)
 
@@ -246,14 +246,13 @@ class LayerProblem:
     def _lossless_offset(self, factors: Factors) -> Tensor:
         """At R = K every dimension belongs to one head, and the offset is the query bias itself."""
         bias = self.query_bias if self.query_bias is not None else factors.query.new_zeros(factors.rank)
-        if factors.form == "concat":
+        if factors.form.separate:
             return bias.unsqueeze(0)  # (1, K)
-        mixing = factors.mixing if factors.form == "cp" else factors.mixing.diagonal(dim1=1, dim2=2)
-        return mixing * bias  # (H, K)
+        return factors.form.mixed(bias.expand(factors.num_heads, -1), factors.mixing)  # (H, K)
 
     def _fold(self, factors: Factors, content: Tensor) -> Tensor:
         """The offsets whose content terms W̃_K u_h come nearest to `content`, (H, D_k)."""
-        if factors.form != "concat":
+        if not factors.form.separate:
             return self._whitening.fit_keys(factors.key, content.T).T.contiguous()  # (H, R)
         offset = factors.query.new_zeros(1, factors.rank)
         for h, bias in enumerate(content):
@@ -265,12 +264,7 @@ class LayerProblem:
 
 def at_query(query: Tensor, factors: Factors) -> Tensor:
     """Â_hᵀ x_h for one input of each head, (H, D_q) → (H, D_k)."""
-    projected = query @ factors.query  # (H, R)
-    if factors.form == "tucker":
-        projected = (projected.unsqueeze(1) @ factors.mixing).squeeze(1)
-    else:
-        projected = projected * factors.mixing
-    return projected @ factors.key.T
+    return factors.form.mixed(query @ factors.query, factors.mixing) @ factors.key.T
 
 
 def factors_of(layer: CollaborativeAttention) -> Factors:
@@ -280,7 +274,7 @@ def factors_of(layer: CollaborativeAttention) -> Factors:
     else:
         owner = torch.repeat_interleave(torch.tensor(layer.head_ranks))  # (R,)
         mixing = functional.one_hot(owner, len(layer.head_ranks)).T.to(layer.query.weight)  # (H, R)
-    form: Any = layer.spec.form
+    form = form_named(layer.spec.form)
     query, key = layer.query.weight.detach().T, layer.key.weight.detach().T  # (D, R)
     if isinstance(layer, CollaborativeRotaryAttention):
         if layer.head_ranks is not None:  # the real parts of all heads come before the imaginary ones
@@ -308,7 +302,7 @@ def spec_of(factors: Factors) -> AttentionSpec:
     """The spec of the collaborative layer that computes the factors."""
     content = "exact" if factors.content_bias is not None else "none" if factors.query_offset is None else "folded"
     frequencies = factors.frequencies if isinstance(factors, RotaryFactors) else None
-    return AttentionSpec(factors.form, factors.rank, factors.head_ranks, content, frequencies=frequencies)
+    return AttentionSpec(factors.form.name, factors.rank, factors.head_ranks, content, frequencies=frequencies)
 
 
 def state_of(factors: Factors) -> dict[str, Tensor]:
@@ -319,7 +313,7 @@ def state_of(factors: Factors) -> dict[str, Tensor]:
         state[f"{name}.weight"] = part[: len(part) - biased].T.contiguous()  # (R, D)
         if biased:
             state[f"{name}.bias"] = part[-1].contiguous()  # (R,)
-    if factors.form != "concat":
+    if not factors.form.separate:
         state["mixing"] = factors.mixing.contiguous()
     if factors.content_bias is not None:
         state["content_bias.weight"] = factors.content_bias.contiguous()  # (H, D_k)

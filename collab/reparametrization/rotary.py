@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from ..decomposition import Factors, Form, HeadTensor, Solution, SolverOptions, Whitening, decompose_rotary
+from ..decomposition import Factors, FormName, HeadTensor, Solution, SolverOptions, Whitening, decompose_rotary
 from ..decomposition.options import Content
 from ..decomposition.rotary import head_decay, relative_error, rotary_decay
 from ..errors import ConfigurationError
@@ -32,7 +32,7 @@ class RotaryProblem(LayerProblem):
     key_heads: int = 1
     biased: bool = False
 
-    def solve(self, form: Form, rank: int, content: Content, solver: SolverOptions, seed: int = 0) -> Solution:
+    def solve(self, form: FormName, rank: int, content: Content, solver: SolverOptions, seed: int = 0) -> Solution:
         """Approximates the layer; arguments as in `reparametrize`, but `seed` is not needed.
 
         Raises:
@@ -63,7 +63,7 @@ class RotaryProblem(LayerProblem):
     def error(self, factors: Factors) -> float:
         return relative_error(self.tensor, factors.to(self.tensor.query))
 
-    def decay(self, form: Form) -> Tensor:
+    def decay(self, form: FormName) -> Tensor:
         return rotary_decay(self.whitened, form)
 
     def head_decay(self) -> Tensor:

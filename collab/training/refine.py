@@ -23,6 +23,7 @@ from transformers import PreTrainedModel
 
 from ..data.features import Batch
 from ..data.prepare import hold_out
+from ..decomposition import form_named
 from ..errors import ConfigurationError, DataError, NotConvertedError
 from ..evaluation.compare import check_comparable
 from ..io.checkpoint import Checkpoint
@@ -42,7 +43,6 @@ Accept = Callable[[str, CollaborativeAttention], bool]
 _PERIOD = 8  # one batch in this many is held out where none are given
 _WARM_UP = 10  # steps
 _BETAS = (0.9, 0.99)
-_RATES = {"concat": 0.02, "cp": 0.02, "tucker": 0.01}
 _EXACT = 1e-9  # relative squared errors below this are rounding
 _ALIKE = 1e-6  # relative to the mean square, a spread below this is rounding
 
@@ -243,7 +243,7 @@ class _Learner:
 
     def start(self, learning_rate: float | None) -> None:
         """Makes the factors trainable."""
-        rate = _RATES[self.layer.spec.form] if learning_rate is None else learning_rate
+        rate = form_named(self.layer.spec.form).learning_rate if learning_rate is None else learning_rate
         groups = []
         for parameter in self._parameters:
             parameter.requires_grad_(True)
