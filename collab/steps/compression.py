@@ -133,7 +133,7 @@ class Compression(Founding):
             )
         )
         if self.agreement:
-            text += f"\n\nBefore any training: {agreement_sentence(self.agreement)}"
+            text += f"\n\n{agreement_sentence(self.agreement, 'Before any training,')}"
         return text
 
     def details(self) -> str:

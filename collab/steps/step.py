@@ -172,10 +172,10 @@ def counts_table(of: str, counts: Mapping[str, Count]) -> str:
     return table([of, "before", "after", "after / before"], [[name, *count.cells()] for name, count in counts.items()])
 
 
-def agreement_sentence(agreement: Mapping[str, float], against: str = "the original") -> str:
-    """Agreement with another model in a sentence."""
+def agreement_sentence(agreement: Mapping[str, float], when: str = "Measured") -> str:
+    """Agreement with the original in a sentence, which begins with when it was measured."""
     values = ", ".join(f"{name} {short(value)}" for name, value in named(agreement).items())
-    return f"Measured against {against}, on {agreement['rows']:.0f} held-out rows: {values}."
+    return f"{when} against the original, on {agreement['rows']:.0f} held-out rows: {values}."
 
 
 _NAMES = {"kl": "divergence of the predictions (KL, nats)", "top1": "same prediction"}
