@@ -347,7 +347,7 @@ class TestCommand:
         return call
 
     def test_shows(self, expand: Run, folder: Path, tmp_path: Path) -> None:
-        shown = " ".join(expand(folder, tmp_path / "native").stdout.split())
+        shown = " ".join(expand(folder, tmp_path / "native", "-v").stdout.split())
         for text in ("native BertForSequenceClassification", "of 8", "relative error", "parameters became", "Wrote"):
             assert text in shown, text
         model = AutoModel.from_pretrained(tmp_path / "native")

@@ -12,6 +12,10 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from rich.markdown import Markdown, TableElement
 from rich.table import Table
 
+from ..steps.compression import Compression
+from ..steps.conversion import Conversion
+from ..steps.measurement import Speed
+
 if TYPE_CHECKING:
     from ..io.checkpoint import Checkpoint
     from ..steps.step import Json, Step
@@ -77,10 +81,10 @@ def finish(
 
 def _record(checkpoint: Checkpoint, steps: Sequence[Step]) -> Json:
     """The entry of a command's step, with those of later steps as ``history``; of a conversion the whole report."""
-    report = checkpoint.history.report
-    entries = checkpoint.history.entries[-len(steps) :] if report else []
-    if steps[0].kind == "convert":
-        return report
-    if len(entries) != len(steps):  # not recorded
-        entries = [step.to_dict() for step in steps]
-    return entries[0] | ({"history": entries[1:]} if len(steps) > 1 or steps[0].kind == "compress" else {})
+    first, *later = (step for step in steps if not isinstance(step, Speed))
+    if isinstance(first, Conversion):
+        return checkpoint.history.report
+    entry, *entries = checkpoint.history.entries[-1 - len(later) :]
+    history = {"history": entries} if entries or isinstance(first, Compression) else {}
+    speed = {step.kind: step.to_dict() for step in steps if isinstance(step, Speed)}
+    return entry | history | speed

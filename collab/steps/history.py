@@ -8,6 +8,7 @@ from typing import Any
 
 from ..errors import CheckpointError
 from .conversion import Conversion, VocabularyCut
+from .measurement import Speed
 from .step import Count, Founding, Json, Parameters, Step, plain
 
 _NUMBER = int | float
@@ -125,10 +126,12 @@ class History:
         """
         cut = next((step for step in steps if isinstance(step, VocabularyCut)), None)
         founding = next((step for step in steps if isinstance(step, Founding)), None)
-        since = [step for step in steps if not isinstance(step, Conversion | VocabularyCut)]
+        speed = next((step.to_dict() for step in steps if isinstance(step, Speed)), None)
+        since = [step for step in steps if not isinstance(step, Conversion | VocabularyCut | Speed)]
         entries = [step.to_dict() | {"command": command} for step in since]
         if founding is None:
-            return History(self.report | {"history": [*self.entries, *entries]})
+            measured = {} if speed is None else {"speed": speed}
+            return History(self.report | {"history": [*self.entries, *entries]} | measured)
         head = founding.head()
         said = [*notes, *head["notes"], *([cut.summary()] if cut else [])]
         report = {
@@ -137,6 +140,7 @@ class History:
             "command": command,
             **head,
             "parameters": plain(_overall(steps)),
+            "speed": speed,
             "verification": verification,
             "keep_tokens": None if cut is None else cut.to_dict(),
             "notes": said,
