@@ -72,17 +72,10 @@ class Collector:
         model = self.model
         progress("calibrating", 0, total)
         passes = recording(self._layers.values(), self._passes.append, "weights", graph=True)
-        calls = model.register_forward_pre_hook(self._on_call, with_kwargs=True), model.register_forward_hook(learn)
+        before = model.register_forward_pre_hook(self._on_call, with_kwargs=True)
+        after = model.register_forward_hook(learn)
         try:
-            with (
-                calls[0],
-                calls[1],
-                passes,
-                evaluating(model),
-                eager_attention(model),
-                frozen(model),
-                torch.enable_grad(),
-            ):
+            with before, after, passes, evaluating(model), eager_attention(model), frozen(model), torch.enable_grad():
                 yield
         finally:
             self._passes.clear()
