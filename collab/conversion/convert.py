@@ -312,10 +312,8 @@ def _parts(name: str, tensor: Tensor, layer: AttentionLayer) -> dict[str, Tensor
     """What a native attention layer's parameter is in the collaborative one, by name; nothing for queries and keys."""
     module, *parameter = name.removeprefix(f"{layer.name}.").split(".")
     roles = layer.roles_of(module)
-    if tensor.ndim == 2 and isinstance(
-        layer.module.get_submodule(module), Conv1D
-    ):  # which stores its weight transposed
-        tensor = tensor.T.contiguous()
+    if tensor.ndim == 2 and isinstance(layer.module.get_submodule(module), Conv1D):
+        tensor = tensor.T.contiguous()  # stored transposed
     return {
         ".".join([layer.name, role, *parameter]): part
         for role, part in zip(roles, tensor.chunk(len(roles)), strict=True)
