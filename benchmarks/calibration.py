@@ -31,7 +31,6 @@ from judge import paragraphs
 import collab
 from collab.data import features
 from collab.decomposition import decompose
-from collab.models.families import require_family
 from collab.reparametrization.model import LayerProblems
 
 FORMS = ("concat", "cp", "tucker")
@@ -238,9 +237,7 @@ def bound() -> dict[str, Any]:
     demo = Model()
     calibration = demo.calibrate(sentences("train")[:1024])
     rows = []
-    for name, problem in LayerProblems(
-        demo.model, require_family(demo.model.config), calibration.moments, demo.model.device
-    ).items():
+    for name, problem in LayerProblems(demo.model, calibration.moments, demo.model.device).items():
         tensor = problem.whitened
         left = 0.0
         for factor, other in ((tensor.query, tensor.key), (tensor.key, tensor.query)):

@@ -9,7 +9,7 @@ development set, agreement with them, and the task's metric. What is compared, f
 - ``uniform``: the same with p uniform, whatever the logits;
 - ``smoothed``: the same with p mixed with three parts in ten of the uniform distribution;
 - ``Gaussian .1``, ``.3``: sampled, with so much Gaussian noise added, about its mean over the classes;
-- ``fixed size``: what collab does (`Answer.direction`): the second moment of ``sampled``, and one size at every draw.
+- ``fixed size``: what collab does (`Output.direction`): the second moment of ``sampled``, and one size at every draw.
 
     python benchmarks/classifiers.py
 
@@ -37,7 +37,7 @@ import collab
 from collab.data.encoding import encode, to_judge
 from collab.evaluation.metrics import measure
 from collab.evaluation.predict import predictions
-from collab.models.answers import Answer
+from collab.models.outputs import Output
 
 WORK = Path(__file__).parent / "work"
 STEPS = {"sst2": 1000, "cola": 800}
@@ -63,7 +63,7 @@ PROBABILITIES = {
 }
 
 
-def direction(name: str, answer: Answer, generator: torch.Generator) -> Tensor:
+def direction(name: str, answer: Output, generator: torch.Generator) -> Tensor:
     """A direction of the logits of one class for each row, (B, C)."""
     probabilities = PROBABILITIES[name](answer.values.detach())
     drawn = torch.multinomial(probabilities, 1, generator=generator)
@@ -131,7 +131,7 @@ class Bench:
         options = collab.CalibrationOptions(seed=seed)
         if name == "fixed size":
             return collab.calibrate(collab.Checkpoint(self.model, self.tokenizer), self.train, options=options)
-        with patch.object(Answer, "direction", lambda answer, generator: direction(name, answer, generator)):
+        with patch.object(Output, "direction", lambda answer, generator: direction(name, answer, generator)):
             return collab.calibrate(collab.Checkpoint(self.model, self.tokenizer), self.train, options=options)
 
 

@@ -31,8 +31,9 @@ import collab
 from collab.decomposition import FORMS
 from collab.io.load import load
 from collab.modeling.collab_model import auto_classes
-from collab.models.families import Family, families, require_family
+from collab.models.families import Family, families
 from collab.models.inputs import has_decoder, probe_inputs
+from collab.models.layers import attention_layers
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 from reload import outputs_without_collab
@@ -53,12 +54,11 @@ class Shape:
         """A model with random weights, whose scores have a standard deviation of about one where its states have."""
         torch.manual_seed(0)
         model = self.model(self.model.config_class(**self.values)).eval()  # type: ignore[misc]
-        family = require_family(model.config)
-        for layer in family.attention_layers(model).values():
-            scaled = family.base.attention_classes[type(layer)].scaled
+        for layer in attention_layers(model):
+            scaled = layer.collaborative.scaled
             for role in ("query", "key"):
-                projection = family.projection(layer, role)
-                width = projection.out_features // family.num_heads(layer)
+                projection = layer.projection(role)
+                width = projection.out_features // layer.total
                 with torch.no_grad():
                     projection.weight.normal_(0, projection.in_features**-0.5 * (1 if scaled else width**-0.25))
                     if projection.bias is not None:

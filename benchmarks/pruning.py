@@ -44,7 +44,7 @@ from collab.heads.rows import HeadRows, head_rows
 from collab.heads.scores import living_heads, rank_correlation, score_rows
 from collab.heads.selection import least_important
 from collab.modeling.collab_model import CollaborativeMixin
-from collab.models.layers import head_layers, parameters
+from collab.models.layers import attention_layers, parameters
 
 FRACTIONS = tuple(number / 10 for number in range(10))
 HEALED = (0.2, 0.4, 0.6, 0.8)
@@ -102,7 +102,7 @@ def importances(subject: Subject) -> dict[str, Importance]:
 
 def at_once(subject: Subject, importance: Importance, timed: bool) -> list[dict[str, Any]]:
     """The curve of one score."""
-    total = living_heads(head_layers(subject.loaded.model))
+    total = living_heads(attention_layers(subject.loaded.model))
     points = []
     for fraction in FRACTIONS:
         count = round(total * fraction)
@@ -119,10 +119,10 @@ def at_once(subject: Subject, importance: Importance, timed: bool) -> list[dict[
 
 def iterative(subject: Subject) -> list[dict[str, Any]]:
     """The gradient's curve with new scores before every step."""
-    rows, total = subject.rows(), living_heads(head_layers(subject.loaded.model))
+    rows, total = subject.rows(), living_heads(attention_layers(subject.loaded.model))
     current, points = subject.loaded, []
     for fraction in FRACTIONS:
-        count = living_heads(head_layers(current.model)) - (total - round(total * fraction))
+        count = living_heads(attention_layers(current.model)) - (total - round(total * fraction))
         if count:
             importance = score_rows(current, rows, collab.ScoreOptions(("gradient",))).importance("gradient")
             current = replace(current, model=collab.prune(current.model, least_important(importance, count)).model)
@@ -134,7 +134,7 @@ def iterative(subject: Subject) -> list[dict[str, Any]]:
 
 def healed(subject: Subject, importance: Importance, steps: int) -> list[dict[str, Any]]:
     """The gradient's curve after healing on the training sentences without their labels."""
-    total, points = living_heads(head_layers(subject.loaded.model)), []
+    total, points = living_heads(attention_layers(subject.loaded.model)), []
     options = replace(subject.bench.healing(steps), samples=2048)
     for fraction in HEALED:
         model = collab.prune(subject.loaded.model, least_important(importance, round(total * fraction))).model

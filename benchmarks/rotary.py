@@ -43,8 +43,7 @@ import collab
 from collab.conversion.convert import install
 from collab.decomposition import HeadTensor, Whitening
 from collab.decomposition.rotary import RotaryFactors, as_complex, as_real, by_frequency
-from collab.models.families import require_family
-from collab.models.layers import head_layers, parameters
+from collab.models.layers import attention_layers, parameters
 from collab.reparametrization.layer import factors_of
 from collab.reparametrization.model import LayerProblems
 
@@ -120,7 +119,7 @@ class Bench:
 
     def _by_frequency(self, model: PreTrainedModel) -> list[float]:
         """Complex dimensions of every frequency, the mean over layers."""
-        layers = [layer.module for layer in head_layers(model)]
+        layers = [layer.module for layer in attention_layers(model)]
         count = layers[0].attention_head_size // 2
         counts = [[layer.frequencies.count(frequency) for frequency in range(count)] for layer in layers]
         return np.mean(counts, axis=0).tolist()
@@ -137,10 +136,10 @@ class Bench:
 
     def exact_when_slow(self, slow: tuple[int, ...]) -> dict[str, Any]:
         """A cp conversion at half, of which some frequencies are exact; and one with as many parameters."""
-        model, family = copy.deepcopy(self.original), require_family(self.original.config)
-        problems = LayerProblems(self.original, family, None, torch.device("cpu"))
+        model = copy.deepcopy(self.original)
+        problems = LayerProblems(self.original, None, torch.device("cpu"))
         converted = self.convert("cp", 0.5, "none").model
-        for layer in head_layers(converted):
+        for layer in attention_layers(converted):
             factors, tensor = factors_of(layer.module), problems[layer.name].tensor
             assert isinstance(factors, RotaryFactors)
             places = [place for place, frequency in enumerate(factors.frequencies) if frequency not in slow]
@@ -157,7 +156,7 @@ class Bench:
             frequencies = [factors.frequencies[place] for place in places]
             frequencies += [frequency for frequency in slow for _ in range(tensor.num_heads)]
             whole = replace(factors, query=query, key=key, mixing=mixing, frequencies=tuple(frequencies))
-            install(model, family, layer.name, whole)
+            install(model, layer.name, whole)
         ratio = parameters(model)["query_key"] / parameters(self.original)["query_key"]
         wider = self.convert("cp", ratio, "none")
         return {
@@ -177,7 +176,7 @@ class Bench:
         }[name]
         moments = None if name.endswith("weights") else self.calibration.moments
         model = copy.deepcopy(self.original)
-        problems = LayerProblems(self.original, require_family(self.original.config), moments, torch.device("cpu"))
+        problems = LayerProblems(self.original, moments, torch.device("cpu"))
         before = after = 0
         for layer, problem in problems.items():
             native: Any = model.get_submodule(layer)

@@ -16,7 +16,7 @@ import collab
 from collab.evaluation.translation import ngrams
 from collab.heads.gates import closed
 from collab.heads.selection import Importance, least_important
-from collab.models.layers import HeadLayer, head_layers
+from collab.models.layers import AttentionLayer, attention_layers
 
 KINDS = {"encoder": "encoder", "decoder": "decoder", "cross": "encoder-decoder"}
 STEPS = 8
@@ -36,9 +36,9 @@ class Heads:
         return self._model()
 
     @property
-    def layers(self) -> list[HeadLayer]:
+    def layers(self) -> list[AttentionLayer]:
         """Its attention layers."""
-        return head_layers(self.model)
+        return attention_layers(self.model)
 
     @cached_property
     def scores(self) -> collab.HeadScores:

@@ -19,7 +19,7 @@ from transformers import (
 
 import collab
 from collab.evaluation.compare import agreement
-from collab.heads.objective import OwnAnswers
+from collab.heads.objective import OwnOutputs
 
 HALF = collab.CalibrationOptions(held_out=0.5)
 
@@ -92,9 +92,9 @@ class TestAgreement:
         model, conversion = both(native_class)
         degradations = []
         for padding in (0, 5):
-            objective = OwnAnswers(model, [tokens(padding=padding)])
+            objective = OwnOutputs(model, [tokens(padding=padding)])
 
-            def change(objective: OwnAnswers = objective) -> nullcontext:
+            def change(objective: OwnOutputs = objective) -> nullcontext:
                 objective.model = conversion
                 return nullcontext()
 
@@ -109,12 +109,12 @@ class TestAgreement:
 class TestHealing:
     @pytest.mark.parametrize("native_class", [BertForQuestionAnswering, ElectraForPreTraining])
     def test_padding_does_not_count(self, native_class: type[PreTrainedModel]) -> None:
-        from collab.training.distillation import answers, distillation_loss
+        from collab.training.distillation import distillation_loss, teacher_outputs
 
         model, conversion = both(native_class)
         with torch.no_grad():
             plain, padded = (
-                distillation_loss(conversion, model, answers(model, batch), batch)[0]
+                distillation_loss(conversion, model, teacher_outputs(model, batch), batch)[0]
                 for batch in (tokens(), tokens(padding=5))
             )
         torch.testing.assert_close(padded, plain, rtol=1e-4, atol=1e-6)

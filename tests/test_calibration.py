@@ -33,8 +33,8 @@ from transformers import BertTokenizer, PreTrainedModel
 import collab
 from collab.data.rows import read_rows
 from collab.decomposition import FORMS
-from collab.models.families import require_family
 from collab.models.inputs import probe_inputs
+from collab.models.layers import native_layers
 
 WORDS = (*SPECIAL, "[unused0]", *LETTERS)
 SENTENCES = [" ".join("abcdefghij"[i % 7 : i % 7 + 1 + i % 4]) for i in range(24)]
@@ -58,7 +58,7 @@ def hooks(model: PreTrainedModel) -> list[object]:
 
 
 def layer_names(model: PreTrainedModel) -> list[str]:
-    return list(require_family(model.config).attention_layers(model))
+    return list(native_layers(model))
 
 
 class TestMoments:

@@ -18,7 +18,7 @@ import collab
 from collab.decomposition import FORMS
 from collab.modeling.collab_attention import CollaborativeAttention
 from collab.models.inputs import probe_inputs
-from collab.models.layers import parameters
+from collab.models.layers import attention_layers, parameters
 
 
 def test_the_original_is_left_untouched() -> None:
@@ -137,11 +137,9 @@ def test_attention_is_counted_alike_in_every_family() -> None:
             counts = parameters(each)
             assert getattr(result.report.attention, place) == counts["attention"], row.model_type
             assert getattr(result.report.query_key, place) == counts["query_key"], row.model_type
-        family, layers = row.family, row.family.attention_layers(model)
-        projections = [
-            family.projection(layer, role) for layer in layers.values() for role in ("query", "key", "value")
-        ]
-        projections += [family.output_projection(model, name) for name in layers]
+        layers = attention_layers(model)
+        projections = [layer.projection(role) for layer in layers for role in ("query", "key", "value")]
+        projections += [layer.output for layer in layers]
         expected = sum(parameter.numel() for projection in projections for parameter in projection.parameters())
         assert result.report.attention.before == expected, row.model_type
         biased = all(projection.bias is not None for projection in projections)

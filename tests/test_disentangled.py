@@ -33,7 +33,7 @@ from collab.modeling.collab_disentangled import (
     PositionTerms,
     RelativePositions,
 )
-from collab.models.families import collaborative_layers, families, require_family
+from collab.models.families import collaborative_layers, require_family
 from collab.models.inputs import probe_inputs
 from collab.reparametrization.layer import factors_of
 from collab.reparametrization.model import LayerProblems
@@ -171,7 +171,7 @@ class TestMoments:
     @staticmethod
     def passes(native: PreTrainedModel, data: list[dict[str, Tensor]]) -> LayerProblems:
         calibration = collab.calibrate(native, data)
-        return LayerProblems(native, families()["deberta-v2"], calibration.moments, torch.device("cpu"))
+        return LayerProblems(native, calibration.moments, torch.device("cpu"))
 
     def test_rows_of_positions_are_among_queries_and_keys(self) -> None:
         """A relative embedding in a direction that no token has appears in both covariances, as far as terms use it."""
@@ -252,9 +252,7 @@ def test_means_are_taken_out_exactly(terms: str) -> None:
     """A token with the mean query, and a position with the mean key, have their exact scores at any rank."""
     native = tiny_model(DEBERTA, pos_att_type=terms)
     calibration = collab.calibrate(native, batches(native))
-    problem = next(
-        iter(LayerProblems(native, families()["deberta-v2"], calibration.moments, torch.device("cpu")).values())
-    )
+    problem = next(iter(LayerProblems(native, calibration.moments, torch.device("cpu")).values()))
     as_key, as_query = TERMS[terms]
     factors = problem.solve("cp", 9, "exact", collab.SolverOptions()).factors
     moments = problem.moments

@@ -45,7 +45,7 @@ from collab.figures.heads import draw_attention
 from collab.models.cache import CacheBytes, cache_bytes
 from collab.models.families import collaborative_layers
 from collab.models.inputs import probe_inputs
-from collab.models.layers import head_layers
+from collab.models.layers import attention_layers
 
 H, D = 4, 32
 
@@ -232,7 +232,7 @@ def test_attention_maps_of_every_kind(tokenizer: BertTokenizerFast, tmp_path: Pa
     native = marian()
     files = draw_attention(collab.Checkpoint(native, tokenizer), ["a b c d e f g a b c d e f g"], tmp_path)
     width, height = {}, {}
-    for layer, file in zip(head_layers(native), files, strict=True):
+    for layer, file in zip(attention_layers(native), files, strict=True):
         with Image.open(file) as image:
             width[layer.kind], height[layer.kind] = image.size
     assert width["cross"] == width["encoder"]
@@ -377,7 +377,7 @@ class TestOtherVerbs:
     def test_pruned_and_expanded_times_of_words_are_those_of_the_same_heads(self) -> None:
         native = generator_of(BY_TYPE["whisper"], decoder_layers=2)
         native.generation_config.alignment_heads = [[0, 1], [0, 3], [1, 2]]
-        first, second = (layer.name for layer in head_layers(native) if layer.kind == "cross")
+        first, second = (layer.name for layer in attention_layers(native) if layer.kind == "cross")
         pruned = collab.prune(native, {first: [0, 3], second: [1, 2, 3]}).model
         assert pruned.generation_config.alignment_heads == [[0, 1], [1, 1]]
         again = collab.prune(pruned, {first: [3], second: [1, 3]}).model

@@ -38,7 +38,8 @@ from transformers.models.auto import modeling_auto
 import collab
 from collab.modeling.collab_attention import CollaborativeAttention
 from collab.models.families import families
-from collab.models.inputs import answer_mask, probe_inputs
+from collab.models.inputs import probe_inputs
+from collab.models.padding import output_mask
 from collab.models.states import eager_attention, set_dropout
 
 
@@ -264,7 +265,7 @@ def test_narrow_checkpoints_stay_narrow(row: Row, dtype: torch.dtype) -> None:
         assert {parameter.dtype for parameter in model.parameters()} == {dtype}
         inputs = probe_inputs(model)
         actual = model(**inputs).last_hidden_state.float()
-    mask = answer_mask(inputs)
+    mask = output_mask(inputs)
     seen = ... if mask is None else mask.bool()
     assert float((actual - expected)[seen].abs().max()) < 3 * rounding + 1e-2
 

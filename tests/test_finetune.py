@@ -32,7 +32,7 @@ from collab.checkpoints import LabelledData, MidwayPruning
 from collab.data.encoding import mask_batch
 from collab.data.examples import class_numbers
 from collab.evaluation.metrics import intervals, measure
-from collab.models.layers import head_layers
+from collab.models.layers import attention_layers
 from collab.training.sampling import LengthSampler
 
 CLASSIFICATION = collab.task_named("classification")
@@ -294,7 +294,7 @@ class TestPruningOnTheWay:
         ]
         assert pruned["heads_after"] == pruned["heads_before"] / 2
         model = AutoModelForSequenceClassification.from_pretrained(output)
-        assert sum(len(layer.heads) for layer in head_layers(model)) == pruned["heads_after"]
+        assert sum(len(layer.heads) for layer in attention_layers(model)) == pruned["heads_after"]
         assert {path.name for path in tmp_path.iterdir() if "tuned" in path.name} == {"tuned"}
 
     @pytest.mark.slow

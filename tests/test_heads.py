@@ -43,13 +43,13 @@ import collab
 from collab.heads.ablation import ablation
 from collab.heads.gates import closed
 from collab.heads.gradient import gradient_importance
-from collab.heads.objective import OwnAnswers
+from collab.heads.objective import OwnOutputs
 from collab.heads.options import SCORES
 from collab.heads.redundancy import product_likeness, sharing
 from collab.heads.statistics import attention_statistics
 from collab.modeling.collab_attention import CollaborativeAttention
 from collab.models.inputs import probe_inputs
-from collab.models.layers import head_layers, parameters
+from collab.models.layers import attention_layers, parameters
 
 WORDS = [f"word{number}" for number in range(55)]
 CONVERSIONS: list[dict[str, Any] | None] = [
@@ -65,14 +65,14 @@ every_conversion = pytest.mark.parametrize(
 
 
 def changed(model: PreTrainedModel, conversion: dict[str, Any] | None) -> PreTrainedModel:
-    if conversion is not None and any(layer.rotary for layer in head_layers(model)):
+    if conversion is not None and any(layer.rotary for layer in attention_layers(model)):
         conversion = {name: value for name, value in conversion.items() if name != "content"}  # which they do not have
     return model if conversion is None else converted(model, **conversion)
 
 
 def some_gone(model: PreTrainedModel) -> tuple[dict[str, list[int]], dict[str, list[int]]]:
     """Two heads of the first layer and all of the second: those that go, and those that stay."""
-    first, second = head_layers(model)[:2]
+    first, second = attention_layers(model)[:2]
     gone = {first.name: [0, 2], second.name: list(second.heads)}
     return gone, {first.name: [1, 3], second.name: []}
 
@@ -98,13 +98,13 @@ class TestRemoval:
         model = changed(tiny_model(row), conversion)
         gone, keep = some_gone(model)
         inputs = probe_inputs(model)
-        with torch.no_grad(), closed(head_layers(model), gone):
+        with torch.no_grad(), closed(attention_layers(model), gone):
             expected = model(**inputs)
         whole, pruned = outputs(model), collab.prune(model, keep).model
         assert largest_difference(outputs(pruned), expected) < 1e-5
         assert largest_difference(outputs(model), whole) == 0  # the model itself is as it was
         assert largest_difference(expected, whole) > 1e-3
-        assert [layer.heads for layer in head_layers(pruned)[:2]] == [(1, 3), ()]
+        assert [layer.heads for layer in attention_layers(pruned)[:2]] == [(1, 3), ()]
         assert parameters(pruned)["attention"] < parameters(model)["attention"]
 
     @pytest.mark.slow
@@ -159,7 +159,7 @@ class TestRemoval:
 
     def test_in_steps_is_the_same(self) -> None:
         model = tiny_model(BERT)
-        first = head_layers(model)[0].name
+        first = attention_layers(model)[0].name
         for conversion in CONVERSIONS:
             start = changed(model, conversion)
             twice = collab.prune(collab.prune(start, {first: [0, 1, 3]}).model, {first: [1, 3]}).model
@@ -168,7 +168,7 @@ class TestRemoval:
     def test_a_decoder_generates(self) -> None:
         """With a first layer that has no heads, by which a cache counts its tokens."""
         model = tiny_model(BERT, BertLMHeadModel, is_decoder=True)
-        first = head_layers(model)[0].name
+        first = attention_layers(model)[0].name
         pruned = collab.prune(model, {first: []}).model
         ids = torch.tensor([[5, 6, 7, 8, 9]])
         with torch.no_grad():
@@ -200,8 +200,8 @@ class TestScores:
         """Against a difference of losses with the gate a little closed."""
         model = tiny_model(BERT, BertForSequenceClassification)
         batch = {name: value[:1] for name, value in probe_inputs(model).items()}
-        layers = head_layers(model)
-        scores = gradient_importance(OwnAnswers(model, [batch], seed=3), layers)
+        layers = attention_layers(model)
+        scores = gradient_importance(OwnOutputs(model, [batch], seed=3), layers)
         for layer in layers:
             output = layer.output
             for head in (0, 3):
@@ -211,7 +211,7 @@ class TestScores:
                     weight = output.weight.detach().clone()
                     with torch.no_grad():
                         output.weight[:, columns] *= 1 + step
-                        losses.append(float(OwnAnswers(model, [batch], seed=3).losses()[0]()))
+                        losses.append(float(OwnOutputs(model, [batch], seed=3).losses()[0]()))
                         output.weight.copy_(weight)
                 expected = abs(losses[0] - losses[1]) / 2e-2
                 assert float(scores[layer.name][head]) == pytest.approx(expected, rel=2e-2, abs=1e-4)
@@ -220,7 +220,7 @@ class TestScores:
     @pytest.mark.parametrize("conversion", [None, {"rank": 8, "form": "tucker"}], ids=["original", "tucker"])
     def test_statistics(self, row: Row, conversion: dict[str, Any] | None) -> None:
         model = changed(tiny_model(row), conversion)
-        layers = head_layers(model)
+        layers = attention_layers(model)
         inputs = probe_inputs(model)
         statistics = attention_statistics(model, layers, [inputs])
         weights = self_attentions(model)
@@ -240,7 +240,7 @@ class TestScores:
     @every_conversion
     def test_likeness_of_weights(self, conversion: dict[str, Any] | None) -> None:
         model = changed(tiny_model(BERT), conversion)
-        layer = head_layers(model)[0]
+        layer = attention_layers(model)[0]
         scores = _products(model)
         expected = torch.nn.functional.normalize(scores.flatten(1), dim=1)
         torch.testing.assert_close(product_likeness(layer).float(), expected @ expected.T, atol=1e-4, rtol=0)
@@ -252,13 +252,13 @@ class TestScores:
     @pytest.mark.parametrize("row", ROWS[:2] + ROWS[6:], ids=lambda row: row.model_type)
     def test_a_head_that_does_nothing_scores_nothing(self, row: Row) -> None:
         model = tiny_model(row)
-        layers = head_layers(model)
+        layers = attention_layers(model)
         width = layers[0].head_dim
         with torch.no_grad():
             output = layers[0].output
             weight = output.weight if isinstance(output, torch.nn.Linear) else output.weight.T  # of GPT-2's Conv1D
             weight[:, width : 2 * width] = 0
-        objective = OwnAnswers(model, [probe_inputs(model)])
+        objective = OwnOutputs(model, [probe_inputs(model)])
         gradient = gradient_importance(objective, layers)[layers[0].name]
         without, _ = ablation(objective, layers)
         assert float(gradient[1]) == 0
@@ -269,7 +269,7 @@ class TestScores:
 
 def _products(model: PreTrainedModel) -> torch.Tensor:
     """A_h of the first layer, (H, D, D), from its modules."""
-    layer = head_layers(model)[0].module
+    layer = attention_layers(model)[0].module
     if not isinstance(layer, CollaborativeAttention):
         query, key = (projection.weight.unflatten(0, (4, -1)) for projection in (layer.query, layer.key))  # (H, d, D)
         return (query.mT @ key).detach()
@@ -442,7 +442,7 @@ class TestPruneCommand:
         done = run("convert", folder / "pruned", folder / "again", "--rank", "1.0", "--form", form)
         assert done.exit_code == 0, done.stderr
         pruned, again = (AutoModel.from_pretrained(folder / name).eval() for name in ("pruned", "again"))
-        assert [layer.heads for layer in head_layers(again)] == [layer.heads for layer in head_layers(pruned)]
+        assert [layer.heads for layer in attention_layers(again)] == [layer.heads for layer in attention_layers(pruned)]
         assert largest_difference(outputs(again), outputs(pruned)) < 1e-4
 
     def test_what_was_converted_is_not_converted_again(self, folder: Path) -> None:

@@ -11,7 +11,6 @@ from tiny import BERT, BY_TYPE, Row, every_family, every_form, tiny_model
 
 import collab
 from collab.decomposition import FORMS
-from collab.models.families import require_family
 from collab.planning.cost import LayerShape
 from collab.planning.predict import predict
 from collab.reparametrization.model import LayerProblems
@@ -21,7 +20,7 @@ FEW = collab.CalibrationOptions(samples=64)
 
 def problems(model: transformers.PreTrainedModel, calibration: collab.Calibration | None) -> LayerProblems:
     moments = None if calibration is None else calibration.moments
-    return LayerProblems(model, require_family(model.config), moments, torch.device("cpu"))
+    return LayerProblems(model, moments, torch.device("cpu"))
 
 
 @every_form

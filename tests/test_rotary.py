@@ -39,9 +39,8 @@ from collab.decomposition import FORMS, HeadTensor, RotaryFactors, SolverOptions
 from collab.decomposition.rotary import by_frequency, relative_error, rotary_decay
 from collab.decomposition.tucker import most_core_entries
 from collab.errors import BudgetError, ConfigurationError, UnsupportedArchitectureError, WeightsError
-from collab.models.families import families
 from collab.models.inputs import probe_inputs
-from collab.models.layers import head_layers
+from collab.models.layers import attention_layers
 from collab.reparametrization.layer import factors_of
 from collab.reparametrization.model import LayerProblems
 
@@ -149,8 +148,8 @@ def test_ranks(tensor: HeadTensor, rank: int) -> None:
 def test_layers_compute_their_factors(form: str) -> None:
     native = tiny_model(JINA)
     model = converted(native, 12, form)
-    problem = next(iter(LayerProblems(native, families()["jina_embeddings_v3"], None, torch.device("cpu")).values()))
-    layer = next(layer.module for layer in head_layers(model))
+    problem = next(iter(LayerProblems(native, None, torch.device("cpu")).values()))
+    layer = next(layer.module for layer in attention_layers(model))
     factors = factors_of(layer).to(torch.float64)
     assert problem.error(factors) == pytest.approx(problem.solve(form, 12, "exact", SolverOptions()).error, abs=1e-6)
     # Scores of tokens at one position, biases included.
@@ -250,13 +249,13 @@ class TestExpand:
         if form == "tucker":  # conversion gives cores of rank one; training does not keep it
             assert collab.expand(model).report.error < 1e-7
             with torch.no_grad():
-                for layer in head_layers(model):
+                for layer in attention_layers(model):
                     layer.module.mixing += 0.1 * torch.randn_like(layer.module.mixing)
         with pytest.raises(BudgetError, match=r"of one frequency, and a native head has 1.*concat form, which"):
             collab.expand(model)
         expansion = collab.expand(model, allow_error=1)
-        problems = LayerProblems(expansion.model, families()[row.model_type], None, torch.device("cpu")).values()
-        for layer, problem, stated in zip(head_layers(model), problems, expansion.report.layers, strict=True):
+        problems = LayerProblems(expansion.model, None, torch.device("cpu")).values()
+        for layer, problem, stated in zip(attention_layers(model), problems, expansion.report.layers, strict=True):
             error = problem.error(factors_of(layer.module))  # relative to what is left
             assert stated.error == pytest.approx(error / (1 + error**2) ** 0.5, rel=1e-4)
             assert stated.head_rank > 1
@@ -264,7 +263,7 @@ class TestExpand:
     def test_a_trained_bias_that_the_native_class_lacks(self) -> None:
         model = converted(tiny_model(BY_TYPE["dinov3_vit"]), 12, "concat")
         with torch.no_grad():
-            head_layers(model)[0].module.key.bias.fill_(1)
+            attention_layers(model)[0].module.key.bias.fill_(1)
         with pytest.raises(WeightsError, match="lacks biases of queries or keys"):
             collab.expand(model)
 
@@ -320,7 +319,7 @@ class TestCommands:
         assert run("prune", folder / name, tmp_path / "pruned", "--keep", "0:1,3;1:").exit_code == 0
         load = AutoModelForSequenceClassification.from_pretrained
         pruned = load(tmp_path / "pruned")
-        assert [layer.heads for layer in head_layers(pruned)] == [(1, 3), ()]
+        assert [layer.heads for layer in attention_layers(pruned)] == [(1, 3), ()]
         done = run("expand", tmp_path / "pruned", tmp_path / "native")
         if name == "cp":
             assert "dimensions of one frequency" in " ".join(done.stderr.split())
@@ -355,7 +354,7 @@ class TestRefusals:
         native = tiny_model(EURO)
         for each in (native, converted(native, 12)):
             with pytest.raises(UnsupportedArchitectureError, match="share keys and values"):
-                collab.prune(each, {head_layers(each)[0].name: [0]})
+                collab.prune(each, {attention_layers(each)[0].name: [0]})
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ from collab.evaluation.compare import agreement
 from collab.modeling.collab_rotary import CollaborativeRotaryAttention
 from collab.models.families import Family, families
 from collab.models.inputs import has_decoder, probe_inputs
-from collab.models.layers import head_layers
+from collab.models.layers import attention_layers
 from collab.models.states import eager_attention
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
@@ -423,7 +423,7 @@ def random_text(batch: int, length: int, *, left: bool = False, types: bool = Fa
 
 def full_rank(model: PreTrainedModel) -> int:
     """K of a tiny model."""
-    return head_layers(model)[0].total * head_layers(model)[0].head_dim
+    return attention_layers(model)[0].total * attention_layers(model)[0].head_dim
 
 
 def tensors(output: Any) -> dict[str, Tensor]:

@@ -28,6 +28,7 @@ from ..models.inputs import (
     on_device,
     with_targets,
 )
+from ..models.layers import native_layers
 from ..progress import Progress, no_progress
 from ..reparametrization.moments import LayerMoments
 from . import cache as moments_cache
@@ -114,8 +115,8 @@ def calibrate(
     options = options or CalibrationOptions()
     checkpoint = Checkpoint.of(checkpoint)
     model = checkpoint.model
-    family = require_family(model.config)
-    collector = Collector(model, family, options.seed, options.period)
+    require_family(model.config)
+    collector = Collector(model, options.seed, options.period)
     if callable(data):
         if cache is not None:
             raise CalibrationError("Moments of a callable cannot be cached, because its data is unknown.")
@@ -168,10 +169,10 @@ def _calibration(
 
 def _amount(model: PreTrainedModel, moments: Mapping[str, LayerMoments]) -> dict[str, int]:
     """The tokens that moments are from: ``tokens``, and of an encoder-decoder also ``decoder_tokens``."""
-    family, both = require_family(model.config), has_decoder(model)
+    both = has_decoder(model)
     tokens: dict[str, int] = {}
-    for name, layer in family.attention_layers(model).items():
-        side = "decoder_tokens" if both and family.kind(layer) != "encoder" else "tokens"
+    for name, layer in native_layers(model).items():
+        side = "decoder_tokens" if both and layer.kind != "encoder" else "tokens"
         tokens[side] = min(moments[name].tokens, tokens.get(side, moments[name].tokens))
     return tokens
 

@@ -12,7 +12,7 @@ from ..heads.scores import HeadScores, score_rows
 from ..io.checkpoint import Checkpoint
 from ..io.options import LoadOptions
 from ..io.read import resolve_source
-from ..models.layers import head_layers, passes_per_layer
+from ..models.layers import attention_layers, passes_per_layer
 from ..progress import Progress, no_progress
 from .prune import load_to_score
 
@@ -71,7 +71,7 @@ def score_heads(
 
 def notes(loaded: Checkpoint) -> list[str]:
     """Notes on a model's heads for the user."""
-    layers = head_layers(loaded.model)
+    layers = attention_layers(loaded.model)
     passes = passes_per_layer(loaded.model, len(layers))
     sentences: list[str] = []
     if passes > 1:

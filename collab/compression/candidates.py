@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 from ..calibration.calibrate import Calibration
 from ..decomposition.options import DEFAULT_FORM, NATIVE_FORM, FormName
 from ..errors import CalibrationError
-from ..evaluation.compare import answers_on, compare_answers
+from ..evaluation.compare import compare_outputs, outputs_on
 from ..models.assembly import assemble
 from ..models.families import Family
 from ..models.inputs import longest_input, random_inputs
@@ -90,7 +90,7 @@ class Candidates:
         self._costs: dict[Unit, Costs] = {}
         statistics = collect(model, self.blocks, calibration.fitted, config.seed, progress)
         self.tokens = min(sums.tokens for sums in statistics.values())
-        problems = LayerProblems(native, family, calibration.moments, native.device)
+        problems = LayerProblems(native, calibration.moments, native.device)
         self.form: FormName = DEFAULT_FORM if config.params is not None else NATIVE_FORM
         self.parts: list[dict[Part, Narrowing]] = []
         for block, problem in zip(self.blocks, problems.values(), strict=True):
@@ -260,11 +260,11 @@ class Candidates:
 
     @cached_property
     def _expected(self) -> list[list]:
-        return answers_on(self.native, self.native, self._held_out)
+        return outputs_on(self.native, self.native, self._held_out)
 
     def _loss(self, widths: Widths) -> float:
         """One minus the agreement of the model at some widths with the original, on held-out rows."""
-        agreed = compare_answers(self._expected, answers_on(self.native, self.build(widths), self._held_out))
+        agreed = compare_outputs(self._expected, outputs_on(self.native, self.build(widths), self._held_out))
         if "kl" in agreed:
             return agreed["kl"]
         return agreed["absolute_difference"] if "absolute_difference" in agreed else 1 - agreed["embedding_cosine"]

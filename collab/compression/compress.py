@@ -20,7 +20,7 @@ from ..evaluation.timing import rounds_in_turn
 from ..io.checkpoint import Checkpoint
 from ..models.families import Family
 from ..models.inputs import has_decoder
-from ..models.layers import count_parameters, head_layers, parameters
+from ..models.layers import attention_layers, count_parameters, parameters
 from ..progress import Progress, no_progress
 from ..steps.compression import CompressedLayer, Compression
 from ..steps.conversion import VocabularyCut
@@ -203,7 +203,7 @@ def require_compressible(model: PreTrainedModel) -> Family:
         )
     if not family.base.feed_forward_classes:
         raise unknown_feed_forward(family)
-    layers = head_layers(model)
+    layers = attention_layers(model)
     if any(layer.kind == "cross" for layer in layers):
         raise UnsupportedArchitectureError("Decoders with cross-attention cannot be compressed, only converted.")
     if any(layer.shares_values for layer in layers):

@@ -1,12 +1,12 @@
-"""Statistics on real rows: the inputs of a model's projections, and what errors in their outputs do to its answers.
+"""Statistics on real rows: the inputs of a model's projections, and what errors in them do to what it returns.
 
 Notation: D hidden size, K = H·d width of the heads' outputs, N neurons of a feed-forward layer.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+import contextlib
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -14,8 +14,9 @@ from transformers import PreTrainedModel
 
 from ..data.features import Batch
 from ..errors import CalibrationError
-from ..models.answers import answers_of
 from ..models.inputs import on_device
+from ..models.outputs import outputs_of
+from ..models.padding import without_padding
 from ..models.states import evaluating, frozen
 from ..progress import Progress, no_progress
 from .blocks import Block
@@ -56,8 +57,8 @@ class ProjectionStatistics:
     def metric_root(self) -> Tensor:
         """G^{1/2} with G the mean product of the gradients, (out, out), float64.
 
-        The directions of the gradients are random ones of the model's answers, so ‖e G^{1/2}‖² is the expected squared
-        change of the answers when an output changes by e.
+        The directions of the gradients are random ones of what the model returns, so ‖e G^{1/2}‖² is its expected
+        squared change when an output of the layer changes by e.
         """
         values, vectors = torch.linalg.eigh(self._gradients.double() / self.tokens)
         return (vectors * values.clamp(min=0).sqrt()) @ vectors.T
@@ -87,7 +88,7 @@ def collect(
     statistics = {name: ProjectionStatistics(layer) for name, layer in layers.items()}  # type: ignore[arg-type]
     recorded: list[tuple[str, Tensor, Tensor]] = []
 
-    def record(name: str) -> Any:
+    def record(name: str) -> Callable[..., None]:
         def hook(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
             if not output.requires_grad:
                 output.requires_grad_(True)  # the graph starts at the first projection
@@ -95,27 +96,25 @@ def collect(
 
         return hook
 
-    handles = [layer.register_forward_hook(record(name)) for name, layer in layers.items()]
     generator = torch.Generator().manual_seed(seed)
     progress("measuring layers", 0, len(batches))
-    try:
-        with evaluating(model), frozen(model), torch.enable_grad():
-            for number, batch in enumerate(batches, 1):
-                recorded.clear()
-                moved = on_device(batch, model.device)
-                mask = moved.get("attention_mask")
-                answers = answers_of(model, model(**moved), mask)
-                if not answers:
-                    raise CalibrationError("The model returned no answers in calibration.")
-                objective = torch.stack([(a.values * a.direction(generator)).sum() for a in answers]).sum()
-                gradients = torch.autograd.grad(objective, [output for _, _, output in recorded], allow_unused=True)
-                for (name, inputs, output), gradient in zip(recorded, gradients, strict=True):
-                    gradient = torch.zeros_like(output) if gradient is None else gradient
-                    statistics[name].add(*(_seen(tensor.float(), mask) for tensor in (inputs, gradient)))
-                progress("measuring layers", number, len(batches))
-    finally:
-        for handle in handles:
-            handle.remove()
+    with contextlib.ExitStack() as hooks, evaluating(model), frozen(model), torch.enable_grad():
+        for name, layer in layers.items():
+            hooks.enter_context(layer.register_forward_hook(record(name)))
+        for number, batch in enumerate(batches, 1):
+            recorded.clear()
+            moved = on_device(batch, model.device)
+            mask = moved.get("attention_mask")
+            returned = outputs_of(model, model(**moved), mask)
+            if not returned:
+                raise CalibrationError("The model returned no answers in calibration.")
+            objective = torch.stack([(each.values * each.direction(generator)).sum() for each in returned]).sum()
+            gradients = torch.autograd.grad(objective, [output for _, _, output in recorded], allow_unused=True)
+            for (name, inputs, output), gradient in zip(recorded, gradients, strict=True):
+                gradient = torch.zeros_like(output) if gradient is None else gradient
+                rows = (without_padding(tensor.float(), mask).flatten(0, -2) for tensor in (inputs, gradient))
+                statistics[name].add(*rows)
+            progress("measuring layers", number, len(batches))
     for name, sums in statistics.items():
         if not sums.tokens or not all(bool(value.isfinite().all()) for value in (sums.mean, sums.covariance)):
             raise CalibrationError(
@@ -123,12 +122,3 @@ def collect(
                 "use other data."
             )
     return statistics
-
-
-def _seen(states: Tensor, mask: Tensor | None) -> Tensor:
-    """(B, T, D) → (tokens, D), without padding."""
-    if mask is not None:
-        by_row = mask.flatten(0, -2)
-        if by_row.shape == states.shape[:2]:
-            return states[by_row.bool()]
-    return states.flatten(0, -2)

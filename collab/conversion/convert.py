@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -25,13 +25,13 @@ from ..modeling.collab_model import optional_parts
 from ..models.assembly import assemble
 from ..models.families import Family, require_family
 from ..models.inputs import lengths_within
-from ..models.layers import count_parameters
+from ..models.layers import AttentionLayer, count_parameters, native_layers
 from ..models.weights import check_finite
 from ..planning.choice import LENGTHS, Choice, choose, compare_forms
 from ..planning.config import ConversionConfig
 from ..progress import Progress, no_progress
 from ..reparametrization.layer import LayerProblem, fitting, spec_of, state_of
-from ..reparametrization.model import LayerProblems, full_ranks, projections
+from ..reparametrization.model import LayerProblems
 from ..reparametrization.moments import LayerMoments
 from ..steps.conversion import Conversion, LayerConversion
 from ..steps.step import Count, Parameters
@@ -83,9 +83,9 @@ def convert(
     family, model_class = require_convertible(model)
     refining = None if is_lossless(model, config) else refine_options(config, calibration)
     moments, held_out = (None, None) if calibration is None else (calibration.moments, calibration.held_out)
-    problems = LayerProblems(model, family, moments, config.solver_options.resolve_device(model.device))
+    problems = LayerProblems(model, moments, config.solver_options.resolve_device(model.device))
     choice = choose(config, problems, calibration, lengths_within(model, LENGTHS))
-    replaced, reports, comparison = _solve_all(model, family, problems, choice, config, held_out, progress)
+    replaced, reports, comparison = _solve_all(model, problems, choice, config, held_out, progress)
     converted = _build(model, model_class, family, replaced, share=inplace or share)
     if refining is not None and calibration is not None:
         accept = within(config.max_error, problems)
@@ -94,7 +94,7 @@ def convert(
         reports = refined_reports(reports, refinement, converted, problems, held_out)
     report = Conversion(
         layers=tuple(reports),
-        parameters=_parameters(model, converted, family, reports),
+        parameters=_parameters(model, converted, reports),
         settings=config.to_dict(),
         choice=choice.explanation,
         calibration=None if calibration is None else calibration.summary,
@@ -111,19 +111,17 @@ def convert(
 def convert_losslessly(checkpoint: Checkpoint | PreTrainedModel) -> Checkpoint:
     """The original's own attention as collaborative layers, which other steps can make smaller; errors as `convert`."""
     model = Checkpoint.of(checkpoint).model
-    family = require_family(model.config)
-    rotary = any(family.is_rotary(layer) for layer in family.attention_layers(model).values())
+    require_family(model.config)
+    rotary = any(layer.rotary for layer in native_layers(model).values())
     config = ConversionConfig(rank=1.0, form=NATIVE_FORM, content="exact" if rotary else "folded", compare=False)
     return convert(checkpoint, config)
 
 
-def _parameters(
-    model: PreTrainedModel, converted: PreTrainedModel, family: Family, layers: Sequence[LayerConversion]
-) -> Parameters:
+def _parameters(model: PreTrainedModel, converted: PreTrainedModel, layers: Sequence[LayerConversion]) -> Parameters:
     """Parameters of queries and keys, of all attention and of the whole model."""
     before = sum(layer.query_key.before for layer in layers)
     after = sum(layer.query_key.after for layer in layers)
-    rest = sum(_value_output(model, layer.name, family) for layer in layers)
+    rest = sum(layer.value_output_parameters for layer in native_layers(model).values())
     whole = Count(count_parameters(model), count_parameters(converted))
     return Parameters(Count(before, after), Count(before + rest, after + rest), whole)
 
@@ -147,7 +145,6 @@ def _become(model: PreTrainedModel, other: PreTrainedModel) -> PreTrainedModel:
 
 def _solve_all(
     model: PreTrainedModel,
-    family: Family,
     problems: LayerProblems,
     choice: Choice,
     config: ConversionConfig,
@@ -158,13 +155,13 @@ def _solve_all(
     replaced: dict[str, Factors] = {}
     reports: list[LayerConversion] = []
     comparison: list[dict[str, Any]] = []
+    layers = native_layers(model)
     progress("solving", 0, len(problems))
     for name, form, rank in zip(problems, choice.forms, choice.ranks, strict=True):
         logger.debug("%s: solving", name)
-        layer = model.get_submodule(name)
         problem = problems[name]  # created once: solving and comparing share its eigenvectors
         moments = None if held_out is None else held_out[name]
-        replaced[name], report = _solve(name, projections(layer, family), problem, form, rank, config, moments)
+        replaced[name], report = _solve(layers[name], problem, form, rank, config, moments)
         reports.append(report)
         if config.compare:
             comparison.append({"name": name} | compare_forms(problem, report, config))
@@ -193,9 +190,9 @@ def require_convertible(model: PreTrainedModel) -> tuple[Family, type[PreTrained
         raise UnsupportedArchitectureError(
             f"{type(model).__name__} cannot be converted. For {family.native_model_type} models, load one of: {names}."
         )
-    if not family.attention_layers(model):
+    if not native_layers(model):
         raise UnsupportedArchitectureError("The model has no attention layers, so there is nothing to convert.")
-    check_weights(model, family)
+    check_weights(model)
     check_structure(model)
     return family, model_class
 
@@ -208,21 +205,21 @@ def is_lossless(model: PreTrainedModel, config: ConversionConfig) -> bool:
     """
     if config.rank is None:
         return False
-    family = require_family(model.config)
-    full = full_ranks(family.attention_layers(model).values(), family)
+    require_family(model.config)
+    full = [layer.full_rank for layer in native_layers(model).values()]
     return resolve_ranks(config.rank, full) == full
 
 
-def check_weights(model: PreTrainedModel, family: Family) -> None:
+def check_weights(model: PreTrainedModel) -> None:
     """Checks that a model's weights can be converted.
 
     Raises:
         WeightsError: if a weight is NaN, infinite or not in memory, or a projection is not a plain linear layer; the
             message names it.
     """
-    for name, layer in family.attention_layers(model).items():
-        for native_name in list(family.names(layer).values())[:3]:
-            check_plain(f"{name}.{native_name}", getattr(layer, native_name))
+    for name, layer in native_layers(model).items():
+        for native_name in map(layer.name_of, ("query", "key", "value")):
+            check_plain(f"{name}.{native_name}", getattr(layer.module, native_name))
     check_finite(model)
 
 
@@ -269,12 +266,12 @@ def _build(
 ) -> PreTrainedModel:
     """Builds the collaborative model with the solved and the remaining weights."""
     config = _collaborative_config(native.config, family, [spec_of(factors) for factors in replaced.values()])
-    layers = family.attention_layers(native)
+    layers = native_layers(native)
     state: dict[str, Tensor] = {}
     trainable: dict[str, bool] = {}
     for name, tensor in native.state_dict(keep_vars=True).items():
         owner = _owner(name, layers)
-        parts = {name: tensor} if owner is None else _parts(name, tensor, owner, layers[owner], family)
+        parts = {name: tensor} if owner is None else _parts(name, tensor, layers[owner])
         for part, values in parts.items():
             state[part] = values.detach() if share and len(parts) == 1 else values.detach().clone()
             trainable[part] = tensor.requires_grad
@@ -283,14 +280,14 @@ def _build(
     return assemble(model_class, config, state, native, trainable, share=share)
 
 
-def install(model: PreTrainedModel, family: Family, name: str, factors: Factors) -> None:
+def install(model: PreTrainedModel, name: str, factors: Factors) -> None:
     """Replaces one attention layer of a native model by a collaborative one with the given factors."""
-    native = model.get_submodule(name)
-    query, _ = projections(native, family)
+    native = native_layers(model)[name]
+    query = native.projection("query")
     factors = fitting(factors, query.weight, name)
-    layer = family.base.attention_classes[type(native)](native, spec_of(factors), model.config)
+    layer = native.collaborative(native.module, spec_of(factors), model.config)
     layer.load_state_dict(state_of(factors), strict=False, assign=True)
-    model.set_submodule(name, layer.to(query.weight).train(native.training))
+    model.set_submodule(name, layer.to(query.weight).train(native.module.training))
 
 
 def _collaborative_config(native: PretrainedConfig, family: Family, specs: list[AttentionSpec]) -> PretrainedConfig:
@@ -306,41 +303,39 @@ def _collaborative_config(native: PretrainedConfig, family: Family, specs: list[
     return config
 
 
-def _owner(name: str, layers: dict[str, nn.Module]) -> str | None:
+def _owner(name: str, layers: Iterable[str]) -> str | None:
     """Name of the attention layer that a parameter belongs to; None if it belongs to none."""
     return next((layer for layer in layers if name.startswith(f"{layer}.")), None)
 
 
-def _parts(name: str, tensor: Tensor, owner: str, layer: nn.Module, family: Family) -> dict[str, Tensor]:
+def _parts(name: str, tensor: Tensor, layer: AttentionLayer) -> dict[str, Tensor]:
     """What a native attention layer's parameter is in the collaborative one, by name; nothing for queries and keys."""
-    module, *parameter = name.removeprefix(f"{owner}.").split(".")
-    roles = family.roles(layer)[module]
-    if tensor.ndim == 2 and isinstance(layer.get_submodule(module), Conv1D):  # which stores its weight transposed
-        tensor = tensor.T.contiguous()
+    module, *parameter = name.removeprefix(f"{layer.name}.").split(".")
+    roles = layer.roles_of(module)
+    if tensor.ndim == 2 and isinstance(layer.module.get_submodule(module), Conv1D):
+        tensor = tensor.T.contiguous()  # stored transposed
     return {
-        ".".join([owner, role, *parameter]): part
+        ".".join([layer.name, role, *parameter]): part
         for role, part in zip(roles, tensor.chunk(len(roles)), strict=True)
         if role not in ("query", "key")
     }
 
 
 def _solve(
-    name: str,
-    native: tuple[nn.Linear, nn.Linear],
+    native: AttentionLayer,
     problem: LayerProblem,
     form: FormName,
     rank: int,
     config: ConversionConfig,
     held_out: LayerMoments | None,
 ) -> tuple[Factors, LayerConversion]:
-    """Solves one layer. Its native query and key projections give the dtype and the parameters before."""
+    """Solves one layer; the native one gives the dtype and the parameters before."""
     start = time.perf_counter()
-    query, key = native
     with torch.no_grad():
         solution = problem.solve(form, rank, config.content, config.solver_options, config.seed)
-    factors = fitting(solution.factors, query.weight, name)
+    factors = fitting(solution.factors, native.projection("query").weight, native.name)
     report = LayerConversion(
-        name=name,
+        name=native.name,
         form=factors.form.name,
         rank=factors.rank,
         full_rank=factors.num_heads * solution.head_dim,
@@ -351,12 +346,6 @@ def _solve(
         converged=solution.converged,
         degeneracy=solution.degeneracy,
         seconds=time.perf_counter() - start,
-        query_key=Count(count_parameters(query) + count_parameters(key), factors.num_parameters),
+        query_key=Count(native.query_key_parameters, factors.num_parameters),
     )
     return factors, report
-
-
-def _value_output(native: PreTrainedModel, name: str, family: Family) -> int:
-    """Parameters of the value and output projections of a native attention layer."""
-    value = family.projection(native.get_submodule(name), "value")
-    return count_parameters(value) + count_parameters(family.output_projection(native, name))

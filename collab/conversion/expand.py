@@ -23,11 +23,10 @@ from ..modeling.collab_rotary import CollaborativeRotaryAttention
 from ..models.assembly import fill, renumber_alignment, unfilled
 from ..models.families import Family, collaborative_layers, families, native_type
 from ..models.inputs import probe_inputs
-from ..models.layers import count_parameters
+from ..models.layers import count_parameters, native_layers
 from ..models.states import evaluating
 from ..models.weights import check_finite
 from ..reparametrization.layer import factors_of
-from ..reparametrization.model import projections
 from ..steps.export import ExpandedLayer, Expansion
 from ..steps.step import Count
 from .convert import check_plain
@@ -66,16 +65,16 @@ def expand(checkpoint: Checkpoint | PreTrainedModel, *, allow_error: float = 0.0
     model = checkpoint.model
     family, native_class = require_expandable(model)
     layers = collaborative_layers(model)
-    native_layers, reports = {}, []
+    natives, reports = {}, []
     for name, layer in layers.items():
         with torch.no_grad():
-            native_layers[name] = native = _native_layer(model, name, layer)
+            natives[name] = native = _native_layer(model, name, layer)
         spec = layer.spec
         reports.append(ExpandedLayer(name, spec.form, spec.rank, max(native.head_ranks), native.most, native.error))
         logger.info("%s: relative error %.2e", name, native.error)
     rotary = any(isinstance(layer, CollaborativeRotaryAttention) for layer in layers.values())
     _check_error(reports, max(allow_error, rounding(model.dtype)), rotary)
-    expanded = _build(model, native_class, family, layers, native_layers)
+    expanded = _build(model, native_class, family, layers, natives)
     renumber_alignment(expanded, [dict(enumerate(layer.heads)) for layer in layers.values() if layer.kind == "cross"])
     difference, scale = _output_difference(model, expanded)
     parameters = Count(count_parameters(model), count_parameters(expanded))
@@ -143,13 +142,13 @@ def _build(
     native_class: type[PreTrainedModel],
     family: Family,
     layers: dict[str, CollaborativeAttention],
-    native_layers: dict[str, NativeLayer],
+    natives: dict[str, NativeLayer],
 ) -> PreTrainedModel:
     """Builds the native model with the native projections and the unchanged weights."""
     config = _native_config(model.config, family, native_class)
     with unfilled(model):
         expanded = native_class(config, **optional_parts(model))
-        if any(_lacks_bias(expanded, family, name, native) for name, native in native_layers.items()):
+        if _lacks_bias(expanded, natives):
             if not hasattr(config, _ATTENTION_BIASES):
                 raise WeightsError(
                     f"{native_class.__name__} lacks biases of queries or keys, and this model needs them."
@@ -166,13 +165,13 @@ def _build(
             trainable[name] = tensor.requires_grad
         else:
             parts[owner][name.removeprefix(f"{owner}.")] = tensor
-    for name, layer in layers.items():
-        whole = _native_parts(layer, native_layers[name], parts[name])
-        native = expanded.get_submodule(name)
-        for native_name, like in native.state_dict().items():
+    for name, native in native_layers(expanded).items():
+        layer = layers[name]
+        whole = _native_parts(layer, natives[name], parts[name])
+        for native_name, like in native.module.state_dict().items():
             module, *rest = native_name.split(".")
-            roles = layer.roles_of(module)
-            transposed = like.ndim == 2 and isinstance(native.get_submodule(module), Conv1D)
+            roles = native.roles_of(module)
+            transposed = like.ndim == 2 and isinstance(native.module.get_submodule(module), Conv1D)
             like = like.T if transposed else like
             found = [whole.get(".".join([role, *rest])) for role in roles]
             # Absent are biases that the model lacks, and the values of a layer without heads.
@@ -181,7 +180,7 @@ def _build(
             state[f"{name}.{native_name}"] = joined.T.contiguous() if transposed else joined
             given = [parts[name][part] for part in (".".join([role, *rest]) for role in roles) if part in parts[name]]
             trainable[f"{name}.{native_name}"] = all(tensor.requires_grad for tensor in given)
-        output = f"{family.output_name(expanded, name)}.weight"
+        output = f"{native.output_name}.weight"
         if "dense" not in layer.native_names:
             like = expanded.get_parameter(output)
             state[output] = (
@@ -232,12 +231,14 @@ def _pad_feed_forward(state: dict[str, Tensor], expanded: PreTrainedModel, famil
                 state[key] = torch.cat([pad(half, padding) for half in halves])
 
 
-def _lacks_bias(expanded: PreTrainedModel, family: Family, name: str, native: NativeLayer) -> bool:
+def _lacks_bias(expanded: PreTrainedModel, natives: dict[str, NativeLayer]) -> bool:
     """Whether a layer of the expanded model has no bias of queries or keys but needs one."""
-    sides = (native.query_bias, native.query), (native.key_bias, native.key)
-    for projection, (bias, weight) in zip(projections(expanded.get_submodule(name), family), sides, strict=True):
-        if projection.bias is None and bool((bias.abs() > rounding(torch.float32) * weight.norm()).any()):
-            return True
+    for name, layer in native_layers(expanded).items():
+        native = natives[name]
+        for role, bias, weight in (("query", native.query_bias, native.query), ("key", native.key_bias, native.key)):
+            large = bool((bias.abs() > rounding(torch.float32) * weight.norm()).any())
+            if large and layer.projection(role).bias is None:
+                return True
     return False
 
 

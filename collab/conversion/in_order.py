@@ -56,9 +56,9 @@ def calibrate_in_order(
     model = checkpoint.model
     prepared = prepare(checkpoint, data, options)
     first = calibrate(model, prepared, options=options)
-    family, _ = require_convertible(model)
+    require_convertible(model)
     device = config.solver_options.resolve_device(model.device)
-    problems = LayerProblems(model, family, first.moments, device)
+    problems = LayerProblems(model, first.moments, device)
     choice = choose(config, problems, first, lengths_within(model, LENGTHS))
     partly = copy.deepcopy(model)
     moments: dict[str, LayerMoments] = {}
@@ -68,9 +68,9 @@ def calibrate_in_order(
     for done, (name, form, rank) in enumerate(layers, 1):
         seen = calibrate(partly, prepared, options=options) if moments else first
         moments[name] = seen.moments[name]
-        problem = LayerProblems(partly, family, seen.moments, device)[name]
+        problem = LayerProblems(partly, seen.moments, device)[name]
         with torch.no_grad():
             solution = problem.solve(form, rank, config.content, config.solver_options, config.seed)
-        install(partly, family, name, solution.factors)
+        install(partly, name, solution.factors)
         progress("calibrating in order", done, len(names))
     return replace(first, moments=moments, summary=first.summary | {"in_order": True})

@@ -1,8 +1,8 @@
-"""Compares two models on the same rows: agreement of their answers, size and speed."""
+"""Compares two models on the same rows: agreement of their outputs, size and speed."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,9 +15,10 @@ from ..data.features import Batch, Feature, row_batches
 from ..errors import ConfigurationError
 from ..io.checkpoint import Checkpoint
 from ..modeling.collab_model import CollaborativeMixin
-from ..models.answers import Answer, answers_of
-from ..models.inputs import answer_mask, on_device
-from ..models.layers import count_bytes, count_parameters, dropped_layers, matched_states
+from ..models.inputs import on_device
+from ..models.layers import count_bytes, count_parameters, dropped_layers
+from ..models.outputs import Output, matched_states, outputs_of
+from ..models.padding import output_mask
 from ..models.states import evaluating
 from .timing import time_in_turn
 
@@ -36,7 +37,7 @@ def agreement(original: PreTrainedModel, converted: PreTrainedModel, batches: It
         (fraction of answers where both prefer the same class, or agree on a label); for regressions
         ``absolute_difference`` (mean over all outputs); for other models ``token_cosine`` (mean cosine of hidden
         states) and ``embedding_cosine`` (mean cosine of their means over a row's tokens). Padding is ignored
-        (`collab.models.answers`).
+        (`collab.models.outputs`).
     """
     sums = _Sums()
     rows = 0
@@ -44,25 +45,25 @@ def agreement(original: PreTrainedModel, converted: PreTrainedModel, batches: It
         for batch in batches:
             moved = on_device(batch, original.device)
             rows += len(next(iter(moved.values())))
-            mask = answer_mask(moved)
-            # Both as the original's kind of answer, because the converted model's config may have been changed.
-            expected, actual = (answers_of(original, model(**moved), mask) for model in (original, converted))
+            mask = output_mask(moved)
+            # Both of the original's kind, because the converted model's config may have been changed.
+            expected, actual = (outputs_of(original, model(**moved), mask) for model in (original, converted))
             sums.add(expected, actual)
     return {"rows": rows, **sums.means} if rows else None
 
 
-def answers_on(original: PreTrainedModel, model: PreTrainedModel, batches: Iterable[Batch]) -> list[list[Answer]]:
-    """A model's answers on batches, as the original's kinds of answers, for `compare_answers`."""
-    answered = []
+def outputs_on(original: PreTrainedModel, model: PreTrainedModel, batches: Iterable[Batch]) -> list[list[Output]]:
+    """A model's outputs on batches, as the original's kinds of outputs, for `compare_outputs`."""
+    outputs = []
     with evaluating(model), torch.no_grad():
         for batch in batches:
             moved = on_device(batch, model.device)
-            answered.append(answers_of(original, model(**moved), answer_mask(moved)))
-    return answered
+            outputs.append(outputs_of(original, model(**moved), output_mask(moved)))
+    return outputs
 
 
-def compare_answers(expected: Iterable[list[Answer]], actual: Iterable[list[Answer]]) -> dict[str, float]:
-    """The agreement of answers with the original's, batch by batch; as in `agreement`, without ``rows``."""
+def compare_outputs(expected: Iterable[list[Output]], actual: Iterable[list[Output]]) -> dict[str, float]:
+    """The agreement of outputs with the original's, batch by batch; as in `agreement`, without ``rows``."""
     sums = _Sums()
     for first, second in zip(expected, actual, strict=True):
         sums.add(first, second)
@@ -70,19 +71,19 @@ def compare_answers(expected: Iterable[list[Answer]], actual: Iterable[list[Answ
 
 
 class _Sums:
-    """Sums of how far answers agree, by the names in `agreement`."""
+    """Sums of how far outputs agree, by the names in `agreement`."""
 
     def __init__(self) -> None:
         self._sums: dict[str, float] = {}
         self._counts: dict[str, int] = {}
 
-    def add(self, expected: list[Answer], actual: list[Answer]) -> None:
-        """Adds the answers to one batch."""
-        _add_answers(expected, actual, self._add)
+    def add(self, expected: list[Output], actual: list[Output]) -> None:
+        """Adds the outputs for one batch."""
+        _add_outputs(expected, actual, self._add)
 
     @property
     def means(self) -> dict[str, float]:
-        """Means over rows, tokens or answers."""
+        """Means over rows, tokens or outputs."""
         return {name: total / self._counts[name] for name, total in self._sums.items()}
 
     def _add(self, name: str, values: Tensor) -> None:
@@ -90,7 +91,7 @@ class _Sums:
         self._counts[name] = self._counts.get(name, 0) + values.numel()
 
 
-def _add_answers(expected: list[Answer], actual: list[Answer], add: Any) -> None:
+def _add_outputs(expected: list[Output], actual: list[Output], add: Any) -> None:
     for first, second in zip(expected, actual, strict=True):
         if first.uncertain:
             add("kl", first.of_seen(first.divergence(second)))
@@ -101,7 +102,7 @@ def _add_answers(expected: list[Answer], actual: list[Answer], add: Any) -> None
             _add_states(first, second, add)
 
 
-def _add_states(first: Answer, second: Answer, add: Any) -> None:
+def _add_states(first: Output, second: Output, add: Any) -> None:
     states = first.values, second.values  # (B, T, D) each
     left, right = map(first.of_seen, states)
     add("token_cosine", functional.cosine_similarity(left, right, dim=-1))
@@ -110,12 +111,6 @@ def _add_states(first: Answer, second: Answer, add: Any) -> None:
     add("embedding_cosine", functional.cosine_similarity(sums[0], sums[1], dim=-1))
 
 
-_STATES = {
-    "hidden_states": "attention_mask",
-    "encoder_hidden_states": "attention_mask",
-    "decoder_hidden_states": "decoder_attention_mask",
-}
-"""Hidden states in the outputs of models, with the masks of their tokens."""
 _ROWS = 32
 _COMPARED = 1024
 _TIMED = 256
@@ -186,21 +181,11 @@ def _hidden_cosine(first: PreTrainedModel, second: PreTrainedModel, batches: Seq
     with torch.no_grad():
         for batch in batches:
             ours, theirs = (model(**batch, output_hidden_states=True) for model in (first, second))
-            cosines = list(_cosines(ours, theirs, batch, dropped_layers(first)))
+            pairs = matched_states(ours, theirs, batch, dropped_layers(first))
+            cosines = [functional.cosine_similarity(left.float(), right.float(), dim=-1) for left, right in pairs]
             sums = sums + np.array([cosine.sum().item() for cosine in cosines])
             totals = totals + np.array([cosine.numel() for cosine in cosines])
     return [float(cosine) for cosine in np.atleast_1d(sums / np.maximum(totals, 1))]
-
-
-def _cosines(ours: Any, theirs: Any, batch: Batch, dropped: Sequence[int]) -> Iterator[Tensor]:
-    """The cosines of two models' hidden states at the tokens of a batch, (tokens,) for each layer."""
-    for name, mask in _STATES.items():
-        if name in ours:
-            for left, right in zip(ours[name][1:], matched_states(theirs[name], dropped), strict=True):
-                if mask in batch:
-                    seen = batch[mask].flatten(0, -2).bool()
-                    left, right = left[seen], right[seen]
-                yield functional.cosine_similarity(left.float(), right.float(), dim=-1)
 
 
 def _both(first: PreTrainedModel, second: PreTrainedModel, measure: Any) -> dict[str, int]:

@@ -15,6 +15,7 @@ from ..data.features import collate, text_features
 from ..errors import DataError, ExtraError
 from ..io.checkpoint import Checkpoint
 from ..models.inputs import has_decoder, on_device
+from ..models.padding import seen_tokens
 
 _ROWS = 64
 
@@ -75,7 +76,8 @@ class Embedder:
 
 def mean_embedding(states: Tensor, mask: Tensor | None) -> Tensor:
     """Normalized mean over the tokens that are not padding: (B, T, D) → (B, D)."""
-    weight = states.new_ones(states.shape[:2]) if mask is None else mask.to(states)
+    seen = seen_tokens(mask, states)
+    weight = states.new_ones(states.shape[:2]) if seen is None else seen.to(states)
     mean = (states * weight.unsqueeze(-1)).sum(1) / weight.sum(1, keepdim=True).clamp(min=1)
     return functional.normalize(mean.float(), dim=-1)
 

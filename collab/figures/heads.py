@@ -14,10 +14,11 @@ from ..data.features import collate, row_features
 from ..errors import DataError
 from ..heads.options import SCORES
 from ..heads.scores import HeadScores, rank_correlation
-from ..heads.statistics import attention_of
+from ..heads.statistics import record_attention
 from ..io.checkpoint import Checkpoint
 from ..models.inputs import on_device
-from ..models.layers import HeadLayer, check_numbers, head_layers
+from ..models.layers import AttentionLayer, attention_layers, check_numbers
+from ..models.recording import LayerPass
 from .style import BLUE, VERMILION, pyplot, save
 
 logger = logging.getLogger(__name__)
@@ -103,7 +104,7 @@ def draw_attention(
     model = loaded.model
     if model.main_input_name != "input_ids":
         raise DataError("Attention maps are drawn for models that take text.")
-    model_layers = head_layers(model)
+    model_layers = attention_layers(model)
     numbers = range(len(model_layers)) if layers is None else layers
     check_numbers(model_layers, numbers)
     folder.mkdir(parents=True, exist_ok=True)
@@ -117,20 +118,21 @@ def draw_attention(
         )
         if len(read) > TOKENS:
             logger.warning("Sentence %d has %d tokens; its maps show the first %d.", place + 1, len(read), TOKENS)
-        attention = attention_of(model, model_layers, batch)
+        passes: list[LayerPass] = []
+        record_attention(model, model_layers, batch, passes.append)
+        attention = {each.layer.name: each.weights for each in reversed(passes)}  # of a shared layer the first
         for number in numbers:
             layer = model_layers[number]
             if layer.heads:
                 file = folder / f"attention-{place + 1}-layer-{number}.png"
-                weights, _ = attention[layer.name][0]  # the first pass, where several share a layer
                 queries = answered if answered and layer.kind != "encoder" else read
                 keys = read if layer.kind == "cross" else queries
-                _attention(weights[0].float().cpu().numpy(), layer, queries[:TOKENS], keys[:TOKENS], file)
+                _attention(attention[layer.name][0].float().cpu().numpy(), layer, queries[:TOKENS], keys[:TOKENS], file)
                 written.append(file)
     return written
 
 
-def _attention(weights: np.ndarray, layer: HeadLayer, queries: list[str], keys: list[str], file: Path) -> None:
+def _attention(weights: np.ndarray, layer: AttentionLayer, queries: list[str], keys: list[str], file: Path) -> None:
     width, height = (max(1.8, 0.13 * len(tokens) + 0.9) for tokens in (keys, queries))
     figure, axes = _grid(len(layer.heads), (width, height))
     for place, (axis, head) in enumerate(zip(axes, layer.heads, strict=False)):

@@ -8,14 +8,14 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from ..models.layers import HeadLayer
-from ..models.states import in_parts
+from ..models.layers import AttentionLayer
+from ..models.states import unfused_attention
 from .gates import closed
 from .objective import Objective
 
 
 def ablation(
-    objective: Objective, layers: Sequence[HeadLayer], on_change: Callable[[], None] = lambda: None
+    objective: Objective, layers: Sequence[AttentionLayer], on_change: Callable[[], None] = lambda: None
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """The degradation from closing each head alone, and from closing all the other heads of its layer.
 
@@ -30,7 +30,7 @@ def ablation(
     without = [{layer.name: [head]} for layer in layers for head in layer.heads]
     alone = [{layer.name: [rest for rest in layer.heads if rest != head]} for layer in layers for head in layer.heads]
     changes = [partial(closed, layers, heads) for heads in [*without, *alone]]
-    with in_parts(layer.module for layer in layers):  # as with closed heads, down to the last digit
+    with unfused_attention(layer.module for layer in layers):  # as with closed heads, down to the last digit
         degradations = iter(objective.degradation(changes, on_change))
     return tuple(  # type: ignore[return-value]
         {layer.name: torch.tensor([next(degradations) for _ in layer.heads], dtype=torch.float64) for layer in layers}

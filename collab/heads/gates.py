@@ -10,81 +10,71 @@ import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
-from ..models.layers import HeadLayer
-from ..models.states import in_parts
+from ..models.layers import AttentionLayer
+from ..models.states import unfused_attention
 
 
-class RowGates:
-    """Gates ξ = 1, one per head and row of a batch: (B, H) for each layer, in `by_layer` once a model has run.
+@contextlib.contextmanager
+def row_gates(layers: Sequence[AttentionLayer]) -> Iterator[dict[str, Tensor]]:
+    """Multiplies each head's output by a differentiable gate ξ = 1, one for each row of a batch.
 
     Passes that share a layer's weights share its gates.
+
+    Args:
+        layers: attention layers of the model.
+
+    Yields:
+        The gates by layer name, (B, H), once the model has run. Clear them before the next batch.
     """
+    gates: dict[str, Tensor] = {}
 
-    def __init__(self) -> None:
-        self.by_layer: dict[str, Tensor] = {}
+    def of(layer: AttentionLayer, context: Tensor) -> Tensor:
+        if layer.name not in gates:
+            gates[layer.name] = context.new_ones(len(context), len(layer.heads), requires_grad=True)
+        return gates[layer.name]
 
-    def clear(self) -> None:
-        """Forgets the gates of the last batch."""
-        self.by_layer.clear()
-
-
-@contextlib.contextmanager
-def row_gates(layers: Sequence[HeadLayer]) -> Iterator[RowGates]:
-    """Multiplies each head's output by a differentiable gate of 1, one per row; see `RowGates`."""
-    gates = RowGates()
-
-    def gate(layer: HeadLayer) -> Callable[..., Any]:
-        def apply(module: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-            context = args[0]  # (B, T, H·d)
-            if layer.name not in gates.by_layer:
-                shape = len(context), len(layer.heads)
-                gates.by_layer[layer.name] = context.new_ones(shape, requires_grad=True)
-            return (_gated(context, gates.by_layer[layer.name]), *args[1:])
-
-        return apply
-
-    handles = [layer.output.register_forward_pre_hook(gate(layer)) for layer in layers if layer.heads]
-    try:
-        with in_parts(layer.module for layer in layers):
-            yield gates
-    finally:
-        for handle in handles:
-            handle.remove()
+    with _gated(layers, of):
+        yield gates
 
 
 @contextlib.contextmanager
-def closed(layers: Sequence[HeadLayer], heads: Mapping[str, Sequence[int]]) -> Iterator[None]:
+def closed(layers: Sequence[AttentionLayer], heads: Mapping[str, Sequence[int]]) -> Iterator[None]:
     """Sets the outputs of some heads to zero.
 
     Args:
         layers: attention layers of the model.
         heads: by layer name, the heads to close, as numbers in the original.
     """
-    handles = []
-    for layer in layers:
-        hidden = set(heads.get(layer.name, ()))
-        if hidden:
-            mask = torch.tensor([[float(head not in hidden) for head in layer.heads]])  # (1, H)
-            handles.append(layer.output.register_forward_pre_hook(_closing(mask)))
-    try:
-        with in_parts(layer.module for layer in layers):
-            yield
-    finally:
-        for handle in handles:
-            handle.remove()
+
+    def of(layer: AttentionLayer, context: Tensor) -> Tensor | None:
+        hidden = heads.get(layer.name)
+        return context.new_tensor([[float(head not in hidden) for head in layer.heads]]) if hidden else None  # (1, H)
+
+    with _gated(layers, of):
+        yield
 
 
-def _closing(mask: Tensor) -> Callable[..., Any]:
-    def apply(module: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        return (_gated(args[0], mask.to(args[0])), *args[1:])
+@contextlib.contextmanager
+def _gated(
+    layers: Sequence[AttentionLayer], gates_of: Callable[[AttentionLayer, Tensor], Tensor | None]
+) -> Iterator[None]:
+    """Multiplies the heads' outputs (B, T, H·d) of every layer by gates (B or 1, H); by none where it gives None."""
 
-    return apply
+    def before(layer: AttentionLayer) -> Callable[..., Any]:
+        def apply(module: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...] | None:
+            gates = gates_of(layer, args[0])
+            if gates is None:
+                return None
+            by_head = args[0].unflatten(-1, (gates.shape[1], -1))  # (B, T, H, d)
+            return ((by_head * gates[:, None, :, None]).flatten(-2), *args[1:])
 
+        return apply
 
-def _gated(context: Tensor, gates: Tensor) -> Tensor:
-    """Multiplies context (B, T, H·d) by gates (B or 1, H)."""
-    by_head = context.unflatten(-1, (gates.shape[1], -1))  # (B, T, H, d)
-    return (by_head * gates[:, None, :, None]).flatten(-2)
+    with contextlib.ExitStack() as hooks:
+        hooks.enter_context(unfused_attention(layer.module for layer in layers))
+        for layer in layers:
+            if layer.heads:
+                hooks.enter_context(layer.output.register_forward_pre_hook(before(layer)))
+        yield

@@ -7,14 +7,14 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from ..models.layers import HeadLayer
+from ..models.layers import AttentionLayer
 from ..models.states import frozen
 from .gates import row_gates
 from .objective import Objective
 
 
 def gradient_importance(
-    objective: Objective, layers: Sequence[HeadLayer], on_batch: Callable[[], None] = lambda: None
+    objective: Objective, layers: Sequence[AttentionLayer], on_batch: Callable[[], None] = lambda: None
 ) -> dict[str, Tensor]:
     """The mean over examples of the absolute derivative of an example's loss by a gate on a head's output.
 
@@ -37,11 +37,9 @@ def gradient_importance(
         for losses in objective.losses():
             gates.clear()
             loss = losses()  # (B,)
-            names = list(gates.by_layer)
-            inputs = [gates.by_layer[name] for name in names]
-            gradients = torch.autograd.grad(loss.sum(), inputs, allow_unused=True)
+            gradients = torch.autograd.grad(loss.sum(), list(gates.values()), allow_unused=True)
             examples += len(loss)
-            for name, gradient in zip(names, gradients, strict=True):
+            for name, gradient in zip(gates, gradients, strict=True):
                 if gradient is not None:  # (sides·B, H)
                     by_example = gradient.unflatten(0, (objective.sides, -1)).sum(0)  # (B, H)
                     sums[name] += by_example.abs().double().sum(0).cpu()

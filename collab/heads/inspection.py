@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from torch import nn
 from transformers import PreTrainedModel
 
 from ..decomposition import form_named
@@ -16,7 +15,7 @@ from ..io.checkpoint import Checkpoint
 from ..modeling.collab_attention import CollaborativeAttention, LayerKind
 from ..models.cache import CacheBytes, cache_bytes
 from ..models.inputs import encoder_of, lengths_within
-from ..models.layers import HeadLayer, head_layers, parameters, passes_per_layer
+from ..models.layers import AttentionLayer, attention_layers, parameters, passes_per_layer
 from ..planning.cost import LayerShape
 from ..steps.history import History
 
@@ -104,7 +103,7 @@ def inspect(
     lengths = lengths_within(model, REPORTED_LENGTHS) if lengths is None else lengths
     if not lengths or min(lengths) < 1:
         raise ConfigurationError("Lengths must be at least 1 token.")
-    layers = head_layers(model)
+    layers = attention_layers(model)
     inspections = tuple(_layer(layer, lengths) for layer in layers)
     return Inspection(
         model.config.model_type,
@@ -118,16 +117,15 @@ def inspect(
     )
 
 
-def _layer(layer: HeadLayer, lengths: Sequence[int]) -> LayerInspection:
+def _layer(layer: AttentionLayer, lengths: Sequence[int]) -> LayerInspection:
     module = layer.module
-    parts: dict[str, nn.Module | None] = {"query": layer.query, "key": layer.key, "value": layer.value}
+    parts = {role: layer.projection(role) for role in ("query", "key", "value") if layer.heads}
     shapes = {
         f"{part}.{name}": tuple(parameter.shape)
         for part, owner in {**parts, "output": layer.output}.items()
-        if owner is not None
         for name, parameter in owner.named_parameters()
     }
-    form, rank, content = "original", layer.total * layer.head_dim, "exact"
+    form, rank, content = "original", layer.full_rank, "exact"
     if isinstance(module, CollaborativeAttention):
         form, rank = module.spec.form, module.spec.rank
         content = "folded" if module.query_offset is not None else "exact"
@@ -142,7 +140,7 @@ def _layer(layer: HeadLayer, lengths: Sequence[int]) -> LayerInspection:
     width = _width(layer)
     biased = "query.bias" in shapes or "content_bias" in shapes or "query_offset" in shapes
     # With rotary positions there is no content, and several heads may share a key, and its values.
-    key_heads = layer.value.out_features // layer.head_dim if layer.rotary and layer.value is not None else None
+    key_heads = parts["value"].out_features // layer.head_dim if layer.rotary and layer.heads else None
     rest = (layer.head_dim, biased, biased and not layer.rotary, key_heads, layer.rotary, layer.positions)
     shape, whole = LayerShape(width, width, len(layer.heads), *rest), LayerShape(width, width, layer.total, *rest)
     for length in lengths:
@@ -166,16 +164,16 @@ def _layer(layer: HeadLayer, lengths: Sequence[int]) -> LayerInspection:
     )
 
 
-def _width(layer: HeadLayer) -> int:
+def _width(layer: AttentionLayer) -> int:
     """D: width of the input of the queries."""
-    if layer.query is not None:
-        return layer.query.in_features
-    return layer.total * layer.head_dim
+    return layer.projection("query").in_features if layer.heads else layer.full_rank
 
 
-def _explain(model: PreTrainedModel, layers: list[HeadLayer], inspections: tuple[LayerInspection, ...]) -> list[str]:
+def _explain(
+    model: PreTrainedModel, layers: list[AttentionLayer], inspections: tuple[LayerInspection, ...]
+) -> list[str]:
     width, heads, head_dim = _width(layers[0]), layers[0].total, layers[0].head_dim
-    full = heads * head_dim
+    full = layers[0].full_rank
     sentences = [
         f"The original splits one {width}×{full} matrix of queries, and one of keys, into {heads} heads of d = {full}/"
         f"{heads} = {head_dim} columns each. Another number of heads splits the same matrices in other places: the "

@@ -1,4 +1,4 @@
-"""What heads are judged by: the task's loss and metric where there are labels, the model's own answers otherwise.
+"""What heads are judged by: the task's loss and metric where there are labels, the model's own outputs otherwise.
 
 An objective runs a model on its rows, with the model's heads as they are at that moment.
 """
@@ -21,14 +21,15 @@ from ..data.task import Task
 from ..evaluation.embedding import Embedder, mean_embedding
 from ..evaluation.metrics import measure
 from ..evaluation.predict import predictions
-from ..models.answers import Answer, answers_of
-from ..models.inputs import answer_mask, on_device
+from ..models.inputs import on_device
+from ..models.outputs import Output, outputs_of
+from ..models.padding import output_mask
 
 _ROWS = 32
 
 
 class Objective(ABC):
-    """Rows, and a measure of a model's answers on them.
+    """Rows, and a measure of a model's outputs on them.
 
     Attributes:
         model: the model to run.
@@ -59,17 +60,17 @@ class Objective(ABC):
         """
 
 
-class OwnAnswers(Objective):
-    """The model's own answers are the reference; no labels are needed.
+class OwnOutputs(Objective):
+    """The model's own outputs are the reference; no labels are needed.
 
-    The gradient of the loss by a gate is, on average, as large as the change of the answers. The loss is the
+    The gradient of the loss by a gate is, on average, as large as the change of the outputs. The loss is the
     log-likelihood of a class drawn from the model's own distribution (the mean squared gradient is then the Fisher
-    information), or, where the answer is a vector, its component in a random direction. A vector is the output of a
+    information), or, where the output is a vector, its component in a random direction. A vector is the output of a
     regression or, for a model without logits, the normalized mean of its last hidden states over the tokens. The losses
-    of several answers (start and end of a span) are added.
+    of several outputs (start and end of a span) are added.
 
-    The degradation is the mean over rows of the Kullback-Leibler divergence from the answers before the change (nats;
-    summed over the tokens where every token has an answer), or of the distance to them.
+    The degradation is the mean over rows of the Kullback-Leibler divergence from the outputs before the change (nats;
+    summed over the tokens where every token has an output), or of the distance to them.
 
     Args:
         model: in evaluation mode.
@@ -87,14 +88,14 @@ class OwnAnswers(Objective):
     def losses(self) -> Sequence[Callable[[], Tensor]]:
         generator = torch.Generator().manual_seed(self._seed)
 
-        def loss(answer: Answer) -> Tensor:
-            if answer.uncertain:
-                return _per_row(-answer.log_likelihood(answer.draw(generator)), answer.seen)
-            direction = torch.randn(answer.values.shape, generator=generator).to(answer.values.device)
-            return (answer.values * direction).flatten(1).sum(1)
+        def loss(output: Output) -> Tensor:
+            if output.uncertain:
+                return _per_row(-output.log_likelihood(output.draw(generator)), output.seen)
+            direction = torch.randn(output.values.shape, generator=generator).to(output.values.device)
+            return (output.values * direction).flatten(1).sum(1)
 
         def run(batch: Batch) -> Tensor:
-            return torch.stack([loss(answer) for answer in self._answers(batch)]).sum(0)
+            return torch.stack([loss(output) for output in self._outputs(batch)]).sum(0)
 
         return [lambda batch=batch: run(batch) for batch in self._batches]  # type: ignore[misc]
 
@@ -105,28 +106,28 @@ class OwnAnswers(Objective):
         rows = 0
         with torch.no_grad():
             for number, batch in enumerate(self._batches):
-                before = self._answers(batch)
+                before = self._outputs(batch)
                 rows += len(before[0].values)
                 for index, change in enumerate(changes):
                     with change():
-                        after = self._answers(batch)
+                        after = self._outputs(batch)
                     sums[index] += sum(_change(*pair) for pair in zip(before, after, strict=True))
                     if number == len(self._batches) - 1:
                         on_change()
         return [total / rows for total in sums]
 
-    def _answers(self, batch: Batch) -> list[Answer]:
+    def _outputs(self, batch: Batch) -> list[Output]:
         """Logits, or one vector per row, (B, ...)."""
-        output = self.model(**batch)
-        mask = answer_mask(batch)
-        answers = answers_of(self.model, output, mask)
-        if answers and answers[0].kind != "states":
-            return answers
-        if "last_hidden_state" in output:
-            vectors = mean_embedding(output["last_hidden_state"], mask)
+        returned = self.model(**batch)
+        mask = output_mask(batch)
+        outputs = outputs_of(self.model, returned, mask)
+        if outputs and outputs[0].kind != "states":
+            return outputs
+        if "last_hidden_state" in returned:
+            vectors = mean_embedding(returned["last_hidden_state"], mask)
         else:
-            vectors = next(value for value in output.values() if isinstance(value, Tensor)).float()
-        return [Answer("vectors", "numbers", vectors, None)]
+            vectors = next(value for value in returned.values() if isinstance(value, Tensor)).float()
+        return [Output("vectors", "numbers", vectors, None)]
 
 
 class LabelledRows(Objective):
@@ -231,8 +232,8 @@ def _per_row(values: Tensor, mask: Tensor | None) -> Tensor:
     return values.flatten(1).sum(1) if values.ndim > 1 else values
 
 
-def _change(before: Answer, after: Answer) -> float:
-    """Divergence or distance between the answers before and after, summed over rows."""
+def _change(before: Output, after: Output) -> float:
+    """Divergence or distance between the outputs before and after, summed over rows."""
     if before.uncertain:
         return float(_per_row(before.divergence(after), before.seen).sum())
     return float((after.values - before.values).flatten(1).norm(dim=1).sum())

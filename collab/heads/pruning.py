@@ -11,7 +11,7 @@ from ..conversion.convert import convert_losslessly
 from ..errors import ConfigurationError, DataError
 from ..io.checkpoint import Checkpoint
 from ..modeling.collab_model import CollaborativeMixin
-from ..models.layers import head_layers, parameters
+from ..models.layers import attention_layers, parameters
 from ..progress import Progress, no_progress
 from ..steps.pruning import Pruning
 from ..steps.step import Parameters
@@ -52,7 +52,7 @@ def prune(
         CollabError: as `collab.convert` for an original.
     """
     before = Checkpoint.of(checkpoint)
-    layers = head_layers(before.model)
+    layers = attention_layers(before.model)
     count = living_heads(layers)
     options = which if isinstance(which, PruneOptions) else PruneOptions(keep={})
     if options.heads is not None and round(count * options.heads) in (0, count):
@@ -75,7 +75,7 @@ def prune(
         for step in range(1, options.steps + 1):
             scored = replace(current, model=model)
             model = remove_heads(model, _next(scored, rows, options, count, step, progress))
-    after = head_layers(model)
+    after = attention_layers(model)
     report = Pruning(
         heads_before=count,
         heads_after=living_heads(after),
@@ -93,7 +93,7 @@ def _next(
     current: Checkpoint, rows: HeadRows, options: PruneOptions, before: int, step: int, progress: Progress
 ) -> Keep:
     """The heads to keep after a step; every step removes an equal part."""
-    layers = head_layers(current.model)
+    layers = attention_layers(current.model)
     importance = score_rows(current, rows, options.scoring, progress).importance(options.scoring.scores[0])
     if options.heads is not None:
         target = before - round(before * options.heads * step / options.steps)

@@ -12,7 +12,7 @@ from ..io.load import load_source
 from ..io.options import LoadOptions
 from ..io.read import Source, read_config
 from ..models.families import collaborative_layers
-from ..models.layers import head_layers, parameters
+from ..models.layers import attention_layers, parameters
 from ..steps.step import Parameters
 from .removal import remove_heads
 
@@ -58,6 +58,6 @@ def read_pruned(source: Source, options: LoadOptions) -> PrunedOriginal | None:
         return None
     if any(layer.value_width != layer.attention_head_size for layer in whole):
         return None
-    keep = {layer.name: layer.heads for layer in head_layers(loaded.model)}
+    keep = {layer.name: layer.heads for layer in attention_layers(loaded.model)}
     checkpoint = replace(loaded, model=expand(loaded.model).model)
     return PrunedOriginal(checkpoint, keep, parameters(loaded.model))

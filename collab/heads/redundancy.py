@@ -6,11 +6,11 @@ import torch
 from torch import Tensor
 
 from ..modeling.collab_attention import CollaborativeAttention
-from ..models.layers import HeadLayer
+from ..models.layers import AttentionLayer
 from ..reparametrization.layer import factors_of
 
 
-def product_likeness(layer: HeadLayer) -> Tensor:
+def product_likeness(layer: AttentionLayer) -> Tensor:
     """Cosines ⟨A_h, A_g⟩ / ‖A_h‖‖A_g‖ of every two heads' query-key products, (H, H), float64.
 
     Computed from the factors, without forming the D×D products.
@@ -23,7 +23,7 @@ def product_likeness(layer: HeadLayer) -> Tensor:
     return inner / (norms.unsqueeze(0) * norms.unsqueeze(1))
 
 
-def sharing(layer: HeadLayer) -> Tensor | None:
+def sharing(layer: AttentionLayer) -> Tensor | None:
     """How much each head uses each shared dimension, (H, R): |M|, or the norm of the core's rows.
 
     The columns of the shared projections are scaled to norm 1 first, so that the entries can be compared.
@@ -37,15 +37,13 @@ def sharing(layer: HeadLayer) -> Tensor | None:
     return (cores * query.norm(dim=0).unsqueeze(1) * key.norm(dim=0)).norm(dim=2)  # (H, R)
 
 
-def _factors(layer: HeadLayer) -> tuple[Tensor, Tensor, Tensor]:
+def _factors(layer: AttentionLayer) -> tuple[Tensor, Tensor, Tensor]:
     """Query and key projections (D, P) and each head's core between them, (H, P, P), in float64."""
     if isinstance(layer.module, CollaborativeAttention):
         factors = factors_of(layer.module)
         cores = factors.form.cores(factors.mixing.double().cpu())
         return factors.query.double().cpu(), cores, factors.key.double().cpu()
-    assert layer.query is not None
-    assert layer.key is not None
     heads = len(layer.heads)
     owner = torch.eye(heads, dtype=torch.float64).repeat_interleave(layer.head_dim, dim=1)  # (H, K)
-    query, key = (projection.weight.detach().T.double().cpu() for projection in (layer.query, layer.key))  # (D, K)
+    query, key = (layer.projection(role).weight.detach().T.double().cpu() for role in ("query", "key"))  # (D, K)
     return query, torch.diag_embed(owner), key

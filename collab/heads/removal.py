@@ -20,7 +20,7 @@ from ..modeling.collab_config import AttentionSpec
 from ..modeling.collab_model import CollaborativeMixin
 from ..models.assembly import assemble, renumber_alignment
 from ..models.families import collaborative_layers
-from ..models.layers import FACTORS, head_layers
+from ..models.layers import FACTORS, attention_layers
 
 
 def remove_heads(model: PreTrainedModel, keep: Mapping[str, Sequence[int]]) -> PreTrainedModel:
@@ -41,7 +41,7 @@ def remove_heads(model: PreTrainedModel, keep: Mapping[str, Sequence[int]]) -> P
         CollabError: as `collab.convert` for an original.
     """
     check_keep(model, keep)
-    if any(layer.shares_values for layer in head_layers(model)):
+    if any(layer.shares_values for layer in attention_layers(model)):
         raise UnsupportedArchitectureError(
             "Several heads of this model share keys and values, so a single one cannot be removed. Convert with a "
             "smaller rank instead."
@@ -66,7 +66,7 @@ def remove_heads(model: PreTrainedModel, keep: Mapping[str, Sequence[int]]) -> P
 
 def check_keep(model: PreTrainedModel, keep: Mapping[str, Sequence[int]]) -> None:
     """Raises a ConfigurationError if a layer or a head to keep does not exist, or none would be left."""
-    layers = {layer.name: layer for layer in head_layers(model)}
+    layers = {layer.name: layer for layer in attention_layers(model)}
     for name, heads in keep.items():
         if name not in layers:
             raise ConfigurationError(f"There is no attention layer {name}; there are {', '.join(layers)}.")

@@ -15,7 +15,7 @@ from ..errors import DataError
 from ..evaluation.embedding import Embedder
 from ..io.checkpoint import Checkpoint
 from ..models.inputs import on_device
-from .objective import LabelledRows, Objective, OwnAnswers, SimilarPairs
+from .objective import LabelledRows, Objective, OwnOutputs, SimilarPairs
 from .options import RowOptions
 
 _ROWS = 32
@@ -30,7 +30,7 @@ class HeadRows:
         features: one per row; for similarity, those of the first sentences.
         examples: the labelled rows as read; None without labels.
         max_length: tokens of a row at most.
-        seed: seed of drawn answers and masked tokens.
+        seed: seed of drawn outputs and masked tokens.
         summary: source of the rows, for reports.
     """
 
@@ -50,7 +50,7 @@ class HeadRows:
         """
         model = loaded.model
         if self.task is None or self.examples is None:
-            return OwnAnswers(model, self.batches(loaded, samples), self.seed)
+            return OwnOutputs(model, self.batches(loaded, samples), self.seed)
         if self.task.kind == "similarity":
             embedder = Embedder(loaded, self.max_length)
             pairs, scores = self.examples.texts[:samples], numbers(self.examples)[:samples]

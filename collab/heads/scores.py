@@ -14,7 +14,7 @@ from ..data.prepare import Unlabelled
 from ..data.task import Task
 from ..errors import ConfigurationError
 from ..io.checkpoint import Checkpoint
-from ..models.layers import HeadLayer, head_layers
+from ..models.layers import AttentionLayer, attention_layers
 from ..progress import Progress, no_progress
 from .ablation import ablation
 from .gradient import gradient_importance
@@ -112,7 +112,7 @@ def score_heads(
     Args:
         model: a checkpoint from `collab.load`, or `Checkpoint.of(model, tokenizer)` for a model in memory.
         data: the rows, as for `collab.heal`; a `DataSource` if they have labels.
-        task: task of the labels for gradient and ablation; None for the model's own answers.
+        task: task of the labels for gradient and ablation; None for the model's own outputs.
         rows: number of rows and column of their labels.
         options: which scores.
         progress: called to report progress.
@@ -139,7 +139,7 @@ def score_rows(
     """
     options = options or ScoreOptions()
     model = loaded.model.eval()
-    layers = head_layers(model)
+    layers = attention_layers(model)
     living = [layer for layer in layers if layer.heads]
     scores: dict[str, dict[str, Tensor]] = {}
     likeness: dict[str, dict[str, Tensor]] = {}
@@ -218,6 +218,6 @@ def _counter(progress: Progress, what: str, total: int) -> Callable[[], None]:
     return count
 
 
-def living_heads(layers: Sequence[HeadLayer]) -> int:
+def living_heads(layers: Sequence[AttentionLayer]) -> int:
     """Number of heads that are not pruned."""
     return sum(len(layer.heads) for layer in layers)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from ..errors import ConfigurationError
-from ..models.layers import HeadLayer, check_numbers
+from ..models.layers import AttentionLayer, check_numbers
 
 Importance = Mapping[str, Mapping[int, float]]
 Keep = dict[str, tuple[int, ...]]
@@ -32,7 +32,7 @@ def most_important_per_layer(importance: Importance, count: int) -> Keep:
     }
 
 
-def by_number(layers: Sequence[HeadLayer], keep: Mapping[int, Sequence[int]]) -> Keep:
+def by_number(layers: Sequence[AttentionLayer], keep: Mapping[int, Sequence[int]]) -> Keep:
     """Heads to keep by layer name, from heads by layer number.
 
     Raises:

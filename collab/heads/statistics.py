@@ -11,8 +11,8 @@ from transformers import PreTrainedModel
 
 from ..data.features import Batch
 from ..modeling.collab_attention import as_linear
-from ..models.inputs import query_mask
-from ..models.layers import HeadLayer
+from ..models.layers import AttentionLayer
+from ..models.recording import LayerPass, recording
 from ..models.states import eager_attention
 
 NAMES = ("attention_norm", "entropy", "attention_variance", "confidence", "output_variance")
@@ -21,7 +21,7 @@ NAMES = ("attention_norm", "entropy", "attention_variance", "confidence", "outpu
 class AttentionStatistics:
     """Sums over query tokens, for the heads of one layer."""
 
-    def __init__(self, layer: HeadLayer) -> None:
+    def __init__(self, layer: AttentionLayer) -> None:
         heads, width = len(layer.heads), layer.head_dim
         self._layer = layer
         self._tokens = 0
@@ -30,21 +30,16 @@ class AttentionStatistics:
         self._context_sum = torch.zeros(heads, width, dtype=torch.float64)
         self._context_products = torch.zeros(heads, width, width, dtype=torch.float64)
 
-    def add(self, weights: Tensor, context: Tensor, mask: Tensor | None) -> None:
-        """Adds a pass.
-
-        Args:
-            weights: attention weights, (B, H, T, S).
-            context: input of the output projection, (B, T, H·d).
-            mask: 1 for tokens, 0 for padding, (B, T), or None.
-        """
-        batch, heads, length, seen = weights.shape
-        rows = weights.float().transpose(1, 2).reshape(batch * length, heads, seen)  # (B·T, H, S)
-        outputs = context.float().view(batch * length, heads, -1)  # (B·T, H, d)
-        keys = torch.full((batch * length,), float(seen))
-        if mask is not None and mask.numel() == batch * length:
-            kept = mask.reshape(-1).bool()
-            keys = mask.reshape(batch, length).sum(1).repeat_interleave(length)[kept].float().cpu()
+    def add(self, recorded: LayerPass, batch: Batch) -> None:
+        """Adds a pass, with its weights and context, in a run of the model on a batch."""
+        size, heads, length, width = recorded.weights.shape
+        rows = recorded.weights.float().transpose(1, 2).reshape(size * length, heads, width)  # (B·T, H, S)
+        outputs = recorded.context.float().view(size * length, heads, -1)  # (B·T, H, d)
+        keys = torch.full((size * length,), float(width))
+        seen = recorded.seen(batch)
+        if seen is not None:
+            kept = seen.flatten()
+            keys = seen.sum(1).repeat_interleave(length)[kept].float().cpu()
             rows, outputs = rows[kept], outputs[kept]
         squares = rows.square().sum(-1).double().cpu()  # (N, H)
         self._tokens += len(rows)
@@ -75,7 +70,7 @@ class AttentionStatistics:
 
 def attention_statistics(
     model: PreTrainedModel,
-    layers: Sequence[HeadLayer],
+    layers: Sequence[AttentionLayer],
     batches: Sequence[Batch],
     on_batch: Callable[[], None] = lambda: None,
 ) -> dict[str, AttentionStatistics]:
@@ -91,40 +86,20 @@ def attention_statistics(
         By layer name, for layers with heads; passes that share a layer's weights are summed.
     """
     statistics = {layer.name: AttentionStatistics(layer) for layer in layers if layer.heads}
-    kinds = {layer.name: layer.kind for layer in layers}
     for batch in batches:
-        for name, passes in attention_of(model, layers, batch).items():
-            for weights, context in passes:
-                statistics[name].add(weights, context, query_mask(batch, kinds[name]))
+
+        def add(recorded: LayerPass, batch: Batch = batch) -> None:
+            statistics[recorded.layer.name].add(recorded, batch)
+
+        record_attention(model, layers, batch, add)
         on_batch()
     return statistics
 
 
-def attention_of(
-    model: PreTrainedModel, layers: Sequence[HeadLayer], batch: Batch
-) -> dict[str, list[tuple[Tensor, Tensor]]]:
-    """Runs a model over a batch and records its attention.
-
-    Returns:
-        By layer name, for layers with heads, one entry per pass: weights (B, H, T, S), and the input of the output
-        projection, (B, T, H·d).
-    """
-    contexts: dict[str, list[Tensor]] = {layer.name: [] for layer in layers if layer.heads}
-    weights: dict[str, list[Tensor]] = {name: [] for name in contexts}
-
-    def keep_context(name: str) -> Callable[..., None]:
-        return lambda module, args: contexts[name].append(args[0])
-
-    def keep_weights(layer: HeadLayer) -> Callable[..., None]:
-        return lambda module, args, output: weights[layer.name].append(output[layer.weights_index])
-
+def record_attention(
+    model: PreTrainedModel, layers: Sequence[AttentionLayer], batch: Batch, visit: Callable[[LayerPass], None]
+) -> None:
+    """Runs a model over a batch and calls `visit` with every pass of its layers with heads: weights and context."""
     living = [layer for layer in layers if layer.heads]
-    handles = [layer.output.register_forward_pre_hook(keep_context(layer.name)) for layer in living]
-    handles += [layer.module.register_forward_hook(keep_weights(layer)) for layer in living]
-    try:
-        with eager_attention(model), torch.no_grad():
-            model(**batch, output_attentions=True)  # some families give weights only when asked
-    finally:
-        for handle in handles:
-            handle.remove()
-    return {name: list(zip(weights[name], contexts[name], strict=True)) for name in contexts}
+    with eager_attention(model), torch.no_grad(), recording(living, visit, "weights", "context"):
+        model(**batch, output_attentions=True)  # some families give weights only when asked

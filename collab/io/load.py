@@ -15,7 +15,8 @@ from transformers import AutoConfig, PreTrainedModel
 from transformers import initialization as init
 
 from ..errors import CheckpointError, UnsupportedArchitectureError, WeightsError
-from ..models.families import Family, collaborative_layers, families, native_type, refuse_unsupported
+from ..modeling.collab_attention import CollaborativeAttention
+from ..models.families import Family, families, native_type, refuse_unsupported
 from ..models.weights import check_finite
 from .checkpoint import Checkpoint, processor_of
 from .failures import reading
@@ -128,9 +129,10 @@ def load_source(
 
 def _check_attention(model: PreTrainedModel, missing: Iterable[str]) -> None:
     """Raises a WeightsError if a weight of an attention layer is missing, which would be random."""
-    layers = list(collaborative_layers(model))
     family = families().get(model.config.model_type)
-    layers += [] if family is None else family.attention_layers(model)
+    native = () if family is None else family.base.attention_classes
+    modules = model.named_modules()
+    layers = [name for name, module in modules if isinstance(module, CollaborativeAttention) or type(module) in native]
     for name in missing:
         if any(name.startswith(f"{layer}.") for layer in layers):
             raise WeightsError(f"{name} is not in the checkpoint, so there is no attention to convert or expand.")

@@ -6,7 +6,6 @@ Importing this module registers the converted models with transformers.
 from __future__ import annotations
 
 import importlib
-import inspect
 import pkgutil
 import sys
 from collections import UserDict
@@ -16,16 +15,14 @@ from functools import cache
 from types import ModuleType
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 from transformers import PretrainedConfig, PreTrainedModel
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING, CONFIG_MAPPING_NAMES, model_type_to_module_name
 
 from .. import modeling
 from ..errors import AlreadyConvertedError, UnsupportedArchitectureError
-from ..modeling.collab_attention import CollaborativeAttention, LayerKind
-from ..modeling.collab_disentangled import CollaborativeDisentangledAttention, PositionTerms
+from ..modeling.collab_attention import CollaborativeAttention
 from ..modeling.collab_model import CollaborativeBase, CollaborativeMixin, family_models
-from ..modeling.collab_rotary import CollaborativeRotaryAttention
 from .refusals import RELATIVE, refusal_of
 
 _PREFIX = "collab_"
@@ -69,84 +66,6 @@ class Family:
         """Raises an UnsupportedArchitectureError for settings of a model of the family that do not convert."""
         if (reason := self.base.unsupported(config)) is not None:
             raise UnsupportedArchitectureError(f"This {config.model_type} model cannot be converted: {reason}.")
-
-    def attention_layers(self, model: PreTrainedModel) -> dict[str, nn.Module]:
-        """A native model's attention layers by module name, in the order of ranks.
-
-        A layer that the model applies several times (ALBERT) is listed once.
-        """
-        classes = self.base.attention_classes
-        return {name: layer for name, layer in model.named_modules() if type(layer) in classes}
-
-    def names(self, layer: nn.Module) -> dict[str, str]:
-        """A native attention layer's names of ``query``, ``key``, ``value`` and the other modules that are kept."""
-        return self.base.attention_classes[type(layer)].native_names
-
-    def roles(self, layer: nn.Module) -> dict[str, list[str]]:
-        """What each part of a native attention layer is called in a collaborative one: several names if it is fused."""
-        attention = self.base.attention_classes[type(layer)]
-        return {native: attention.roles_of(native) for native in attention.native_names.values()}
-
-    def num_heads(self, layer: nn.Module) -> int:
-        """H of a native attention layer."""
-        return self.base.attention_classes[type(layer)].heads_of(layer)
-
-    def projection(self, layer: nn.Module, role: str) -> nn.Linear:
-        """A native attention layer's ``query``, ``key`` or ``value`` projection; of a fused one a view of its rows."""
-        return self.base.attention_classes[type(layer)].native_projection(layer, role)
-
-    def value_rows(self, layer: nn.Module) -> tuple[int, int]:
-        """Which part of how many equal ones the values are in the output of the native module that computes them."""
-        attention = self.base.attention_classes[type(layer)]
-        roles = attention.roles_of(attention.native_names["value"])
-        return roles.index("value"), len(roles)
-
-    def scores_input(self, layer: nn.Module, given: dict[str, Any]) -> tuple[Any, Tensor | None]:
-        """The mask and the position bias that a native attention layer was called with."""
-        return self.base.attention_classes[type(layer)].scores_input(layer, given)
-
-    def positions_input(self, layer: nn.Module, given: dict[str, Any]) -> Any:
-        """What a native attention layer was called with to tell positions apart in queries and keys, if anything."""
-        return self.base.attention_classes[type(layer)].positions_input(layer, given)
-
-    def weights_index(self, layer: nn.Module) -> int:
-        """Index of the attention weights in what a native attention layer returns."""
-        return self.base.attention_classes[type(layer)].native_weights
-
-    def kind(self, layer: nn.Module) -> LayerKind:
-        """What a native attention layer attends to, and from where; see `LayerKind`."""
-        return self.base.attention_classes[type(layer)].kind_of(layer)
-
-    def keys_input(self, layer: nn.Module, given: dict[str, Any]) -> Tensor:
-        """The states that a native attention layer computes its keys from; arguments as for `scores_input`."""
-        return self.base.attention_classes[type(layer)].keys_input(layer, given)
-
-    def is_rotary(self, layer: nn.Module) -> bool:
-        """Whether a native attention layer rotates its queries and keys by their positions."""
-        return issubclass(self.base.attention_classes[type(layer)], CollaborativeRotaryAttention)
-
-    def position_terms(self, layer: nn.Module) -> PositionTerms | None:
-        """The terms of disentangled positions that a native attention layer adds to its scores, if any."""
-        attention = self.base.attention_classes[type(layer)]
-        return attention.terms_of(layer) if issubclass(attention, CollaborativeDisentangledAttention) else None
-
-    def output_projection(self, model: PreTrainedModel, name: str) -> nn.Module:
-        """The output projection W_O of a native attention layer, inside the layer or in the block around it."""
-        return model.get_submodule(self.output_name(model, name))
-
-    def output_name(self, model: PreTrainedModel, name: str) -> str:
-        """The module name of a native attention layer's output projection."""
-        layer = model.get_submodule(name)
-        names = self.names(layer)
-        if "dense" in names:
-            return f"{name}.{names['dense']}"
-        return self.base.attention_classes[type(layer)].output_name(name)
-
-
-def arguments_of(module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> dict[str, Any]:
-    """The arguments that a module was called with, by name, as a forward hook is given them."""
-    bound = inspect.signature(type(module).forward).bind(module, *args, **kwargs).arguments
-    return bound | bound.get("kwargs", {})
 
 
 def collaborative_layers(model: PreTrainedModel) -> dict[str, CollaborativeAttention]:
@@ -242,6 +161,20 @@ def require_family(config: PretrainedConfig) -> Family:
             f"position_embedding_type={position!r} is not supported{because}. Only {expected} positions convert."
         )
     family.check_config(config)
+    return family
+
+
+def family_of(model: PreTrainedModel) -> Family:
+    """The family of a native or a converted model.
+
+    Raises:
+        UnsupportedArchitectureError: if it belongs to none.
+    """
+    family = families().get(native_type(model.config.model_type))
+    if family is None:
+        refuse_unsupported(model.config.model_type)
+        raise UnsupportedArchitectureError(f"collab does not know models of type {model.config.model_type!r}.")
+    family.check_config(model.config)
     return family
 
 

@@ -89,21 +89,6 @@ def has_decoder(model: PreTrainedModel | type[PreTrainedModel]) -> bool:
     return "decoder_input_ids" in inspect.signature(model.forward).parameters
 
 
-def answer_mask(batch: Mapping[str, Tensor]) -> Tensor | None:
-    """The mask of the tokens that a model answers about, (B, T): the decoder's, if it has one beside an encoder."""
-    return batch.get("decoder_attention_mask" if "decoder_input_ids" in batch else "attention_mask")
-
-
-def query_mask(batch: Mapping[str, Tensor], kind: str) -> Tensor | None:
-    """The mask of the tokens, (B, T), that an attention layer of a kind computes queries of.
-
-    Args:
-        batch: the model's inputs.
-        kind: ``encoder``, ``decoder`` or ``cross``.
-    """
-    return batch.get("attention_mask") if kind == "encoder" else answer_mask(batch)
-
-
 def decoder_inputs(model: PreTrainedModel, labels: Tensor) -> Tensor:
     """What a decoder reads to answer with these labels, (B, T): they are shifted by one, after the first token.
 

@@ -1,9 +1,9 @@
-"""The attention layers of a model, original or converted, and the heads that each has."""
+"""The attention layers of a model, native or converted."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from typing import Any
 
 from torch import Tensor, nn
 from transformers import PreTrainedModel
@@ -12,63 +12,108 @@ from ..errors import ConfigurationError, UnsupportedArchitectureError
 from ..modeling.collab_attention import CollaborativeAttention, LayerKind
 from ..modeling.collab_disentangled import CollaborativeDisentangledAttention, PositionTerms
 from ..modeling.collab_rotary import CollaborativeRotaryAttention
-from .families import Family, collaborative_layers, families, native_type, refuse_unsupported
+from .families import family_of
 
 FACTORS = ("query", "key", "mixing", "content_bias", "query_offset", "position_content")
 """Parts of a collaborative layer that compute its scores, in place of native query and key projections."""
 
 
-@dataclass(frozen=True)
-class HeadLayer:
-    """One attention layer; a layer that the model applies several times (ALBERT) is listed once.
+class AttentionLayer:
+    """An attention layer of a model, native or converted.
+
+    Args:
+        model: the model.
+        name: the layer's module name.
+        collaborative: the collaborative class that the layer has, or that would replace it.
 
     Attributes:
         name: module name.
-        module: the layer, native or collaborative.
-        heads: indices of the original heads that it has.
-        total: number of heads of the original layer.
-        head_dim: d.
-        query: query projection; None without heads, as `key` and `value`.
-        key: key projection.
-        value: value projection.
-        output: output projection W_O, inside the layer or in the block around it.
-        rotary: whether queries and keys are rotated by their positions, so that no single A_h gives the scores.
-        weights_index: index of the attention weights in what the layer returns.
-        positions: the terms of disentangled positions; None for most layers.
-        kind: attention of a sequence to itself in an encoder or, causal, in a decoder; or of a decoder to another.
+        module: the layer.
+        collaborative: as passed.
+        converted: the layer if it is collaborative, None if it is native.
+        output_name: module name of the output projection W_O, inside the layer or in the block around it.
+        output: the output projection.
     """
 
-    name: str
-    module: nn.Module
-    heads: tuple[int, ...]
-    total: int
-    head_dim: int
-    query: nn.Linear | None
-    key: nn.Linear | None
-    value: nn.Linear | None
-    output: nn.Module
-    rotary: bool = False
-    weights_index: int = 1
-    positions: PositionTerms | None = None
-    kind: LayerKind = "encoder"
+    def __init__(self, model: PreTrainedModel, name: str, collaborative: type[CollaborativeAttention]) -> None:
+        self.name = name
+        self.module: Any = model.get_submodule(name)
+        self.collaborative = collaborative
+        self.converted = self.module if isinstance(self.module, CollaborativeAttention) else None
+        inside = "dense" in collaborative.native_names
+        self.output_name = f"{name}.{self.name_of('dense')}" if inside else collaborative.output_name(name)
+        self.output = model.get_submodule(self.output_name)
+
+    @property
+    def heads(self) -> tuple[int, ...]:
+        """Indices of the original heads that the layer has."""
+        return tuple(range(self.total)) if self.converted is None else self.converted.heads
+
+    @property
+    def total(self) -> int:
+        """Number of heads of the original layer."""
+        return self.collaborative.heads_of(self.module) if self.converted is None else self.converted.total_heads
+
+    @property
+    def head_dim(self) -> int:
+        """The head dimension d of the original layer."""
+        if self.converted is not None:
+            return self.converted.attention_head_size
+        return self.projection("query").out_features // self.total
+
+    @property
+    def full_rank(self) -> int:
+        """K, the width of the original queries."""
+        return self.total * self.head_dim
+
+    @property
+    def kind(self) -> LayerKind:
+        """Attention of a sequence to itself in an encoder or, causal, in a decoder; or of a decoder to another."""
+        return self.collaborative.kind_of(self.module) if self.converted is None else self.converted.kind
+
+    @property
+    def rotary(self) -> bool:
+        """Whether queries and keys are rotated by their positions, so that no single A_h gives the scores."""
+        return issubclass(self.collaborative, CollaborativeRotaryAttention)
+
+    @property
+    def positions(self) -> PositionTerms | None:
+        """The terms of disentangled positions; None for most layers."""
+        if not issubclass(self.collaborative, CollaborativeDisentangledAttention):
+            return None
+        return self.collaborative.terms_of(self.module) if self.converted is None else self.module.terms
+
+    def name_of(self, role: str) -> str:
+        """The name in the layer of the module that computes ``query``, ``key``, ``value`` or ``dense``."""
+        return self.collaborative.native_names[role] if self.converted is None else role
+
+    def roles_of(self, name: str) -> list[str]:
+        """The roles of a module in the layer; several if it is fused, each for as many of its rows, in this order."""
+        return self.collaborative.roles_of(name) if self.converted is None else [name]
+
+    def projection(self, role: str) -> nn.Linear:
+        """The ``query``, ``key`` or ``value`` projection, of a fused one a view of its rows; absent without heads."""
+        if self.converted is None:
+            return self.collaborative.native_projection(self.module, role)
+        return getattr(self.module, role)
 
     @property
     def shares_values(self) -> bool:
         """Whether several heads read the same values (grouped keys and values)."""
-        width = getattr(self.module, "value_width", self.head_dim)
-        return self.value is not None and self.value.out_features < len(self.heads) * width
+        width = self.head_dim if self.converted is None else self.converted.value_width
+        return bool(self.heads) and self.projection("value").out_features < len(self.heads) * width
 
     @property
     def query_key_parameters(self) -> int:
         """Parameters of query and key projections with biases, and of mixing and content terms if converted."""
-        if isinstance(self.module, CollaborativeAttention):
-            return count_factors(self.module)
-        return count_parameters(self.query) + count_parameters(self.key)
+        if self.converted is not None:
+            return count_factors(self.converted)
+        return sum(count_parameters(self.projection(role)) for role in ("query", "key"))
 
     @property
     def value_output_parameters(self) -> int:
         """Parameters of value and output projections with their biases."""
-        return count_parameters(self.value) + count_parameters(self.output)
+        return count_parameters(self.projection("value") if self.heads else None) + count_parameters(self.output)
 
 
 def count_parameters(part: nn.Module | Tensor | None) -> int:
@@ -89,8 +134,8 @@ def count_bytes(tensors: Iterable[Tensor]) -> int:
 
 
 def parameters(model: PreTrainedModel) -> dict[str, int]:
-    """Parameters of the model, of its attention, and of queries and keys; see `HeadLayer`."""
-    layers = head_layers(model)
+    """Parameters of the model, of its attention, and of queries and keys; see `AttentionLayer`."""
+    layers = attention_layers(model)
     query_key = sum(layer.query_key_parameters for layer in layers)
     return {
         "query_key": query_key,
@@ -99,48 +144,37 @@ def parameters(model: PreTrainedModel) -> dict[str, int]:
     }
 
 
-def family_of(model: PreTrainedModel) -> Family:
-    """The family of a native or a converted model.
-
-    Raises:
-        UnsupportedArchitectureError: if it belongs to none.
-    """
-    family = families().get(native_type(model.config.model_type))
-    if family is None:
-        refuse_unsupported(model.config.model_type)
-        raise UnsupportedArchitectureError(f"collab does not know models of type {model.config.model_type!r}.")
-    family.check_config(model.config)
-    return family
-
-
-def head_layers(model: PreTrainedModel) -> list[HeadLayer]:
-    """All attention layers, in the order of the model.
+def attention_layers(model: PreTrainedModel) -> list[AttentionLayer]:
+    """All attention layers, in the order of the model; one that it applies several times (ALBERT) is listed once.
 
     Raises:
         UnsupportedArchitectureError: if the model belongs to no family or has no attention layers.
     """
-    family = family_of(model)
-    layers = [_converted(model, name, layer) for name, layer in collaborative_layers(model).items()]
-    for name, layer in family.attention_layers(model).items():
-        query, key, value = (family.projection(layer, role) for role in ("query", "key", "value"))
-        total = family.num_heads(layer)
-        output = family.output_projection(model, name)
-        width = query.out_features // total
-        layers.append(
-            HeadLayer(
-                *(name, layer, tuple(range(total)), total, width, query, key, value, output),
-                rotary=family.is_rotary(layer),
-                weights_index=family.weights_index(layer),
-                positions=family.position_terms(layer),
-                kind=family.kind(layer),
-            )
-        )
+    layers = _layers(model)
     if not layers:
         raise UnsupportedArchitectureError("The model has no attention layers.")
     return layers
 
 
-def check_numbers(layers: Sequence[HeadLayer], numbers: Iterable[int]) -> None:
+def native_layers(model: PreTrainedModel) -> dict[str, AttentionLayer]:
+    """The attention layers that are not converted, by module name, in the order of the model.
+
+    Raises:
+        UnsupportedArchitectureError: if the model belongs to no family.
+    """
+    return {layer.name: layer for layer in _layers(model) if layer.converted is None}
+
+
+def _layers(model: PreTrainedModel) -> list[AttentionLayer]:
+    known: dict[type[nn.Module], type[CollaborativeAttention]] = family_of(model).base.attention_classes
+    classes = {
+        name: type(module) if isinstance(module, CollaborativeAttention) else known.get(type(module))
+        for name, module in model.named_modules()
+    }
+    return [AttentionLayer(model, name, attention) for name, attention in classes.items() if attention is not None]
+
+
+def check_numbers(layers: Sequence[AttentionLayer], numbers: Iterable[int]) -> None:
     """Raises a ConfigurationError for the index of a layer that does not exist."""
     for number in numbers:
         if not 0 <= number < len(layers):
@@ -172,33 +206,3 @@ def entry_of(model: PreTrainedModel, name: str) -> str:
 def dropped_layers(model: nn.Module) -> tuple[int, ...]:
     """The numbers of the original's layers that a converted model lacks; a trainer may have wrapped the model."""
     return tuple(getattr(getattr(model, "module", model).config, "collab_dropped_layers", None) or ())
-
-
-def matched_states(states: Sequence[Tensor], dropped: Sequence[int]) -> list[Tensor]:
-    """The original's hidden states that those of a converted model stand for, layer by layer.
-
-    Where layers were dropped, the one before them is to give what entered the layer after them.
-
-    Args:
-        states: the original's hidden states: the embeddings, and those after every layer.
-        dropped: numbers of the dropped layers.
-
-    Returns:
-        One for every layer of the converted model.
-    """
-    kept = [number for number in range(len(states) - 1) if number not in dropped]
-    return [states[number] for number in [*kept[1:], len(states) - 1]]
-
-
-def _converted(model: PreTrainedModel, name: str, layer: CollaborativeAttention) -> HeadLayer:
-    output = model.get_submodule(layer.output_name(name))
-    query, key, value = (getattr(layer, role) if layer.heads else None for role in ("query", "key", "value"))
-    width = layer.attention_head_size
-    rotary = isinstance(layer, CollaborativeRotaryAttention)
-    return HeadLayer(
-        *(name, layer, layer.heads, layer.total_heads, width, query, key, value, output),
-        rotary=rotary,
-        weights_index=layer.native_weights,
-        positions=layer.terms if isinstance(layer, CollaborativeDisentangledAttention) else None,
-        kind=layer.kind,
-    )

@@ -38,7 +38,7 @@ def attending_by(model: PreTrainedModel, implementation: str) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def in_parts(layers: Iterable[nn.Module]) -> Iterator[None]:
+def unfused_attention(layers: Iterable[nn.Module]) -> Iterator[None]:
     """Has native attention layers call each of their projections and compute the weights of each head, for a while.
 
     Most always do; see `CollaborativeAttention.native_forward`.
@@ -57,7 +57,7 @@ def in_parts(layers: Iterable[nn.Module]) -> Iterator[None]:
 @contextlib.contextmanager
 def eager_attention(model: PreTrainedModel) -> Iterator[None]:
     """Switches a model to matrix products and a softmax for a while: the only kernel that gives attention weights."""
-    with in_parts(model.modules()), attending_by(model, "eager"):
+    with unfused_attention(model.modules()), attending_by(model, "eager"):
         yield
 
 

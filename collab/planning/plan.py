@@ -18,7 +18,7 @@ from ..modeling.collab_attention import LayerKind
 from ..models.cache import CacheBytes, cache_bytes
 from ..models.families import require_family
 from ..models.inputs import lengths_within
-from ..models.layers import count_parameters
+from ..models.layers import count_parameters, native_layers
 from ..progress import Progress, no_progress
 from ..reparametrization.layer import LayerProblem
 from ..reparametrization.model import LayerProblems
@@ -138,14 +138,14 @@ def plan(
         CalibrationError: if the calibration is of another model.
         BudgetError: if no form fits into any of the fractions.
     """
-    family = require_family(model.config)
+    require_family(model.config)
     solver = solver or SolverOptions()
     lengths = lengths_within(model, REPORTED_LENGTHS) if lengths is None else lengths
     moments = None if calibration is None else calibration.moments
-    problems = LayerProblems(model, family, moments, solver.resolve_device(model.device))
+    problems = LayerProblems(model, moments, solver.resolve_device(model.device))
     shapes = [LayerShape.of(problem) for problem in problems.values()]
     _check_fractions(fractions, content, shapes)
-    kinds = {name: family.kind(layer) for name, layer in family.attention_layers(model).items()}
+    kinds = {name: layer.kind for name, layer in native_layers(model).items()}
     ranks: dict[tuple[FormName, float], list[int]] = {(form, part): [] for form in FORMS for part in fractions}
     errors: dict[tuple[FormName, float], list[float]] = {key: [] for key in ranks}
     spectra: list[Spectrum] = []

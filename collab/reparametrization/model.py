@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 
 import torch
-from torch import nn
 from transformers import PreTrainedModel
 
 from ..errors import CalibrationError
 from ..modeling.collab_attention import CollaborativeAttention
-from ..models.families import Family, require_family
+from ..models.families import require_family
+from ..models.layers import native_layers
 from .disentangled import DisentangledProblem
 from .layer import LayerProblem, factors_of
 from .moments import LayerMoments
@@ -24,7 +24,6 @@ class LayerProblems(Mapping[str, LayerProblem]):
 
     Args:
         model: a native model.
-        family: its family.
         moments: moments of each layer's inputs; None to approximate the weights.
         device: device to solve on.
 
@@ -35,12 +34,10 @@ class LayerProblems(Mapping[str, LayerProblem]):
     def __init__(
         self,
         model: PreTrainedModel,
-        family: Family,
         moments: Mapping[str, LayerMoments] | None,
         device: torch.device,
     ) -> None:
-        self._layers = family.attention_layers(model)
-        self._family = family
+        self._layers = native_layers(model)
         self._moments = moments
         self._device = device
         if self._moments is not None and set(self._moments) != set(self._layers):
@@ -49,19 +46,17 @@ class LayerProblems(Mapping[str, LayerProblem]):
     @property
     def full_ranks(self) -> list[int]:
         """K of each layer."""
-        return full_ranks(self._layers.values(), self._family)
+        return [layer.full_rank for layer in self._layers.values()]
 
     def __getitem__(self, name: str) -> LayerProblem:
         layer = self._layers[name]
-        query, key = projections(layer, self._family)
+        query, key = layer.projection("query"), layer.projection("key")
         moments = None if self._moments is None else self._moments[name]
         with torch.no_grad():
-            if self._family.is_rotary(layer):
-                return rotary_problem(query, key, self._family.num_heads(layer), self._device, moments)
-            problem = LayerProblem.of(
-                query.weight, query.bias, key.weight, self._family.num_heads(layer), self._device, moments
-            )
-            terms = self._family.position_terms(layer)
+            if layer.rotary:
+                return rotary_problem(query, key, layer.total, self._device, moments)
+            problem = LayerProblem.of(query.weight, query.bias, key.weight, layer.total, self._device, moments)
+            terms = layer.positions
             if terms is None:
                 return problem
             bias = None if key.bias is None else key.bias.to(self._device).double()
@@ -72,16 +67,6 @@ class LayerProblems(Mapping[str, LayerProblem]):
 
     def __len__(self) -> int:
         return len(self._layers)
-
-
-def full_ranks(layers: Iterable[nn.Module], family: Family) -> list[int]:
-    """K of native attention layers."""
-    return [projections(layer, family)[0].out_features for layer in layers]
-
-
-def projections(layer: nn.Module, family: Family) -> tuple[nn.Linear, nn.Linear]:
-    """A native attention layer's query and key projections."""
-    return family.projection(layer, "query"), family.projection(layer, "key")
 
 
 def score_errors(
@@ -97,8 +82,9 @@ def score_errors(
     Returns:
         The errors by module name; see `LayerReport.score_error`.
     """
+    require_family(original.config)
     errors = {}
-    for name, problem in LayerProblems(original, require_family(original.config), None, original.device).items():
+    for name, problem in LayerProblems(original, None, original.device).items():
         module = converted.get_submodule(name)
         assert isinstance(module, CollaborativeAttention)
         with torch.no_grad():

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from ..models.answers import answers_of
-from ..models.inputs import answer_mask
-from ..models.layers import dropped_layers, matched_states
+from ..models.layers import dropped_layers
+from ..models.outputs import matched_states, outputs_of
+from ..models.padding import output_mask
 from .run import GuardedTrainer
 
 
@@ -24,7 +24,7 @@ def relative_errors(
     layer that predicts only that mean, so layers have equal weight whatever the size of their states.
 
     Args:
-        model: the teacher, which tells what kind of answer its logits are.
+        model: the teacher, which tells of what kind its logits are.
         student: outputs with hidden states.
         teacher: the teacher's outputs with hidden states, without gradients.
         inputs: what both were given, whose masks, (B, T) or (B, choices, T), tell what is padding.
@@ -33,44 +33,20 @@ def relative_errors(
     Returns:
         Shape (layers,) or (layers + logits,).
     """
-    pairs = []
-    for (ours, mask), (theirs, _) in zip(_states(student, inputs), _states(teacher, inputs), strict=True):
-        # Inside the model, the choices of an example are separate rows.
-        by_row = None if mask is None else mask.flatten(0, -2)
-        states = zip(ours[1:], matched_states(theirs, dropped), strict=True)
-        pairs += [(_seen(mine, by_row), _seen(yours, by_row)) for mine, yours in states]
-    answered = zip(*(answers_of(model, output, answer_mask(inputs)) for output in (student, teacher)), strict=True)
-    pairs += [(ours.rows, theirs.rows) for ours, theirs in answered if ours.kind != "states"]
+    pairs = list(matched_states(student, teacher, inputs, dropped))
+    logits = (outputs_of(model, returned, output_mask(inputs)) for returned in (student, teacher))
+    pairs += [(ours.rows, theirs.rows) for ours, theirs in zip(*logits, strict=True) if ours.kind != "states"]
     return torch.stack([_relative(*pair) for pair in pairs])
 
 
-def _states(output: Any, inputs: Mapping[str, Tensor]) -> list[tuple[Sequence[Tensor], Tensor | None]]:
-    """Hidden states and their mask, of an encoder-decoder those of both parts."""
-    mask = inputs.get("attention_mask")
-    if "decoder_input_ids" not in inputs:
-        return [(output.hidden_states, mask)]
-    encoded = output.encoder_hidden_states
-    return [
-        (encoded, mask if mask is not None and mask.shape == encoded[0].shape[:2] else None),
-        (output.decoder_hidden_states, answer_mask(inputs)),
-    ]
-
-
 def _relative(student: Tensor, teacher: Tensor) -> Tensor:
-    student, teacher = student.float(), teacher.float()  # (N, D)
+    student, teacher = (states.flatten(0, -2).float() for states in (student, teacher))  # (N, D)
     spread = (teacher - teacher.mean(dim=0)).square().sum()
     # A single row has no spread.
     return (student - teacher).square().sum() / torch.where(spread > 0, spread, teacher.square().sum() + 1e-12)
 
 
-def _seen(states: Tensor, mask: Tensor | None) -> Tensor:
-    """(B, T, D) → (N, D) without padding; outputs of another shape are only flattened."""
-    if mask is not None and states.shape[:-1] == mask.shape:
-        return states[mask.bool()]
-    return states.flatten(0, -2)
-
-
-def answers(teacher: nn.Module, inputs: dict[str, Any]) -> Any:
+def teacher_outputs(teacher: nn.Module, inputs: dict[str, Any]) -> Any:
     """A teacher's outputs with hidden states, without gradients."""
     with torch.no_grad():
         return teacher(**inputs, output_hidden_states=True)
@@ -101,7 +77,7 @@ class DistillationTrainer(GuardedTrainer):
     ) -> Any:
         """See `distillation_loss`. The teacher computes in the precision of the training, too."""
         with self.accelerator.autocast():
-            expected = answers(self._teacher, inputs)
+            expected = teacher_outputs(self._teacher, inputs)
         loss, actual = distillation_loss(model, self._teacher, expected, inputs)
         return (loss, actual) if return_outputs else loss
 

@@ -26,7 +26,7 @@ from ..models.layers import FACTORS, count_parameters, entry_of
 from ..models.states import evaluating, set_dropout
 from ..progress import Progress, no_progress
 from ..steps.training import Healing
-from .distillation import DistillationTrainer, answers, distillation_loss
+from .distillation import DistillationTrainer, distillation_loss, teacher_outputs
 from .learning_rate import find_learning_rate
 from .options import HealOptions, RunOptions, Trainable
 from .run import RunData, RunResult, Work, run, short_of_memory, steps_of
@@ -187,7 +187,7 @@ def _learning_rate(
     def taught(features: Sequence[Any]) -> Iterator[tuple[Any, Batch]]:
         for part in pair.batches(features[:_TRIED], options.batch_size // options.gradient_accumulation_steps):
             batch = on_device(part, device)
-            yield answers(teacher, batch), batch
+            yield teacher_outputs(teacher, batch), batch
 
     def backward() -> None:
         for expected, batch in taught(rows.train):

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+from collections import Counter
 from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, get_args
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from ..data.features import Batch
-from ..modeling.collab_attention import LayerKind, as_linear
-from ..models.families import Family, arguments_of
-from ..models.inputs import on_device, query_mask
-from ..models.states import evaluating, in_parts
+from ..models.inputs import on_device
+from ..models.layers import native_layers
+from ..models.recording import LayerPass, recording
 from .options import RefineOptions
 
 _PIECE = 512  # tokens that the original runs on at a time, unless a single row has more
@@ -24,8 +24,8 @@ _TIMES = 3  # uses of each recording: running the original takes most of the tim
 
 
 @dataclass(frozen=True)
-class LayerPass:
-    """Inputs and output of one attention layer of the original in one pass.
+class LayerExample:
+    """One pass of a layer of the original, in float32, to train its conversion on.
 
     Attributes:
         queries: x, (B, T, D_q).
@@ -34,10 +34,10 @@ class LayerPass:
         context: input of W_O, (B, T, K).
         mask: attention mask as passed to the layer.
         position_bias: (1 or B, H, T, S), or None.
+        positions: the positions as passed to the layer; None for most.
+        is_causal: as passed to the layer; None if it was not.
         seen: (B, T, 1), True for queries that are not padding; None without padding.
         number: index of the pass, for a layer that the model applies several times.
-        is_causal: as passed to the layer; None if it was not.
-        positions: what the layer was given to tell positions apart in queries and keys; None for most.
     """
 
     queries: Tensor
@@ -46,142 +46,75 @@ class LayerPass:
     context: Tensor
     mask: Any
     position_bias: Tensor | None
+    positions: Any
+    is_causal: bool | None
     seen: Tensor | None
     number: int
-    is_causal: bool | None = None
-    positions: Any = None
+
+    @classmethod
+    def of(cls, recorded: LayerPass, batch: Batch, number: int) -> LayerExample:
+        """The example of a pass in a run of the model on a batch."""
+        mask, bias = recorded.scores_input()
+        seen = recorded.seen(batch)
+        return cls(
+            recorded.queries.float(),
+            recorded.keys.float(),
+            recorded.values.float(),
+            recorded.context.float(),
+            mask.float() if isinstance(mask, Tensor) and mask.is_floating_point() else mask,
+            None if bias is None else bias.float(),
+            recorded.positions,
+            recorded.given.get("is_causal"),
+            None if seen is None or bool(seen.all()) else seen.unsqueeze(-1),
+            number,
+        )
 
 
-Visit = Callable[[str, LayerPass], None]
+Visit = Callable[[str, LayerExample], None]
 
 
-class _Enough(Exception):  # noqa: N818  # nothing went wrong
+class StopForward(Exception):  # noqa: N818  # nothing went wrong
     """Ends a run of the original after its last attention layer."""
 
 
 class Observer:
-    """Runs a native model and passes the inputs and outputs of its attention layers to a callback.
+    """Runs a native model and shows every pass of its attention layers.
 
     Args:
-        model: a native model.
-        family: its family.
+        model: a native model, in evaluation mode.
+
+    Attributes:
+        layers: its attention layers by module name.
     """
 
-    def __init__(self, model: PreTrainedModel, family: Family) -> None:
-        self.model = model
-        self._family = family
-        self._layers = family.attention_layers(model)
-        self._inputs: dict[str, dict[str, Any]] = {}
-        self._values: dict[str, Tensor] = {}
-        self._number: dict[str, int] = {}
+    def __init__(self, model: PreTrainedModel) -> None:
+        self.layers = native_layers(model)
+        self._model = model
         self._passes: dict[frozenset[str], int] = {}  # number in a run, by the names in the batch
-        self._left = -1
-        self._masks: dict[LayerKind, Tensor | None] = {}  # of the tokens with queries
-        self._visit: Visit | None = None
-
-    def projections(self, name: str) -> tuple[nn.Linear, nn.Linear]:
-        """W_V and W_O of a layer."""
-        layer = self._layers[name]
-        output = as_linear(self._family.output_projection(self.model, name))
-        return self._family.projection(layer, "value"), output
-
-    @contextlib.contextmanager
-    def watching(self) -> Iterator[None]:
-        """Registers the hooks that `run` needs, and turns dropout off, inside the context."""
-        handles = []
-        for name, layer in self._layers.items():
-            value = getattr(layer, self._family.names(layer)["value"])
-            output = self._family.output_projection(self.model, name)
-            handles.append(layer.register_forward_pre_hook(self._before(name), with_kwargs=True))
-            handles.append(value.register_forward_hook(self._value(name)))
-            handles.append(output.register_forward_pre_hook(self._after(name)))
-        try:
-            with evaluating(self.model), in_parts(self._layers.values()):
-                yield
-        finally:
-            for handle in handles:
-                handle.remove()
 
     def run(self, batch: Batch, visit: Visit) -> None:
-        """Runs the model on a batch and calls `visit` for every pass of every layer."""
-        moved = on_device(batch, self.model.device)
-        self._masks = {kind: _if_padded(query_mask(moved, kind)) for kind in get_args(LayerKind)}
-        self._visit = visit
-        self._number = dict.fromkeys(self._layers, 0)
-        kind = frozenset(batch)
-        self._left = self._passes.get(kind, -1)
-        try:
-            with torch.no_grad(), contextlib.suppress(_Enough):
-                self.model(**moved)
-            self._passes[kind] = sum(self._number.values())
-        finally:
-            self._visit = None
-            self._inputs.clear()
-            self._values.clear()
+        """Runs the model on a batch up to its last attention layer, and calls `visit` for every pass of every layer."""
+        moved = on_device(batch, self._model.device)
+        names, numbers = frozenset(batch), Counter[str]()
 
-    def _before(self, name: str) -> Callable[..., None]:
-        def keep(module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
-            self._inputs[name] = arguments_of(module, args, kwargs)
+        def show(recorded: LayerPass) -> None:
+            name = recorded.layer.name
+            visit(name, LayerExample.of(recorded, moved, numbers[name]))
+            numbers[name] += 1
+            if numbers.total() == self._passes.get(names):
+                raise StopForward
 
-        return keep
-
-    def _value(self, name: str) -> Callable[..., None]:
-        number, parts = self._family.value_rows(self._layers[name])
-
-        def keep(module: nn.Module, args: tuple, output: Tensor) -> None:
-            self._values[name] = output.chunk(parts, dim=-1)[number]
-
-        return keep
-
-    def _after(self, name: str) -> Callable[..., None]:
-        layer = self._layers[name]
-        kind = self._family.kind(layer)
-
-        def show(module: nn.Module, args: tuple) -> None:
-            if self._visit is None or name not in self._inputs:
-                return
-            given = self._inputs.pop(name)
-            queries = given["hidden_states"]
-            keys = self._family.keys_input(layer, given)
-            mask, bias = self._family.scores_input(layer, given)
-            shown = LayerPass(
-                queries.float(),
-                keys.float(),
-                self._values.pop(name).float(),
-                args[0].float(),
-                mask.float() if isinstance(mask, Tensor) and mask.is_floating_point() else mask,
-                None if bias is None else bias.float(),
-                self._seen(queries, kind),
-                self._number[name],
-                given.get("is_causal"),
-                self._family.positions_input(layer, given),
-            )
-            self._number[name] += 1
-            self._visit(name, shown)
-            self._left -= 1
-            if self._left == 0:
-                raise _Enough
-
-        return show
-
-    def _seen(self, queries: Tensor, kind: LayerKind) -> Tensor | None:
-        rows = queries.shape[:2]
-        mask = self._masks[kind]
-        if mask is None or mask.numel() != rows.numel():
-            return None
-        return mask.reshape(*rows, 1)
-
-
-def _if_padded(mask: Tensor | None) -> Tensor | None:
-    """A mask as booleans; None if it hides nothing."""
-    return None if mask is None or bool(mask.all()) else mask.bool()
+        passes = recording(self.layers.values(), show, "values", "context")
+        with torch.no_grad(), contextlib.suppress(StopForward), passes:
+            self._model(**moved)
+        self._passes[names] = numbers.total()
 
 
 @dataclass(frozen=True)
 class Recording:
     """The passes of the original's attention layers on one batch."""
 
-    passes: list[tuple[str, LayerPass]]
+    passes: list[tuple[str, LayerExample]]
     rows: int
     tokens: int
 
@@ -205,9 +138,9 @@ def recordings(
 
 
 def _record(watch: Observer, names: Container[str], piece: Batch) -> Recording:
-    passes: list[tuple[str, LayerPass]] = []
+    passes: list[tuple[str, LayerExample]] = []
 
-    def visit(name: str, shown: LayerPass) -> None:
+    def visit(name: str, shown: LayerExample) -> None:
         if name in names:
             passes.append((name, shown))
 

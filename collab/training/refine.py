@@ -18,7 +18,7 @@ from dataclasses import asdict
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from ..data.features import Batch
@@ -27,13 +27,13 @@ from ..decomposition import form_named
 from ..errors import ConfigurationError, DataError, NotConvertedError
 from ..evaluation.compare import check_comparable
 from ..io.checkpoint import Checkpoint
-from ..modeling.collab_attention import CollaborativeAttention
+from ..modeling.collab_attention import CollaborativeAttention, as_linear
 from ..models.families import collaborative_layers, require_family
-from ..models.layers import FACTORS
-from ..models.states import attending_by
+from ..models.layers import FACTORS, AttentionLayer
+from ..models.states import attending_by, evaluating
 from ..progress import Progress, no_progress
 from ..steps.conversion import LayerRefinement, Refinement
-from .observe import LayerPass, Observer, pieces_of, recordings
+from .observe import LayerExample, Observer, pieces_of, recordings
 from .options import RefineOptions
 
 logger = logging.getLogger(__name__)
@@ -91,9 +91,10 @@ def refine(
     if options.steps == 0:
         return checkpoint.then(Refinement({}, asdict(options), 0.0))
     train, judge = _divided(batches, held_out)
-    watch = Observer(original, require_family(original.config))
-    learners = {name: _Learner(layer, *watch.projections(name)) for name, layer in layers.items() if layer.heads}
-    with torch.inference_mode(False), attending_by(original, _implementation(original)), watch.watching():
+    require_family(original.config)
+    watch = Observer(original)
+    learners = {name: _Learner(layer, watch.layers[name]) for name, layer in layers.items() if layer.heads}
+    with torch.inference_mode(False), attending_by(original, _implementation(original)), evaluating(original):
         held_pieces = pieces_of(judge)
         before = _measure(watch, learners, held_pieces)
         trained = {name: learner for name, learner in learners.items() if before[name] > _EXACT}
@@ -172,24 +173,24 @@ class _Learner:
 
     Args:
         layer: the layer of the converted model, which is not changed.
-        native_value: the original's value projection.
-        native_output: the original's output projection W_O.
+        native: the original's layer.
 
     Raises:
         ConfigurationError: if the layer's values are not those of the original.
     """
 
-    def __init__(self, layer: CollaborativeAttention, native_value: nn.Linear, native_output: nn.Linear) -> None:
+    def __init__(self, layer: CollaborativeAttention, native: AttentionLayer) -> None:
         self.dtype = layer.query.weight.dtype
-        self.layer = copy.deepcopy(layer).to(native_output.weight.device).float().eval().requires_grad_(False)
+        output = as_linear(native.output).weight.detach()
+        self.layer = copy.deepcopy(layer).to(output.device).float().eval().requires_grad_(False)
         self.layer.config._attn_implementation_internal = "sdpa"
         self._shape = (layer.total_heads, layer.attention_head_size)
         self._heads = None if layer.num_attention_heads == layer.total_heads else list(layer.heads)
-        weight = self._of_heads(native_output.weight.detach().float())  # (D, H·d)
+        weight = self._of_heads(output.float())  # (D, H·d)
         self.gram = weight.mT @ weight  # W_O W_Oᵀ, (H·d, H·d)
         value: Any = layer.value
-        native = self._of_heads(native_value.weight.detach().mT).mT  # (H·d, D_k)
-        if not torch.equal(native.to(value.weight), value.weight):
+        native_value = self._of_heads(native.projection("value").weight.detach().mT).mT  # (H·d, D_k)
+        if not torch.equal(native_value.to(value.weight), value.weight):
             raise ConfigurationError(
                 "The model's value projections differ from the original's, so its layers cannot be refined separately. "
                 "Refine before other training, or heal instead."
@@ -207,7 +208,7 @@ class _Learner:
             return tensor
         return tensor.unflatten(-1, self._shape)[..., self._heads, :].flatten(-2)
 
-    def _difference(self, shown: LayerPass) -> tuple[Tensor, Tensor]:
+    def _difference(self, shown: LayerExample) -> tuple[Tensor, Tensor]:
         """ẑ, and ẑ - z without a gradient, zero for padding, (B, T, H·d)."""
         layer = self.layer
         values = layer.values_by_head(self._of_heads(shown.values))  # (B, H, S, d)
@@ -223,7 +224,7 @@ class _Learner:
         difference = context.detach() - self._of_heads(shown.context)
         return context, difference if shown.seen is None else difference.masked_fill(~shown.seen, 0.0)
 
-    def measure(self, shown: LayerPass) -> None:
+    def measure(self, shown: LayerExample) -> None:
         """Adds the errors of one pass to the sums."""
         sums = self._sums.setdefault(shown.number, _Errors(self.gram))
         with torch.no_grad():
@@ -252,7 +253,7 @@ class _Learner:
             groups.append({"params": [parameter], "lr": highest, "highest": highest})
         self._optimizer = torch.optim.Adam(groups, betas=_BETAS)
 
-    def learn(self, shown: LayerPass) -> None:
+    def learn(self, shown: LayerExample) -> None:
         """Adds the gradient of one pass's squared error, relative to the spread."""
         with torch.enable_grad():
             context, difference = self._difference(shown)
@@ -289,7 +290,7 @@ class _Learner:
 def _measure(watch: Observer, learners: Mapping[str, _Learner], pieces: Sequence[Batch]) -> dict[str, float]:
     """Every layer's relative squared error on some batches."""
 
-    def visit(name: str, shown: LayerPass) -> None:
+    def visit(name: str, shown: LayerExample) -> None:
         if name in learners:
             learners[name].measure(shown)
 

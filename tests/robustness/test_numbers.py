@@ -57,7 +57,7 @@ def check(model: PreTrainedModel, conversion: collab.Conversion) -> None:
 
 def true_errors(model: PreTrainedModel, conversion: collab.Conversion) -> list[float]:
     """The error of each layer's weights in the converted model, computed anew."""
-    problems = LayerProblems(model, collab.models.families.require_family(model.config), None, torch.device("cpu"))
+    problems = LayerProblems(model, None, torch.device("cpu"))
     errors = []
     for layer in conversion.report.layers:
         problem, factors = problems[layer.name], factors_of(collaborative_layers(conversion.model)[layer.name])

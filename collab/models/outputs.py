@@ -1,10 +1,11 @@
-"""The answers of a model: which of its outputs are logits, of what kind, and which entries are not padding.
+"""The outputs of a model: which of them are logits, of what kind, and which entries are not padding.
 
 Notation: B batch, T tokens, C classes, labels or numbers.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -14,6 +15,7 @@ from torch.nn import functional
 from transformers import AutoModelForPreTraining, PreTrainedModel
 
 from .inputs import has_choices
+from .padding import seen_tokens, without_padding
 
 OutputKind = Literal["class", "span", "labels", "token label", "numbers", "states"]
 """The kind of an output:
@@ -29,10 +31,16 @@ OutputKind = Literal["class", "span", "labels", "token label", "numbers", "state
 _SPANS = ("start_logits", "end_logits")
 _OF_PAIRS = ("seq_relationship_logits", "sop_logits")
 _STATES = ("last_hidden_state", "reconstruction", "projected_states")
+_HIDDEN_STATES = {
+    "hidden_states": "attention_mask",
+    "encoder_hidden_states": "attention_mask",
+    "decoder_hidden_states": "decoder_attention_mask",
+}
+"""Hidden states in the outputs of models, with the masks of their tokens."""
 
 
 @dataclass(frozen=True)
-class Answer:
+class Output:
     """One output of a model.
 
     Attributes:
@@ -94,14 +102,14 @@ class Answer:
         return torch.bernoulli(probabilities.cpu(), generator=generator).to(probabilities.device)
 
     def log_likelihood(self, drawn: Tensor) -> Tensor:
-        """Log-likelihood of a sample, with its graph: (B,), or (B, T) if every token has an answer."""
+        """Log-likelihood of a sample, with its graph: (B,), or (B, T) by token."""
         if self.kind in ("class", "span"):
             return self._logits.log_softmax(-1).gather(-1, drawn.unsqueeze(-1)).squeeze(-1)
         likelihood = -functional.binary_cross_entropy_with_logits(self.values, drawn, reduction="none")
         return likelihood if self.kind == "token label" else likelihood.sum(-1)
 
-    def divergence(self, other: Answer) -> Tensor:
-        """The Kullback-Leibler divergence of another model's answers from these, in nats: (B,), or (B, T) by token.
+    def divergence(self, other: Output) -> Tensor:
+        """The Kullback-Leibler divergence of another model's output from this one, in nats: (B,), or (B, T) by token.
 
         The divergences of a row's independent labels are summed.
         """
@@ -110,11 +118,11 @@ class Answer:
             return functional.kl_div(given, target, log_target=True, reduction="none").sum(-1)
         divergence = torch.zeros_like(self.values)
         for sign in (1, -1):  # of yes and of no
-            target, given = (functional.logsigmoid(sign * answer.values) for answer in (self, other))
+            target, given = (functional.logsigmoid(sign * output.values) for output in (self, other))
             divergence = divergence + target.exp() * (target - given)
         return divergence if self.kind == "token label" else divergence.sum(-1)
 
-    def same(self, other: Answer) -> Tensor:
+    def same(self, other: Output) -> Tensor:
         """Whether both predict the same class, (B,) or (B, T), or the same value of each label, (B, C or T)."""
         if self.kind in ("class", "span"):
             return self._logits.argmax(-1) == other._logits.argmax(-1)
@@ -160,30 +168,52 @@ def _signs(like: Tensor, generator: torch.Generator) -> Tensor:
     return (torch.randint(0, 2, like.shape, generator=generator) * 2 - 1).to(like)
 
 
-def answers_of(model: PreTrainedModel, output: Any, mask: Tensor | None) -> list[Answer]:
-    """The logits in a model's output, or its hidden states if it has none.
+def outputs_of(model: PreTrainedModel, returned: Any, mask: Any) -> list[Output]:
+    """The logits that a model returned, or its hidden states if there are none.
 
     Args:
         model: the model, native or converted; its class and config tell what its logits are.
-        output: its output.
+        returned: what it returned.
         mask: its attention mask, (B, T), or None.
 
     Returns:
-        The answers in the order of the output; empty if it has neither logits nor hidden states.
+        The outputs in the model's order; empty if there are neither logits nor hidden states.
     """
-    entries = dict(output.items()) if hasattr(output, "items") else {_STATES[0]: output[0]}
+    entries = dict(returned.items()) if hasattr(returned, "items") else {_STATES[0]: returned[0]}
     tensors = {name: value for name, value in entries.items() if isinstance(value, Tensor)}
     kinds: dict[str, OutputKind] = {
         name: _kind(model, name, value) for name, value in tensors.items() if name.endswith("logits")
     }
     kinds = kinds or {name: "states" for name in _STATES if name in tensors}
-    return [_answer(name, kind, tensors[name].float(), mask) for name, kind in kinds.items()]
+    return [_output(name, kind, tensors[name].float(), mask) for name, kind in kinds.items()]
 
 
-def _answer(name: str, kind: OutputKind, values: Tensor, mask: Tensor | None) -> Answer:
+def _output(name: str, kind: OutputKind, values: Tensor, mask: Any) -> Output:
     by_token = values.ndim > 2 or kind in ("span", "token label")
-    fits = mask is not None and mask.ndim == 2 and values.shape[:2] == mask.shape
-    return Answer(name, kind, values, mask.bool() if mask is not None and by_token and fits else None)
+    return Output(name, kind, values, seen_tokens(mask, values) if by_token else None)
+
+
+def matched_states(
+    model: Any, original: Any, batch: Mapping[str, Tensor], dropped: Sequence[int] = ()
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """The hidden states of a converted model and the original's that they stand for, without padding.
+
+    There is a pair for every layer of the converted model, of an encoder's before those of its decoder. Where layers
+    were dropped, the one before them is to give what entered the layer after them.
+
+    Args:
+        model: what the model returned for the batch, with hidden states.
+        original: what the original returned.
+        batch: what both were given.
+        dropped: numbers of the original's layers that the model lacks.
+    """
+    for name, mask in _HIDDEN_STATES.items():
+        if name not in model:
+            continue
+        ours, theirs = model[name], original[name]  # those of the embeddings first
+        kept = [number for number in range(len(theirs) - 1) if number not in dropped]
+        for states, number in zip(ours[1:], [*kept[1:], len(theirs) - 1], strict=True):
+            yield without_padding(states, batch.get(mask)), without_padding(theirs[number], batch.get(mask))
 
 
 def _kind(model: PreTrainedModel, name: str, values: Tensor) -> OutputKind:
