@@ -6,11 +6,9 @@ from .calibration.calibrate import PreparedData as PreparedData
 from .calibration.calibrate import calibrate as calibrate
 from .calibration.options import CalibrationOptions as CalibrationOptions
 from .calibration.options import CalibrationRequest as CalibrationRequest
-from .compression.compress import CompressionOption as CompressionOption
-from .compression.compress import CompressionPlan as CompressionPlan
 from .compression.compress import compress as compress
-from .compression.compress import plan_compression as plan_compression
 from .compression.options import CompressionConfig as CompressionConfig
+from .compression.plan import plan as plan
 from .conversion.convert import convert as convert
 from .conversion.expand import expand as expand
 from .conversion.in_order import calibrate_in_order as calibrate_in_order
@@ -55,7 +53,6 @@ from .planning.config import ConversionConfig as ConversionConfig
 from .planning.plan import Plan as Plan
 from .planning.plan import PlanOption as PlanOption
 from .planning.plan import Spectrum as Spectrum
-from .planning.plan import plan as plan
 from .progress import Progress as Progress
 from .reparametrization.layer import reparametrize as reparametrize
 from .reparametrization.model import score_errors as score_errors

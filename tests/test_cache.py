@@ -45,7 +45,8 @@ def test_plans_say_what_a_conversion_then_holds(form: str, cross: bool, calibrat
     model = decoder(add_cross_attention=cross).bfloat16()
     calibration = collab.calibrate(model, options=collab.CalibrationOptions(samples=8)) if calibrated else None
     for content in ("exact", "folded"):
-        plan = collab.plan(model, calibration, fractions=(0.5,), content=content)
+        planned = collab.ConversionConfig(params=0.5, form="auto", allocation="uniform", content=content)
+        plan = collab.plan(model, calibration, planned, fractions=(0.5,))
         size = 2 * D * LAYERS
         assert plan.cache == cache_bytes(model) == CacheBytes(size, size, "bfloat16", size * cross, size * cross)
         option = next(option for option in plan.options if option.form == form)

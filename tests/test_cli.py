@@ -277,6 +277,10 @@ class TestPlan:
         plan = json.loads(result.stdout)
         assert len(plan["options"]) == 3
         assert plan["calibration"] is None
+        assert plan["unit"] == "params"
+        assert {option["budget"] for option in plan["options"]} == {0.4}
+        for option in plan["options"]:
+            assert option["rank"] == max(layer["queries-keys"] for layer in option["widths"])
 
     def test_bad_input(self, model: Path, tmp_path: Path) -> None:
         for options, message, code in (
@@ -320,9 +324,12 @@ class TestWidth:
         self.check(capsys, "held out", "100,000,000", "(R=1024)", "after / before")
 
     def test_plan(self, capsys: pytest.CaptureFixture[str]) -> None:
-        choice = PlanOption("tucker", 1024, 0.1, [0.1], 0.5, 0.9, {32: 0.1, 128: 12.5, 512: 0.1}, CACHE, True)
+        widths = ({"queries-keys": 1024},) * len(self.NAMES)
+        flops = {32: 0.1, 128: 12.5, 512: 0.1}
+        choice = PlanOption(0.5, 0.5, "tucker", 1024, widths, 0.1, [0.1], 0.5, 0.9, flops, {}, CACHE, True)
         spectra = [Spectrum(name, "encoder", [1024, 4096], [0.5, 1.0], [0.5, 1.0], [0.95, 1.0]) for name in self.NAMES]
-        show_plan(Plan([choice] * 3, spectra, "Take it.", "Refined.", None, 10**9, 10**10, CACHE))
+        layers = {name: {"queries-keys": 4096} for name in self.NAMES}
+        show_plan(Plan("params", layers, [choice] * 3, None, 10**9, 10**10, CACHE, spectra, "Take it.", "Refined."))
         self.check(capsys, "query/key", "model", "512 tokens", "cross keys", "12,582,912", "12,582,913", "product")
 
     def test_bench(self, capsys: pytest.CaptureFixture[str]) -> None:

@@ -29,8 +29,7 @@ from tiny import (
 from transformers import AutoModel, BertForSequenceClassification, BertModel, PreTrainedModel, T5EncoderModel
 
 import collab
-from collab.compression import compress as compress_module
-from collab.compression.allocation import Point, allocate, convex_hull
+from collab.compression import compressions
 from collab.compression.feed_forward import eliminate
 from collab.decomposition import HeadTensor, decompose
 from collab.errors import (
@@ -42,6 +41,7 @@ from collab.errors import (
 from collab.evaluation import timing
 from collab.evaluation.timing import Run
 from collab.models.inputs import probe_inputs
+from collab.planning.allocation import Point, allocate, convex_hull
 
 TEXT = [" ".join(LETTERS[(i * 7 + j * j) % 26] for j in range(2 + i % 9)) for i in range(96)]
 
@@ -200,7 +200,7 @@ class TestCompress:
 
     def test_what_is_healed_drops_more_layers(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """All layers of a random model matter, so the part that healing recovers is all of it here."""
-        monkeypatch.setattr(compress_module, "_RECOVERED", 1.0)
+        monkeypatch.setattr(compressions, "_RECOVERED", 1.0)
         model = tiny_model(BERT, num_hidden_layers=4)
         reports = [compressed(model, flops=0.5, healed=healed).report for healed in (False, True)]
         kept, dropped = (sum(layer.dropped for layer in report.layers) for report in reports)
@@ -249,14 +249,43 @@ class TestCompress:
     def test_plan_predicts_more_loss_for_less(self) -> None:
         model = tiny_model(BERT)
         calibration = collab.calibrate(model, batches(model, 12))
-        plan = collab.plan_compression(
-            model, collab.CompressionConfig(flops=0.5), calibration, fractions=(0.8, 0.6, 0.0001)
-        )
+        plan = collab.plan(model, calibration, collab.CompressionConfig(flops=0.5), fractions=(0.8, 0.6, 0.0001))
         assert [option.budget for option in plan.options] == [0.8, 0.6]
         assert all(option.reached <= option.budget for option in plan.options)
-        assert plan.options[0].predicted_loss < plan.options[1].predicted_loss
+        assert plan.options[0].error < plan.options[1].error
         compression = collab.compress(model, collab.CompressionConfig(flops=0.6), calibration)
-        assert plan.options[1].layers == compression.report.layers
+        report = compression.report
+        assert plan.options[1].error == report.predicted_loss
+        assert plan.options[1].reached == plan.options[1].flops[128] == report.flops.ratio
+        assert plan.options[1].model == report.parameters.ratio
+        assert plan.options[1].form == "concat"
+        rows = zip(plan.layers.items(), plan.options[1].widths, report.layers, strict=True)
+        for (name, full), left, layer in rows:
+            parts = ("queries-keys", "values", "feed-forward")
+            before = (layer.full_rank, layer.full_value_width, layer.full_neurons)
+            after = (layer.rank, layer.value_width, layer.neurons)
+            assert (name, full) == (layer.name, dict(zip(parts, before, strict=True)))
+            assert left == (None if layer.dropped else dict(zip(parts, after, strict=True)))
+
+    def test_plan_of_budgets_of_parameters_and_of_time(self) -> None:
+        model = tiny_model(BERT)
+        calibration = collab.calibrate(model, batches(model, 12))
+        plan = collab.plan(model, calibration, collab.CompressionConfig(params=0.5), fractions=(0.8, 0.7))
+        assert plan.unit == "params"
+        for option in plan.options:
+            assert option.form == "cp"
+            assert option.model == option.reached <= option.budget
+        plan = collab.plan(model, calibration, collab.CompressionConfig(speedup=1.1), fractions=(1.0,))
+        assert plan.unit == "seconds"
+        assert plan.options[0].faster[128] == pytest.approx(1 / plan.options[0].reached)
+
+    def test_plan_without_rows_or_within_reach(self) -> None:
+        model = tiny_model(BERT)
+        with pytest.raises(CalibrationError, match="needs rows"):
+            collab.plan(model, None, collab.CompressionConfig(flops=0.5))
+        calibration = collab.calibrate(model, batches(model, 12))
+        with pytest.raises(BudgetError, match=r"flops=0\.001 cannot be reached"):
+            collab.plan(model, calibration, collab.CompressionConfig(flops=0.5), fractions=(0.0001, 0.001))
 
 
 class TestRefusals:
@@ -350,7 +379,7 @@ class TestAlgebra:
             slopes = np.sort(generator.uniform(0.1, 2, 4)).cumsum()
             curves.append([[Point({"values": 5 - i}, -float(i), float(slopes[:i].sum())) for i in range(5)]])
         for budget in range(4, 15):
-            found = allocate(curves, {}, 15.0, budget, False)
+            found = allocate(curves, {}, 15.0, budget)
             best = min(
                 sum(point.loss for point in chosen)
                 for chosen in itertools.product(*(curve for (curve,) in curves))
@@ -358,6 +387,34 @@ class TestAlgebra:
             )
             assert found.cost <= budget
             assert found.loss == pytest.approx(best)
+
+    @pytest.mark.parametrize("power", [1, 2])
+    def test_allocation_that_exhausts_its_budget_leaves_nothing_to_gain(self, power: int) -> None:
+        """Ranks cost what they are, or their squares, as in the tucker form."""
+        generator = np.random.default_rng(power)
+        ranks = range(6, 0, -1)
+        for _ in range(30):
+            energies = [np.sort(generator.exponential(size=6)) for _ in range(3)]
+            losses = [{rank: float(own[: 6 - rank].sum()) for rank in ranks} for own in energies]
+            curves = [
+                [[Point({"queries-keys": rank}, rank**power - 6**power, loss) for rank, loss in own.items()]]
+                for own in losses
+            ]
+            full = 3 * 6**power
+            budget = int(generator.integers(3, full))
+            plain, spent = (allocate(curves, {}, full, budget, exhaust=exhaust) for exhaust in (False, True))
+            left = [layer["queries-keys"] for layer in spent.widths]
+            assert spent.cost == sum(rank**power for rank in left) <= budget
+            assert spent.loss == pytest.approx(sum(own[rank] for own, rank in zip(losses, left, strict=True)))
+            assert spent.loss <= plain.loss + 1e-12
+            assert all(rank == 6 or (rank + 1) ** power - rank**power > budget - spent.cost for rank in left)
+            best = min(
+                sum(point.loss for point in chosen)
+                for chosen in itertools.product(*(curve for (curve,) in curves))
+                if full + sum(point.cost for point in chosen) <= budget
+            )
+            step = max(float(own.max()) for own in energies)
+            assert best - 1e-12 <= spent.loss <= best + step
 
     def test_even_heads(self) -> None:
         """Every head keeps its own largest singular values."""
@@ -407,6 +464,28 @@ class TestCommand:
         result = run("plan", folder, "--whole", "--flops", "0.6", "--json", "--calibration-samples", "64")
         assert result.exit_code == 0, result.output
         assert json.loads(result.stdout)["options"][0]["reached"] <= 0.6
+        budgets = ("--params", "0.9", "--params", "0.8", "--figure", tmp_path / "plan.png")
+        result = run("plan", folder, "--whole", *budgets, "--calibration-samples", "64")
+        assert result.exit_code == 0, result.output
+        for expected in ("params", "left", "queries and keys", "values of a head", "neurons", "params 0.8", " of 32"):
+            assert expected in result.stdout
+        assert max(map(len, result.stdout.splitlines())) <= 80
+        assert (tmp_path / "plan.png").stat().st_size > 10_000
+
+    @pytest.mark.parametrize(
+        ("options", "message"),
+        [
+            (["--whole", "--flops", "0.5", "--params", "0.5"], "not flops and params"),
+            (["--whole", "--content", "folded"], "belong to a plan without --whole"),
+            (["--flops", "0.5"], "--flops belongs to --whole"),
+            (["--whole", "--calibration", "none"], "needs rows"),
+        ],
+    )
+    def test_bad_plans(self, options: list[str], message: str, tmp_path: Path) -> None:
+        folder = save_with_tokenizer(tiny_model(BERT), tmp_path / "model")
+        result = run("plan", folder, *options)
+        assert result.exit_code in (1, 2)
+        assert message in result.stderr
 
     @pytest.mark.parametrize(
         ("options", "message"),

@@ -162,6 +162,17 @@ class TestBudgets:
         nearest = float(str(caught.value).split("at least ")[1].split()[0])
         assert collab.convert(model, collab.ConversionConfig(params=nearest)).report.query_key.ratio <= nearest
 
+    @every_form
+    def test_the_nearest_budget_of_rotary_layers_has_a_whole_complex_dimension(self, form: str) -> None:
+        model = tiny_model(BY_TYPE["jina_embeddings_v3"])
+        for allocation in ("balanced", "uniform"):
+            with pytest.raises(collab.errors.BudgetError, match="at rank 2 a layer keeps") as caught:
+                collab.convert(model, collab.ConversionConfig(params=0.001, form=form, allocation=allocation))
+            nearest = float(str(caught.value).split("at least ")[1].split()[0])
+            config = collab.ConversionConfig(params=nearest, form=form, allocation=allocation)
+            layers = collab.convert(model, config).report.layers
+            assert all(layer.rank == 2 for layer in layers)
+
     @pytest.mark.parametrize(
         "values",
         [
@@ -198,6 +209,20 @@ class TestPlan:
         json.dumps(plan.to_dict())
         assert "form at rank" in plan.recommendation
         assert plan.refinement == "Nothing is refined: that needs rows to calibrate on."
+
+    def test_settings_of_the_conversion_are_planned(self) -> None:
+        """One form, at balanced ranks, by rank or within an error: as `convert` then chooses."""
+        model = tiny_model(BERT)
+        for settings in ({"params": 0.4}, {"rank": 0.5}, {"max_error": 0.5}):
+            config = collab.ConversionConfig(form="cp", **settings)
+            ((unit, value),) = settings.items()
+            plan = collab.plan(model, None, config, fractions=(value,))
+            (option,) = plan.options
+            report = collab.convert(model, config).report
+            assert [layer["queries-keys"] for layer in option.widths] == [layer.rank for layer in report.layers]
+            assert plan.unit == {"max_error": "error"}.get(unit, unit)
+            assert option.budget == value
+            assert option.reached <= value
 
     def test_numbers(self) -> None:
         model = tiny_model(BERT)

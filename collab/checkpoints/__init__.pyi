@@ -1,6 +1,5 @@
 from .bench import bench as bench
 from .compress import compress as compress
-from .compress import plan_whole as plan_whole
 from .convert import convert as convert
 from .evaluate import evaluate as evaluate
 from .expand import expand as expand

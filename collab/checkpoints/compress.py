@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from ..calibration.calibrate import Calibration
 from ..calibration.options import CalibrationRequest
-from ..compression.compress import FRACTIONS, CompressionPlan, plan_compression, require_compressible
 from ..compression.compress import compress as compress_model
+from ..compression.compressions import require_compressible, require_rows
 from ..compression.options import CompressionConfig
 from ..data.source import DataSource
-from ..errors import CalibrationError
 from ..io.checkpoint import Checkpoint
 from ..io.load import load_native
 from ..io.options import LoadOptions, SaveOptions
-from ..io.read import Source, resolve_source
+from ..io.read import Source
 from ..progress import Progress, no_progress
 from ..training.options import HealRequest
 from .calibrate import calibrate
@@ -85,35 +83,6 @@ def compress(
     )
 
 
-def plan_whole(
-    model: str,
-    config: CompressionConfig,
-    *,
-    fractions: Sequence[float] = FRACTIONS,
-    calibration: CalibrationRequest | None = None,
-    load_options: LoadOptions | None = None,
-    progress: Progress = no_progress,
-) -> CompressionPlan:
-    """Predicts what compressing a checkpoint would lose; see `collab.plan_compression`.
-
-    Args:
-        model: folder or Hub id of an original.
-        config: settings of the compression.
-        fractions: the budgets.
-        calibration: rows to calibrate on; by default random words.
-        load_options: how to read the original.
-        progress: called while the model runs.
-
-    Raises:
-        CollabError: as raised by `collab.load`, `collab.calibrate` and `collab.plan_compression`.
-    """
-    load_options = load_options or LoadOptions()
-    progress("loading the model", 0, None)
-    checkpoint = _load(resolve_source(model, load_options.revision), load_options)
-    moments = _calibrate(checkpoint, calibration, progress)
-    return plan_compression(checkpoint.model, config, moments, fractions=fractions, progress=progress)
-
-
 def _load(source: Source, options: LoadOptions) -> Checkpoint:
     checkpoint = load_native(source, options)
     require_compressible(checkpoint.model)
@@ -123,9 +92,4 @@ def _load(source: Source, options: LoadOptions) -> Checkpoint:
 def _calibrate(checkpoint: Checkpoint, request: CalibrationRequest | None, progress: Progress) -> Calibration:
     """Moments and rows; raises a CalibrationError if there are none."""
     calibration, _ = calibrate(checkpoint, request or CalibrationRequest(), progress=progress)
-    if calibration is None:
-        raise CalibrationError(
-            "Compression needs rows that the model runs on: give text, images or other data with --calibration "
-            "(calibration=)."
-        )
-    return calibration
+    return require_rows(calibration)

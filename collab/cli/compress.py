@@ -7,9 +7,10 @@ from pathlib import Path
 import click
 
 from ..calibration.options import CalibrationRequest
-from ..compression.options import PARTS, CompressionConfig, Part
+from ..compression.options import CompressionConfig
 from ..errors import ConfigurationError
 from ..io.options import LoadOptions, SaveOptions
+from ..planning.budget import PARTS, Part
 from ..training.options import HealOptions, HealRequest, RunOptions
 from .command import Parsed, command, gathers
 from .options.calibration import calibration_options, flops_option

@@ -13,7 +13,7 @@ from ..decomposition.rank import Rank
 from ..device import Dtype
 from ..errors import ConfigurationError
 from ..io.options import LoadOptions, SaveOptions
-from ..planning.config import Allocation, ConversionConfig, Optimize, Refine
+from ..planning.config import AllocationRule, ConversionConfig, Optimize, Refine
 from ..training.options import HealOptions, HealRequest
 from .command import Parsed, command, gathers
 from .options.calibration import calibration_options, content_option, params_option, solver_options
@@ -95,7 +95,7 @@ def _heal(
 )
 @click.option(
     "--allocation",
-    type=click.Choice(get_args(Allocation)),
+    type=click.Choice(get_args(AllocationRule)),
     default="auto",
     help="How --params is divided among the layers: by what their scores lose, or the same part "
     "for each. auto: balanced, but uniform if the calibration is synthetic.",

@@ -11,11 +11,28 @@ from ..compression.options import CompressionConfig
 from ..decomposition.options import Content, SolverOptions
 from ..errors import ConfigurationError
 from ..io.options import LoadOptions
-from .command import command
+from ..planning.config import ConversionConfig
+from .command import command, gathers
 from .options.calibration import calibration_options, content_option, flops_option, params_option, solver_options
 from .options.measuring import figure_option
 from .options.model import model_in
 from .session import Session
+
+
+def _config(
+    whole: bool, params: tuple[float, ...], flops: tuple[float, ...], content: Content, solver: SolverOptions
+) -> ConversionConfig | CompressionConfig:
+    """Settings of what is planned, with the first of the budgets."""
+    if not whole:
+        if flops:
+            raise ConfigurationError("--flops belongs to --whole. Budgets of a conversion are --params.")
+        budget = (params or ConversionConfig.FRACTIONS)[0]
+        return ConversionConfig(params=budget, form="auto", allocation="uniform", content=content, solver=solver)
+    if content != "exact" or solver != SolverOptions():
+        raise ConfigurationError("--content and the options of the solver belong to a plan without --whole.")
+    if not params:
+        return CompressionConfig(flops=(flops or CompressionConfig.FRACTIONS)[0])
+    return CompressionConfig(params=params[0], flops=flops[0] if flops else None)
 
 
 @command(
@@ -23,6 +40,7 @@ from .session import Session
     "collab plan ./my-classifier --calibration sentences.txt --params 0.5 --params 0.25 --figure plan.png",
     "collab plan ./my-classifier --calibration sentences.txt --whole --flops 0.5",
 )
+@gathers("config", _config)
 @params_option(multiple=True)
 @click.option(
     "--whole", is_flag=True, help="Plan a compression of the whole model (collab compress) instead of a conversion."
@@ -36,66 +54,32 @@ from .session import Session
 def plan(
     model: str,
     *,
+    config: ConversionConfig | CompressionConfig,
     params: tuple[float, ...],
-    whole: bool,
     flops: tuple[float, ...],
     figure: Path | None,
-    content: Content,
     calibration: CalibrationRequest,
-    solver: SolverOptions,
     load_options: LoadOptions,
     session: Session,
 ) -> None:
-    """Show what converting MODEL would cost and how faithful it would be. Converts nothing."""
-    if whole and (params or figure or content != "exact" or solver != SolverOptions()):
-        raise ConfigurationError(
-            "--params, --figure, --content and the options of the solver belong to a plan without --whole."
-        )
-    if flops and not whole:
-        raise ConfigurationError("--flops belongs to --whole. Budgets of a conversion are --params.")
-    configs = [CompressionConfig(flops=budget) for budget in flops]
+    """Show what converting or compressing MODEL would cost and how faithful it would be. Writes nothing."""
     if figure is not None:
         from ..figures.style import check_figure
 
         check_figure(figure)
     session.begin(model)
-    if whole:
-        _plan_whole(model, [config.flops or 0.0 for config in configs], calibration, load_options, session)
-        return
     from ..checkpoints.plan import plan as plan_checkpoint
     from ..figures.plan import draw_plan
-    from ..planning.plan import FRACTIONS
     from .tables import show_plan
 
     planned = plan_checkpoint(
         model,
+        config,
+        fractions=flops or params or None,
         calibration=calibration,
         load_options=load_options,
-        fractions=params or FRACTIONS,
-        content=content,
-        solver=solver,
         progress=session.progress,
     )
     if figure is not None:
         draw_plan(planned, figure)
     session.result(planned.to_dict(), lambda: show_plan(planned))
-
-
-def _plan_whole(
-    model: str, flops: list[float], calibration: CalibrationRequest, load_options: LoadOptions, session: Session
-) -> None:
-    """Shows what compressions of the whole model would lose."""
-    from ..checkpoints.compress import plan_whole
-    from ..compression.compress import FRACTIONS
-    from .tables import show_compression_plan
-
-    fractions = flops or list(FRACTIONS)
-    planned = plan_whole(
-        model,
-        CompressionConfig(flops=fractions[0]),
-        fractions=fractions,
-        calibration=calibration,
-        load_options=load_options,
-        progress=session.progress,
-    )
-    session.result(planned.to_dict(), lambda: show_compression_plan(planned))

@@ -9,77 +9,90 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from ..steps.compression import CompressedLayer
 from ..steps.step import shortened
 
 if TYPE_CHECKING:
-    from ..compression.compress import CompressionPlan
     from ..models.cache import CacheBytes
-    from ..planning.plan import Plan, PlanOption
+    from ..planning.budget import Part
+    from ..planning.plan import Plan, PlanOption, Spectrum
 
 _WIDTH = 80
 
+_PARTS: tuple[Part, ...] = ("queries-keys", "values", "feed-forward")
+
 
 def show_plan(plan: Plan) -> None:
-    """What a conversion would cost."""
+    """The budgets of a plan, and what each would give."""
     console = Console()
-    choices = sorted(plan.options, key=lambda option: (-option.query_key, option.form))
-    console.print(_faithfulness(plan, choices))
-    console.print(_running_costs(plan, choices))
-    pattern, names = shortened([spectrum.name for spectrum in plan.spectra])
+    options = sorted(plan.options, key=lambda option: (-option.model, option.form))
+    console.print(_budgets(plan, options))
+    console.print(_running_costs(plan, options))
+    if plan.spectra:
+        console.print(_components(plan.spectra))
+        console.print(f"{plan.recommendation} {plan.refinement}", highlight=False)
+        return
+    for option in options:
+        console.print(_widths(plan, option))
+
+
+def _budgets(plan: Plan, options: Sequence[PlanOption]) -> Table:
+    """Error and size of every option."""
+    left = [] if plan.spectra else [plan.unit, "left"]
+    if plan.spectra:
+        error = f"predicted, of the {'weights' if plan.calibration is None else 'scores'}, all layers together"
+    else:
+        error = (
+            "predicted, of the outputs on held-out rows before any healing: one minus the cosine of embeddings, or the "
+            "divergence of classes. It adds up the losses of every change alone"
+        )
+    table = plain_table(
+        "What each budget would give",
+        ["form", "rank", *left, "error", "query/key", "model", ""],
+        caption=f"error: {error}; query/key, model: the part of the parameters that is left; *: nothing smaller is "
+        "closer.",
+    )
+    for option in options:
+        asked = (f"{option.budget:g}", f"{option.reached:.3f}") if left else ()
+        shares = (f"{option.query_key:.3f}", f"{option.model:.3f}", "*" if option.frontier else "")
+        table.add_row(option.form, str(option.rank), *asked, _error(option.error), *shares)
+    return table
+
+
+def _components(spectra: Sequence[Spectrum]) -> Table:
+    """How many principal components hold most of the energy of every layer."""
+    pattern, names = shortened([spectrum.name for spectrum in spectra])
     table = plain_table(
         f"Principal components that hold 90 % of the energy: {pattern}",
         ["layer", "query", "key", "product"],
         caption="Of the heads' query matrices side by side, of the key matrices, and of their product (figure 1 of the "
         "paper). Few for the product, many for the others: the heads share dimensions.",
     )
-    for name, layer in zip(names, plan.spectra, strict=True):
+    for name, layer in zip(names, spectra, strict=True):
         enough = (
             next(number for number, share in zip(layer.components, shares, strict=True) if share >= 0.9)
             for shares in (layer.query, layer.key, layer.product)
         )
         table.add_row(name, *map(str, enough))
-    console.print(table)
-    console.print(f"{plan.recommendation} {plan.refinement}", highlight=False)
+    return table
 
 
-def show_compression_plan(plan: CompressionPlan) -> None:
-    """What compressions of several budgets would lose."""
-    console = Console()
-    table = plain_table(
-        "Budgets",
-        [plan.unit, "left", "loss"],
-        caption="loss: predicted, of the answers on held-out rows before any healing: one minus the cosine of "
-        "embeddings, or the divergence of classes. It adds up the losses of every change alone.",
-    )
-    for option in plan.options:
-        table.add_row(f"{option.budget:g}", f"{option.reached:.3f}", f"{option.predicted_loss:.4f}")
-    console.print(table)
-    for option in plan.options:
-        pattern, names = shortened([layer.name for layer in option.layers])
-        widths = plain_table(f"{plan.unit} {option.budget:g}: {pattern}", option.layers[0].HEADINGS)
-        for name, layer in zip(names, option.layers, strict=True):
-            widths.add_row(name, *layer.cells()[1:])
-        console.print(widths)
-
-
-def _faithfulness(plan: Plan, choices: Sequence[PlanOption]) -> Table:
-    """Error and size of every option."""
-    what = "weights" if plan.calibration is None else "scores"
-    table = plain_table(
-        "What each form would give",
-        ["form", "rank", "error", "query/key", "model", ""],
-        caption=f"error: predicted, of the {what}, all layers together; query/key, model: the part of the parameters "
-        "that is left; *: nothing smaller is closer.",
-    )
-    for option in choices:
-        shares = (f"{option.query_key:.3f}", f"{option.model:.3f}", "*" if option.frontier else "")
-        table.add_row(option.form, str(option.rank), _error(option.error), *shares)
+def _widths(plan: Plan, option: PlanOption) -> Table:
+    """Widths of every layer within one budget."""
+    pattern, names = shortened(list(plan.layers))
+    table = plain_table(f"{plan.unit} {option.budget:g}: {pattern}", CompressedLayer.HEADINGS)
+    for name, full, left in zip(names, plan.layers.values(), option.widths, strict=True):
+        if left is None:
+            table.add_row(name, "dropped", "", "")
+        else:
+            table.add_row(name, *(f"{left[part]} of {full[part]}" for part in _PARTS))
     return table
 
 
 def _running_costs(plan: Plan, choices: Sequence[PlanOption]) -> Table:
     """Arithmetic and cache of every option."""
-    lengths = list(choices[0].flops) if choices else []
+    lengths = list(choices[0].flops)
+    work = "query/key projections and scores" if plan.spectra else "the layers"
     columns, cache = [], ""
     if plan.cache is not None:
         columns, cache = (
@@ -96,15 +109,14 @@ def _running_costs(plan: Plan, choices: Sequence[PlanOption]) -> Table:
         "What it would cost to run",
         ["form", "rank", *(f"{length} tokens" for length in lengths), *columns],
         caption=caption(
-            "tokens: the part of the original's arithmetic of query/key projections and scores that is left, for a "
-            "sequence of so many.",
+            f"tokens: the part of the original's arithmetic of {work} that is left, for a sequence of so many.",
             cache,
         ),
     )
     for option in choices:
-        work = (f"{option.flops[length]:.2f}" for length in lengths)
+        shares = (f"{option.flops[length]:.2f}" for length in lengths)
         held = (0, 0) if option.cache is None else (option.cache.keys, option.cache.cross_keys)
-        table.add_row(option.form, str(option.rank), *work, *(f"{size:,}" for size in held[: len(columns)]))
+        table.add_row(option.form, str(option.rank), *shares, *(f"{size:,}" for size in held[: len(columns)]))
     return table
 
 

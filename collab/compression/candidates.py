@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import itertools
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -20,17 +19,18 @@ from ..models.assembly import assemble
 from ..models.families import Family
 from ..models.inputs import longest_input, random_inputs
 from ..models.layers import count_parameters
+from ..planning.allocation import Costs, Curve, Widths
+from ..planning.budget import Part, Unit
 from ..progress import Progress
 from ..reparametrization.model import LayerProblems
-from .allocation import Curve, Point, Unit, Widths
 from .blocks import attention_of, blocks_of
-from .costs import Costs, Counted, Measured
+from .costs import LayerTimes
 from .feed_forward import NarrowFeedForward
-from .options import CompressionConfig, Part
+from .options import CompressionConfig
 from .queries_keys import NarrowQueriesKeys
 from .statistics import collect
 from .values import NarrowValues
-from .widths import Narrowed, Narrowing
+from .widths import Cost, Narrowed, Narrowing
 
 logger = logging.getLogger(__name__)
 
@@ -136,10 +136,10 @@ class Candidates:
         trainable = {name: parameter.requires_grad for name, parameter in self.native.named_parameters()}
         return assemble(type(self.model), config, state, self.model, trainable)
 
-    @property
-    def full(self) -> Widths:
-        """The original widths."""
-        return tuple(map(self._full, self._numbers))
+    @cached_property
+    def full(self) -> tuple[dict[Part, int], ...]:
+        """By layer, the original widths of its parts."""
+        return tuple({part: narrowing.widths[0] for part, narrowing in own.items()} for own in self.parts)
 
     @cached_property
     def losses(self) -> Losses:
@@ -156,7 +156,7 @@ class Candidates:
             for part in self._config.narrowed:
                 narrowing = self.parts[number][part]
                 width = _to_measure(narrowing)
-                loss = self._loss(self._with(number, {**self._full(number), part: width}))
+                loss = self._loss(self._with(number, self.full[number] | {part: width}))
                 predicted = narrowing.predicted(width)
                 scales[part] = loss / predicted if predicted > 0 else 0.0
                 logger.info("layer %d, %s at %d: loss %.5f", number, part, width, loss)
@@ -190,17 +190,8 @@ class Candidates:
             for part in self._config.narrowed:
                 narrowing, scale = self.parts[number][part], self.losses.parts[number][part]
                 losses[part] = {width: scale * narrowing.predicted(width) for width in narrowing.widths}
-            full = costs.layer(number, {})
-            entry: list[Curve] = []
-            for group in _TOGETHER:
-                parts = [part for part in group if part in losses]
-                points = []
-                for chosen in itertools.product(*(losses[part] for part in parts)):
-                    widths = dict(zip(parts, chosen, strict=True))
-                    loss = sum(losses[part][width] for part, width in widths.items())
-                    points.append(Point(widths, costs.layer(number, widths) - full, loss))
-                entry.append(points)
-            curves.append(entry)
+            groups = ({part: losses[part] for part in group if part in losses} for group in _TOGETHER)
+            curves.append([costs.curve(number, group) for group in groups])
         return curves
 
     def costs(self, unit: Unit) -> Costs:
@@ -214,30 +205,29 @@ class Candidates:
         return random_inputs(self.native, _ROWS, min(self._config.length, longest_input(self.native)))
 
     def _counted(self, unit: Unit) -> Costs:
+        def parts(number: int, widths: Mapping[Part, int]) -> list[Cost]:
+            return [part.cost(widths.get(name, part.widths[0])) for name, part in self.parts[number].items()]
+
+        def flops(number: int, widths: Mapping[Part, int]) -> float:
+            return sum(cost.flops for cost in parts(number, widths)) * self.blocks[number].passes
+
+        def parameters(number: int, widths: Mapping[Part, int]) -> float:  # normalizations and output biases stay
+            before, after = (sum(cost.parameters for cost in parts(number, chosen)) for chosen in ({}, widths))
+            return held[number] - before + after
+
         if unit == "flops":
-            passes = [block.passes for block in self.blocks]
-            none = [0.0] * len(passes)
-            return Counted(self.parts, lambda part, width: part.cost(width).flops, passes, none, 0.0)
+            whole = sum(flops(number, {}) for number in self._numbers)
+            return Costs(whole, whole, flops)
         held = [float(count_parameters(self.model.get_submodule(block.name))) for block in self.blocks]
-        # The rest of a layer: its normalizations and output biases.
-        rest = [
-            whole - sum(part.cost(part.widths[0]).parameters for part in parts.values())
-            for whole, parts in zip(held, self.parts, strict=True)
-        ]
-        outside = float(count_parameters(self.model)) - sum(held)
-        whole = float(count_parameters(self.native))
-        ones = [1.0] * len(held)
-        return Counted(self.parts, lambda part, width: part.cost(width).parameters, ones, rest, outside, whole)
+        return Costs(float(count_parameters(self.native)), float(count_parameters(self.model)), parameters)
 
     def _measured(self) -> Costs:
         self._progress("measuring times", 0, None)
         parts = [{part: own[part] for part in self._config.narrowed} for own in self.parts]
         passes = [block.passes for block in self.blocks]
         heads = attention_of(self.model, self.blocks[0]).num_attention_heads
-        return Measured(self.build, parts, passes, bool(self.droppable), heads, self.native, self.random_rows())
-
-    def _full(self, number: int) -> dict[Part, int]:
-        return {part: self.parts[number][part].widths[0] for part in self._config.narrowed}
+        times = LayerTimes(self.build, parts, passes, bool(self.droppable), heads, self.native, self.random_rows())
+        return Costs(times.whole, times.full, times.layer)
 
     @property
     def _numbers(self) -> range:

@@ -1,77 +1,21 @@
-"""What a layer costs at any widths: counted, in FLOPs or parameters, or measured, in seconds."""
+"""The time of a layer at any widths, measured on this processor."""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from ..evaluation.timing import rounds_in_turn
-from .allocation import Widths
-from .options import Part
+from ..planning.allocation import Widths
+from ..planning.budget import Part
 from .widths import Narrowing
 
 _ROUNDS = 11
 
 
-class Costs(ABC):
-    """Costs in one unit.
-
-    Attributes:
-        whole: cost of the original.
-        full: cost of its lossless conversion, which narrower models are made from.
-    """
-
-    whole: float
-    full: float
-
-    @abstractmethod
-    def layer(self, number: int, widths: Mapping[Part, int]) -> float:
-        """Cost of a layer, over all its passes; parts that are not named have their original widths."""
-
-    def left(self, widths: Widths) -> float:
-        """Cost of the model at some widths."""
-        cost = self.full
-        for number, chosen in enumerate(widths):
-            cost += (0.0 if chosen is None else self.layer(number, chosen)) - self.layer(number, {})
-        return cost
-
-
-class Counted(Costs):
-    """Multiply-adds of the layers for one row, or parameters of the model.
-
-    Args:
-        parts: by layer, its parts.
-        count: the cost of a part at a width, for one pass.
-        passes: by layer, how many times its cost counts.
-        rest: by layer, the cost of what is not in its parts.
-        outside: cost outside the layers.
-        whole: cost of the original; None for that of the conversion.
-    """
-
-    def __init__(
-        self,
-        parts: Sequence[Mapping[Part, Narrowing]],
-        count: Callable[[Narrowing, int], float],
-        passes: Sequence[float],
-        rest: Sequence[float],
-        outside: float,
-        whole: float | None = None,
-    ) -> None:
-        self._parts, self._count, self._passes, self._rest = parts, count, passes, rest
-        self.full = outside + sum(self.layer(number, {}) for number in range(len(parts)))
-        self.whole = self.full if whole is None else whole
-
-    def layer(self, number: int, widths: Mapping[Part, int]) -> float:
-        """See `Costs`."""
-        parts = self._parts[number].items()
-        cost = sum(self._count(part, widths.get(name, part.widths[0])) for name, part in parts)
-        return cost * self._passes[number] + self._rest[number]
-
-
-class Measured(Costs):
+class LayerTimes:
     """Seconds of a pass on this processor, from four models: the whole, and one with less of each kind of work.
 
     Projections and feed-forward layers take a time for each of their parameters. Attention takes a time for each
@@ -125,7 +69,7 @@ class Measured(Costs):
         self._layer = fewer_layers if may_drop else self.full / len(parts)
 
     def layer(self, number: int, widths: Mapping[Part, int]) -> float:
-        """See `Costs`."""
+        """Seconds of a layer, over all its passes, as in `Costs`."""
         parameters, dimensions = self._saved(number, widths)
         return self._layer - self._per_parameter * parameters - self._per_dimension * dimensions
 

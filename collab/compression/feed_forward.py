@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from .blocks import Block
 from .statistics import ProjectionStatistics
-from .widths import Cost, Narrowed, Narrowing, steps_of
+from .widths import Cost, Narrowed, Narrowing, widths_below
 
 _STEP = 16
 """Neurons that are removed together. Kernels are as fast for any multiple of 16."""
@@ -51,7 +51,7 @@ class NarrowFeedForward(Narrowing):
     @property
     def widths(self) -> Sequence[int]:
         """The number of neurons, and multiples of 16 below it."""
-        return steps_of(self._down.in_features, _STEP, _STEP)
+        return widths_below(self._down.in_features, _STEP, _STEP)
 
     def predicted(self, width: int) -> float:
         """See `Narrowing`."""

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from typing import Any, Literal, get_args
+from typing import Any, ClassVar
 
 from ..errors import ConfigurationError
-
-Part = Literal["queries-keys", "values", "feed-forward", "layers"]
-PARTS: tuple[Part, ...] = get_args(Part)
+from ..planning.budget import PARTS, Budget, Part, check_fraction, given
 
 
 @dataclass(frozen=True)
@@ -35,6 +33,9 @@ class CompressionConfig:
         ConfigurationError: if a value cannot be used.
     """
 
+    FRACTIONS: ClassVar = (0.75, 0.5, 0.33, 0.25)
+    """Budgets that a plan shows by default."""
+
     flops: float | None = None
     params: float | None = None
     speedup: float | None = None
@@ -46,15 +47,13 @@ class CompressionConfig:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        given = [name for name in ("flops", "params", "speedup") if getattr(self, name) is not None]
-        if len(given) != 1:
+        budgets = given(self, ("flops", "params", "speedup"))
+        if len(budgets) != 1:
             raise ConfigurationError(
-                f"Give one budget: flops, params or speedup, not {' and '.join(given) if given else 'none of them'}."
+                f"Give one budget: flops, params or speedup, not {' and '.join(budgets) or 'none of them'}."
             )
-        for name in ("flops", "params"):
-            value = getattr(self, name)
-            if value is not None and not (isinstance(value, int | float) and 0 < value <= 1):
-                raise ConfigurationError(f"{name} must be above 0 and at most 1, not {value!r}.")
+        for name, value in given(self, ("flops", "params")).items():
+            check_fraction(name, value)
         if self.speedup is not None and not (isinstance(self.speedup, int | float) and 1 < self.speedup <= 100):
             raise ConfigurationError(f"speedup must be above 1 and at most 100, not {self.speedup!r}.")
         unknown = [part for part in self.only if part not in PARTS]
@@ -71,6 +70,13 @@ class CompressionConfig:
                 "The original's own class can hold narrower feed-forward layers and fewer layers, so with native=True "
                 "only must name feed-forward or layers."
             )
+
+    @property
+    def budget(self) -> Budget:
+        """What was given of `flops`, `params` and `speedup`; a speed as the seconds that it leaves."""
+        if self.speedup is not None:
+            return Budget("seconds", 1 / self.speedup)
+        return Budget("flops", self.flops) if self.flops is not None else Budget("params", self.params)
 
     @property
     def narrowed(self) -> tuple[Part, ...]:

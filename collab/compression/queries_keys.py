@@ -16,7 +16,7 @@ from ..planning.cost import LayerShape
 from ..planning.predict import predict
 from ..reparametrization.layer import LayerProblem, spec_of, state_of
 from .blocks import Block
-from .widths import Cost, Narrowed, Narrowing, step_of_head, steps_of
+from .widths import Cost, Narrowed, Narrowing, step_of_head, widths_below
 
 _RANKS = (0.5, 0.375, 0.25, 0.1875, 0.125)
 """Ranks to choose from in the cp form, as fractions of K."""
@@ -52,7 +52,7 @@ class NarrowQueriesKeys(Narrowing):
         if self._separate:
             step = step_of_head(full // heads)
             step += step % 2 if self._shape.rotary else 0  # whole complex dimensions
-            return [heads * width for width in steps_of(full // heads, step, step)]
+            return [heads * width for width in widths_below(full // heads, step, step)]
         return [full, *(round(part * full) for part in _RANKS)]
 
     def predicted(self, width: int) -> float:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from ..modeling.collab_attention import CollaborativeAttention
 from .blocks import Block
 from .statistics import ProjectionStatistics
-from .widths import Cost, Narrowed, Narrowing, step_of_head, steps_of
+from .widths import Cost, Narrowed, Narrowing, step_of_head, widths_below
 
 _RIDGE = 1e-6
 
@@ -51,7 +51,7 @@ class NarrowValues(Narrowing):
     def widths(self) -> Sequence[int]:
         """The values of a head, and seven or more steps below."""
         step = step_of_head(self._width)
-        return steps_of(self._width, step, step)
+        return widths_below(self._width, step, step)
 
     def predicted(self, width: int) -> float:
         """See `Narrowing`."""

@@ -22,12 +22,6 @@ class Cost:
     flops: float
     parameters: float
 
-    def __add__(self, other: Cost) -> Cost:
-        return Cost(self.flops + other.flops, self.parameters + other.parameters)
-
-    def __sub__(self, other: Cost) -> Cost:
-        return Cost(self.flops - other.flops, self.parameters - other.parameters)
-
 
 @dataclass(frozen=True)
 class Narrowed:
@@ -75,7 +69,7 @@ def step_of_head(width: int) -> int:
     return max(1, min(8, width // 8))
 
 
-def steps_of(full: int, step: int, least: int) -> list[int]:
+def widths_below(full: int, step: int, least: int) -> list[int]:
     """Widths from `full` down to `least`: `full` itself, and multiples of `step` below it."""
     highest = (full - 1) // step * step
     return [full, *(width for width in range(highest, 0, -step) if width >= least)]

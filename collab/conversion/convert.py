@@ -24,11 +24,10 @@ from ..modeling.collab_config import AttentionSpec
 from ..modeling.collab_model import optional_parts
 from ..models.assembly import assemble
 from ..models.families import Family, require_family
-from ..models.inputs import lengths_within
 from ..models.layers import AttentionLayer, count_parameters, native_layers
 from ..models.weights import check_finite
-from ..planning.choice import LENGTHS, Choice, choose, compare_forms
 from ..planning.config import ConversionConfig
+from ..planning.conversions import Choice, choose, compare_forms
 from ..progress import Progress, no_progress
 from ..reparametrization.layer import LayerProblem, fitting, spec_of, state_of
 from ..reparametrization.model import LayerProblems
@@ -84,7 +83,7 @@ def convert(
     refining = None if is_lossless(model, config) else refine_options(config, calibration)
     moments, held_out = (None, None) if calibration is None else (calibration.moments, calibration.held_out)
     problems = LayerProblems(model, moments, config.solver_options.resolve_device(model.device))
-    choice = choose(config, problems, calibration, lengths_within(model, LENGTHS))
+    choice = choose(model, config, calibration)
     replaced, reports, comparison = _solve_all(model, problems, choice, config, held_out, progress)
     converted = _build(model, model_class, family, replaced, share=inplace or share)
     if refining is not None and calibration is not None:
@@ -157,16 +156,16 @@ def _solve_all(
     comparison: list[dict[str, Any]] = []
     layers = native_layers(model)
     progress("solving", 0, len(problems))
-    for name, form, rank in zip(problems, choice.forms, choice.ranks, strict=True):
+    for name, rank in zip(problems, choice.ranks, strict=True):
         logger.debug("%s: solving", name)
         problem = problems[name]  # created once: solving and comparing share its eigenvectors
         moments = None if held_out is None else held_out[name]
-        replaced[name], report = _solve(layers[name], problem, form, rank, config, moments)
+        replaced[name], report = _solve(layers[name], problem, choice.form, rank, config, moments)
         reports.append(report)
         if config.compare:
             comparison.append({"name": name} | compare_forms(problem, report, config))
         del problem  # frees its float64 copies before the next are made
-        logger.info("%s: %s, rank %d, relative error %.4f", name, form, rank, report.error)
+        logger.info("%s: %s, rank %d, relative error %.4f", name, choice.form, rank, report.error)
         progress("solving", len(reports), len(problems))
     return replaced, reports, comparison
 

@@ -12,9 +12,8 @@ from ..calibration.calibrate import Calibration, Data, calibrate, prepare
 from ..calibration.options import CalibrationOptions
 from ..errors import CalibrationError
 from ..io.checkpoint import Checkpoint
-from ..models.inputs import lengths_within
-from ..planning.choice import LENGTHS, choose
 from ..planning.config import ConversionConfig
+from ..planning.conversions import choose
 from ..progress import Progress, no_progress
 from ..reparametrization.model import LayerProblems
 from ..reparametrization.moments import LayerMoments
@@ -58,19 +57,17 @@ def calibrate_in_order(
     first = calibrate(model, prepared, options=options)
     require_convertible(model)
     device = config.solver_options.resolve_device(model.device)
-    problems = LayerProblems(model, first.moments, device)
-    choice = choose(config, problems, first, lengths_within(model, LENGTHS))
+    choice = choose(model, config, first)
     partly = copy.deepcopy(model)
     moments: dict[str, LayerMoments] = {}
     names = list(first.moments)
-    layers = zip(names, choice.forms, choice.ranks, strict=True)
     progress("calibrating in order", 0, len(names))
-    for done, (name, form, rank) in enumerate(layers, 1):
+    for done, (name, rank) in enumerate(zip(names, choice.ranks, strict=True), 1):
         seen = calibrate(partly, prepared, options=options) if moments else first
         moments[name] = seen.moments[name]
         problem = LayerProblems(partly, seen.moments, device)[name]
         with torch.no_grad():
-            solution = problem.solve(form, rank, config.content, config.solver_options, config.seed)
+            solution = problem.solve(choice.form, rank, config.content, config.solver_options, config.seed)
         install(partly, name, solution.factors)
         progress("calibrating in order", done, len(names))
     return replace(first, moments=moments, summary=first.summary | {"in_order": True})

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from ..decomposition.options import FORMS
 from ..evaluation.bench_report import BenchReport
-from ..planning.plan import Plan
+from ..planning.plan import Plan, Spectrum
 from .style import BLUE, GREEN, GREY, ORANGE, VERMILION, pyplot, save
 
 # Of the forms, in their order; markers tell them apart without colours.
@@ -16,7 +18,9 @@ _STYLES = ((GREY, "s"), (BLUE, "o"), (GREEN, "^"), (ORANGE, "D"), (VERMILION, "v
 
 
 def draw_plan(plan: Plan, file: Path) -> None:
-    """Draws predicted error against parameters, and the energy in principal components (the paper's figure 1).
+    """Draws predicted error against parameters; for a conversion, also the energy in principal components.
+
+    The latter is the paper's figure 1.
 
     Args:
         plan: the plan.
@@ -27,31 +31,44 @@ def draw_plan(plan: Plan, file: Path) -> None:
         OutputError: if the file cannot be written.
     """
     plt = pyplot()
-    figure, (left, right) = plt.subplots(1, 2, figsize=(10, 4), layout="constrained")
+    figure, axes = plt.subplots(1, 1 + bool(plan.spectra), figsize=(10, 4), layout="constrained", squeeze=False)
+    left = axes[0, 0]
     for form, (color, mark) in zip(FORMS, _STYLES, strict=False):
-        points = sorted((option.query_key, option.error, option.rank) for option in plan.options if option.form == form)
-        left.plot([x for x, _, _ in points], [y for _, y, _ in points], mark + "-", color=color, label=form)
+        points = sorted(
+            (option.query_key if plan.spectra else option.model, option.error, option.rank)
+            for option in plan.options
+            if option.form == form
+        )
+        if points:
+            left.plot([x for x, _, _ in points], [y for _, y, _ in points], mark + "-", color=color, label=form)
         for x, y, rank in points:
             left.annotate(f"R={rank}", (x, y), textcoords="offset points", xytext=(4, 4), fontsize=8)
-    left.set(xlabel="query/key parameters left", ylabel=f"predicted error of the {_error_of(plan)}")
+    size = "query/key" if plan.spectra else "model's"
+    left.set(xlabel=f"{size} parameters left", ylabel=f"predicted error of the {_error_of(plan)}")
     left.legend()
+    if plan.spectra:
+        _draw_spectra(axes[0, 1], plan.spectra)
+    save(figure, file)
+
+
+def _draw_spectra(axes: Any, spectra: Sequence[Spectrum]) -> None:
+    """Draws the energy in principal components, the last layer darkest."""
     for name, color, label in (
         ("query", BLUE, "$W_Q$"),
         ("key", ORANGE, "$W_K$"),
         ("product", VERMILION, "$W_Q W_K^\\top$"),
     ):
-        for number, spectrum in enumerate(plan.spectra):
-            right.plot(
+        for number, spectrum in enumerate(spectra):
+            axes.plot(
                 spectrum.components,
                 getattr(spectrum, name),
                 color=color,
-                alpha=0.35 + 0.65 * (number + 1) / len(plan.spectra),
+                alpha=0.35 + 0.65 * (number + 1) / len(spectra),
                 linewidth=1,
-                label=label if number + 1 == len(plan.spectra) else None,
+                label=label if number + 1 == len(spectra) else None,
             )
-    right.set(xlabel="principal components", ylabel="energy captured", ylim=(0, 1.02))
-    right.legend(title="layers, last darkest")
-    save(figure, file)
+    axes.set(xlabel="principal components", ylabel="energy captured", ylim=(0, 1.02))
+    axes.legend(title="layers, last darkest")
 
 
 def draw_bench(report: BenchReport, file: Path) -> None:
@@ -113,4 +130,6 @@ def draw_bench(report: BenchReport, file: Path) -> None:
 
 
 def _error_of(plan: Plan) -> str:
+    if not plan.spectra:
+        return "outputs"
     return "weights" if plan.calibration is None else "scores"

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, Literal, get_args
+from typing import Any, ClassVar, Literal, get_args
 
 from ..decomposition import FORMS, FormName, SolverOptions
 from ..decomposition.options import CONTENTS, Content
 from ..decomposition.rank import Rank, plain_rank
 from ..errors import ConfigurationError
+from .budget import Budget, Unit, check_fraction, given
 
 Optimize = Literal["size", "speed"]
-Allocation = Literal["auto", "balanced", "uniform"]
+AllocationRule = Literal["auto", "balanced", "uniform"]
 Refine = Literal["auto", "none"] | int
+
+_BUDGETS = ("params", "max_error")
 
 
 @dataclass(frozen=True)
@@ -49,12 +52,15 @@ class ConversionConfig:
         ConfigurationError: if a value cannot be used. Ranks are checked against the model when it is converted.
     """
 
+    FRACTIONS: ClassVar = (1 / 2, 1 / 3, 1 / 6)
+    """Budgets that a plan shows by default."""
+
     rank: Rank | Sequence[Rank] | None = None
     form: FormName | Literal["auto"] = "cp"
     params: float | None = None
     max_error: float | None = None
     optimize: Optimize = "size"
-    allocation: Allocation = "auto"
+    allocation: AllocationRule = "auto"
     content: Content = "exact"
     refine: Refine = "auto"
     compare: bool = True
@@ -62,11 +68,11 @@ class ConversionConfig:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        given = [name for name in ("rank", "params", "max_error") if getattr(self, name) is not None]
-        if len(given) != 1:
+        amounts = given(self, ("rank", *_BUDGETS))
+        if len(amounts) != 1:
             raise ConfigurationError(
                 "Say how much to keep by exactly one of rank, params and max_error, "
-                f"not by {' and '.join(given) if given else 'none of them'}."
+                f"not by {' and '.join(amounts) or 'none of them'}."
             )
         if self.form not in (*FORMS, "auto"):
             raise ConfigurationError(f"Unknown form {self.form!r}; choose one of {', '.join(FORMS)}, auto.")
@@ -76,13 +82,11 @@ class ConversionConfig:
             )
         if self.rank is not None:
             object.__setattr__(self, "rank", plain_rank(self.rank))
-        for name in ("params", "max_error"):
-            value = getattr(self, name)
-            if value is not None and not (isinstance(value, int | float) and 0 < value <= 1):
-                raise ConfigurationError(f"{name} must be above 0 and at most 1, not {value!r}.")
+        for name, value in given(self, _BUDGETS).items():
+            check_fraction(name, value)
         if self.optimize not in get_args(Optimize):
             raise ConfigurationError(f"Unknown objective {self.optimize!r}; optimize size or speed.")
-        if self.allocation not in get_args(Allocation):
+        if self.allocation not in get_args(AllocationRule):
             raise ConfigurationError(f"Unknown allocation {self.allocation!r}; choose auto, balanced or uniform.")
         if self.content not in CONTENTS:
             raise ConfigurationError(f"Unknown content {self.content!r}; choose one of {', '.join(CONTENTS)}.")
@@ -113,19 +117,12 @@ class ConversionConfig:
         return self.form
 
     @property
-    def budget(self) -> dict[str, float]:
-        """The given budget by name; empty with a rank."""
-        return {name: getattr(self, name) for name in ("params", "max_error") if getattr(self, name) is not None}
+    def budget(self) -> Budget:
+        """What was given of `rank`, `params` and `max_error`."""
+        units: dict[str, Unit] = {"rank": "rank", "params": "params", "max_error": "error"}
+        ((name, value),) = given(self, tuple(units)).items()
+        return Budget(units[name], value)
 
     def to_dict(self) -> dict[str, Any]:
         """The settings as JSON values."""
-        rank = list(self.rank) if isinstance(self.rank, Sequence) else self.rank
-        return {
-            "rank": rank,
-            **{
-                name: getattr(self, name)
-                for name in ("form", "params", "max_error", "optimize", "allocation", "content", "refine", "compare")
-            },
-            "solver": asdict(self.solver_options),
-            "seed": self.seed,
-        }
+        return asdict(self)

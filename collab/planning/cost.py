@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from dataclasses import dataclass
 
 from ..decomposition import FormName, form_named
@@ -61,6 +62,12 @@ class LayerShape:
         return self.num_heads * self.head_dim
 
     @property
+    def ranks(self) -> range:
+        """The ranks that a layer can have; even ones if shared dimensions are complex."""
+        step = 2 if self.rotary else 1
+        return range(step, self.full_rank + 1, step)
+
+    @property
     def parameters_before(self) -> int:
         """Parameters of the original's query and key projections, biases included."""
         return (self.query_width + self.biased) * self.full_rank + (self.key_width + self.biased) * self.key_dims
@@ -89,13 +96,8 @@ class LayerShape:
 
     def rank_within(self, form: FormName, parameters: float, content: str) -> int:
         """The largest rank with at most this many parameters; 0 if there is none."""
-        step = 2 if self.rotary else 1
-        low, high = 0, self.full_rank // step
-        while low < high:
-            middle = (low + high + 1) // 2
-            fits = self.parameters(form, step * middle, content) <= parameters
-            low, high = (middle, high) if fits else (low, middle - 1)
-        return step * low
+        count = bisect_right(self.ranks, parameters, key=lambda rank: self.parameters(form, rank, content))
+        return self.ranks[count - 1] if count else 0
 
     def flops_before(self, length: int) -> int:
         """FLOPs (twice the multiply-adds) of the original's query and key projections and scores, for one sequence."""

@@ -32,6 +32,6 @@ def solve_error(
     return solved.error if solved.score_error is None else solved.score_error
 
 
-def together(errors: Sequence[float]) -> float:
+def root_mean_square(errors: Sequence[float]) -> float:
     """The root mean square of the layers' relative errors, which balanced ranks minimize."""
     return math.sqrt(sum(error**2 for error in errors) / len(errors))

@@ -118,7 +118,9 @@ def _fraction_option(flag: str, of: str, budgets: str | None) -> Decorator:
 
 def params_option(multiple: bool = False) -> Decorator:
     """--params, once or several times."""
-    return _fraction_option("--params", "query/key parameters", "1/2, 1/3, 1/6" if multiple else None)
+    if multiple:
+        return _fraction_option("--params", "query/key parameters (with --whole, of all)", "1/2, 1/3, 1/6")
+    return _fraction_option("--params", "query/key parameters", None)
 
 
 def flops_option(multiple: bool = False) -> Decorator:

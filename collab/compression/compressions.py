@@ -1,0 +1,172 @@
+"""Compressions of a model within budgets: which widths, which layers to drop, and what that is predicted to lose."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+
+from transformers import PreTrainedModel
+
+from ..calibration.calibrate import Calibration
+from ..conversion.convert import convert_losslessly, require_convertible
+from ..errors import BudgetError, CalibrationError, ConfigurationError, UnsupportedArchitectureError
+from ..models.families import Family
+from ..models.inputs import has_decoder
+from ..models.layers import attention_layers, count_parameters, parameters
+from ..planning.allocation import Allocation, allocate
+from ..planning.budget import Budget
+from ..planning.plan import Plan, PlanOption, mark_frontier, within_each
+from ..progress import Progress
+from .blocks import unknown_feed_forward
+from .candidates import Candidates
+from .options import CompressionConfig
+
+_RECOVERED = 0.5
+"""Part of a dropped layer's loss that healing recovers beyond what it recovers of narrower parts: of the demo
+checkpoint at 1.8 and 2.8 times the speed, see benchmarks/compression.py."""
+
+
+def require_compressible(model: PreTrainedModel) -> Family:
+    """The family of a model to compress.
+
+    Raises:
+        UnsupportedArchitectureError: as `compress`.
+        CollabError: as `collab.convert`.
+    """
+    family, _ = require_convertible(model)
+    if has_decoder(model):
+        raise UnsupportedArchitectureError(
+            "Encoders with decoders cannot be compressed yet, only converted (collab convert)."
+        )
+    if not family.base.feed_forward_classes:
+        raise unknown_feed_forward(family)
+    layers = attention_layers(model)
+    if any(layer.kind == "cross" for layer in layers):
+        raise UnsupportedArchitectureError("Decoders with cross-attention cannot be compressed, only converted.")
+    if any(layer.shares_values for layer in layers):
+        raise UnsupportedArchitectureError(
+            "Models whose heads share keys and values cannot be compressed, only converted (collab convert)."
+        )
+    return family
+
+
+def require_rows(calibration: Calibration | None) -> Calibration:
+    """The calibration of a compression.
+
+    Raises:
+        CalibrationError: if there is none.
+    """
+    if calibration is None:
+        raise CalibrationError(
+            "Compression needs rows that the model runs on: give text, images or other data with --calibration "
+            "(calibration=)."
+        )
+    return calibration
+
+
+class Compressions:
+    """A model's compressions.
+
+    Args:
+        model: the original.
+        config: settings of the compression.
+        calibration: rows and moments.
+        progress: called while the model runs.
+
+    Raises:
+        CollabError: as `compress`.
+    """
+
+    def __init__(
+        self, model: PreTrainedModel, config: CompressionConfig, calibration: Calibration | None, progress: Progress
+    ) -> None:
+        calibration = require_rows(calibration)
+        family = require_compressible(model)
+        lossless = convert_losslessly(model).model
+        self.candidates = Candidates(model, lossless, family, calibration, config, progress)
+        self._config, self._calibration = config, calibration
+
+    def within(self, budget: Budget) -> PlanOption:
+        """The widths of least predicted loss within a budget, over the numbers of layers to drop.
+
+        Raises:
+            BudgetError: if the budget cannot be reached; the message says what can.
+        """
+        config, costs = self._config, self.candidates.costs(budget.unit)
+        curves = self.candidates.curves(budget.unit)
+        most = budget.value * costs.whole
+        options = []
+        for dropped in self._drops:
+            cost = costs.left(tuple(None if number in dropped else {} for number in range(len(curves))))
+            option = allocate(curves, dropped, cost, most, alike=config.native)
+            options.append((option, option.loss - _RECOVERED * config.healed * sum(dropped.values())))
+        reached = [option for option in options if option[0].cost <= most]
+        if not reached:
+            raise BudgetError(self._out_of_reach(budget, min(option.cost for option, _ in options) / costs.whole))
+        return self._option(budget, min(reached, key=lambda option: option[1])[0])
+
+    def plan(self, budgets: Sequence[Budget]) -> Plan:
+        """What several budgets of one unit would give."""
+        options = within_each(budgets, lambda budget: [self.within(budget)])
+        return Plan(
+            unit=budgets[0].unit,
+            layers={block.name: own for block, own in zip(self.candidates.blocks, self.candidates.full, strict=True)},
+            options=mark_frontier([option for _, option in options]),
+            calibration=self._calibration.summary,
+            query_key_parameters=self._query_key,
+            model_parameters=count_parameters(self.candidates.native),
+        )
+
+    @cached_property
+    def _query_key(self) -> int:
+        return parameters(self.candidates.native)["query_key"]
+
+    def _option(self, budget: Budget, allocation: Allocation) -> PlanOption:
+        candidates, length = self.candidates, self._config.length
+        widths = tuple(
+            None if chosen is None else full | dict(chosen)
+            for full, chosen in zip(candidates.full, allocation.widths, strict=True)
+        )
+        kept = [(own, chosen) for own, chosen in zip(candidates.parts, widths, strict=True) if chosen is not None]
+        query_key = sum(own["queries-keys"].cost(chosen["queries-keys"]).parameters for own, chosen in kept)
+        flops, params = candidates.costs("flops"), candidates.costs("params")
+        reached = allocation.cost / candidates.costs(budget.unit).whole
+        return PlanOption(
+            budget=budget.value,
+            reached=reached,
+            form=candidates.form,
+            rank=max(chosen["queries-keys"] for _, chosen in kept),
+            widths=widths,
+            error=allocation.loss,
+            layer_errors=[],
+            query_key=query_key / self._query_key,
+            model=params.left(widths) / params.whole,
+            flops={length: flops.left(widths) / flops.whole},
+            faster={length: 1 / reached} if budget.unit == "seconds" else {},
+        )
+
+    @cached_property
+    def _drops(self) -> list[dict[int, float]]:
+        """The sets of layers that may be dropped, those that lose least first, with their losses."""
+        config, count = self._config, len(self.candidates.blocks)
+        most = min(len(self.candidates.droppable), count - 1)
+        if config.drop_layers and config.drop_layers > most:
+            raise ConfigurationError(
+                f"drop_layers={config.drop_layers} is impossible: the model has {count} layers, of which {most} can be "
+                "dropped. One must stay, and layers that share weights, or have parameters that others lack, stay, too."
+            )
+        losses = self.candidates.losses.layers
+        order = sorted(losses, key=lambda number: losses[number])
+        counts = range(min(len(losses), most) + 1) if config.drop_layers is None else [config.drop_layers]
+        return [{number: losses[number] for number in order[:dropped]} for dropped in counts]
+
+    def _out_of_reach(self, budget: Budget, least: float) -> str:
+        """The message for a budget below what the smallest widths leave."""
+        config, time = self._config, budget.unit == "seconds"
+        asked = f"speedup={1 / budget.value:.3g}" if time else f"{budget.unit}={budget.value:.3g}"
+        possible = f"it is {1 / least:.3g} times as fast" if time else f"{least:.3g} is left"
+        return (
+            f"{asked} cannot be reached: with these parts at their smallest, {possible}. Ask for "
+            f"{'less' if time else 'more'}, or let more change (native={config.native}, only={list(config.only)}, "
+            f"drop_layers={config.drop_layers})."
+        )

@@ -1,0 +1,407 @@
+"""Conversions of a model at any rank: ranks within a budget, predicted errors and costs, and the choice of a form."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache, cached_property
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+
+from ..calibration.calibrate import Calibration
+from ..decomposition import FORMS, FormName, form_named
+from ..decomposition.rank import resolve_ranks
+from ..errors import BudgetError
+from ..models.cache import CacheBytes, cache_bytes
+from ..models.families import require_family
+from ..models.inputs import lengths_within
+from ..models.layers import count_parameters, native_layers
+from ..progress import Progress, no_progress
+from ..reparametrization.layer import LayerProblem
+from ..reparametrization.model import LayerProblems
+from ..steps.conversion import LayerConversion
+from .allocation import Costs, Curve, allocate
+from .budget import Budget, Part
+from .config import ConversionConfig
+from .cost import LayerShape
+from .plan import Plan, PlanOption, Spectrum, mark_frontier, within_each
+from .predict import predict, root_mean_square, solve_error
+
+logger = logging.getLogger(__name__)
+
+_TIMED = (16, 32, 64, 128, 256, 512)
+"""Sequence lengths, in tokens, at which the speeds of forms are compared; less where a model takes less."""
+
+_AS_FAST = 1.1
+"""Times within this ratio count as equal: attention is a third of a model, and machines differ."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A form, and a rank for every attention layer in the order of the model.
+
+    Attributes:
+        form: decomposition form of all layers.
+        ranks: R of each layer.
+        explanation: how they were chosen, for the report.
+    """
+
+    form: FormName
+    ranks: list[int]
+    explanation: dict[str, Any] = field(default_factory=dict)
+
+
+class Conversions:
+    """A model's conversions, which are compressions of queries and keys alone.
+
+    Args:
+        model: a native model.
+        config: settings of the conversion.
+        calibration: result of `collab.calibrate` for it; None to predict errors of the weights.
+        lengths: sequence lengths, in tokens, to count arithmetic and to estimate time for.
+        progress: called after the prediction of every layer.
+
+    Raises:
+        UnsupportedArchitectureError: if collab does not convert the model.
+        AlreadyConvertedError: if it is collaborative already.
+        CalibrationError: if the calibration is of another model.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        config: ConversionConfig,
+        calibration: Calibration | None,
+        lengths: Sequence[int],
+        progress: Progress = no_progress,
+    ) -> None:
+        require_family(model.config)
+        moments = None if calibration is None else calibration.moments
+        self.problems = LayerProblems(model, moments, config.solver_options.resolve_device(model.device))
+        synthetic = calibration is not None and calibration.summary.get("source") == "synthetic"
+        self.allocation = config.allocation
+        if config.allocation == "auto":
+            self.allocation = "uniform" if synthetic else "balanced"
+        self._model, self._config, self._calibration = model, config, calibration
+        self._lengths, self._progress = lengths, progress
+        self._forms: tuple[FormName, ...] = FORMS if config.form == "auto" else (config.fixed_form,)
+        self._kinds = [layer.kind for layer in native_layers(model).values()]
+        self._curves = cache(self._curves_of)
+
+    def within(self, budget: Budget) -> list[Choice]:
+        """The ranks of each form within a budget; of those forms that it can be met with.
+
+        Raises:
+            RankError: if a rank is out of range or there is not one for each layer.
+            BudgetError: if there are none; the message says what the nearest budget is.
+        """
+        fitting = {form: self._ranks(form, budget) for form in self._forms}
+        choices = [Choice(form, self._quick(form, budget, ranks)) for form, ranks in fitting.items() if all(ranks)]
+        if not choices:  # only for a budget of parameters: R = K has no error
+            raise BudgetError(self._nothing_fits(budget.value))
+        return choices
+
+    def options(self, chosen: Sequence[tuple[Budget, Choice]]) -> list[PlanOption]:
+        """What ranks that were chosen within budgets cost and lose. Each layer's problem is made once for all."""
+        content, solver = self._config.content, self._config.solver_options
+        errors: list[list[float]] = [[] for _ in chosen]
+        self._progress("predicting", 0, len(self.problems))
+        for number, problem in enumerate(self.problems.values()):
+            for row, (_, choice) in zip(errors, chosen, strict=True):
+                row.append(predict(problem, choice.form, choice.ranks[number], content, solver))
+            self._progress("predicting", number + 1, len(self.problems))
+        return [self._option(*pair, row) for pair, row in zip(chosen, errors, strict=True)]
+
+    def plan(self, budgets: Sequence[Budget]) -> Plan:
+        """What several budgets of one unit would give."""
+        full_ranks = zip(self.problems, self.problems.full_ranks, strict=True)
+        options = mark_frontier(self.options(within_each(budgets, self.within)))
+        layers = zip(self.problems.items(), self._kinds, strict=True)
+        calibration = self._calibration
+        return Plan(
+            unit=budgets[0].unit,
+            layers={name: {"queries-keys": rank} for name, rank in full_ranks},
+            options=options,
+            calibration=None if calibration is None else calibration.summary,
+            query_key_parameters=self._query_key,
+            model_parameters=count_parameters(self._model),
+            cache=self._cache,
+            spectra=[Spectrum.of(name, kind, problem) for (name, problem), kind in layers],
+            recommendation=_recommend(options, calibration is not None, max(self._lengths)),
+            refinement=_refinement(calibration),
+        )
+
+    def parameters(self, choice: Choice) -> int:
+        """Query/key parameters at some ranks."""
+        pairs = zip(self._shapes, choice.ranks, strict=True)
+        return sum(shape.parameters(choice.form, rank, self._config.content) for shape, rank in pairs)
+
+    def _option(self, budget: Budget, choice: Choice, errors: list[float]) -> PlanOption:
+        form, ranks, content = choice.form, choice.ranks, self._config.content
+        pairs = list(zip(self._shapes, ranks, strict=True))
+        left, whole = self.parameters(choice), count_parameters(self._model)
+        flops, faster = {}, {}
+        for length in self._lengths:
+            work = sum(shape.flops(form, rank, content, length) for shape, rank in pairs)
+            time = sum(shape.time(form, rank, content, length) for shape, rank in pairs)
+            flops[length] = work / sum(shape.flops_before(length) for shape in self._shapes)
+            faster[length] = sum(shape.time_before(length) for shape in self._shapes) / time
+        dimensions = sum(ranks) / sum(shape.full_rank for shape in self._shapes)
+        return PlanOption(
+            budget=budget.value,
+            reached={"rank": dimensions, "error": max(errors)}.get(budget.unit, left / self._query_key),
+            form=form,
+            rank=max(ranks),
+            widths=tuple({"queries-keys": rank} for rank in ranks),
+            error=root_mean_square(errors),
+            layer_errors=errors,
+            query_key=left / self._query_key,
+            model=(whole - self._query_key + left) / whole,
+            flops=flops,
+            faster=faster,
+            cache=self._cache_of(ranks),
+        )
+
+    @cached_property
+    def _shapes(self) -> list[LayerShape]:
+        return [LayerShape.of(problem) for problem in self.problems.values()]
+
+    @cached_property
+    def _query_key(self) -> int:
+        """Query/key parameters of the original."""
+        return sum(shape.parameters_before for shape in self._shapes)
+
+    @cached_property
+    def _cache(self) -> CacheBytes | None:
+        return cache_bytes(self._model)
+
+    def _cache_of(self, ranks: list[int]) -> CacheBytes | None:
+        """The cache of a conversion, whose values are the original's. The keys of an encoder are in no cache."""
+        if self._cache is None:
+            return None
+        after = dict.fromkeys(("decoder", "cross"), 0)
+        before = dict(after)
+        for shape, kind, rank in zip(self._shapes, self._kinds, ranks, strict=True):
+            if kind != "encoder":
+                after[kind] += shape.cached_numbers(rank, self._config.content)
+                before[kind] += shape.full_rank
+        return replace(
+            self._cache,
+            keys=self._cache.keys * after["decoder"] // max(1, before["decoder"]),
+            cross_keys=self._cache.cross_keys * after["cross"] // max(1, before["cross"]),
+        )
+
+    def _ranks(self, form: FormName, budget: Budget) -> list[int]:
+        """The ranks of a form within a budget; 0 where it cannot be met.
+
+        A balanced budget of parameters is divided for the least sum of the layers' squared relative errors, in closed
+        form (`LayerProblem.decay`), each relative to the layer's own scores. Weighting layers by the effect of their
+        scores on the model's output measured far worse (docs/benchmarks.md).
+        """
+        content = self._config.content
+        if budget.unit == "rank":
+            return resolve_ranks(budget.value, self.problems.full_ranks)
+        if budget.unit == "error":
+            return [_smallest_rank(form, budget.value, self._config, problem) for problem in self.problems.values()]
+        if self.allocation == "uniform":
+            return [shape.rank_within(form, budget.value * shape.parameters_before, content) for shape in self._shapes]
+        costs = self._costs(form)
+        most = math.floor(budget.value * costs.whole)
+        allocation = allocate(self._curves(form), {}, costs.full, most, exhaust=True)
+        return [layer["queries-keys"] if layer and allocation.cost <= most else 0 for layer in allocation.widths]
+
+    def _costs(self, form: FormName) -> Costs:
+        """Query/key parameters in one form."""
+
+        def parameters(number: int, widths: Mapping[Part, int]) -> int:
+            shape = self._shapes[number]
+            return shape.parameters(form, widths.get("queries-keys", shape.full_rank), self._config.content)
+
+        full = sum(parameters(number, {}) for number in range(len(self._shapes)))
+        return Costs(self._query_key, full, parameters)
+
+    def _curves_of(self, form: FormName) -> list[list[Curve]]:
+        """By layer, parameters and squared error at every rank."""
+        costs = self._costs(form)
+        curves = []
+        for number, (problem, shape) in enumerate(zip(self.problems.values(), self._shapes, strict=True)):
+            with torch.no_grad():
+                errors = problem.decay(form).tolist()
+            curves.append([costs.curve(number, {"queries-keys": {rank: errors[rank] for rank in shape.ranks[::-1]}})])
+        return curves
+
+    def _quick(self, form: FormName, budget: Budget, ranks: list[int]) -> list[int]:
+        """Ranks lowered to widths that cost no speed, if speed is to be optimized within a budget of parameters.
+
+        The fused kernel takes heads of d dimensions (`collab.modeling.collab_kernel`), and heads of equal widths need
+        no padding.
+        """
+        if self._config.form != "auto" or self._config.optimize != "speed" or budget.unit != "params":
+            return ranks
+        pairs = zip(ranks, self._shapes, strict=True)
+        if form_named(form).separate:
+            return [max(rank - rank % shape.num_heads, min(rank, shape.num_heads)) for rank, shape in pairs]
+        return [min(rank, shape.head_dim) for rank, shape in pairs]
+
+    def _nothing_fits(self, params: float) -> str:
+        """The message for a budget below the smallest rank, with the smallest possible budget."""
+        content, rank = self._config.content, self._shapes[0].ranks[0]
+        least = min(
+            max(shape.parameters(form, shape.ranks[0], content) / shape.parameters_before for shape in self._shapes)
+            for form in self._forms
+        )
+        return (
+            f"No rank fits {params:g} of the query/key parameters: at rank {rank} a layer keeps {least:.4f} of them "
+            f"already. Keep at least {math.ceil(least * 1e4) / 1e4:g} (params, --params)."
+        )
+
+
+def choose(model: PreTrainedModel, config: ConversionConfig, calibration: Calibration | None = None) -> Choice:
+    """Chooses the form and rank of each layer for a rank or a budget.
+
+    Args:
+        model: a native model.
+        config: settings, with one of `rank`, `params` and `max_error`.
+        calibration: result of `collab.calibrate` for the model.
+
+    Raises:
+        RankError: if a rank is out of range or there is not one for each layer.
+        BudgetError: if no rank is within the budget.
+    """
+    conversions = Conversions(model, config, calibration, lengths_within(model, _TIMED))
+    budget = config.budget
+    choices = conversions.within(budget)
+    if budget.unit == "rank":
+        return choices[0]
+    name = "params" if budget.unit == "params" else "max_error"
+    explanation: dict[str, Any] = {"budget": {name: budget.value}, "allocation": conversions.allocation}
+    if config.form != "auto":
+        return replace(choices[0], explanation=explanation)
+    options = conversions.options([(budget, choice) for choice in choices])
+    if config.optimize == "speed":
+        costs: list[float] = [sum(1 / ratio for ratio in each.faster.values()) / len(each.faster) for each in options]
+    elif config.params is not None:
+        costs = [option.error for option in options]
+    else:
+        costs = [conversions.parameters(choice) for choice in choices]
+    best = costs.index(min(costs))
+    if config.optimize == "speed":  # of those that are about as fast as each other, the closest to the original
+        near = [number for number, cost in enumerate(costs) if cost < _AS_FAST * costs[best]]
+        best = min(near, key=lambda number: options[number].error)
+    chosen = choices[best]
+    logger.info("Of %s, %s is the best choice.", ", ".join(choice.form for choice in choices), chosen.form)
+    slower = [str(length) for length, ratio in options[best].faster.items() if ratio < 1]
+    if config.optimize == "speed" and slower:
+        logger.warning("No form within the budget is as fast as the original at %s tokens.", ", ".join(slower))
+    explanation |= {
+        "optimize": config.optimize,
+        "candidates": {
+            choice.form: {
+                "ranks": choice.ranks,
+                "parameters": conversions.parameters(choice),
+                "faster": option.faster,
+                "error": option.error,
+                "cost": cost,
+            }
+            for choice, option, cost in zip(choices, options, costs, strict=True)
+        },
+        "chosen": chosen.form,
+    }
+    return replace(chosen, explanation=explanation)
+
+
+def _smallest_rank(form: FormName, error: float, config: ConversionConfig, problem: LayerProblem) -> int:
+    """The smallest rank whose error is at most `error`; at R = K the error is 0.
+
+    Full solves are slow, so predictions narrow the search: first as they are, then scaled by the ratio of the first
+    solve to its prediction.
+    """
+    full_rank, solver = problem.tensor.full_rank, config.solver_options
+
+    @cache
+    def predicted(rank: int) -> float:
+        return predict(problem, form, rank, config.content, solver)
+
+    @cache
+    def solved(rank: int) -> float:
+        return 0.0 if rank == full_rank else solve_error(problem, form, rank, config.content, solver, config.seed)
+
+    rank = _first(0, full_rank, lambda middle: predicted(middle) <= error)
+    if form_named(form).closed:  # so the prediction is exact
+        return rank
+    if rank < full_rank and predicted(rank) > 0:
+        ratio = solved(rank) / predicted(rank)
+        rank = _first(0, full_rank, lambda middle: ratio * predicted(middle) <= error)
+    fails, fits, step = rank - 1, rank, 1
+    if solved(rank) <= error:
+        while fails > 0 and solved(fails) <= error:
+            step *= 2
+            fails, fits = max(0, fails - step), fails
+    else:
+        fails, fits = rank, rank + 1
+        while solved(fits) > error:
+            step *= 2
+            fails, fits = fits, min(full_rank, fits + step)
+    return _first(fails, fits, lambda middle: solved(middle) <= error)
+
+
+def _first(fails: int, fits: int, within: Callable[[int], bool]) -> int:
+    """The smallest rank above `fails` that is `within` a budget, by bisection; `fits` is known to be."""
+    while fits - fails > 1:
+        middle = (fails + fits) // 2
+        fails, fits = (fails, middle) if within(middle) else (middle, fits)
+    return fits
+
+
+def compare_forms(problem: LayerProblem, layer: LayerConversion, config: ConversionConfig) -> dict[str, Any]:
+    """Rank and predicted error of each form for one layer at the same number of parameters.
+
+    Args:
+        problem: the attention layer.
+        layer: what it was converted to, whose own form needs no prediction.
+        config: settings of the conversion.
+    """
+    row: dict[str, Any] = {}
+    for form in FORMS:
+        rank = LayerShape.of(problem).rank_within(form, layer.query_key.after, config.content)
+        if form == layer.form and rank == layer.rank:
+            row[form] = {"rank": rank, "error": layer.error if layer.score_error is None else layer.score_error}
+            continue
+        error = predict(problem, form, rank, config.content, config.solver_options) if rank else None
+        row[form] = {"rank": rank, "error": error}
+    return row
+
+
+def _recommend(options: list[PlanOption], calibrated: bool, length: int) -> str:
+    """The recommended option in words."""
+    sizes = sorted({round(option.query_key, 2) for option in options})
+    target = min(sizes, key=lambda part: abs(part - 1 / 3))
+    near = [option for option in options if abs(option.query_key - target) < 0.05]
+    best = min(near, key=lambda option: option.error)
+    fastest = min(near, key=lambda option: option.flops[length])
+    text = (
+        f"With about {best.query_key:.0%} of the query/key parameters ({best.model:.1%} of the model), the {best.form} "
+        f"form at rank {best.rank} is closest to the original: predicted error {best.error:.3f} of the "
+        f"{'scores' if calibrated else 'weights'}."
+    )
+    if fastest is not best:
+        text += (
+            f" The {fastest.form} form at rank {fastest.rank} does the least arithmetic on {length} tokens "
+            f"({fastest.flops[length]:.2f} of the original's, against {best.flops[length]:.2f}), at error "
+            f"{fastest.error:.3f}."
+        )
+    return text
+
+
+def _refinement(calibration: Calibration | None) -> str:
+    """The refinement after a conversion, in words."""
+    if calibration is None or not calibration.can_refine:
+        return "Nothing is refined: that needs rows to calibrate on."
+    return (
+        "Predicted errors are those before refinement, by which a conversion then brings the output of each attention "
+        "layer closer to the original's, at the same size, on the rows of the calibration."
+    )
