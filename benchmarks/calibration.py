@@ -141,7 +141,7 @@ def watch():
         time.sleep(0.002)
 thread = threading.Thread(target=watch); thread.start()
 options = collab.CalibrationOptions(samples=int(sys.argv[1]))
-calibration = collab.calibrate(model, tokenizer=tokenizer, options=options)
+calibration = collab.calibrate(collab.Checkpoint(model, tokenizer), options=options)
 calibrated = peak[0]
 size = sum(t.numel() * t.element_size() for part in (calibration.moments, calibration.held_out)
            for moments in part.values() for t in moments.tensors().values())

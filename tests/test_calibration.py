@@ -292,11 +292,12 @@ class TestSources:
 class TestCache:
     def test_is_used_and_refused(self, tmp_path: Path, tokenizer: BertTokenizer) -> None:
         model, file = tiny_model(BERT), tmp_path / "cache" / "moments.safetensors"
-        arguments = {"tokenizer": tokenizer, "options": FEW, "cache": file}
-        first = collab.calibrate(model, SENTENCES, **arguments)
+        arguments = {"options": FEW, "cache": file}
+        checkpoint = collab.Checkpoint(model, tokenizer)
+        first = collab.calibrate(checkpoint, SENTENCES, **arguments)
         calls: list[int] = []
         model.register_forward_pre_hook(lambda *_: calls.append(1))
-        second = collab.calibrate(model, SENTENCES, **arguments)
+        second = collab.calibrate(checkpoint, SENTENCES, **arguments)
         assert not calls
         for name, moments in first.moments.items():
             assert all(
@@ -305,15 +306,15 @@ class TestCache:
             )
         assert second.held_out.keys() == first.held_out.keys()
         with pytest.raises(collab.errors.CalibrationError, match="other data"):
-            collab.calibrate(model, SENTENCES[1:], **arguments)
+            collab.calibrate(checkpoint, SENTENCES[1:], **arguments)
         other = tiny_model(BERT)
         with torch.no_grad():
             other.encoder.layer[0].attention.self.query.weight[0, 0] += 1
         with pytest.raises(collab.errors.CalibrationError, match="of another model"):
-            collab.calibrate(other, SENTENCES, **arguments)
+            collab.calibrate(collab.Checkpoint(other, tokenizer), SENTENCES, **arguments)
         file.write_text("something else")
         with pytest.raises(collab.errors.CalibrationError, match="not a cache of moments"):
-            collab.calibrate(model, SENTENCES, **arguments)
+            collab.calibrate(checkpoint, SENTENCES, **arguments)
         with pytest.raises(collab.errors.CalibrationError, match="cannot be cached"):
             collab.calibrate(model, lambda model: None, cache=file)
         assert [path.name for path in file.parent.iterdir()] == [file.name]
@@ -395,12 +396,13 @@ class TestInOrder:
     def test_first_layer_is_as_always_and_later_ones_see_what_came_before(self, tokenizer: BertTokenizer) -> None:
         model = tiny_model(BERT)
         before = state(model)
-        arguments = {"tokenizer": tokenizer, "options": FEW}
-        plain = collab.calibrate(model, SENTENCES, **arguments)
+        arguments = {"options": FEW}
+        checkpoint = collab.Checkpoint(model, tokenizer)
+        plain = collab.calibrate(checkpoint, SENTENCES, **arguments)
         for form in FORMS:
             for content in ("exact", "folded"):
                 config = collab.ConversionConfig(rank=8, form=form, content=content, refine="none")
-                ordered = collab.calibrate_in_order(model, config, SENTENCES, **arguments)
+                ordered = collab.calibrate_in_order(checkpoint, config, SENTENCES, **arguments)
                 first, second = (ordered.moments[name] for name in layer_names(model))
                 torch.testing.assert_close(first.key_covariance, plain.moments[layer_names(model)[0]].key_covariance)
                 other = plain.moments[layer_names(model)[1]].query_covariance

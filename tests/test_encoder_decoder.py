@@ -258,11 +258,11 @@ def test_healing_on_pairs_brings_the_answers_closer(tokenizer: BertTokenizerFast
     native = marian()
     model = converted(native, 6)
     settings = replace(collab.HealOptions().run, steps=20, batch_size=8, device="cpu")
-    record = collab.heal(
+    healing = collab.heal(
         collab.Checkpoint(model, tokenizer), native, PAIRS, options=collab.HealOptions(samples=40, run=settings)
-    ).record
-    assert record["improved"]
-    assert record["after"]["kl"] < record["before"]["kl"]
+    ).report
+    assert healing.improved
+    assert healing.after["kl"] < healing.before["kl"]
 
 
 @pytest.mark.parametrize("model_type", ["whisper", "bart"])
@@ -383,7 +383,7 @@ class TestOtherVerbs:
         again = collab.prune(pruned, {first: [3], second: [1, 3]}).model
         assert again.generation_config.alignment_heads == [[0, 0]]
         assert collab.expand(pruned).model.generation_config.alignment_heads == [[0, 3], [1, 2]]
-        assert collab.prune(native, {first: [0], second: [0]}).generation_config.alignment_heads is None
+        assert collab.prune(native, {first: [0], second: [0]}).model.generation_config.alignment_heads is None
         assert native.generation_config.alignment_heads == [[0, 1], [0, 3], [1, 2]]
 
     def test_a_layer_without_heads_generates(self) -> None:
@@ -411,7 +411,7 @@ class TestTranslation:
     ) -> None:
         native = marian(eos_token_id=3)
         examples = collab.read_examples(source, self.TASK)
-        metrics = collab.evaluate(collab.Checkpoint(native, tokenizer), examples, self.TASK).metrics
+        metrics = collab.evaluate(collab.Checkpoint(native, tokenizer), examples, self.TASK).report.metrics
         losses, texts = [], []
         for text, target in examples.texts:
             inputs = {name: tokenizer(text, return_tensors="pt")[name] for name in ("input_ids", "attention_mask")}
@@ -592,7 +592,7 @@ class TestCommands:
         assert held.format("and", "", "encoder").replace("  ", " ") in text
         again = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "out")
         assert collab.checkpoints.inspect(str(tmp_path / "out")) == replace(
-            collab.inspect(again), report=collab.checkpoints.inspect(str(tmp_path / "out")).report
+            collab.inspect(again), history=collab.checkpoints.inspect(str(tmp_path / "out")).history
         )
         shown = run("plan", folder, *given)
         assert shown.exit_code == 0, shown.output

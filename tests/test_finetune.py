@@ -273,7 +273,7 @@ class TestPruningOnTheWay:
 
     @staticmethod
     def pruning(**more: Any) -> MidwayPruning:
-        return MidwayPruning(collab.PruneOptions(heads=0.5, samples=32), **more)
+        return MidwayPruning(collab.PruneOptions(heads=0.5, rows=collab.RowOptions(samples=32)), **more)
 
     @pytest.mark.slow
     def test_prunes_and_goes_on(self, folder: Path, tmp_path: Path) -> None:
@@ -313,7 +313,7 @@ class TestPruningOnTheWay:
         with pytest.raises(KeyboardInterrupt):
             tune(str(folder), output, *what, self.pruning(), options=OPTIONS, progress=interrupt)
         assert not output.exists()
-        other = MidwayPruning(collab.PruneOptions(heads=0.25, samples=32))
+        other = MidwayPruning(collab.PruneOptions(heads=0.25, rows=collab.RowOptions(samples=32)))
         with pytest.raises(collab.errors.TrainingError, match="--restart"):
             tune(str(folder), output, *what, other, options=OPTIONS)
         resumed = tune(str(folder), output, *what, self.pruning(), options=OPTIONS)

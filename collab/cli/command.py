@@ -46,7 +46,7 @@ def gathers(name: str, build: Callable[..., object], *options: Decorator) -> Dec
 
 
 def command_line() -> str:
-    """What was typed, for reports and cards."""
+    """The command as it was typed, for reports and cards."""
     return f"collab {shlex.join(sys.argv[1:])}"
 
 

@@ -45,7 +45,7 @@ _OWN = "the task's own"
 
 @dataclass(frozen=True)
 class _Data:
-    """What the options say of the rows, each in a field of the option's name."""
+    """The options on the rows, each in a field of its name."""
 
     train: str | None
     evaluation: str | None

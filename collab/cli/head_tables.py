@@ -128,7 +128,7 @@ def _work(groups: Sequence[tuple[str, LayerInspection]], lengths: Sequence[int])
 
 
 def _past(inspection: Inspection) -> list[str]:
-    """What was done to the model so far, in sentences."""
+    """The history of the model, in sentences."""
     history = inspection.history
     lines = [f"The original: {kind}." for kind in history.original_kinds]
     settings, layers = history.settings, history.layers

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class _Drawing:
-    """What to draw, and where."""
+    """The figures to draw, and their folder."""
 
     figures: Path | None
     sentences: tuple[str, ...]

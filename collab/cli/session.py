@@ -1,4 +1,4 @@
-"""What every command does around its work: messages instead of tracebacks, progress, the result, the time it took."""
+"""The frame around the work of every command: messages instead of tracebacks, progress, the result, the time it took."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ INTERRUPTED_TRAINING = "Interrupted. The same command goes on from the last chec
 
 
 class Session:
-    """What a command tells its user: what it is doing, what came out, and how long it took.
+    """The messages of a command to its user: progress, the result, and how long it took.
 
     Progress and times go to standard error, results to standard output. Of several processes that train together, only
     the first says anything.
@@ -133,7 +133,7 @@ class Session:
 
 
 class _WrongRequest(click.ClickException):
-    """What was asked for cannot be done, whatever the files hold."""
+    """A request that cannot be met, whatever the files hold."""
 
     exit_code = 2
 
@@ -159,7 +159,7 @@ def _check_folder(model: str) -> None:
 
 
 def _identity(folder: Path | None) -> tuple[int, int] | None:
-    """What tells a folder from another of the same name; None if there is none."""
+    """An identity that tells a folder from another of the same name; None if there is none."""
     try:
         status = None if folder is None else folder.expanduser().stat()
     except (OSError, ValueError, RuntimeError):

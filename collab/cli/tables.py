@@ -121,7 +121,7 @@ def _running_costs(plan: Plan, choices: Sequence[PlanOption]) -> Table:
 
 
 def cache_sentence(cache: CacheBytes) -> str:
-    """What a cache holds."""
+    """The contents of a cache, in a sentence."""
     held = f"{cache.keys:,} bytes of keys and {cache.values:,} of values for each token"
     if cache.cross_keys:
         held += f" of the decoder, and {cache.cross_keys:,} and {cache.cross_values:,} for each token of the encoder"

@@ -43,7 +43,7 @@ _ROWS = 8
 
 @dataclass(frozen=True)
 class Losses:
-    """What changes cost, each alone: one minus the agreement of the answers on held-out rows.
+    """Losses of changes, each alone: one minus the agreement of the outputs on held-out rows.
 
     Attributes:
         parts: by layer, the measured loss of every part at about half its width, relative to what was predicted there.
@@ -195,7 +195,7 @@ class Candidates:
         return curves
 
     def costs(self, unit: Unit) -> Costs:
-        """What the layers cost at any widths."""
+        """The costs of the layers at any widths."""
         if unit not in self._costs:
             self._costs[unit] = self._counted(unit) if unit != "seconds" else self._measured()
         return self._costs[unit]

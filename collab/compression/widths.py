@@ -12,7 +12,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Cost:
-    """What a part of the model costs.
+    """Costs of a part of the model.
 
     Attributes:
         flops: FLOPs for one row, two for a multiply-add.
@@ -57,7 +57,7 @@ class Narrowing(ABC):
 
     @abstractmethod
     def cost(self, width: int) -> Cost:
-        """What the part costs at a width, for one pass."""
+        """Costs of the part at a width, for one pass."""
 
     @abstractmethod
     def narrow(self, width: int) -> Narrowed:

@@ -308,7 +308,7 @@ def _owner(name: str, layers: Iterable[str]) -> str | None:
 
 
 def _parts(name: str, tensor: Tensor, layer: AttentionLayer) -> dict[str, Tensor]:
-    """What a native attention layer's parameter is in the collaborative one, by name; nothing for queries and keys."""
+    """The parts of a native attention layer's parameter in the collaborative one, by name; none for queries and keys."""
     module, *parameter = name.removeprefix(f"{layer.name}.").split(".")
     roles = layer.roles_of(module)
     if tensor.ndim == 2 and isinstance(layer.module.get_submodule(module), Conv1D):

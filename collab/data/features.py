@@ -272,7 +272,7 @@ def collate(model: PreTrainedModel, tokenizer: Any | None, features: Sequence[Fe
 
 
 def _padded_targets(model: PreTrainedModel, rows: Sequence[Feature]) -> Batch:
-    """What the decoder reads, padded on the right."""
+    """The decoder's inputs, padded on the right."""
     padding = {"decoder_input_ids": getattr(model.config, "pad_token_id", None) or 0, "decoder_attention_mask": 0}
     return {
         name: pad_sequence([torch.tensor(row[name]) for row in rows], batch_first=True, padding_value=value)

@@ -1,4 +1,4 @@
-"""What the decoder of an encoder-decoder reads: targets that go with the sources, or the model's own answers."""
+"""Inputs of an encoder-decoder's decoder: targets that go with the sources, or the model's own outputs."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def target_features(
 
 
 def own_answers(model: PreTrainedModel, batch: dict[str, Tensor]) -> list[dict[str, list[int]]]:
-    """What the decoder read when the model answered a batch greedily, one entry for each row.
+    """Inputs of the decoder while the model answered a batch greedily, one entry for each row.
 
     Raises:
         DataError: if the model has no head to answer with.

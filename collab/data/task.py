@@ -11,7 +11,7 @@ from .source import DataSource
 
 @dataclass(frozen=True)
 class Task:
-    """What a model predicts, and how its predictions are measured.
+    """A task: the predictions of a model, and how they are measured.
 
     Attributes:
         kind: ``classification``, ``regression``, ``token-classification``, ``masked-lm``, ``translation`` (a text for a

@@ -1,4 +1,4 @@
-"""What every decomposition returns: shared query and key projections, and how the heads mix them.
+"""The result of every decomposition: shared query and key projections, and how the heads mix them.
 
 All three forms write a head as Â_h = W̃_Q G_h W̃_Kᵀ and differ in G_h ∈ R^{R×R}:
 

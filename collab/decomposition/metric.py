@@ -101,7 +101,7 @@ class Whitening:
         return HeadTensor(query * scale, self._whiten_keys(tensor.key), tensor.num_heads)
 
     def whiten_factors(self, factors: Factors) -> Factors:
-        """What factors approximate the whitened tensor by."""
+        """Factors in the whitened basis."""
         query = self._query_axes.mT @ factors.query * self._query_root  # (D_q, R)
         return replace(factors, query=query, key=self._whiten_keys(factors.key)).scale_heads(self._head)
 

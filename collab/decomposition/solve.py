@@ -102,7 +102,7 @@ def full_rank_factors(tensor: HeadTensor, form: FormName, rank: int) -> Factors:
 
 @dataclass(frozen=True)
 class _Frame:
-    """What is needed to undo the normalization of a tensor."""
+    """The bases and the scale that undo the normalization of a tensor."""
 
     query_basis: torch.Tensor | None  # orthonormal, (D_q, K), where D_q was above K
     key_basis: torch.Tensor | None  # (D_k, K)

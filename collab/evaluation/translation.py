@@ -30,7 +30,7 @@ def written_ngrams(
     max_length: int | None = None,
     progress: Progress = no_progress,
 ) -> dict[str, np.ndarray]:
-    """What `bleu` is computed from, for the texts that a model writes for sources.
+    """The sums that `bleu` is computed from, for the texts that a model writes for sources.
 
     Args:
         model: an encoder-decoder, which searches as its generation config says, without sampling.
@@ -58,7 +58,7 @@ def require_sacrebleu() -> None:
 
 
 def ngrams(texts: Sequence[str], targets: Sequence[str]) -> np.ndarray:
-    """What BLEU sums over texts, (N, 10): n-grams that match and all n-grams, n = 1 to 4, and words of both texts."""
+    """The counts that BLEU sums over texts, (N, 10): matching n-grams and all n-grams, n = 1 to 4, and words of both texts."""
     from sacrebleu.metrics import BLEU
 
     metric = BLEU(effective_order=True)  # of a sentence; the counts are the same without

@@ -1,4 +1,4 @@
-"""What heads are judged by: the task's loss and metric where there are labels, the model's own outputs otherwise.
+"""Objectives to judge heads by: the task's loss and metric where there are labels, else the model's own outputs.
 
 An objective runs a model on its rows, with the model's heads as they are at that moment.
 """

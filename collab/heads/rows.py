@@ -42,7 +42,7 @@ class HeadRows:
     summary: dict[str, Any] = field(default_factory=dict)
 
     def objective(self, loaded: Checkpoint, samples: int | None = None) -> Objective:
-        """What a model's heads are judged by on these rows.
+        """The objective that a model's heads are judged by on these rows.
 
         Args:
             loaded: the model, on its device.

@@ -1,4 +1,4 @@
-"""Whatever libraries raise on damaged files, full disks and too little memory, as errors of collab."""
+"""Errors of collab for all that libraries raise on damaged files, full disks and too little memory."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def reading(what: str) -> Iterator[None]:
 
 
 def _reason(error: Exception) -> str:
-    """What is wrong, in a line; the errors of config classes have it in their cause."""
+    """The reason, in a line; the errors of config classes have it in their cause."""
     cause = error.__cause__ if isinstance(error, StrictDataclassError) and error.__cause__ is not None else error
     return f"{type(cause).__name__}: {first_line(cause)}" if isinstance(cause, LookupError) else first_line(cause)
 

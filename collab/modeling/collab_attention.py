@@ -126,7 +126,7 @@ class CollaborativeAttention(SharedProjections):
 
     @classmethod
     def roles_of(cls, native_name: str) -> list[str]:
-        """What a native layer's module or parameter is called here; several names if it is fused, in their order."""
+        """The names here of a native layer's module or parameter; several if it is fused, in their order."""
         return [role for role, name in cls.native_names.items() if name == native_name]
 
     @classmethod
@@ -173,7 +173,7 @@ class CollaborativeAttention(SharedProjections):
 
     @classmethod
     def positions_input(cls, native: Any, given: dict[str, Any]) -> Any:
-        """What a native layer was called with to tell positions apart in queries and keys; None if nothing.
+        """The argument of a native layer that tells positions apart in queries and keys; None if there is none.
 
         Args:
             native: the native layer.
@@ -368,7 +368,7 @@ class CollaborativeAttention(SharedProjections):
         return self.dense(context) if "dense" in self.native_names else context
 
     def _cached(self, key: Tensor, hidden_states: Tensor) -> tuple[Tensor, Tensor]:
-        """What a cache holds: (B, 1, S, R), one key for all heads, or R + H with content biases; and (B, 1, S, H·d).
+        """The entries of a cache: (B, 1, S, R), one key for all heads, or R + H with content biases; and (B, 1, S, H·d).
 
         Args:
             key: shared keys, (B, S, R).

@@ -39,7 +39,7 @@ class CollabWavLMAttention(AttentionWithOutProj):
     def native_forward(
         native: Any, hidden_states: Tensor, attention_mask: Any = None, position_bias: Any = None, **kwargs: Any
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """What the native layer returns, but for the weights of each head, (B, H, T, T)."""
+        """As the native layer's forward, but with the weights of each head, (B, H, T, T)."""
         position_bias, mask, bias = _added(native, hidden_states, attention_mask, position_bias)
         query, key, value = (
             layer(hidden_states).unflatten(-1, (native.num_heads, -1)).transpose(1, 2)  # (B, H, T, d)
@@ -67,7 +67,7 @@ class CollabWavLMAttention(AttentionWithOutProj):
 def _added(
     layer: Any, hidden_states: Tensor, attention_mask: Any, position_bias: Tensor | None
 ) -> tuple[Tensor, Tensor | None, Tensor]:
-    """What a layer adds to the scores of all its heads.
+    """The bias that a layer adds to the scores of all its heads.
 
     Args:
         layer: native or collaborative.

@@ -1,1 +1,1 @@
-"""What a model is: families, attention layers, inputs, outputs, assembly and temporary states."""
+"""Models: families, attention layers, inputs, outputs, assembly and temporary states."""

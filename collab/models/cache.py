@@ -17,7 +17,7 @@ from .states import evaluating
 
 @dataclass(frozen=True)
 class CacheBytes:
-    """What a cache holds for each token, in bytes, all layers together.
+    """Bytes of a cache for each token, all layers together.
 
     Attributes:
         keys: of the keys, for a token of the decoder; the content biases of a converted model are among them.

@@ -24,7 +24,7 @@ KINDS: dict[str, InputKind] = {
 
 
 def input_kind(model: PreTrainedModel) -> InputKind:
-    """What a model reads.
+    """The kind of a model's inputs.
 
     Raises:
         UnsupportedArchitectureError: if it is something else.
@@ -90,7 +90,7 @@ def has_decoder(model: PreTrainedModel | type[PreTrainedModel]) -> bool:
 
 
 def decoder_inputs(model: PreTrainedModel, labels: Tensor) -> Tensor:
-    """What a decoder reads to answer with these labels, (B, T): they are shifted by one, after the first token.
+    """Inputs of a decoder that answers with these labels, (B, T): the labels shifted by one, after the first token.
 
     Raises:
         ConfigurationError: if the model's config names no such token.

@@ -262,7 +262,7 @@ class MultiheadAttention(SharedProjections):
         return output if self.batch_first else output.transpose(0, 1), weights
 
     def extra_repr(self) -> str:
-        """What `repr` shows besides the parts."""
+        """The settings that `repr` shows besides the parts."""
         return f"{self.embed_dim}, {self.num_heads}, {self.head_ranks or self.shared_dim}, {self.form!r}"
 
 

@@ -21,7 +21,7 @@ from .step import (
 
 @dataclass(frozen=True)
 class CompressedLayer:
-    """What is left of one layer of the original.
+    """One layer of the original, and the widths that are left.
 
     Attributes:
         name: module name in the original.

@@ -192,7 +192,7 @@ def short(value: float) -> str:
 
 
 def shortened(names: Sequence[str]) -> tuple[str, list[str]]:
-    """What module names have in common, with a star for the rest, and the rest of each."""
+    """The common part of module names, with a star for the rest, and the rest of each."""
     parts = [name.split(".") for name in names]
     shortest = min(map(len, parts))
     start = next((i for i in range(shortest) if len({part[i] for part in parts}) > 1), shortest)

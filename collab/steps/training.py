@@ -45,7 +45,7 @@ class Healing(Step):
     versions: dict[str, str] = field(default_factory=installed_versions)
 
     def summary(self) -> str:
-        """What was trained on what, and the metrics before and after."""
+        """Parameters, data, and the metrics before and after."""
         before, after = named(self.before), named(self.after)
         rows = [[name, short(before[name]), short(after[name])] for name in before if name in after]
         text = (

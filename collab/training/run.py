@@ -51,7 +51,7 @@ if importlib.util.find_spec("accelerate") is None:
 
 @dataclass(frozen=True)
 class RunData:
-    """What a run is trained and evaluated on.
+    """The rows that a run is trained and evaluated on.
 
     Attributes:
         train: features of the training rows.
