@@ -143,7 +143,7 @@ thread = threading.Thread(target=watch); thread.start()
 options = collab.CalibrationOptions(samples=int(sys.argv[1]))
 calibration = collab.calibrate(collab.Checkpoint(model, tokenizer), options=options)
 calibrated = peak[0]
-size = sum(t.numel() * t.element_size() for part in (calibration.moments, calibration.held_out)
+size = sum(t.numel() * t.element_size() for part in (calibration.moments, calibration.held_out_moments)
            for moments in part.values() for t in moments.tensors().values())
 collab.convert(model, collab.ConversionConfig(rank=128), calibration=calibration, inplace=True)
 stop.set(); thread.join()

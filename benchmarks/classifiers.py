@@ -34,7 +34,7 @@ from common import demo_folder, kept, machine, markdown, shared_data, write
 from torch import Tensor
 
 import collab
-from collab.data.encoding import encode, to_judge
+from collab.data.encoding import encode, prepare_eval
 from collab.evaluation.metrics import measure
 from collab.evaluation.predict import predictions
 from collab.models.outputs import Output
@@ -98,7 +98,7 @@ class Bench:
         self.model, self.tokenizer = loaded.model, loaded.tokenizer
         examples = collab.read_examples(dev, self.task, label)
         encoded = encode(self.task, examples, self.model, self.tokenizer, None)
-        self.features, self.collate = to_judge(self.task, self.model, self.tokenizer, encoded, 0)
+        self.features, self.collate = prepare_eval(self.task, self.model, self.tokenizer, encoded, 0)
         self.features = sorted(self.features, key=lambda feature: len(feature["input_ids"]))
         self.logits = self.answers(self.model)
 

@@ -33,7 +33,7 @@ import transformers
 from common import COLORS, RESULTS, demo_folder, kept, machine, markdown, my_turn, shared_data, write
 
 import collab
-from collab.data.encoding import Collate, encode, to_judge
+from collab.data.encoding import Collate, encode, prepare_eval
 from collab.data.features import Feature
 from collab.evaluation.metrics import intervals
 from collab.evaluation.predict import Columns, predictions
@@ -127,7 +127,7 @@ class Bench:
         """The development set, or its first rows, as a model takes it, and what makes batches of it."""
         task, model, tokenizer = self.task, loaded.model, loaded.tokenizer
         examples = collab.read_examples(self.dev, task, self.label, rows)
-        return to_judge(task, model, tokenizer, encode(task, examples, model, tokenizer, None), 0)
+        return prepare_eval(task, model, tokenizer, encode(task, examples, model, tokenizer, None), 0)
 
     def finetune(self, model: Path, output: Path, epochs: float, samples: int | None) -> None:
         """Any fine-tuning, on all rows or the first ones."""

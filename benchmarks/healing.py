@@ -94,7 +94,7 @@ class Budget:
         conversion, refining = self.convert(), 0.0
         if setting["refine"] == "auto":
             start = time.process_time()
-            rows, held_out = self.calibration.fitted, self.calibration.batches
+            rows, held_out = self.calibration.train, self.calibration.held_out
             collab.refine(conversion.model, self.checkpoint.model, rows, held_out)
             refining = time.process_time() - start
         before = self.measure(conversion)

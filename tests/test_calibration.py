@@ -148,7 +148,7 @@ class TestMoments:
         model = random_model(native_class, BY_TYPE[native_class.config_class.model_type].config())
         calibration = collab.calibrate(model, batches(model, 2), options=collab.CalibrationOptions(held_out=0.5))
         assert all(moments.head_weight.isfinite().all() for moments in calibration.moments.values())
-        assert calibration.held_out is not None
+        assert calibration.held_out_moments is not None
 
     @pytest.mark.slow
     def test_padding_changes_nothing(self) -> None:
@@ -196,10 +196,10 @@ class TestSources:
         for data in (SENTENCES, list(zip(SENTENCES, SENTENCES, strict=True)), iter(SENTENCES)):
             calibration = collab.calibrate(collab.Checkpoint(model, tokenizer), data, options=FEW)
             assert calibration.summary["rows"] == 24
-            assert sum(len(batch["input_ids"]) for batch in calibration.batches) == 3
+            assert sum(len(batch["input_ids"]) for batch in calibration.held_out) == 3
         calibration = collab.calibrate(model, lambda model: [model(**batch) for batch in batches(model)] and None)
-        assert calibration.held_out is not None
-        assert calibration.batches == []
+        assert calibration.held_out_moments is not None
+        assert calibration.held_out == []
 
     def test_synthetic_leaves_out_special_and_unused_tokens(self, tokenizer: BertTokenizer) -> None:
         rows = self.synthetic_rows(tokenizer)
@@ -304,7 +304,7 @@ class TestCache:
                 torch.equal(a, b)
                 for a, b in zip(moments.tensors().values(), second.moments[name].tensors().values(), strict=True)
             )
-        assert second.held_out.keys() == first.held_out.keys()
+        assert second.held_out_moments.keys() == first.held_out_moments.keys()
         with pytest.raises(collab.errors.CalibrationError, match="other data"):
             collab.calibrate(checkpoint, SENTENCES[1:], **arguments)
         other = tiny_model(BERT)

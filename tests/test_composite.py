@@ -144,7 +144,7 @@ def test_images_are_answered_by_the_model() -> None:
     native = composite("vit")
     calibration = collab.calibrate(collab.Checkpoint(native, Processor()), [Image.new("RGB", (16, 16))] * 8)
     assert all(not moments.unknown for moments in calibration.moments.values())
-    assert all(int(batch["decoder_input_ids"][0, 0]) == 2 for batch in calibration.batches)
+    assert all(int(batch["decoder_input_ids"][0, 0]) == 2 for batch in calibration.held_out)
 
 
 def test_healing_on_pairs_brings_the_answers_closer(tokenizer: BertTokenizerFast) -> None:

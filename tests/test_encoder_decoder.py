@@ -177,7 +177,7 @@ def test_padding_of_targets_counts_for_nothing(padding: int) -> None:
 def test_sources_alone_are_answered_by_the_model(tokenizer: BertTokenizerFast) -> None:
     """Its decoder then reads what it writes greedily, without the end of the text."""
     native = marian()
-    batch = collab.calibrate(collab.Checkpoint(native, tokenizer), SENTENCES[:4]).batches[0]
+    batch = collab.calibrate(collab.Checkpoint(native, tokenizer), SENTENCES[:4]).held_out[0]
     ids, mask = batch["decoder_input_ids"], batch["decoder_attention_mask"]
     answer = native.generate(
         input_ids=batch["input_ids"], attention_mask=batch["attention_mask"], do_sample=False, max_length=40
@@ -199,7 +199,7 @@ def test_recordings_are_answered_by_the_model() -> None:
     rows = [Recording(np.zeros(100, dtype=np.float32), 16_000)] * 8
     calibration = collab.calibrate(collab.Checkpoint(native, Extractor()), rows)
     assert all(not moments.unknown for moments in calibration.moments.values())
-    assert all(int(batch["decoder_input_ids"][0, 0]) == 1 for batch in calibration.batches)
+    assert all(int(batch["decoder_input_ids"][0, 0]) == 1 for batch in calibration.held_out)
 
 
 def test_every_kind_of_attention_is_refined() -> None:
@@ -553,7 +553,7 @@ class TestBadInput:
 
     def test_targets_longer_than_the_positions_are_cut(self, tokenizer: BertTokenizerFast) -> None:
         rows = [(source, " ".join("a" * 60)) for source in SENTENCES[:4]]
-        batch = collab.calibrate(collab.Checkpoint(marian(), tokenizer), rows).batches[0]
+        batch = collab.calibrate(collab.Checkpoint(marian(), tokenizer), rows).held_out[0]
         assert batch["decoder_input_ids"].shape[1] == 40
 
     def test_a_prompt_longer_than_the_positions_fails_as_in_the_original(self) -> None:

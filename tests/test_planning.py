@@ -74,7 +74,7 @@ class TestBudgets:
         model = tiny_model(BERT)
         config = collab.ConversionConfig(params=0.4, refine="none")
         synthetic = collab.calibrate(model, options=FEW)
-        real = collab.Calibration(synthetic.moments, synthetic.held_out)
+        real = collab.Calibration(synthetic.moments, synthetic.held_out_moments)
         for calibration, expected in ((None, "balanced"), (synthetic, "uniform"), (real, "balanced")):
             report = collab.convert(model, config, calibration=calibration).report
             assert report.choice["allocation"] == expected
@@ -269,7 +269,7 @@ def test_score_errors_of_a_loaded_model(tmp_path) -> None:
             assert list(errors.values()) == pytest.approx(
                 [layer.score_error for layer in conversion.report.layers], rel=1e-3
             )
-            held = collab.score_errors(model, loaded, calibration.held_out)
+            held = collab.score_errors(model, loaded, calibration.held_out_moments)
             assert list(held.values()) == pytest.approx(
                 [layer.held_out_error for layer in conversion.report.layers], rel=1e-3
             )

@@ -245,7 +245,7 @@ class TestConversions:
         assert refined.report.settings["refine"] == 20
         errors = collab.score_errors(original, refined.model, calibration.moments)
         assert [layer.score_error for layer in refined.report.layers] == pytest.approx(list(errors.values()), rel=1e-4)
-        errors = collab.score_errors(original, refined.model, calibration.held_out)
+        errors = collab.score_errors(original, refined.model, calibration.held_out_moments)
         assert [layer.held_out_error for layer in refined.report.layers] == pytest.approx(
             list(errors.values()), rel=1e-4
         )

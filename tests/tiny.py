@@ -466,10 +466,10 @@ def check_calibration_is_closer(native: PreTrainedModel, data: str, tokenizer: B
     rows = {"synthetic": "synthetic", "pairs": PAIRS, "sources": SENTENCES[:40]}[data]
     options = collab.CalibrationOptions(samples=200)
     calibration = collab.calibrate(collab.Checkpoint(native, tokenizer), rows, options=options)
-    assert all("decoder_input_ids" in batch for batch in calibration.batches)
+    assert all("decoder_input_ids" in batch for batch in calibration.held_out)
     config = collab.ConversionConfig(rank=12, refine="none", compare=False)
     calibrated = collab.convert(native, config, calibration=calibration)
-    alone = agreement(native, converted(native, 12), calibration.batches)
+    alone = agreement(native, converted(native, 12), calibration.held_out)
     assert calibrated.report.agreement is not None
     assert alone is not None
     assert calibrated.report.agreement["kl"] < alone["kl"]

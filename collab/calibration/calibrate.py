@@ -44,24 +44,24 @@ class Calibration:
 
     Attributes:
         moments: moments of every attention layer's inputs, by module name.
-        held_out: the same on the held-out rows; None if there were too few.
-        batches: held-out batches, to compare the converted model with the original; empty for a callable.
+        held_out_moments: the same on the held-out rows; None if there were too few.
+        held_out: held-out batches, to compare the converted model with the original; empty for a callable.
         summary: source and amount of the data, for the report.
         notes: notes for the user.
-        fitted: batches that the moments are from, to refine the converted layers; empty for a callable.
+        train: batches that the moments are from, to refine the converted layers; empty for a callable.
     """
 
     moments: dict[str, LayerMoments]
-    held_out: dict[str, LayerMoments] | None
-    batches: list[Batch] = field(default_factory=list)
+    held_out_moments: dict[str, LayerMoments] | None
+    held_out: list[Batch] = field(default_factory=list)
     summary: dict[str, Any] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
-    fitted: list[Batch] = field(default_factory=list)
+    train: list[Batch] = field(default_factory=list)
 
     @property
     def can_refine(self) -> bool:
         """Whether there are rows to refine converted layers on, and others to judge them."""
-        return bool(self.fitted and self.batches)
+        return bool(self.train and self.held_out)
 
 
 @dataclass(frozen=True)
@@ -69,12 +69,12 @@ class PreparedData:
     """Batches for a model, which can be used several times.
 
     Attributes:
-        kept: batches to compute moments on.
+        train: batches to compute moments on.
         held_out: held-out batches.
         summary: source and amount of the data.
     """
 
-    kept: list[Batch]
+    train: list[Batch]
     held_out: list[Batch]
     summary: dict[str, Any]
 
@@ -125,13 +125,13 @@ def calibrate(
         prepared = PreparedData([], [], {"source": "callable"})
     else:
         prepared = data if isinstance(data, PreparedData) else prepare(checkpoint, data, options)
-        kept, held = prepared.kept, prepared.held_out
-        key = moments_cache.fingerprint(model, [*kept, *held], options.seed) if cache is not None else {}
+        train, held_out = prepared.train, prepared.held_out
+        key = moments_cache.fingerprint(model, [*train, *held_out], options.seed) if cache is not None else {}
         if cache is not None and cache.exists():
             moments, held_moments = moments_cache.read(cache, key)
             return _calibration(model, moments, held_moments, prepared)
-        with collector.watching(progress, total=len(kept) + len(held)):
-            for batches, hold in ((kept, False), (held, True)):
+        with collector.watching(progress, total=len(train) + len(held_out)):
+            for batches, hold in ((train, False), (held_out, True)):
                 collector.holding = hold
                 for batch in batches:
                     with _accepting(model, batch):
@@ -164,7 +164,7 @@ def _calibration(
             "moments are the identity). Other data may help."
         )
         logger.warning(notes[-1])
-    return Calibration(moments, held_out, data.held_out, data.summary | amount, tuple(notes), data.kept)
+    return Calibration(moments, held_out, data.held_out, data.summary | amount, tuple(notes), data.train)
 
 
 def _amount(model: PreTrainedModel, moments: Mapping[str, LayerMoments]) -> dict[str, int]:
@@ -197,15 +197,15 @@ def prepare(checkpoint: Checkpoint, data: Any, options: CalibrationOptions) -> P
         if data and isinstance(data[0], Mapping):
             _check_batches(data)
             require_two(data, "batches")
-            kept, held = hold_out([with_targets(model, batch) for batch in data], options.period)
-            counts = [sum(len(next(iter(batch.values()), ())) for batch in part) for part in (kept, held)]
-            return PreparedData(kept, held, {"source": "batches", "rows": sum(counts), "held_out": counts[1]})
+            train, held_out = hold_out([with_targets(model, batch) for batch in data], options.period)
+            counts = [sum(len(next(iter(batch.values()), ())) for batch in part) for part in (train, held_out)]
+            return PreparedData(train, held_out, {"source": "batches", "rows": sum(counts), "held_out": counts[1]})
     features, summary = features_of(
         model, tokenizer, data, samples=options.samples, max_length=options.max_length, seed=options.seed
     )
-    rows, held = hold_out(features, options.period)
-    kept, judged = (batched(model, tokenizer, part) for part in (rows, held))
-    return PreparedData(kept, judged, summary | {"held_out": len(held)})
+    parts = hold_out(features, options.period)
+    train, held_out = (batched(model, tokenizer, part) for part in parts)
+    return PreparedData(train, held_out, summary | {"held_out": len(parts[1])})
 
 
 @contextmanager

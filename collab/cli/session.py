@@ -1,4 +1,4 @@
-"""The frame around the work of every command: messages instead of tracebacks, progress, the result, the time it took."""
+"""The frame around the work of every command: messages instead of tracebacks, progress, result, time."""
 
 from __future__ import annotations
 

@@ -75,7 +75,7 @@ class Candidates:
         config: CompressionConfig,
         progress: Progress,
     ) -> None:
-        if not calibration.fitted or not calibration.batches:
+        if not calibration.train or not calibration.held_out:
             raise CalibrationError(
                 "Compression needs the rows of the calibration, so calibrate on text, images or batches, not on a "
                 "callable."
@@ -83,12 +83,12 @@ class Candidates:
         self.native, self.model = native, model
         self.blocks = blocks_of(model, family)
         self._config = config
-        self._held_out = calibration.batches
+        self._held_out = calibration.held_out
         self._progress = progress
         self._state = {name: tensor.detach() for name, tensor in model.state_dict().items()}
         self._narrowed: dict[tuple[int, Part, int], Narrowed] = {}
         self._costs: dict[Unit, Costs] = {}
-        statistics = collect(model, self.blocks, calibration.fitted, config.seed, progress)
+        statistics = collect(model, self.blocks, calibration.train, config.seed, progress)
         self.tokens = min(sums.tokens for sums in statistics.values())
         problems = LayerProblems(native, calibration.moments, native.device)
         self.form: FormName = DEFAULT_FORM if config.params is not None else NATIVE_FORM

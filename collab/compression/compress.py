@@ -94,7 +94,7 @@ def compress(
         flops=Count(round(flops.whole), round(flops.left(option.widths))),
         parameters=Count(whole, count_parameters(compressed)),
         predicted_loss=option.error,
-        agreement=agreement(model, compressed, calibration.batches),
+        agreement=agreement(model, compressed, calibration.held_out),
         speedup=speedup,
         settings=config.to_dict(),
         calibration=calibration.summary,
@@ -146,7 +146,7 @@ def _times_as_fast(model: PreTrainedModel, original: PreTrainedModel, rows: Any)
 
 
 def _layers(candidates: Candidates, option: PlanOption) -> tuple[CompressedLayer, ...]:
-    """What is left of every layer of the original."""
+    """The layers of the original, with the widths that are left."""
     layers = []
     for block, full, chosen in zip(candidates.blocks, candidates.full, option.widths, strict=True):
         left: Mapping[Part, int] = dict.fromkeys(full, 0) if chosen is None else chosen

@@ -106,7 +106,7 @@ class Compressions:
         return self._option(budget, min(reached, key=lambda option: option[1])[0])
 
     def plan(self, budgets: Sequence[Budget]) -> Plan:
-        """What several budgets of one unit would give."""
+        """The outcomes of several budgets of one unit."""
         options = within_each(budgets, lambda budget: [self.within(budget)])
         return Plan(
             unit=budgets[0].unit,

@@ -73,7 +73,7 @@ class CompressionConfig:
 
     @property
     def budget(self) -> Budget:
-        """What was given of `flops`, `params` and `speedup`; a speed as the seconds that it leaves."""
+        """The given one of `flops`, `params` and `speedup`; a speed as the seconds that it leaves."""
         if self.speedup is not None:
             return Budget("seconds", 1 / self.speedup)
         return Budget("flops", self.flops) if self.flops is not None else Budget("params", self.params)

@@ -81,15 +81,15 @@ def convert(
     model = checkpoint.model
     family, model_class = require_convertible(model)
     refining = None if is_lossless(model, config) else refine_options(config, calibration)
-    moments, held_out = (None, None) if calibration is None else (calibration.moments, calibration.held_out)
+    moments, held_out = (None, None) if calibration is None else (calibration.moments, calibration.held_out_moments)
     problems = LayerProblems(model, moments, config.solver_options.resolve_device(model.device))
     choice = choose(model, config, calibration)
     replaced, reports, comparison = _solve_all(model, problems, choice, config, held_out, progress)
     converted = _build(model, model_class, family, replaced, share=inplace or share)
     if refining is not None and calibration is not None:
         accept = within(config.max_error, problems)
-        train, judge = calibration.fitted, calibration.batches
-        refinement = refine(converted, model, train, judge, options=refining, accept=accept, progress=progress).report
+        rows = calibration.train, calibration.held_out
+        refinement = refine(converted, model, *rows, options=refining, accept=accept, progress=progress).report
         reports = refined_reports(reports, refinement, converted, problems, held_out)
     report = Conversion(
         layers=tuple(reports),
@@ -131,9 +131,9 @@ def _agreement(
     """Agreement with the original on the held-out batches; None without calibration."""
     if calibration is None:
         return None
-    if calibration.batches:
+    if calibration.held_out:
         progress("comparing with the original", 0, None)
-    return agreement(model, converted, calibration.batches)
+    return agreement(model, converted, calibration.held_out)
 
 
 def _become(model: PreTrainedModel, other: PreTrainedModel) -> PreTrainedModel:
@@ -308,7 +308,7 @@ def _owner(name: str, layers: Iterable[str]) -> str | None:
 
 
 def _parts(name: str, tensor: Tensor, layer: AttentionLayer) -> dict[str, Tensor]:
-    """The parts of a native attention layer's parameter in the collaborative one, by name; none for queries and keys."""
+    """The parts of a native layer's parameter in the collaborative one, by name; none for queries and keys."""
     module, *parameter = name.removeprefix(f"{layer.name}.").split(".")
     roles = layer.roles_of(module)
     if tensor.ndim == 2 and isinstance(layer.module.get_submodule(module), Conv1D):

@@ -116,7 +116,7 @@ def _masked(features: Sequence[Feature], tokenizer: Any, seed: int) -> list[Feat
     return masked
 
 
-def to_judge(
+def prepare_eval(
     task: Task, model: PreTrainedModel, tokenizer: Any, features: Sequence[Feature], seed: int
 ) -> tuple[list[Feature], Collate]:
     """Prepares encoded rows for evaluation, with the function that makes a batch of them.

@@ -6,7 +6,7 @@ import time
 
 import numpy as np
 
-from ..data.encoding import encode, to_judge
+from ..data.encoding import encode, prepare_eval
 from ..data.examples import Examples, numbers
 from ..data.features import Feature, text_features, without_labels
 from ..data.task import Task
@@ -94,7 +94,7 @@ def _predict_examples(
         first = [pair[0] for pair in examples.texts]
         return columns, text_features(model, tokenizer, first, options.max_length)
     encoded = encode(task, examples, model, tokenizer, options.max_length)
-    features, collate = to_judge(task, model, tokenizer, encoded, options.seed)
+    features, collate = prepare_eval(task, model, tokenizer, encoded, options.seed)
     columns = predictions(task.kind, model, features, collate, progress)
     if task.kind == "translation":
         columns |= written_ngrams(model, tokenizer, examples.texts, options.max_length, progress)

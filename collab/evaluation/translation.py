@@ -58,7 +58,7 @@ def require_sacrebleu() -> None:
 
 
 def ngrams(texts: Sequence[str], targets: Sequence[str]) -> np.ndarray:
-    """The counts that BLEU sums over texts, (N, 10): matching n-grams and all n-grams, n = 1 to 4, and words of both texts."""
+    """The counts that BLEU sums up, (N, 10): matching n-grams and all n-grams, n = 1 to 4, and words of both texts."""
     from sacrebleu.metrics import BLEU
 
     metric = BLEU(effective_order=True)  # of a sentence; the counts are the same without

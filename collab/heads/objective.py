@@ -136,8 +136,8 @@ class LabelledRows(Objective):
     Args:
         task: task of the model's head.
         model: in evaluation mode.
-        features: features with labels, as returned by `to_judge`.
-        collate: makes a batch of them, as returned by `to_judge`.
+        features: features with labels, as returned by `prepare_eval`.
+        collate: makes a batch of them, as returned by `prepare_eval`.
     """
 
     def __init__(self, task: Task, model: PreTrainedModel, features: Sequence[Feature], collate: Collate) -> None:

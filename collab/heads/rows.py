@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..data.encoding import encode, to_judge
+from ..data.encoding import encode, prepare_eval
 from ..data.examples import Examples, numbers, read_examples
 from ..data.features import Batch, Feature, row_batches, text_features, without_labels
 from ..data.prepare import Unlabelled, features_of
@@ -55,7 +55,7 @@ class HeadRows:
             embedder = Embedder(loaded, self.max_length)
             pairs, scores = self.examples.texts[:samples], numbers(self.examples)[:samples]
             return SimilarPairs(self.task, embedder, model, pairs, scores)
-        features, collate = to_judge(self.task, model, loaded.tokenizer, self.features[:samples], self.seed)
+        features, collate = prepare_eval(self.task, model, loaded.tokenizer, self.features[:samples], self.seed)
         return LabelledRows(self.task, model, features, collate)
 
     def batches(self, loaded: Checkpoint, samples: int | None = None) -> list[Batch]:

@@ -368,7 +368,7 @@ class CollaborativeAttention(SharedProjections):
         return self.dense(context) if "dense" in self.native_names else context
 
     def _cached(self, key: Tensor, hidden_states: Tensor) -> tuple[Tensor, Tensor]:
-        """The entries of a cache: (B, 1, S, R), one key for all heads, or R + H with content biases; and (B, 1, S, H·d).
+        """Entries of a cache: (B, 1, S, R), one key for all heads, or R + H with content biases; and (B, 1, S, H·d).
 
         Args:
             key: shared keys, (B, S, R).

@@ -51,7 +51,7 @@ class Allocation:
 
 @dataclass(frozen=True)
 class Costs:
-    """What the layers cost at any widths, in one unit: counted or measured.
+    """Costs of the layers at any widths, in one unit: counted or measured.
 
     Attributes:
         whole: cost of the original.

@@ -118,7 +118,7 @@ class ConversionConfig:
 
     @property
     def budget(self) -> Budget:
-        """What was given of `rank`, `params` and `max_error`."""
+        """The given one of `rank`, `params` and `max_error`."""
         units: dict[str, Unit] = {"rank": "rank", "params": "params", "max_error": "error"}
         ((name, value),) = given(self, tuple(units)).items()
         return Budget(units[name], value)

@@ -106,7 +106,7 @@ class Conversions:
         return choices
 
     def options(self, chosen: Sequence[tuple[Budget, Choice]]) -> list[PlanOption]:
-        """What ranks that were chosen within budgets cost and lose. Each layer's problem is made once for all."""
+        """Costs and losses of ranks that were chosen within budgets. Each layer's problem is made once for all."""
         content, solver = self._config.content, self._config.solver_options
         errors: list[list[float]] = [[] for _ in chosen]
         self._progress("predicting", 0, len(self.problems))
@@ -117,7 +117,7 @@ class Conversions:
         return [self._option(*pair, row) for pair, row in zip(chosen, errors, strict=True)]
 
     def plan(self, budgets: Sequence[Budget]) -> Plan:
-        """What several budgets of one unit would give."""
+        """The outcomes of several budgets of one unit."""
         full_ranks = zip(self.problems, self.problems.full_ranks, strict=True)
         options = mark_frontier(self.options(within_each(budgets, self.within)))
         layers = zip(self.problems.items(), self._kinds, strict=True)

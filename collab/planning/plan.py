@@ -24,7 +24,7 @@ Chosen = TypeVar("Chosen")
 
 @dataclass(frozen=True)
 class PlanOption:
-    """What one budget would give.
+    """The outcome of one budget.
 
     Attributes:
         budget: what was asked for, in the unit of the plan.
@@ -140,7 +140,7 @@ class Plan:
 
 
 def within_each(budgets: Sequence[Budget], within: Callable[[Budget], Sequence[Chosen]]) -> list[tuple[Budget, Chosen]]:
-    """What several budgets allow; those that cannot be met are only logged.
+    """The choices within several budgets; those that cannot be met are only logged.
 
     Raises:
         BudgetError: if none of them can be met; the message is that of the largest.

@@ -80,7 +80,7 @@ def score_errors(
         moments: moments of the original's inputs, as in `collab.calibrate(...).moments`.
 
     Returns:
-        The errors by module name; see `LayerReport.score_error`.
+        The errors by module name; see `LayerConversion.score_error`.
     """
     require_family(original.config)
     errors = {}

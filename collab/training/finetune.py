@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers import PreTrainedModel
 
-from ..data.encoding import Collate, collator, encode, mask_batch, names_of, to_judge
+from ..data.encoding import Collate, collator, encode, mask_batch, names_of, prepare_eval
 from ..data.examples import Examples
 from ..data.task import Task
 from ..errors import ConfigurationError
@@ -33,7 +33,7 @@ class TaskTrainer(GuardedTrainer):
 
     Args:
         task: the task.
-        judge: makes batches of the rows to evaluate on.
+        collate_held_out: makes batches of the rows to evaluate on.
         tokenizer: the model's tokenizer.
         teacher: a model to distill from besides the labels, or None.
         distill: weight of the distillation loss.
@@ -44,7 +44,7 @@ class TaskTrainer(GuardedTrainer):
         self,
         *,
         task: Task,
-        judge: Collate,
+        collate_held_out: Collate,
         tokenizer: Any,
         teacher: PreTrainedModel | None,
         distill: float,
@@ -53,7 +53,7 @@ class TaskTrainer(GuardedTrainer):
         super().__init__(**arguments)
         self._tokenizer = tokenizer
         self._task = task
-        self._judge = judge
+        self._collate_held_out = collate_held_out
         self._teacher = None if teacher is None else teacher.eval().to(self.args.device)
         self._distill = distill
 
@@ -61,7 +61,7 @@ class TaskTrainer(GuardedTrainer):
         """The metrics on all rows to evaluate on; every process computes them, so that all agree."""
         rows: Any = self.eval_dataset
         unwrapped: Any = self.accelerator.unwrap_model(self.model)
-        columns = predictions(self._task.kind, unwrapped, rows, self._judge)
+        columns = predictions(self._task.kind, unwrapped, rows, self._collate_held_out)
         metrics = {f"{metric_key_prefix}_{name}": value for name, value in measure(self._task.kind, columns).items()}
         self.log(metrics)
         self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
@@ -127,20 +127,35 @@ def finetune(
     if task.kind == "translation":
         require_sacrebleu()  # before the training, not after it
     start = time.perf_counter()
-    rows, judged = (encode(task, examples, model, tokenizer, options.max_length) for examples in (train, held_out))
-    judged, judge = to_judge(task, model, tokenizer, judged, options.run.seed)
+    rows, encoded = (encode(task, examples, model, tokenizer, options.max_length) for examples in (train, held_out))
+    features, collate = prepare_eval(task, model, tokenizer, encoded, options.run.seed)
     key = f"finetune {task} {options} {teacher.name_or_path if teacher is not None else None}"
-    data = RunData(rows, judged, collator(task, model, tokenizer), task.best_by, task.greater_is_better)
-    own = {"task": task, "judge": judge, "tokenizer": tokenizer, "teacher": teacher, "distill": options.distill}
+    data = RunData(rows, features, collator(task, model, tokenizer), task.best_by, task.greater_is_better)
+    own = {
+        "task": task,
+        "collate_held_out": collate,
+        "tokenizer": tokenizer,
+        "teacher": teacher,
+        "distill": options.distill,
+    }
     with set_dropout(model, options.dropout), temporary_work(work) as folder:
-        result = run(TaskTrainer, model, options.run, data, Work(folder, restart, key), progress=progress, **own)
-    columns = predictions(task.kind, model, judged, judge)
+        result = run(
+            TaskTrainer,
+            model,
+            options.run,
+            data,
+            Work(folder, restart, key),
+            progress=progress,
+            distill=options.distill,
+            **own,
+        )
+    columns = predictions(task.kind, model, features, collate)
     if task.kind == "translation":
         columns |= written_ngrams(model, tokenizer, held_out.texts, options.max_length, progress)
     report = Finetuning(
         task=task.kind,
         hub_name=task.hub_name,
-        data={"train": train.name, "rows": len(rows), "eval": held_out.name, "eval_rows": len(judged)},
+        data={"train": train.name, "rows": len(rows), "eval": held_out.name, "eval_rows": len(features)},
         settings=asdict(options),
         labels=names_of(model) if task.kind in ("classification", "token-classification") else [],
         best_by=task.best_by,

@@ -86,13 +86,13 @@ def heal(
         seed=options.run.seed,
         writer=original.model,
     )
-    kept, held = hold_out(features, max(_PERIOD, -(-len(features) // _HELD_OUT)))
+    train, held_out = hold_out(features, max(_PERIOD, -(-len(features) // _HELD_OUT)))
     start = time.perf_counter()
-    rows = RunData(kept, held, lambda batch: collate(model, tokenizer, batch))
+    rows = RunData(train, held_out, lambda batch: collate(model, tokenizer, batch))
     with temporary_work(work) as folder:
         outcome = _heal(_Pair(model, original.model, tokenizer), rows, options, Work(folder, restart), progress)
     report = Healing(
-        data=summary | {"held_out": len(held)},
+        data=summary | {"held_out": len(held_out)},
         settings=asdict(outcome.options),
         parameters=outcome.parameters,
         before=outcome.before,

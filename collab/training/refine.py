@@ -90,12 +90,12 @@ def refine(
     check_comparable(model, original)
     if options.steps == 0:
         return checkpoint.then(Refinement({}, asdict(options), 0.0))
-    train, judge = _divided(batches, held_out)
+    train, held_out = _divided(batches, held_out)
     require_family(original.config)
     watch = Observer(original)
     learners = {name: _Learner(layer, watch.layers[name]) for name, layer in layers.items() if layer.heads}
     with torch.inference_mode(False), attending_by(original, _implementation(original)), evaluating(original):
-        held_pieces = pieces_of(judge)
+        held_pieces = pieces_of(held_out)
         before = _measure(watch, learners, held_pieces)
         trained = {name: learner for name, learner in learners.items() if before[name] > _EXACT}
         _train(watch, trained, pieces_of(train), options, progress)
