@@ -31,6 +31,7 @@ import collab
 from collab.models.inputs import probe_inputs
 
 pytest.importorskip("accelerate", reason="the train extra is not installed")
+heal_module = pytest.importorskip("collab.training.heal")
 
 RUN = collab.RunOptions(learning_rate=3e-3, batch_size=8, steps=24, evaluations=3, device="cpu")
 FEW = collab.HealOptions(samples=96, run=RUN)
@@ -149,6 +150,30 @@ class TestHeal:
             options = replace(FEW, run=replace(settings, learning_rate=rates[rank]))
             assert collab.heal(again, teacher, options=options).report.after == healing.report.after
         assert rates[32] < rates[4] <= 1e-3
+
+    def test_a_resumed_run_does_not_search_its_learning_rate_again(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        teacher, calls = tiny_model(BERT), []
+        model = converted(teacher)
+        start = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+        find = heal_module.find_learning_rate
+        monkeypatch.setattr(heal_module, "find_learning_rate", lambda *given: calls.append(1) or find(*given))
+        options = replace(FEW, run=replace(RUN, learning_rate=None))
+
+        def stop(what: str, done: int, total: int | None) -> None:
+            if done == RUN.steps:
+                raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt):
+            collab.heal(model, teacher, options=options, work=tmp_path / "work", progress=stop)
+        model.load_state_dict(start)
+        resumed = collab.heal(model, teacher, options=options, work=tmp_path / "work").report
+        assert len(calls) == 1
+        model.load_state_dict(start)
+        whole = collab.heal(model, teacher, options=options).report
+        assert resumed.settings == whole.settings
+        assert resumed.after == pytest.approx(whole.after, rel=1e-5)
 
     def test_few_rows_held_out(self) -> None:
         """Fewer than a batch, and all of them count."""
