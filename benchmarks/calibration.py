@@ -76,7 +76,7 @@ class Model:
             self._embeddings[id(rows)] = self.embed(self.model, rows)
         return float((self.embed(converted.eval(), rows) * self._embeddings[id(rows)]).sum(1).mean())
 
-    def convert(self, calibration: collab.Calibration | None, **config: Any) -> collab.Conversion:
+    def convert(self, calibration: collab.Calibration | None, **config: Any) -> collab.Checkpoint:
         """A conversion in memory."""
         return collab.convert(self.model, collab.ConversionConfig(**config), calibration=calibration)
 

@@ -97,7 +97,7 @@ class Bench:
             embeddings[places] = torch.nn.functional.normalize(pooled, dim=-1).numpy()
         return embeddings
 
-    def convert(self, form: str, fraction: float, refine: Any) -> collab.Conversion:
+    def convert(self, form: str, fraction: float, refine: Any) -> collab.Checkpoint:
         """One conversion."""
         config = collab.ConversionConfig(form=form, params=fraction, compare=False, refine=refine)
         return collab.convert(self.original, config, calibration=self.calibration)
