@@ -83,7 +83,7 @@ def rival(dense: torch.Tensor, rank: int, sweeps: int = RIVAL_SWEEPS) -> tuple[F
             random_state=0,
             callback=lambda _, error: done.append((time.perf_counter() - start, float(error))),
         )
-    factors = Factors(form_named("cp"), query=query.double(), key=key.double(), mixing=(mixing * weights).double())
+    factors = form_named("cp")(query=query.double(), key=key.double(), mixing=(mixing * weights).double())
     return factors, done
 
 
@@ -96,7 +96,7 @@ def race(number: int, rank: int) -> dict[str, Any]:
     for repeat in range(REPEATS):
         factors, done = rival(dense, rank)
         if repeat == 0:  # the same start each time, so the same end
-            rival_error = tensor.relative_error(factors)
+            rival_error = factors.relative_error(tensor)
             long = solve(tensor, rank, tolerance=0.0, max_sweeps=2000)
             needed = next(sweep for sweep, error in enumerate(long.errors) if error <= rival_error)
         if needed:
@@ -124,7 +124,7 @@ def race(number: int, rank: int) -> dict[str, Any]:
         "speedup_range": [min(ratios), max(ratios)],
         "error_at_equal_time": long.errors[affordable],
         "sweeps_at_equal_time": affordable,
-        "final_error": tensor.relative_error(final.factors.to(torch.float64)),
+        "final_error": final.factors.to(torch.float64).relative_error(tensor),
         "final_seconds": final_seconds,
         "final_sweeps": final.sweeps,
         "converged": final.converged,
@@ -140,7 +140,7 @@ def ablate(tensor: HeadTensor, rank: int, ridge: float) -> dict[str, float]:
     """Error and degeneracy after 200 sweeps with a given ridge."""
     factors = solve(tensor, rank, ridge=ridge, tolerance=0.0, max_sweeps=200).factors.to(torch.float64)
     return {
-        "error": tensor.relative_error(factors),
+        "error": factors.relative_error(tensor),
         "degeneracy": factors.component_energy() / tensor.norm_squared(),
     }
 

@@ -106,7 +106,7 @@ def solve(place: Place) -> Iterator[Row]:
                 options = SolverOptions()
                 start = decompose_concat(tensor, width // 2)
                 solution = decompose_cp(tensor.to(options.dtype), start.to(options.dtype), options)
-            errors[device] = row["error"] = tensor.relative_error(solution.factors.to(tensor.query))
+            errors[device] = row["error"] = solution.factors.to(tensor.query).relative_error(tensor)
             yield row
         yield from parafac(place, name, HeadTensor(query.to(place.device), key.to(place.device), heads), width // 2)
 

@@ -42,7 +42,7 @@ from transformers import AutoModel, AutoTokenizer, PreTrainedModel
 import collab
 from collab.conversion.convert import install
 from collab.decomposition import HeadTensor, Whitening
-from collab.decomposition.rotary import RotaryFactors, as_complex, as_real, by_frequency
+from collab.decomposition.rotary_factors import RotaryFactors, as_complex, as_real, by_frequency
 from collab.models.layers import attention_layers, parameters
 from collab.reparametrization.layer import factors_of
 from collab.reparametrization.model import LayerProblems

@@ -28,8 +28,7 @@ def head_tensors(draw: st.DrawFn) -> HeadTensor:
 def random_factors(tensor: HeadTensor, form: str, rank: int = 3) -> Factors:
     query_width, heads, key_width = tensor.shape
     shape = (heads, rank, rank) if form == "tucker" else (heads, rank)
-    return Factors(
-        form_named(form),
+    return form_named(form)(
         query=torch.randn(query_width, rank, dtype=tensor.query.dtype),
         key=torch.randn(key_width, rank, dtype=tensor.query.dtype),
         mixing=torch.randn(shape, dtype=tensor.query.dtype),
@@ -68,9 +67,9 @@ def test_inner_product_and_residual(tensor: HeadTensor, form: str) -> None:
     factors = random_factors(tensor, form)
     dense = tensor.dense()
     approximation = torch.stack([factors.head(h) for h in range(tensor.num_heads)], dim=1)
-    close(tensor.inner(factors), (dense * approximation).sum(), dense.dtype)
-    close(tensor.residual(factors, 0), (dense - approximation)[:, 0], dense.dtype)
-    close(tensor.relative_error(factors), (dense - approximation).norm() / dense.norm(), dense.dtype)
+    close(factors.inner(tensor), (dense * approximation).sum(), dense.dtype)
+    close(factors.residual(tensor, 0), (dense - approximation)[:, 0], dense.dtype)
+    close(factors.relative_error(tensor), (dense - approximation).norm() / dense.norm(), dense.dtype)
 
 
 @given(head_tensors())
@@ -89,7 +88,7 @@ def test_compressing_keeps_the_tensor(tensor: HeadTensor) -> None:
 @settings(max_examples=30, deadline=None)
 def test_full_rank_factors_are_the_tensor_itself(tensor: HeadTensor, form: str) -> None:
     factors = full_rank_factors(tensor, form, tensor.full_rank)
-    assert tensor.relative_error(factors) < (1e-6 if tensor.query.dtype == torch.float32 else 1e-14)
+    assert factors.relative_error(tensor) < (1e-6 if tensor.query.dtype == torch.float32 else 1e-14)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")

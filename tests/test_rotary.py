@@ -35,8 +35,8 @@ from transformers import (
 )
 
 import collab
-from collab.decomposition import FORMS, HeadTensor, RotaryFactors, SolverOptions, decompose_rotary
-from collab.decomposition.rotary import by_frequency, relative_error, rotary_decay
+from collab.decomposition import FORMS, HeadTensor, RotaryFactors, SolverOptions, decompose_rotary, rotary_form_named
+from collab.decomposition.rotary_factors import by_frequency
 from collab.decomposition.tucker import most_core_entries
 from collab.errors import BudgetError, ConfigurationError, UnsupportedArchitectureError, WeightsError
 from collab.models.inputs import probe_inputs
@@ -104,7 +104,7 @@ def test_error_is_that_of_the_matrices(tensor: HeadTensor, form: str) -> None:
             squared += float((exact - left @ cores[h] @ right.mH).abs().square().sum())
             norm += float(exact.abs().square().sum())
     assert solution.error == pytest.approx((squared / norm) ** 0.5)
-    assert relative_error(tensor, solution.factors.canonical()) == pytest.approx(solution.error)
+    assert solution.factors.canonical().relative_error(tensor) == pytest.approx(solution.error)
 
 
 def test_sharing_gains_over_keeping_pairs(tensor: HeadTensor) -> None:
@@ -121,13 +121,13 @@ def test_tucker_finds_heads_that_combine_two() -> None:
 
 
 def test_closed_form_of_the_error(tensor: HeadTensor) -> None:
-    curve = rotary_decay(tensor, "concat")
+    curve = rotary_form_named("concat").decay(tensor)
     assert len(curve) == tensor.full_rank + 1
     for rank in (2, 10, 24):
         assert decompose_rotary(tensor, "concat", rank, SolverOptions(), False).error ** 2 == pytest.approx(
             float(curve[rank])
         )
-    lower = rotary_decay(tensor, "tucker")
+    lower = rotary_form_named("tucker").decay(tensor)
     assert all(
         decompose_rotary(tensor, "tucker", rank, SolverOptions(), False).error ** 2 > float(lower[rank]) - 1e-9
         for rank in (2, 10, 24)

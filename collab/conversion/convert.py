@@ -335,7 +335,7 @@ def _solve(
     factors = fitting(solution.factors, native.projection("query").weight, native.name)
     report = LayerConversion(
         name=native.name,
-        form=factors.form.name,
+        form=factors.form,
         rank=factors.rank,
         full_rank=factors.num_heads * solution.head_dim,
         error=solution.error,

@@ -31,7 +31,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from ..decomposition import Factors, RotaryFactors
-from ..decomposition.rotary import as_real
+from ..decomposition.rotary_factors import as_real
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ def native_layer(factors: Factors, head_dim: int) -> NativeLayer:
     queries, biases, keys, key_biases, ranks = [], [], [], [], []
     lost = total = 0.0
     for h in range(factors.num_heads):
-        left, right = factors.form.sides(factors, h)  # (D_q, r), (D_k, r)
+        left, right = factors.sides(h)  # (D_q, r), (D_k, r)
         corner = left.new_zeros(1)
         if content is not None and position is not None:
             on_query = torch.linalg.pinv(left, rtol=tolerance) @ position[h]  # (r,)

@@ -3,8 +3,8 @@ from .concat import head_spectrum as head_spectrum
 from .cp import decompose_cp as decompose_cp
 from .factors import Factors as Factors
 from .factors import Solution as Solution
-from .form import Form as Form
 from .forms import form_named as form_named
+from .forms import rotary_form_named as rotary_form_named
 from .head_tensor import HeadTensor as HeadTensor
 from .metric import Metric as Metric
 from .metric import Whitening as Whitening
@@ -14,8 +14,8 @@ from .options import METHODS as METHODS
 from .options import Content as Content
 from .options import FormName as FormName
 from .options import SolverOptions as SolverOptions
-from .rotary import RotaryFactors as RotaryFactors
 from .rotary import decompose_rotary as decompose_rotary
+from .rotary_factors import RotaryFactors as RotaryFactors
 from .solve import decay as decay
 from .solve import decompose as decompose
 from .solve import full_rank_factors as full_rank_factors

@@ -10,74 +10,63 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Self
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from .factors import Factors, Solution, balanced, safe
-from .form import DiagonalForm, tail
+from .factors import DiagonalFactors, Factors, Solution, balanced, tail
 from .head_tensor import HeadTensor
 from .options import SolverOptions
-from .rotary_factors import RotaryFactors, RotaryForm, dimensions, pair_energy, pair_norms
+from .rotary_factors import RotaryFactors, by_frequency, dimensions, pair_energy
 
 
-class _RotaryConcat(RotaryForm):
-    """``concat`` with rotary positions; the one-hot head of a dimension stands in both of its columns of M."""
+class Concat(DiagonalFactors):
+    """Every shared dimension belongs to one head: M is one-hot, the heads in order."""
 
-    by_head = True
-
-    def cores(self, factors: RotaryFactors, frequency: int) -> Tensor:
-        owner = factors.mixing[:, factors.places(frequency)]  # (H, r_f)
-        return torch.diag_embed(owner.to(owner.dtype.to_complex()))
-
-    def owned(self, owner: Tensor, frequencies: Sequence[int]) -> Tensor:
-        return owner.repeat(1, 2)  # in the order of the heads
-
-    def canonical(self, factors: RotaryFactors) -> RotaryFactors:
-        """‖a_r‖ = ‖b_r‖."""
-        query_norm, key_norm = pair_norms(factors.query), pair_norms(factors.key)  # (R,)
-        common = (query_norm * key_norm).sqrt()
-        query, key = factors.query * (common / safe(query_norm)), factors.key * (common / safe(key_norm))
-        return replace(factors, query=query, key=key)
-
-    def mixing_parameters(self, rank: int, num_heads: int, head_dim: int) -> int:
-        return 0
-
-    def decay(self, query: Tensor, key: Tensor) -> Tensor:
-        return tail(dimensions(pair_energy(query, key)))
-
-
-class _Concat(DiagonalForm):
-    """Every shared dimension belongs to one head: M is one-hot."""
-
-    name = "concat"
-    rotary = _RotaryConcat()
+    form = "concat"
     sharing = "each belongs to a single head"
     separate = closed = True
 
-    def solve(self, tensor: HeadTensor, rank: int, concat: Factors, options: SolverOptions, seed: int) -> Solution:
+    @classmethod
+    def solve(cls, tensor: HeadTensor, rank: int, concat: Factors, options: SolverOptions) -> Solution:
         return Solution(concat)
 
-    def decay(self, tensor: HeadTensor) -> Tensor:
+    @classmethod
+    def decay(cls, tensor: HeadTensor) -> Tensor:
         values = torch.stack([head_spectrum(tensor, h)[1] for h in range(tensor.num_heads)])  # (H, d)
         return tail(values.flatten().square().sort(descending=True).values)
 
-    def head(self, factors: Factors, h: int) -> Tensor:
-        query, key = self.sides(factors, h)
+    def head(self, h: int) -> Tensor:
+        query, key = self.sides(h)
         return query @ key.T
 
-    def canonical(self, factors: Factors) -> Factors:
+    def canonical(self) -> Self:
         """‖a_r‖ = ‖b_r‖."""
-        query, key, _ = balanced(factors.query, factors.key)
-        return Factors(self, query.contiguous(), key.contiguous(), factors.mixing.contiguous())
-
-    def per_head(self, mixing: Tensor, values: Tensor) -> tuple[str, Tensor]:
-        """The queries: M stays one-hot."""
-        return "query", mixing.T @ values
+        query, key, _ = balanced(self.query, self.key)
+        return type(self)(query.contiguous(), key.contiguous(), self.mixing.contiguous())
 
 
-CONCAT = _Concat()
+class RotaryConcat(RotaryFactors, Concat):
+    """``concat`` with rotary positions; the one-hot head of a dimension stands in both of its columns of M."""
+
+    def cores_at(self, frequency: int) -> Tensor:
+        owner = self.mixing[:, self.places(frequency)]  # (H, r_f)
+        return torch.diag_embed(owner.to(owner.dtype.to_complex()))
+
+    @classmethod
+    def owned(cls, owner: Tensor, frequencies: Sequence[int]) -> Tensor:
+        return owner.repeat(1, 2)  # in the order of the heads
+
+    def canonical(self) -> Self:
+        """‖a_r‖ = ‖b_r‖."""
+        query, key = self.balanced_pairs()
+        return replace(self, query=query, key=key)
+
+    @classmethod
+    def decay(cls, tensor: HeadTensor) -> Tensor:
+        return tail(dimensions(pair_energy(*by_frequency(tensor))))
 
 
 def head_spectrum(tensor: HeadTensor, h: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -95,7 +84,7 @@ def head_spectrum(tensor: HeadTensor, h: int) -> tuple[Tensor, Tensor, Tensor]:
     return pad(query_basis @ left, missing), pad(values, missing), pad(key_basis @ right.mT, missing)
 
 
-def decompose_concat(tensor: HeadTensor, rank: int, even: bool = False) -> Factors:
+def decompose_concat(tensor: HeadTensor, rank: int, even: bool = False) -> Concat:
     """The best ``concat`` factors with `rank` shared dimensions, in closed form.
 
     Args:
@@ -116,8 +105,7 @@ def decompose_concat(tensor: HeadTensor, rank: int, even: bool = False) -> Facto
     scale = values[kept].sqrt()  # (R,) by head, then by singular value
     mixing = torch.zeros(tensor.num_heads, rank, dtype=tensor.query.dtype, device=tensor.query.device)
     mixing[kept.nonzero()[:, 0], torch.arange(rank, device=kept.device)] = 1
-    return Factors(
-        CONCAT,
+    return Concat(
         query=torch.cat([left[:, mine] for (left, _, _), mine in zip(spectra, kept, strict=True)], dim=1) * scale,
         key=torch.cat([right[:, mine] for (_, _, right), mine in zip(spectra, kept, strict=True)], dim=1) * scale,
         mixing=mixing,

@@ -17,17 +17,17 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Self
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from .concat import CONCAT
-from .factors import Factors, Solution, balanced, safe
-from .form import DiagonalForm
+from .concat import Concat, RotaryConcat
+from .factors import DiagonalFactors, Factors, Solution, balanced, safe
 from .head_tensor import HeadTensor
 from .options import SolverOptions
-from .rotary_factors import RotaryFactors, RotaryForm, Solved, as_complex, as_real, pair_energy, pair_norms
+from .rotary_factors import RotaryFactors, Solved, as_complex, as_real, pair_energy, pair_norms
 
 logger = logging.getLogger(__name__)
 
@@ -35,26 +35,57 @@ _PATIENCE = 5  # sweeps over which the fall of the error is averaged, because mo
 _DAMPING = 1e-12  # keeps components of no energy solvable; relative to the mean of the Gram matrix's diagonal
 
 
-class _RotaryCP(RotaryForm):
+class CP(DiagonalFactors):
+    """A weight for every head and shared dimension: M is any matrix (Cordonnier et al. 2020, equation 9)."""
+
+    form = "cp"
+    sharing = "every head weights all of them by its row of the mixing matrix"
+    starts_at_concat = True
+    prediction_sweeps = 24
+
+    @classmethod
+    def solve(cls, tensor: HeadTensor, rank: int, concat: Factors, options: SolverOptions) -> Solution:
+        return decompose_cp(tensor.to(options.dtype), concat.to(options.dtype), options)
+
+    @classmethod
+    def decay(cls, tensor: HeadTensor) -> Tensor:
+        return Concat.decay(tensor)  # an upper bound
+
+    def canonical(self) -> Self:
+        """‖a_r‖ = ‖b_r‖ and ‖m_r‖ = 1; the largest entry of m_r is positive; components by falling energy.
+
+        So M says only how heads share, and the projections keep the scale of the original weights.
+        """
+        mixing = self.mixing
+        largest = mixing.gather(0, mixing.abs().argmax(dim=0, keepdim=True))  # (1, R)
+        norm = safe(mixing.norm(dim=0)) * torch.where(largest < 0, -1.0, 1.0).squeeze(0).to(mixing.dtype)
+        query, key, energy = balanced(self.query * norm, self.key)
+        order = energy.argsort(descending=True, stable=True)
+        return type(self)(*(part[:, order].contiguous() for part in (query, key, mixing / norm)))
+
+
+class RotaryCP(RotaryFactors, CP):
     """Complex diagonals for every frequency, by alternating least squares from the pairs that ``concat`` keeps."""
 
-    def cores(self, factors: RotaryFactors, frequency: int) -> Tensor:
-        return torch.diag_embed(as_complex(factors.mixing)[:, factors.places(frequency)])
+    def cores_at(self, frequency: int) -> Tensor:
+        return torch.diag_embed(as_complex(self.mixing)[:, self.places(frequency)])
 
-    def mixing(self, cores: Sequence[Tensor]) -> Tensor:
+    @classmethod
+    def stored(cls, cores: Sequence[Tensor]) -> Tensor:
         return as_real(torch.cat([each.diagonal(dim1=1, dim2=2) for each in cores], dim=-1))
 
-    def canonical(self, factors: RotaryFactors) -> RotaryFactors:
+    def canonical(self) -> Self:
         """‖a_r‖ = ‖b_r‖ and ‖m_r‖ = 1."""
-        query_norm, norm, key_norm = map(pair_norms, (factors.query, factors.mixing, factors.key))  # (R,)
-        common = (query_norm * norm * key_norm).sqrt()
-        query, key = factors.query * (common / safe(query_norm)), factors.key * (common / safe(key_norm))
-        return replace(factors, query=query, key=key, mixing=factors.mixing / safe(norm))
+        norm = pair_norms(self.mixing)  # (R,)
+        query, key = self.balanced_pairs(norm)
+        return replace(self, query=query, key=key, mixing=self.mixing / safe(norm))
 
-    def decay(self, query: Tensor, key: Tensor) -> Tensor:
-        return CONCAT.rotary.decay(query, key)  # an upper bound
+    @classmethod
+    def decay(cls, tensor: HeadTensor) -> Tensor:
+        return RotaryConcat.decay(tensor)  # an upper bound
 
-    def solve(self, query: Tensor, key: Tensor, size: int, options: SolverOptions) -> Solved:
+    @classmethod
+    def solve_alike(cls, query: Tensor, key: Tensor, size: int, options: SolverOptions) -> Solved:
         # The objective has the same ridge as that of real factors.
         energy = pair_energy(query, key)  # (F', H)
         total = safe(energy.sum(dim=1))  # (F',)
@@ -85,43 +116,6 @@ class _RotaryCP(RotaryForm):
                 (errors[-1 - _PATIENCE] - errors[-1] < _PATIENCE * options.tolerance).all()
             )
         return left, torch.diag_embed(mixing), right, done, converged
-
-
-class _CP(DiagonalForm):
-    """A weight for every head and shared dimension: M is any matrix."""
-
-    name = "cp"
-    rotary = _RotaryCP()
-    sharing = "every head weights all of them by its row of the mixing matrix"
-    starts_at_concat = True
-    prediction_sweeps = 24
-
-    def solve(self, tensor: HeadTensor, rank: int, concat: Factors, options: SolverOptions, seed: int) -> Solution:
-        tensor = tensor.to(options.dtype)
-        if options.method == "structured":
-            return decompose_cp(tensor, concat.to(options.dtype), options)
-        from .reference import reference_cp  # tensorly is slow to import
-
-        return reference_cp(tensor, rank, options, seed)
-
-    def decay(self, tensor: HeadTensor) -> Tensor:
-        return CONCAT.decay(tensor)  # an upper bound
-
-    def canonical(self, factors: Factors) -> Factors:
-        """‖a_r‖ = ‖b_r‖ and ‖m_r‖ = 1; the largest entry of m_r is positive; components by falling energy.
-
-        So M says only how heads share, and the projections keep the scale of the original weights.
-        """
-        mixing = factors.mixing
-        largest = mixing.gather(0, mixing.abs().argmax(dim=0, keepdim=True))  # (1, R)
-        norm = safe(mixing.norm(dim=0)) * torch.where(largest < 0, -1.0, 1.0).squeeze(0).to(mixing.dtype)
-        query, key, energy = balanced(factors.query * norm, factors.key)
-        order = energy.argsort(descending=True, stable=True)
-        parts = (part[:, order].contiguous() for part in (query, key, mixing / norm))
-        return Factors(self, *parts)
-
-
-CP = _CP()
 
 
 @dataclass(frozen=True)
@@ -233,7 +227,7 @@ def decompose_cp(tensor: HeadTensor, start: Factors, options: SolverOptions) -> 
         errors += [min(reached, error) for error in more[1:]]
         if more[-1] < reached - options.tolerance:
             best, converged = beside, settled
-    factors = Factors(CP, query=best.query, key=best.key, mixing=best.mixing).canonical()
+    factors = CP(best.query, best.key, best.mixing).canonical()
     logger.debug("CP: %d sweeps, relative error %.6f to %.6f", len(errors) - 1, errors[0], errors[-1])
     return Solution(factors, tuple(errors), converged, sweeps=len(errors) - 1)
 

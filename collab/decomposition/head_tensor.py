@@ -8,20 +8,12 @@ product with a Khatri-Rao product (MTTKRP) cost products of D×K, H×K and K×R 
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from ..errors import ShapeError
-
-if TYPE_CHECKING:
-    from .factors import Factors
-
-CANCELLED = 1e-6
-"""Below this fraction of the squared norm, a squared error computed as a difference of squares is all rounding."""
 
 
 @dataclass(frozen=True)
@@ -126,26 +118,6 @@ class HeadTensor:
     def cores(self, projected_query: Tensor, projected_key: Tensor) -> Tensor:
         """Aᵀ A_h B for every head, shape (H, R_q, R_k)."""
         return self.by_head(projected_query).mT @ self.by_head(projected_key)
-
-    def inner(self, factors: Factors) -> float:
-        """⟨𝒯, 𝒯̂⟩ with the tensor that `factors` stand for."""
-        projected_query, projected_key = self.project_query(factors.query), self.project_key(factors.key)
-        return float((factors.mixing * factors.form.products(self, projected_query, projected_key)).sum())
-
-    def residual(self, factors: Factors, h: int) -> Tensor:
-        """A_h - Â_h, shape (D_q, D_k)."""
-        return self.head(h) - factors.head(h)
-
-    def relative_error(self, factors: Factors) -> float:
-        """‖𝒯 - 𝒯̂‖ / ‖𝒯‖, accurate for tiny errors too."""
-        norm_squared = self.norm_squared()
-        grams = factors.query.T @ factors.query, factors.key.T @ factors.key
-        squared = norm_squared - 2 * self.inner(factors) + factors.norm_squared(*grams)
-        if squared > CANCELLED * norm_squared:
-            return math.sqrt(squared / norm_squared)
-        # The difference has cancelled, so compute it head by head.
-        squared = sum(float(self.residual(factors, h).square().sum()) for h in range(self.num_heads))
-        return math.sqrt(squared / norm_squared) if norm_squared > 0 else math.sqrt(squared)
 
     def compress(self) -> tuple[HeadTensor, Tensor | None, Tensor | None]:
         """The same tensor in orthonormal bases of its column spaces, smaller where an input is wider than K.

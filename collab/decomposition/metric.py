@@ -14,8 +14,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from .factors import Factors
-from .head_tensor import CANCELLED, HeadTensor
+from .factors import CANCELLED, Factors
+from .head_tensor import HeadTensor
 
 DAMPING = 1e-3
 
@@ -60,13 +60,13 @@ class Metric:
         query, key = self.query_covariance @ factors.query, self.key_covariance @ factors.key  # (D, R)
         weight = self.head_weight.repeat_interleave(tensor.head_dim)  # (K,)
         seen = HeadTensor(tensor.query * weight, tensor.key, tensor.num_heads)
-        inner = seen.inner(replace(factors, query=query, key=key))
+        inner = replace(factors, query=query, key=key).inner(seen)
         squared = norm_squared - 2 * inner
         squared += factors.norm_squared(factors.query.T @ query, factors.key.T @ key, self.head_weight)
         if squared > CANCELLED * norm_squared:
             return squared
         # The difference has cancelled, so compute it head by head.
-        residuals = (tensor.residual(factors, h) for h in range(tensor.num_heads))  # (D_q, D_k) each
+        residuals = (factors.residual(tensor, h) for h in range(tensor.num_heads))  # (D_q, D_k) each
         heads = [
             float((self.query_covariance @ residual * (residual @ self.key_covariance)).sum()) for residual in residuals
         ]

@@ -13,8 +13,14 @@ from tensorly.decomposition import parafac, tucker
 from .cp import CP
 from .factors import Factors, Solution
 from .head_tensor import HeadTensor
-from .options import SolverOptions
-from .tucker import tucker_factors
+from .options import FormName, SolverOptions
+from .tucker import Tucker
+
+
+def reference(form: FormName, tensor: HeadTensor, rank: int, options: SolverOptions, seed: int) -> Solution:
+    """Factors of a form that is not closed, by the function below for it."""
+    solve = {CP.form: reference_cp, Tucker.form: reference_tucker}[form]
+    return solve(tensor.to(options.dtype), rank, options, seed)
 
 
 def reference_cp(tensor: HeadTensor, rank: int, options: SolverOptions, seed: int = 0) -> Solution:
@@ -37,7 +43,7 @@ def reference_cp(tensor: HeadTensor, rank: int, options: SolverOptions, seed: in
             return_errors=True,
         )
     weights, (query, mixing, key) = cp
-    factors = Factors(CP, query=query, key=key, mixing=mixing * weights).canonical()
+    factors = CP(query, key, mixing * weights).canonical()
     return _solution(factors, errors, options)
 
 
@@ -62,7 +68,7 @@ def reference_tucker(tensor: HeadTensor, rank: int, options: SolverOptions, seed
             return_errors=True,
         )
     cores = torch.einsum("qgk,hg->hqk", core, heads)  # (H, R_q, R_k)
-    return _solution(tucker_factors(query, key, cores, rank), errors, options)
+    return _solution(Tucker.padded(query, key, cores, rank), errors, options)
 
 
 def _solution(factors: Factors, errors: list[torch.Tensor], options: SolverOptions) -> Solution:

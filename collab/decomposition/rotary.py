@@ -21,29 +21,19 @@ A frequency has at most H dimensions, with which every form is exact. R counts r
 
 from __future__ import annotations
 
-import math
 import time
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from .concat import CONCAT
-from .factors import Factors, Solution
-from .form import Form
-from .forms import form_named
+from .concat import RotaryConcat
+from .factors import Solution
+from .forms import rotary_form_named
 from .head_tensor import HeadTensor
 from .options import FormName, SolverOptions
-from .rotary_factors import RotaryFactors, as_complex, as_real, compressed, pair_energy
-
-
-def by_frequency(tensor: HeadTensor) -> tuple[Tensor, Tensor]:
-    """The complex columns w_q^{hf} and w_k^{hf} of every frequency, (F, D, H) each."""
-
-    def columns(factor: Tensor) -> Tensor:
-        return as_complex(factor.unflatten(1, (tensor.num_heads, -1))).permute(2, 0, 1).contiguous()
-
-    return columns(tensor.query), columns(tensor.key)
+from .rotary_factors import RotaryFactors, as_real, by_frequency, pair_energy
 
 
 def head_decay(tensor: HeadTensor) -> Tensor:
@@ -65,9 +55,8 @@ def decompose_rotary(tensor: HeadTensor, form: FormName, rank: int, options: Sol
         biased: whether the last row of both factors is a bias.
     """
     start_time = time.perf_counter()
-    wanted = form_named(form)
-    query, key = by_frequency(tensor)
-    energy = pair_energy(query, key)  # (F, H)
+    wanted = rotary_form_named(form)
+    energy = pair_energy(*by_frequency(tensor))  # (F, H)
     total = float(energy.sum())
     pairs = max(1, rank // 2)
     kept = torch.zeros_like(energy, dtype=torch.bool)
@@ -75,85 +64,31 @@ def decompose_rotary(tensor: HeadTensor, form: FormName, rank: int, options: Sol
         kept.scatter_(0, energy.topk(max(1, pairs // tensor.num_heads), dim=0).indices, True)
     else:
         kept.view(-1)[energy.flatten().topk(pairs).indices] = True
-    factors = _selected(query, key, kept, wanted if pairs == energy.numel() else CONCAT, biased)
-    error = concat_error = relative_error(tensor, factors)
-    sweeps, converged = 0, True
+    solution = Solution(_selected(tensor, kept, wanted if pairs == energy.numel() else RotaryConcat, biased))
+    error = concat_error = solution.factors.relative_error(tensor)
     if pairs < energy.numel() and total > 0 and not wanted.closed:
-        factors, sweeps, converged = _solve(wanted, query, key, kept, pairs, options, biased)
-        error = relative_error(tensor, factors)
+        solution = wanted.solve(tensor, 2 * pairs, solution.factors, options)
+        error = solution.factors.relative_error(tensor)
     if wanted.starts_at_concat and error > concat_error:  # the ridge may cost more than the sweeps gain
-        factors, error = _selected(query, key, kept, wanted, biased), concat_error
-    return Solution(
-        factors,
-        sweeps=sweeps,
-        converged=converged,
+        solution, error = replace(solution, factors=_selected(tensor, kept, wanted, biased)), concat_error
+    return replace(
+        solution,
         error=error,
         concat_error=concat_error,
-        degeneracy=factors.component_energy() / total if total > 0 else 0.0,
+        degeneracy=solution.factors.component_energy() / total if total > 0 else 0.0,
         head_dim=tensor.head_dim,
         seconds=time.perf_counter() - start_time,
     )
 
 
-def relative_error(tensor: HeadTensor, factors: Factors) -> float:
-    """√(Σ_f ‖T_f - T̂_f‖² / Σ_f ‖T_f‖²), accurate for tiny errors too."""
-    assert isinstance(factors, RotaryFactors)
-    queries, keys = by_frequency(tensor)
-    squared = norm = 0.0
-    for frequency, (query, key) in enumerate(zip(queries, keys, strict=True)):
-        left, cores, right = factors.block(frequency)
-        # In bases of both sides together, [e_h e_hᵀ, 0; 0, -G_h] is what is left of head h.
-        left_triangle = torch.linalg.qr(torch.cat([query, left], dim=1), mode="r").R
-        right_triangle = torch.linalg.qr(torch.cat([key, right], dim=1), mode="r").R
-        heads = query.shape[1]
-        own = torch.einsum("ih,jh->hij", left_triangle[:, :heads], right_triangle[:, :heads].conj())
-        given = left_triangle[:, heads:] @ cores @ right_triangle[:, heads:].mH  # (H, ·, ·)
-        squared += float((own - given).abs().square().sum())
-        norm += float(own.abs().square().sum())
-    return math.sqrt(squared / norm) if norm > 0 else math.sqrt(squared)
-
-
-def rotary_decay(tensor: HeadTensor, form: FormName) -> Tensor:
-    """Relative squared error at every rank from 0 to K in closed form, (K + 1,); see `decay`."""
-    return form_named(form).rotary.decay(*by_frequency(tensor))
-
-
-def _solve(
-    form: Form, query: Tensor, key: Tensor, kept: Tensor, pairs: int, options: SolverOptions, biased: bool
-) -> tuple[RotaryFactors, int, bool]:
-    """Factors by sweeps, the most sweeps of any frequency, and whether all converged; arguments as in `_selected`."""
-    small_query, query_basis = compressed(query)
-    small_key, key_basis = compressed(key)
-    sizes = form.rotary.sizes(kept, pairs, small_query, small_key)
-    solved: dict[int, tuple[Tensor, Tensor, Tensor]] = {}
-    sweeps, converged = 0, True
-    for size in sorted({size for size in sizes if size}):
-        alike = [frequency for frequency, other in enumerate(sizes) if other == size]
-        *parts, done, settled = form.rotary.solve(small_query[alike], small_key[alike], size, options)
-        sweeps, converged = max(sweeps, done), converged and settled
-        for number, frequency in enumerate(alike):
-            left, cores, right = (part[number] for part in parts)
-            solved[frequency] = query_basis[frequency] @ left, cores, key_basis[frequency] @ right
-    return _joined(form, solved, biased).canonical(), sweeps, converged
-
-
-def _selected(query: Tensor, key: Tensor, kept: Tensor, form: Form, biased: bool) -> RotaryFactors:
+def _selected(tensor: HeadTensor, kept: Tensor, form: type[RotaryFactors], biased: bool) -> RotaryFactors:
     """The original columns of the pairs that are kept, (F, H): exact for these."""
-    if form.rotary.by_head:
+    if form.separate:
         head, frequency = kept.T.nonzero(as_tuple=True)
     else:
         frequency, head = kept.nonzero(as_tuple=True)
-    owner = functional.one_hot(head, kept.shape[1]).T.to(query.real)  # (H, R/2)
+    owner = functional.one_hot(head, kept.shape[1]).T.to(tensor.query)  # (H, R/2)
     frequencies = tuple(frequency.tolist())
-    mixing = form.rotary.owned(owner, frequencies)
-    own, other = (as_real(side[frequency, :, head].T) for side in (query, key))  # (D, R)
-    return RotaryFactors(form, own, other, mixing, frequencies=frequencies, biased=biased).canonical()
-
-
-def _joined(form: Form, solved: dict[int, tuple[Tensor, Tensor, Tensor]], biased: bool) -> RotaryFactors:
-    """Factors from A_f, the heads' cores and B_f of every frequency that has any; runs of equal width together."""
-    order = sorted(solved, key=lambda frequency: (-solved[frequency][0].shape[1], frequency))
-    queries, cores, keys = zip(*(solved[frequency] for frequency in order), strict=True)
-    query, key = (as_real(torch.cat(side, dim=1)) for side in (queries, keys))
-    frequencies = tuple(frequency for frequency in order for _ in range(solved[frequency][0].shape[1]))
-    return RotaryFactors(form, query, key, form.rotary.mixing(cores), frequencies=frequencies, biased=biased)
+    query, key = (as_real(side[frequency, :, head].T) for side in by_frequency(tensor))  # (D, R)
+    mixing = form.owned(owner, frequencies)
+    return form(query, key, mixing, frequencies=frequencies, biased=biased).canonical()

@@ -1,22 +1,30 @@
-"""Factors of a layer with rotary positions, and what a form is there; see `collab.decomposition.rotary`."""
+"""Factors of a layer with rotary positions; see `collab.decomposition.rotary`."""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+import math
+from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Self
 
 import torch
 from torch import Tensor
 
-from .factors import Factors
+from .factors import Factors, Solution, safe
+from .head_tensor import HeadTensor
 from .options import SolverOptions
+
+Solved = tuple[Tensor, Tensor, Tensor, int, bool]
+"""A (F', ·, r), cores (F', H, r, r) and B (F', ·, r) of F' frequencies, sweeps, and whether they converged."""
 
 
 @dataclass(frozen=True)
 class RotaryFactors(Factors):
     """Shared complex dimensions of a layer with rotary positions, as real numbers: real parts, then imaginary ones.
+
+    A form with rotary positions is a subclass of this and of the form, for one kind of the complex G_{fh} of every
+    frequency f.
 
     Attributes:
         query: (D, R), of which columns j and j + R/2 are one complex dimension. With biases, the last row is theirs.
@@ -31,11 +39,59 @@ class RotaryFactors(Factors):
     frequencies: tuple[int, ...] = ()
     biased: bool = False
 
+    @abstractmethod
+    def cores_at(self, frequency: int) -> Tensor:
+        """G_{fh} of every head, (H, r_f, r_f), complex."""
+
+    @classmethod
+    def solve(cls, tensor: HeadTensor, rank: int, concat: Factors, options: SolverOptions) -> Solution:
+        """Factors by sweeps of every frequency, given the ``concat`` factors at that rank."""
+        assert isinstance(concat, RotaryFactors)
+        (query, query_basis), (key, key_basis) = map(compressed, by_frequency(tensor))
+        sizes = cls.sizes(concat, rank // 2, query, key)
+        solved: dict[int, tuple[Tensor, Tensor, Tensor]] = {}
+        sweeps, converged = 0, True
+        for size in sorted({size for size in sizes if size}):
+            alike = [frequency for frequency, other in enumerate(sizes) if other == size]
+            *parts, done, settled = cls.solve_alike(query[alike], key[alike], size, options)
+            sweeps, converged = max(sweeps, done), converged and settled
+            for number, frequency in enumerate(alike):
+                left, cores, right = (part[number] for part in parts)
+                solved[frequency] = query_basis[frequency] @ left, cores, key_basis[frequency] @ right
+        return Solution(cls._joined(solved, concat.biased).canonical(), sweeps=sweeps, converged=converged)
+
+    @classmethod
+    def sizes(cls, concat: RotaryFactors, pairs: int, query: Tensor, key: Tensor) -> list[int]:
+        """r_f of every frequency: by default as many as pairs of head and frequency are kept.
+
+        Args:
+            concat: the ``concat`` factors, which keep pairs.
+            pairs: R/2.
+            query: heads' complex columns, (F, ·, H).
+            key: the same of the keys.
+        """
+        return [concat.frequencies.count(frequency) for frequency in range(len(query))]
+
+    @classmethod
+    def solve_alike(cls, query: Tensor, key: Tensor, size: int, options: SolverOptions) -> Solved:
+        """Solves several frequencies of one r, given their complex columns, (F', ·, H); closed forms need not."""
+        raise NotImplementedError
+
+    @classmethod
+    def stored(cls, cores: Sequence[Tensor]) -> Tensor:
+        """M, (H, ·), given the cores (H, r_f, r_f) of every frequency; closed forms need not."""
+        raise NotImplementedError
+
+    @classmethod
+    def owned(cls, owner: Tensor, frequencies: Sequence[int]) -> Tensor:
+        """M if every complex dimension is that of one head: one-hot heads, (H, R/2)."""
+        places = [torch.tensor(frequencies) == frequency for frequency in dict.fromkeys(frequencies)]
+        return cls.stored([torch.diag_embed(owner[:, mine].to(owner.dtype.to_complex())) for mine in places])
+
     def block(self, frequency: int) -> tuple[Tensor, Tensor, Tensor]:
         """A_f (D, r_f), the heads' cores (H, r_f, r_f) and B_f (D, r_f), complex."""
         places = self.places(frequency)
-        query, key = as_complex(self.query)[:, places], as_complex(self.key)[:, places]
-        return query, self.form.rotary.cores(self, frequency), key
+        return as_complex(self.query)[:, places], self.cores_at(frequency), as_complex(self.key)[:, places]
 
     def places(self, frequency: int) -> list[int]:
         """The complex dimensions of a frequency."""
@@ -54,63 +110,44 @@ class RotaryFactors(Factors):
             energy += float(torch.einsum("r,hrs,s->", query.sum(dim=0), cores, key.sum(dim=0)))
         return energy
 
-    def canonical(self) -> RotaryFactors:
-        """The same heads in a fixed gauge: norms as in `Factors.canonical`, of complex dimensions."""
-        return self.form.rotary.canonical(self)
+    def relative_error(self, tensor: HeadTensor) -> float:
+        """√(Σ_f ‖T_f - T̂_f‖² / Σ_f ‖T_f‖²), accurate for tiny errors too."""
+        squared = norm = 0.0
+        for frequency, (query, key) in enumerate(zip(*by_frequency(tensor), strict=True)):
+            left, cores, right = self.block(frequency)
+            # In bases of both sides together, [e_h e_hᵀ, 0; 0, -G_h] is what is left of head h.
+            left_triangle = torch.linalg.qr(torch.cat([query, left], dim=1), mode="r").R
+            right_triangle = torch.linalg.qr(torch.cat([key, right], dim=1), mode="r").R
+            heads = query.shape[1]
+            own = torch.einsum("ih,jh->hij", left_triangle[:, :heads], right_triangle[:, :heads].conj())
+            given = left_triangle[:, heads:] @ cores @ right_triangle[:, heads:].mH  # (H, ·, ·)
+            squared += float((own - given).abs().square().sum())
+            norm += float(own.abs().square().sum())
+        return math.sqrt(squared / norm) if norm > 0 else math.sqrt(squared)
+
+    def balanced_pairs(self, energy: Tensor | float = 1.0) -> tuple[Tensor, Tensor]:
+        """W̃_Q and W̃_K with ‖a_r‖ = ‖b_r‖, both times the root of numbers, (R,)."""
+        query_norm, key_norm = pair_norms(self.query), pair_norms(self.key)  # (R,)
+        common = (query_norm * energy * key_norm).sqrt()
+        return self.query * (common / safe(query_norm)), self.key * (common / safe(key_norm))
+
+    @classmethod
+    def _joined(cls, solved: dict[int, tuple[Tensor, Tensor, Tensor]], biased: bool) -> Self:
+        """Factors from A_f, the heads' cores and B_f of every frequency that has any; runs of equal width together."""
+        order = sorted(solved, key=lambda frequency: (-solved[frequency][0].shape[1], frequency))
+        queries, cores, keys = zip(*(solved[frequency] for frequency in order), strict=True)
+        query, key = (as_real(torch.cat(side, dim=1)) for side in (queries, keys))
+        frequencies = tuple(frequency for frequency in order for _ in range(solved[frequency][0].shape[1]))
+        return cls(query, key, cls.stored(cores), frequencies=frequencies, biased=biased)
 
 
-Solved = tuple[Tensor, Tensor, Tensor, int, bool]
-"""A (F', ·, r), cores (F', H, r, r) and B (F', ·, r) of F' frequencies, sweeps, and whether they converged."""
+def by_frequency(tensor: HeadTensor) -> tuple[Tensor, Tensor]:
+    """The complex columns w_q^{hf} and w_k^{hf} of every frequency, (F, D, H) each."""
 
+    def columns(factor: Tensor) -> Tensor:
+        return as_complex(factor.unflatten(1, (tensor.num_heads, -1))).permute(2, 0, 1).contiguous()
 
-class RotaryForm(ABC):
-    """A form with rotary positions: the kind of the complex G_{fh} of every frequency f.
-
-    Attributes:
-        by_head: whether the dimensions are ordered by head, and not by frequency.
-    """
-
-    by_head: ClassVar[bool] = False
-
-    @abstractmethod
-    def cores(self, factors: RotaryFactors, frequency: int) -> Tensor:
-        """G_{fh} of every head, (H, r_f, r_f), complex."""
-
-    @abstractmethod
-    def canonical(self, factors: RotaryFactors) -> RotaryFactors:
-        """The same heads in the form's gauge."""
-
-    @abstractmethod
-    def decay(self, query: Tensor, key: Tensor) -> Tensor:
-        """Relative squared error at every rank, (K + 1,), given the heads' complex columns, (F, D, H)."""
-
-    def mixing_parameters(self, rank: int, num_heads: int, head_dim: int) -> int:
-        """The most numbers that are stored."""
-        return num_heads * rank
-
-    def sizes(self, kept: Tensor, pairs: int, query: Tensor, key: Tensor) -> list[int]:
-        """r_f of every frequency: by default as many as pairs of head and frequency are kept.
-
-        Args:
-            kept: the pairs, (F, H), that the ``concat`` form keeps.
-            pairs: R/2.
-            query: heads' complex columns, (F, ·, H).
-            key: the same of the keys.
-        """
-        return kept.sum(dim=1).tolist()
-
-    def solve(self, query: Tensor, key: Tensor, size: int, options: SolverOptions) -> Solved:
-        """Solves several frequencies of one r, given their complex columns, (F', ·, H); closed forms need not."""
-        raise NotImplementedError
-
-    def mixing(self, cores: Sequence[Tensor]) -> Tensor:
-        """The numbers to store, (H, ·), given the cores (H, r_f, r_f) of every frequency; closed forms need not."""
-        raise NotImplementedError
-
-    def owned(self, owner: Tensor, frequencies: Sequence[int]) -> Tensor:
-        """The numbers to store if every complex dimension is that of one head: one-hot heads, (H, R/2)."""
-        places = [torch.tensor(frequencies) == frequency for frequency in dict.fromkeys(frequencies)]
-        return self.mixing([torch.diag_embed(owner[:, mine].to(owner.dtype.to_complex())) for mine in places])
+    return columns(tensor.query), columns(tensor.key)
 
 
 def as_complex(columns: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from ..errors import RankError
-from .concat import CONCAT, decompose_concat
+from .concat import Concat, decompose_concat
 from .factors import Factors, Solution
 from .forms import form_named
 from .head_tensor import HeadTensor
@@ -49,21 +49,26 @@ def decompose(
     start_time = time.perf_counter()
     if rank == tensor.full_rank or norm_squared == 0:
         solution = Solution(full_rank_factors(tensor, form, rank))
-        concat = full_rank_factors(tensor, CONCAT.name, rank)
+        concat = full_rank_factors(tensor, Concat.form, rank)
     else:
         small, frame = _normalized(tensor)
         concat = decompose_concat(small, rank, options.even_heads)
-        solution = wanted.solve(small, rank, concat, options, seed)
+        if options.method == "structured" or wanted.closed:
+            solution = wanted.solve(small, rank, concat, options)
+        else:
+            from .reference import reference  # tensorly is slow to import
+
+            solution = reference(form, small, rank, options, seed)
         factors = solution.factors if wanted.closed else solution.factors.to(torch.float64).canonical()
         solution = replace(solution, factors=frame.restore(factors))
         concat = frame.restore(concat)
     seconds = time.perf_counter() - start_time
-    error = tensor.relative_error(solution.factors)
-    concat_error = error if wanted.closed else tensor.relative_error(concat)
+    error = solution.factors.relative_error(tensor)
+    concat_error = error if wanted.closed else concat.relative_error(tensor)
     swept = solution.sweeps and options.method == "structured"
     if wanted.starts_at_concat and swept and error > concat_error:
         # Sweeps in float32 cannot follow a start that is exact beyond float32.
-        solution = replace(solution, factors=replace(concat, form=wanted).canonical())
+        solution = replace(solution, factors=wanted.diagonal(concat.query, concat.key, concat.mixing).canonical())
         error = concat_error
     return replace(
         solution,
@@ -97,7 +102,7 @@ def full_rank_factors(tensor: HeadTensor, form: FormName, rank: int) -> Factors:
     owners = torch.zeros(tensor.num_heads, rank, dtype=tensor.query.dtype, device=tensor.query.device)
     owners[owner, torch.arange(rank, device=owner.device)] = 1
     query, key = tensor.query[:, :rank].clone(), tensor.key[:, :rank].clone()
-    return Factors(wanted, query, key, wanted.of_diagonals(owners))
+    return wanted.diagonal(query, key, owners)
 
 
 @dataclass(frozen=True)

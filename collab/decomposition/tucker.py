@@ -12,20 +12,20 @@ import logging
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Self
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from .factors import Factors, Solution, safe
-from .form import Form, tail
+from .factors import Factors, Solution, safe, tail
 from .head_tensor import HeadTensor
 from .options import SolverOptions
 from .rotary_factors import (
     RotaryFactors,
-    RotaryForm,
     Solved,
     as_complex,
+    by_frequency,
     compressed,
     dimensions,
     pair_energy,
@@ -37,46 +37,101 @@ logger = logging.getLogger(__name__)
 _UNEVEN = 1.25  # most entries of rotary cores, relative to the fewest
 
 
-class _RotaryTucker(RotaryForm):
+class Tucker(Factors):
+    """A full core for every head: M is (H, R, R)."""
+
+    form = "tucker"
+    sharing = "every head combines all of them by its core"
+    learning_rate = 0.01
+
+    @classmethod
+    def solve(cls, tensor: HeadTensor, rank: int, concat: Factors, options: SolverOptions) -> Solution:
+        return decompose_tucker(tensor, rank, concat, options)
+
+    @classmethod
+    def decay(cls, tensor: HeadTensor) -> Tensor:
+        return torch.maximum(*(tail(_side_energy(tensor, side)) for side in ("query", "key")))
+
+    @classmethod
+    def padded(cls, query: Tensor, key: Tensor, cores: Tensor, rank: int) -> Self:
+        """Factors with `rank` shared dimensions, from bases of at most as many, padded with zeros.
+
+        Args:
+            query: (D_q, R_q).
+            key: (D_k, R_k).
+            cores: (H, R_q, R_k).
+            rank: R, at least R_q and R_k.
+        """
+        query_missing, key_missing = rank - query.shape[1], rank - key.shape[1]
+        return cls(
+            query=pad(query, (0, query_missing)).contiguous(),
+            key=pad(key, (0, key_missing)).contiguous(),
+            mixing=pad(cores, (0, key_missing, 0, query_missing)).contiguous(),
+        )
+
+    def canonical(self) -> Self:
+        """Every a_r and b_r has the same norm, such that Σ_h ‖G_h‖² = R, as in ``cp``.
+
+        The solver returns them by falling energy. Without equal norms, a whitened basis leaves keys of 70 beside cores
+        of .001, and a step of Adam, the same for both, destroys the cores.
+        """
+        query_norm, key_norm = safe(self.query.norm(dim=0)), safe(self.key.norm(dim=0))  # (R,)
+        scaled = self.mixing * query_norm[:, None] * key_norm  # (H, R, R)
+        parts = self._equal_norms(query_norm, key_norm, scaled)
+        return type(self)(*(part.contiguous() for part in parts))
+
+    def _equal_norms(self, query_norm: Tensor, key_norm: Tensor, mixing: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """W̃_Q, W̃_K and M such that all columns have one norm, given the norms and the M of columns of norm one."""
+        scale = (mixing.norm() / self.rank**0.5).sqrt()  # of a_r and of b_r
+        if scale == 0:
+            return self.query, self.key, self.mixing
+        return self.query * (scale / query_norm), self.key * (scale / key_norm), mixing / scale**2
+
+
+class RotaryTucker(RotaryFactors, Tucker):
     """Complex cores for every frequency, by orthogonal iteration.
 
     Dimensions go to the frequencies with most to gain, as far as the cores stay within `most_core_entries`.
     """
 
-    def cores(self, factors: RotaryFactors, frequency: int) -> Tensor:
-        return self._all_cores(factors).get(frequency, as_complex(factors.query).new_zeros(factors.num_heads, 0, 0))
+    def cores_at(self, frequency: int) -> Tensor:
+        return self._all_cores().get(frequency, as_complex(self.query).new_zeros(self.num_heads, 0, 0))
 
-    def _all_cores(self, factors: RotaryFactors) -> dict[int, Tensor]:
+    def _all_cores(self) -> dict[int, Tensor]:
         """The cores of every frequency, (H, r_f, r_f) each."""
         cores, read = {}, 0
-        for frequency in dict.fromkeys(factors.frequencies):
-            size = factors.frequencies.count(frequency)
-            numbers = factors.mixing[:, read : read + 2 * size**2].unflatten(-1, (2, size, size))
+        for frequency in dict.fromkeys(self.frequencies):
+            size = self.frequencies.count(frequency)
+            numbers = self.mixing[:, read : read + 2 * size**2].unflatten(-1, (2, size, size))
             cores[frequency] = torch.complex(numbers[:, 0], numbers[:, 1])
             read += 2 * size**2
         return cores
 
-    def mixing(self, cores: Sequence[Tensor]) -> Tensor:
+    @classmethod
+    def stored(cls, cores: Sequence[Tensor]) -> Tensor:
         return torch.cat([torch.stack([each.real, each.imag], dim=1).flatten(1) for each in cores], dim=-1)
 
-    def canonical(self, factors: RotaryFactors) -> RotaryFactors:
+    def canonical(self) -> Self:
         """Every a_r and b_r has the same norm, such that the sum of the squares in M is R."""
-        query_norm, key_norm = safe(pair_norms(factors.query)), safe(pair_norms(factors.key))  # (R,)
+        query_norm, key_norm = safe(pair_norms(self.query)), safe(pair_norms(self.key))  # (R,)
         scaled = []
-        for frequency, cores in self._all_cores(factors).items():
-            places = factors.places(frequency)
+        for frequency, cores in self._all_cores().items():
+            places = self.places(frequency)
             scaled.append(cores * query_norm[places][:, None] * key_norm[places])
-        query, key, mixing = _equal_norms(factors, query_norm, key_norm, self.mixing(scaled))
-        return replace(factors, query=query, key=key, mixing=mixing)
+        query, key, mixing = self._equal_norms(query_norm, key_norm, self.stored(scaled))
+        return replace(self, query=query, key=key, mixing=mixing)
 
-    def mixing_parameters(self, rank: int, num_heads: int, head_dim: int) -> int:
+    @classmethod
+    def mixing_parameters(cls, rank: int, num_heads: int, head_dim: int) -> int:
         return 2 * num_heads * most_core_entries(rank // 2, head_dim // 2, num_heads)
 
-    def decay(self, query: Tensor, key: Tensor) -> Tensor:
-        query, key = compressed(query)[0], compressed(key)[0]
+    @classmethod
+    def decay(cls, tensor: HeadTensor) -> Tensor:
+        query, key = (compressed(side)[0] for side in by_frequency(tensor))
         return torch.maximum(*(tail(dimensions(_complex_side(*pair))) for pair in ((query, key), (key, query))))
 
-    def sizes(self, kept: Tensor, pairs: int, query: Tensor, key: Tensor) -> list[int]:
+    @classmethod
+    def sizes(cls, concat: RotaryFactors, pairs: int, query: Tensor, key: Tensor) -> list[int]:
         count, _, heads = query.shape
         gain = (_complex_side(query, key) + _complex_side(key, query)).flatten()  # (F·H,)
         room = most_core_entries(pairs, count, heads)
@@ -90,7 +145,8 @@ class _RotaryTucker(RotaryForm):
                 room -= more
         return sizes
 
-    def solve(self, query: Tensor, key: Tensor, size: int, options: SolverOptions) -> Solved:
+    @classmethod
+    def solve_alike(cls, query: Tensor, key: Tensor, size: int, options: SolverOptions) -> Solved:
         total = safe(pair_energy(query, key).sum(dim=1))
         right = key
         captured = torch.zeros_like(total)
@@ -104,39 +160,6 @@ class _RotaryTucker(RotaryForm):
             errors = ((1 - part).clamp(min=0).sqrt() for part in (before, captured))
             converged = done > 1 and bool((next(errors) - next(errors) < options.tolerance).all())
         return left, cores, right, done, converged
-
-
-class _Tucker(Form):
-    """A full core for every head: M is (H, R, R)."""
-
-    name = "tucker"
-    rotary = _RotaryTucker()
-    sharing = "every head combines all of them by its core"
-    learning_rate = 0.01
-
-    def solve(self, tensor: HeadTensor, rank: int, concat: Factors, options: SolverOptions, seed: int) -> Solution:
-        if options.method == "structured":
-            return decompose_tucker(tensor, rank, concat, options)
-        from .reference import reference_tucker  # tensorly is slow to import
-
-        return reference_tucker(tensor.to(options.dtype), rank, options, seed)
-
-    def decay(self, tensor: HeadTensor) -> Tensor:
-        return torch.maximum(*(tail(_side_energy(tensor, side)) for side in ("query", "key")))
-
-    def canonical(self, factors: Factors) -> Factors:
-        """Every a_r and b_r has the same norm, such that Σ_h ‖G_h‖² = R, as in ``cp``.
-
-        The solver returns them by falling energy. Without equal norms, a whitened basis leaves keys of 70 beside cores
-        of .001, and a step of Adam, the same for both, destroys the cores.
-        """
-        query_norm, key_norm = safe(factors.query.norm(dim=0)), safe(factors.key.norm(dim=0))  # (R,)
-        scaled = factors.mixing * query_norm[:, None] * key_norm  # (H, R, R)
-        parts = _equal_norms(factors, query_norm, key_norm, scaled)
-        return Factors(self, *(part.contiguous() for part in parts))
-
-
-TUCKER = _Tucker()
 
 
 def decompose_tucker(tensor: HeadTensor, rank: int, concat: Factors, options: SolverOptions) -> Solution:
@@ -179,7 +202,7 @@ def decompose_tucker(tensor: HeadTensor, rank: int, concat: Factors, options: So
         errors.append(min(error, errors[-1]))
 
     cores = tensor.cores(tensor.project_query(query), tensor.project_key(key))  # (H, R_q, R_k)
-    factors = tucker_factors(query, key, cores, rank)
+    factors = Tucker.padded(query, key, cores, rank)
     logger.debug("Tucker: %d sweeps, relative error %.6f to %.6f", len(errors) - 1, errors[0], errors[-1])
     return Solution(factors, tuple(errors), converged, sweeps=len(errors) - 1)
 
@@ -202,34 +225,6 @@ def _leading(tensor: HeadTensor, factor: Tensor, projected_other: Tensor, rank: 
 
 def _relative_error(energy: float, norm_squared: float) -> float:
     return math.sqrt(max(norm_squared - energy, 0.0) / norm_squared) if norm_squared > 0 else 0.0
-
-
-def tucker_factors(query: Tensor, key: Tensor, cores: Tensor, rank: int) -> Factors:
-    """Tucker factors with `rank` shared dimensions, from bases of at most as many, padded with zeros.
-
-    Args:
-        query: (D_q, R_q).
-        key: (D_k, R_k).
-        cores: (H, R_q, R_k).
-        rank: R, at least R_q and R_k.
-    """
-    query_missing, key_missing = rank - query.shape[1], rank - key.shape[1]
-    return Factors(
-        TUCKER,
-        query=pad(query, (0, query_missing)).contiguous(),
-        key=pad(key, (0, key_missing)).contiguous(),
-        mixing=pad(cores, (0, key_missing, 0, query_missing)).contiguous(),
-    )
-
-
-def _equal_norms(
-    factors: Factors, query_norm: Tensor, key_norm: Tensor, mixing: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    """W̃_Q, W̃_K and M such that all columns have one norm, given the norms and the M of columns of norm one."""
-    scale = (mixing.norm() / factors.rank**0.5).sqrt()  # of a_r and of b_r
-    if scale == 0:
-        return factors.query, factors.key, factors.mixing
-    return factors.query * (scale / query_norm), factors.key * (scale / key_norm), mixing / scale**2
 
 
 def _side_energy(tensor: HeadTensor, side: str) -> Tensor:

@@ -40,9 +40,8 @@ def sharing(layer: AttentionLayer) -> Tensor | None:
 def _factors(layer: AttentionLayer) -> tuple[Tensor, Tensor, Tensor]:
     """Query and key projections (D, P) and each head's core between them, (H, P, P), in float64."""
     if isinstance(layer.module, CollaborativeAttention):
-        factors = factors_of(layer.module)
-        cores = factors.form.cores(factors.mixing.double().cpu())
-        return factors.query.double().cpu(), cores, factors.key.double().cpu()
+        factors = factors_of(layer.module).to(torch.empty((), dtype=torch.float64, device="cpu"))
+        return factors.query, factors.cores(), factors.key
     heads = len(layer.heads)
     owner = torch.eye(heads, dtype=torch.float64).repeat_interleave(layer.head_dim, dim=1)  # (H, K)
     query, key = (layer.projection(role).weight.detach().T.double().cpu() for role in ("query", "key"))  # (D, K)

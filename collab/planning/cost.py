@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from dataclasses import dataclass
 
-from ..decomposition import FormName, form_named
+from ..decomposition import FormName, form_named, rotary_form_named
 from ..modeling.collab_disentangled import PositionTerms
 from ..reparametrization.disentangled import DisentangledProblem
 from ..reparametrization.layer import LayerProblem
@@ -90,9 +90,8 @@ class LayerShape:
 
     def _mixing(self, form: FormName, rank: int) -> int:
         """Numbers in M or the cores; in cores of rotary positions, at most."""
-        if self.rotary:
-            return form_named(form).rotary.mixing_parameters(rank, self.num_heads, self.head_dim)
-        return form_named(form).mixing_parameters(rank, self.num_heads)
+        named = rotary_form_named if self.rotary else form_named
+        return named(form).mixing_parameters(rank, self.num_heads, self.head_dim)
 
     def rank_within(self, form: FormName, parameters: float, content: str) -> int:
         """The largest rank with at most this many parameters; 0 if there is none."""

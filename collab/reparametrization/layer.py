@@ -31,6 +31,7 @@ from ..decomposition import (
     decay,
     decompose,
     form_named,
+    rotary_form_named,
 )
 from ..decomposition.concat import head_decay
 from ..decomposition.options import CONTENTS, Content
@@ -170,23 +171,29 @@ class LayerProblem:
         tensor = self.tensor
         lossless, folded = rank == tensor.full_rank, content == "folded"
         if lossless or (self.moments is None and not folded):
-            solution = decompose(tensor, form, rank, solver, seed)
+            solution = self._decompose(tensor, form, rank, solver, seed)
             factors = solution.factors
         else:
             whitened = self._whitening.whiten(tensor, self._constant(self._query_mean) if folded else None)
-            solution = decompose(whitened, form, rank, solver, seed)
+            solution = self._decompose(whitened, form, rank, solver, seed)
             factors = self._whitening.unwhiten(solution.factors)
-
-        if self.query_bias is not None or (self.moments is not None and not lossless):
-            mean = torch.zeros_like(self._query_mean) if lossless else self._query_mean
-            corrected = self._content(mean) - at_query(mean, factors)  # (H, D_k)
-            if not folded:
-                factors = replace(factors, content_bias=corrected)
-            else:
-                offset = self._lossless_offset(factors) if lossless else self._fold(factors, corrected)
-                factors = replace(factors, query_offset=offset)
+        factors = self._with_content(factors, folded, lossless)
         score_error = None if self.moments is None else self.score_error(factors, self.moments)
-        return replace(solution, factors=factors, error=tensor.relative_error(factors), score_error=score_error)
+        return replace(solution, factors=factors, error=self.error(factors), score_error=score_error)
+
+    def _decompose(self, tensor: HeadTensor, form: FormName, rank: int, solver: SolverOptions, seed: int) -> Solution:
+        return decompose(tensor, form, rank, solver, seed)
+
+    def _with_content(self, factors: Factors, folded: bool, lossless: bool) -> Factors:
+        """Factors with the content term, if there is any."""
+        if self.query_bias is None and (self.moments is None or lossless):
+            return factors
+        mean = torch.zeros_like(self._query_mean) if lossless else self._query_mean
+        corrected = self._content(mean) - at_query(mean, factors)  # (H, D_k)
+        if not folded:
+            return replace(factors, content_bias=corrected)
+        offset = self._lossless_offset(factors) if lossless else self._fold(factors, corrected)
+        return replace(factors, query_offset=offset)
 
     def score_error(self, factors: Factors, moments: LayerMoments) -> float:
         """Relative error of the scores on inputs of the given moments, content included."""
@@ -198,7 +205,7 @@ class LayerProblem:
 
     def error(self, factors: Factors) -> float:
         """Relative error of the heads' query-key products."""
-        return self.tensor.relative_error(factors)
+        return factors.to(self.tensor.query).relative_error(self.tensor)
 
     def decay(self, form: FormName) -> Tensor:
         """Relative squared error of the scores at every rank from 0 to K, in closed form; see `decay`."""
@@ -246,13 +253,13 @@ class LayerProblem:
     def _lossless_offset(self, factors: Factors) -> Tensor:
         """At R = K every dimension belongs to one head, and the offset is the query bias itself."""
         bias = self.query_bias if self.query_bias is not None else factors.query.new_zeros(factors.rank)
-        if factors.form.separate:
+        if factors.separate:
             return bias.unsqueeze(0)  # (1, K)
-        return factors.form.mixed(bias.expand(factors.num_heads, -1), factors.mixing)  # (H, K)
+        return factors.mixed(bias.expand(factors.num_heads, -1))  # (H, K)
 
     def _fold(self, factors: Factors, content: Tensor) -> Tensor:
         """The offsets whose content terms W̃_K u_h come nearest to `content`, (H, D_k)."""
-        if not factors.form.separate:
+        if not factors.separate:
             return self._whitening.fit_keys(factors.key, content.T).T.contiguous()  # (H, R)
         offset = factors.query.new_zeros(1, factors.rank)
         for h, bias in enumerate(content):
@@ -264,7 +271,7 @@ class LayerProblem:
 
 def at_query(query: Tensor, factors: Factors) -> Tensor:
     """Â_hᵀ x_h for one input of each head, (H, D_q) → (H, D_k)."""
-    return factors.form.mixed(query @ factors.query, factors.mixing) @ factors.key.T
+    return factors.mixed(query @ factors.query) @ factors.key.T
 
 
 def factors_of(layer: CollaborativeAttention) -> Factors:
@@ -274,7 +281,6 @@ def factors_of(layer: CollaborativeAttention) -> Factors:
     else:
         owner = torch.repeat_interleave(torch.tensor(layer.head_ranks))  # (R,)
         mixing = functional.one_hot(owner, len(layer.head_ranks)).T.to(layer.query.weight)  # (H, R)
-    form = form_named(layer.spec.form)
     query, key = layer.query.weight.detach().T, layer.key.weight.detach().T  # (D, R)
     if isinstance(layer, CollaborativeRotaryAttention):
         if layer.head_ranks is not None:  # the real parts of all heads come before the imaginary ones
@@ -285,10 +291,10 @@ def factors_of(layer: CollaborativeAttention) -> Factors:
                 torch.cat([part.weight.detach().T, part.bias.detach().unsqueeze(0)])
                 for part in (layer.query, layer.key)
             )
-        return RotaryFactors(form, query, key, mixing, frequencies=tuple(layer.frequencies), biased=biased)
+        rotary = rotary_form_named(layer.spec.form)
+        return rotary(query, key, mixing, frequencies=tuple(layer.frequencies), biased=biased)
     bias, offset, position = layer.content_bias, layer.query_offset, getattr(layer, "position_content", None)
-    return Factors(
-        form,
+    return form_named(layer.spec.form)(
         query=query,
         key=key,
         mixing=mixing,
@@ -302,7 +308,7 @@ def spec_of(factors: Factors) -> AttentionSpec:
     """The spec of the collaborative layer that computes the factors."""
     content = "exact" if factors.content_bias is not None else "none" if factors.query_offset is None else "folded"
     frequencies = factors.frequencies if isinstance(factors, RotaryFactors) else None
-    return AttentionSpec(factors.form.name, factors.rank, factors.head_ranks, content, frequencies=frequencies)
+    return AttentionSpec(factors.form, factors.rank, factors.head_ranks, content, frequencies=frequencies)
 
 
 def state_of(factors: Factors) -> dict[str, Tensor]:
@@ -313,7 +319,7 @@ def state_of(factors: Factors) -> dict[str, Tensor]:
         state[f"{name}.weight"] = part[: len(part) - biased].T.contiguous()  # (R, D)
         if biased:
             state[f"{name}.bias"] = part[-1].contiguous()  # (R,)
-    if not factors.form.separate:
+    if not factors.separate:
         state["mixing"] = factors.mixing.contiguous()
     if factors.content_bias is not None:
         state["content_bias.weight"] = factors.content_bias.contiguous()  # (H, D_k)

@@ -6,14 +6,23 @@ always 1. With the moments of real inputs both sides are whitened by real matric
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
-from ..decomposition import Factors, FormName, HeadTensor, Solution, SolverOptions, Whitening, decompose_rotary
+from ..decomposition import (
+    Factors,
+    FormName,
+    HeadTensor,
+    Solution,
+    SolverOptions,
+    Whitening,
+    decompose_rotary,
+    rotary_form_named,
+)
 from ..decomposition.options import Content
-from ..decomposition.rotary import head_decay, relative_error, rotary_decay
+from ..decomposition.rotary import head_decay
 from ..errors import ConfigurationError
 from .layer import LayerProblem
 from .moments import LayerMoments
@@ -45,26 +54,21 @@ class RotaryProblem(LayerProblem):
             )
         if solver.method != "structured":
             raise ConfigurationError("The tensorly method does not solve layers with rotary positions. Use structured.")
-        if self.moments is None or rank == self.tensor.full_rank:
-            solution = decompose_rotary(self.tensor, form, rank, solver, self.biased)
-            factors = solution.factors
-        else:
-            whitened = self._whitening.whiten(self.tensor)
-            solution = decompose_rotary(whitened, form, rank, solver, self.biased)
-            factors = self._whitening.unwhiten(solution.factors)
-        score_error = None if self.moments is None else self.score_error(factors, self.moments)
-        return replace(solution, factors=factors, error=self.error(factors), score_error=score_error)
+        return super().solve(form, rank, content, solver, seed)
+
+    def _decompose(self, tensor: HeadTensor, form: FormName, rank: int, solver: SolverOptions, seed: int) -> Solution:
+        return decompose_rotary(tensor, form, rank, solver, self.biased)
+
+    def _with_content(self, factors: Factors, folded: bool, lossless: bool) -> Factors:
+        return factors  # what is constant over the keys rotates with them
 
     def score_error(self, factors: Factors, moments: LayerMoments) -> float:
         factors, moments = factors.to(self.tensor.query), moments.to(self.tensor.query.device)
         exact = Whitening(moments.metric, damping=0)
-        return relative_error(exact.whiten(self.tensor), exact.whiten_factors(factors))
-
-    def error(self, factors: Factors) -> float:
-        return relative_error(self.tensor, factors.to(self.tensor.query))
+        return exact.whiten_factors(factors).relative_error(exact.whiten(self.tensor))
 
     def decay(self, form: FormName) -> Tensor:
-        return rotary_decay(self.whitened, form)
+        return rotary_form_named(form).decay(self.whitened)
 
     def head_decay(self) -> Tensor:
         return head_decay(self.whitened)

@@ -62,7 +62,7 @@ def true_errors(model: PreTrainedModel, conversion: collab.Conversion) -> list[f
     for layer in conversion.report.layers:
         problem, factors = problems[layer.name], factors_of(collaborative_layers(conversion.model)[layer.name])
         with torch.no_grad():
-            errors.append(float(problem.tensor.relative_error(factors.to(problem.tensor.query))))
+            errors.append(float(factors.to(problem.tensor.query).relative_error(problem.tensor)))
     return errors
 
 
