@@ -16,9 +16,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from .factors import DiagonalFactors, Factors, Solution, balanced, tail
+from .factors import DiagonalFactors, balanced, tail
 from .head_tensor import HeadTensor
-from .options import SolverOptions
 from .rotary_factors import RotaryFactors, by_frequency, dimensions, pair_energy
 
 
@@ -30,13 +29,13 @@ class Concat(DiagonalFactors):
     separate = closed = True
 
     @classmethod
-    def solve(cls, tensor: HeadTensor, rank: int, concat: Factors, options: SolverOptions) -> Solution:
-        return Solution(concat)
+    def decay(cls, tensor: HeadTensor) -> Tensor:
+        return tail(_spectra(tensor).flatten().square().sort(descending=True).values)
 
     @classmethod
-    def decay(cls, tensor: HeadTensor) -> Tensor:
-        values = torch.stack([head_spectrum(tensor, h)[1] for h in range(tensor.num_heads)])  # (H, d)
-        return tail(values.flatten().square().sort(descending=True).values)
+    def head_decay(cls, tensor: HeadTensor) -> Tensor:
+        """Relative squared error if each head keeps so many of its dimensions, from none to all, (d + 1,)."""
+        return _beyond(_spectra(tensor).square().sum(dim=0))
 
     def head(self, h: int) -> Tensor:
         query, key = self.sides(h)
@@ -68,6 +67,12 @@ class RotaryConcat(RotaryFactors, Concat):
     def decay(cls, tensor: HeadTensor) -> Tensor:
         return tail(dimensions(pair_energy(*by_frequency(tensor))))
 
+    @classmethod
+    def head_decay(cls, tensor: HeadTensor) -> Tensor:
+        """The same as without positions, but dimensions are kept in pairs."""
+        energy = pair_energy(*by_frequency(tensor)).sort(dim=0, descending=True).values.sum(dim=1)  # (F,)
+        return _beyond(energy)[torch.arange(tensor.head_dim + 1, device=energy.device) // 2]
+
 
 def head_spectrum(tensor: HeadTensor, h: int) -> tuple[Tensor, Tensor, Tensor]:
     """Singular value decomposition of A_h.
@@ -82,6 +87,11 @@ def head_spectrum(tensor: HeadTensor, h: int) -> tuple[Tensor, Tensor, Tensor]:
     left, values, right = torch.linalg.svd(query_triangle @ key_triangle.mT, full_matrices=False)
     missing = (0, tensor.head_dim - len(values))
     return pad(query_basis @ left, missing), pad(values, missing), pad(key_basis @ right.mT, missing)
+
+
+def _spectra(tensor: HeadTensor) -> Tensor:
+    """Singular values of all heads, (H, d)."""
+    return torch.stack([head_spectrum(tensor, h)[1] for h in range(tensor.num_heads)])
 
 
 def decompose_concat(tensor: HeadTensor, rank: int, even: bool = False) -> Concat:
@@ -112,8 +122,7 @@ def decompose_concat(tensor: HeadTensor, rank: int, even: bool = False) -> Conca
     )
 
 
-def head_decay(tensor: HeadTensor) -> Tensor:
-    """Relative squared error if each head keeps so many of its dimensions, from none to all, (d + 1,)."""
-    energy = torch.stack([head_spectrum(tensor, h)[1].square() for h in range(tensor.num_heads)]).sum(0)  # (d,)
+def _beyond(energy: Tensor) -> Tensor:
+    """The part of the energy beyond each number of leading terms, (d + 1,)."""
     left = torch.cat([energy.flip(0).cumsum(0).flip(0), energy.new_zeros(1)])
     return left / left[0].clamp(min=torch.finfo(left.dtype).tiny)

@@ -62,9 +62,9 @@ class Factors(ABC):
     position_content: Tensor | None = None
 
     @classmethod
-    @abstractmethod
     def solve(cls, tensor: HeadTensor, rank: int, concat: Factors, options: SolverOptions) -> Solution:
-        """Factors with R below K of a normalized tensor in float64, given the ``concat`` factors at that rank."""
+        """Factors with R below K, given a tensor in float64 and its ``concat`` factors; closed forms need not."""
+        raise NotImplementedError
 
     @classmethod
     @abstractmethod

@@ -50,11 +50,8 @@ def reference_cp(tensor: HeadTensor, rank: int, options: SolverOptions, seed: in
 def reference_tucker(tensor: HeadTensor, rank: int, options: SolverOptions, seed: int = 0) -> Solution:
     """Tucker factors by `tensorly.decomposition.tucker` (HOOI from the truncated higher-order SVD).
 
-    Args:
-        tensor: 𝒯; formed densely on its device and in its dtype.
-        rank: R, at most the width of the query and key inputs: tensorly cannot represent more.
-        options: `max_sweeps` and `tolerance` apply.
-        seed: random seed of its randomized SVD.
+    Arguments are those of `reference_cp`, with `seed` for its randomized SVD. tensorly cannot represent more dimensions
+    than the query and key inputs have; the others are zeros.
     """
     query_width, num_heads, key_width = tensor.shape
     query_rank, key_rank = min(rank, query_width), min(rank, key_width)

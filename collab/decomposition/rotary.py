@@ -10,11 +10,9 @@ with slices of rank one. If θ_fΔ is spread over the circle, the mean squared e
 frequencies are solved one by one. Each form has shared complex dimensions A_f, B_f ∈ C^{D×r_f}, and T_f[:, h, :] ≈
 A_f G_{fh} B_f^H:
 
-- ``concat``: the pairs of head and frequency of most energy are kept, the others dropped. Closed form.
-- ``cp``: G diagonal and complex, by alternating least squares that start there, so with as many dimensions for each
-  frequency as pairs would be kept.
-- ``tucker``: a complex core for each head, by orthogonal iteration. Dimensions go to the frequencies with most to gain,
-  as far as the cores, whose size grows with r_f², stay within `most_core_entries`.
+- ``concat`` keeps the pairs of head and frequency of most energy and drops the others, in closed form.
+- ``cp`` starts there, so a frequency has as many dimensions as pairs would be kept; its G are diagonal and complex.
+- ``tucker`` has a complex core for each head, and divides dimensions among the frequencies by itself.
 
 A frequency has at most H dimensions, with which every form is exact. R counts real dimensions, two for a complex one.
 """
@@ -34,14 +32,6 @@ from .forms import rotary_form_named
 from .head_tensor import HeadTensor
 from .options import FormName, SolverOptions
 from .rotary_factors import RotaryFactors, as_real, by_frequency, pair_energy
-
-
-def head_decay(tensor: HeadTensor) -> Tensor:
-    """Relative squared error if each head keeps so many of its dimensions, in pairs, from none to all, (d + 1,)."""
-    energy = pair_energy(*by_frequency(tensor)).sort(dim=0, descending=True).values.sum(dim=1)  # (F,)
-    left = torch.cat([energy.flip(0).cumsum(0).flip(0), energy.new_zeros(1)])  # (F + 1,)
-    dimensions = torch.arange(tensor.head_dim + 1, device=left.device)
-    return left[dimensions // 2] / left[0].clamp(min=torch.finfo(left.dtype).tiny)
 
 
 def decompose_rotary(tensor: HeadTensor, form: FormName, rank: int, options: SolverOptions, biased: bool) -> Solution:

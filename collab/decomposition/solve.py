@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 
@@ -51,17 +51,7 @@ def decompose(
         solution = Solution(full_rank_factors(tensor, form, rank))
         concat = full_rank_factors(tensor, Concat.form, rank)
     else:
-        small, frame = _normalized(tensor)
-        concat = decompose_concat(small, rank, options.even_heads)
-        if options.method == "structured" or wanted.closed:
-            solution = wanted.solve(small, rank, concat, options)
-        else:
-            from .reference import reference  # tensorly is slow to import
-
-            solution = reference(form, small, rank, options, seed)
-        factors = solution.factors if wanted.closed else solution.factors.to(torch.float64).canonical()
-        solution = replace(solution, factors=frame.restore(factors))
-        concat = frame.restore(concat)
+        solution, concat = _solve(tensor, wanted, rank, options, seed)
     seconds = time.perf_counter() - start_time
     error = solution.factors.relative_error(tensor)
     concat_error = error if wanted.closed else concat.relative_error(tensor)
@@ -105,25 +95,31 @@ def full_rank_factors(tensor: HeadTensor, form: FormName, rank: int) -> Factors:
     return wanted.diagonal(query, key, owners)
 
 
-@dataclass(frozen=True)
-class _Frame:
-    """The bases and the scale that undo the normalization of a tensor."""
+def _solve(
+    tensor: HeadTensor, form: type[Factors], rank: int, options: SolverOptions, seed: int
+) -> tuple[Solution, Factors]:
+    """A solution, and the ``concat`` factors at the same rank.
 
-    query_basis: torch.Tensor | None  # orthonormal, (D_q, K), where D_q was above K
-    key_basis: torch.Tensor | None  # (D_k, K)
-    scale: float
-
-    def restore(self, factors: Factors) -> Factors:
-        """Factors of the normalized tensor as factors of the original."""
-        query = factors.query if self.query_basis is None else self.query_basis @ factors.query
-        key = factors.key if self.key_basis is None else self.key_basis @ factors.key
-        scale = query.new_full((factors.num_heads,), self.scale)
-        return replace(factors, query=query, key=key).scale_heads(scale).canonical()
-
-
-def _normalized(tensor: HeadTensor) -> tuple[HeadTensor, _Frame]:
-    """The tensor normalized for the solvers: no wider than K (`HeadTensor.compress`), with factors of norm one."""
+    What is solved is no wider than K (`HeadTensor.compress`), and its factors have norm one.
+    """
     small, query_basis, key_basis = tensor.compress()
     query_norm, key_norm = float(small.query.norm()), float(small.key.norm())
     small = HeadTensor(small.query / query_norm, small.key / key_norm, tensor.num_heads)
-    return small, _Frame(query_basis, key_basis, query_norm * key_norm)
+
+    def restored(factors: Factors) -> Factors:
+        query = factors.query if query_basis is None else query_basis @ factors.query
+        key = factors.key if key_basis is None else key_basis @ factors.key
+        scale = query.new_full((factors.num_heads,), query_norm * key_norm)
+        return replace(factors, query=query, key=key).scale_heads(scale).canonical()
+
+    concat = decompose_concat(small, rank, options.even_heads)
+    if form.closed:
+        solution = Solution(restored(concat))
+        return solution, solution.factors
+    if options.method == "structured":
+        solution = form.solve(small, rank, concat, options)
+    else:
+        from .reference import reference  # tensorly is slow to import
+
+        solution = reference(form.form, small, rank, options, seed)
+    return replace(solution, factors=restored(solution.factors.to(torch.float64).canonical())), restored(concat)

@@ -50,7 +50,8 @@ class Tucker(Factors):
 
     @classmethod
     def decay(cls, tensor: HeadTensor) -> Tensor:
-        return torch.maximum(*(tail(_side_energy(tensor, side)) for side in ("query", "key")))
+        sides = (tensor.query, tensor.key), (tensor.key, tensor.query)
+        return torch.maximum(*(tail(_side_energy(tensor, *side)) for side in sides))
 
     @classmethod
     def padded(cls, query: Tensor, key: Tensor, cores: Tensor, rank: int) -> Self:
@@ -227,9 +228,8 @@ def _relative_error(energy: float, norm_squared: float) -> float:
     return math.sqrt(max(norm_squared - energy, 0.0) / norm_squared) if norm_squared > 0 else 0.0
 
 
-def _side_energy(tensor: HeadTensor, side: str) -> Tensor:
-    """Eigenvalues of Σ_h A_h A_hᵀ, or of Σ_h A_hᵀ A_h for the keys, falling, (K,)."""
-    own, other = (tensor.query, tensor.key) if side == "query" else (tensor.key, tensor.query)
+def _side_energy(tensor: HeadTensor, own: Tensor, other: Tensor) -> Tensor:
+    """Eigenvalues of Σ_h A_h A_hᵀ, given W_Q and W_K, or of Σ_h A_hᵀ A_h, given W_K and W_Q, falling, (K,)."""
     heads = tensor.by_head(other.T)  # (H, d, D)
     blocks = heads @ heads.mT  # (H, d, d)
     root = torch.block_diag(*blocks) @ own.T  # (K, D)

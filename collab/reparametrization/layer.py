@@ -33,7 +33,7 @@ from ..decomposition import (
     form_named,
     rotary_form_named,
 )
-from ..decomposition.concat import head_decay
+from ..decomposition.concat import Concat
 from ..decomposition.options import CONTENTS, Content
 from ..decomposition.rank import Rank, resolve_rank
 from ..errors import ConfigurationError, ShapeError, WeightsError
@@ -213,7 +213,7 @@ class LayerProblem:
 
     def head_decay(self) -> Tensor:
         """Relative squared error of the scores if each head keeps so many dimensions, from none to all, (d + 1,)."""
-        return head_decay(self.whitened)
+        return Concat.head_decay(self.whitened)
 
     @property
     def whitened(self) -> HeadTensor:

@@ -43,15 +43,7 @@ class LayerMoments:
 
     def to(self, device: torch.device) -> LayerMoments:
         """These moments on a device."""
-        return LayerMoments(
-            self.query_mean.to(device),
-            self.query_covariance.to(device),
-            self.key_covariance.to(device),
-            self.head_weight.to(device),
-            self.tokens,
-            self.unknown,
-            None if self.key_mean is None else self.key_mean.to(device),
-        )
+        return self.from_tensors({name: tensor.to(device) for name, tensor in self.tensors().items()})
 
     @property
     def metric(self) -> Metric:
@@ -65,15 +57,7 @@ class LayerMoments:
 
     def tensors(self) -> dict[str, Tensor]:
         """All attributes as tensors, to save."""
-        key_mean = {} if self.key_mean is None else {"key_mean": self.key_mean}
-        return key_mean | {
-            "query_mean": self.query_mean,
-            "query_covariance": self.query_covariance,
-            "key_covariance": self.key_covariance,
-            "head_weight": self.head_weight,
-            "tokens": torch.tensor(self.tokens),
-            "unknown": torch.tensor(self.unknown),
-        }
+        return {name: torch.as_tensor(value) for name, value in vars(self).items() if value is not None}
 
     @classmethod
     def from_tensors(cls, tensors: dict[str, Tensor]) -> LayerMoments:

@@ -21,8 +21,8 @@ from ..decomposition import (
     decompose_rotary,
     rotary_form_named,
 )
+from ..decomposition.concat import RotaryConcat
 from ..decomposition.options import Content
-from ..decomposition.rotary import head_decay
 from ..errors import ConfigurationError
 from .layer import LayerProblem
 from .moments import LayerMoments
@@ -71,7 +71,7 @@ class RotaryProblem(LayerProblem):
         return rotary_form_named(form).decay(self.whitened)
 
     def head_decay(self) -> Tensor:
-        return head_decay(self.whitened)
+        return RotaryConcat.head_decay(self.whitened)
 
 
 def rotary_problem(
