@@ -1,7 +1,7 @@
 """The head tensor of an attention layer and its decompositions: linear algebra only, no transformers.
 
-Notation is that of the package docstring (`collab`). Data flows `HeadTensor` → `decompose` → `Factors`. What depends
-on the form is asked of it (`Form`, from its name by `form_named`). The reference solvers are in
+Notation is that of the package docstring (`collab`). Data flows `HeadTensor` → `decompose` → `Factors`. A form is
+a class of factors (from its name by `form_named`), and what depends on it is asked of it. The reference solvers are in
 `collab.decomposition.reference`, apart, because tensorly is slow to import.
 """
 

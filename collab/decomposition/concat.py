@@ -14,7 +14,7 @@ from typing import Self
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
+from torch.nn.functional import one_hot, pad
 
 from .factors import DiagonalFactors, balanced, tail
 from .head_tensor import HeadTensor
@@ -113,12 +113,10 @@ def decompose_concat(tensor: HeadTensor, rank: int, even: bool = False) -> Conca
     kept[chosen.flatten().topk(rank).indices] = True
     kept = kept.view_as(values)  # (H, d)
     scale = values[kept].sqrt()  # (R,) by head, then by singular value
-    mixing = torch.zeros(tensor.num_heads, rank, dtype=tensor.query.dtype, device=tensor.query.device)
-    mixing[kept.nonzero()[:, 0], torch.arange(rank, device=kept.device)] = 1
     return Concat(
         query=torch.cat([left[:, mine] for (left, _, _), mine in zip(spectra, kept, strict=True)], dim=1) * scale,
         key=torch.cat([right[:, mine] for (_, _, right), mine in zip(spectra, kept, strict=True)], dim=1) * scale,
-        mixing=mixing,
+        mixing=one_hot(kept.nonzero()[:, 0], tensor.num_heads).T.contiguous().to(tensor.query),
     )
 
 

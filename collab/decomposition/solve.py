@@ -6,6 +6,7 @@ import time
 from dataclasses import replace
 
 import torch
+from torch.nn import functional
 
 from ..errors import RankError
 from .concat import Concat, decompose_concat
@@ -87,12 +88,9 @@ def full_rank_factors(tensor: HeadTensor, form: FormName, rank: int) -> Factors:
 
     `rank` is below K only for a tensor of zeros, for which any columns are exact.
     """
-    wanted = form_named(form)
     owner = torch.arange(rank, device=tensor.query.device) // tensor.head_dim  # (R,) the head of each dimension
-    owners = torch.zeros(tensor.num_heads, rank, dtype=tensor.query.dtype, device=tensor.query.device)
-    owners[owner, torch.arange(rank, device=owner.device)] = 1
-    query, key = tensor.query[:, :rank].clone(), tensor.key[:, :rank].clone()
-    return wanted.diagonal(query, key, owners)
+    owners = functional.one_hot(owner, tensor.num_heads).T.contiguous().to(tensor.query)  # (H, R)
+    return form_named(form).diagonal(tensor.query[:, :rank].clone(), tensor.key[:, :rank].clone(), owners)
 
 
 def _solve(

@@ -221,16 +221,12 @@ class LayerProblem:
         return self.tensor if self.moments is None else self._whitening.whiten(self.tensor)
 
     @cached_property
-    def _metric(self) -> Metric:
-        if self.moments is not None:
-            return self.moments.metric
-        query, heads, key = self.tensor.shape
-        like = {"dtype": torch.float64, "device": self.tensor.query.device}
-        return Metric(torch.eye(query, **like), torch.eye(key, **like), torch.ones(heads, **like))  # type: ignore[call-overload]
-
-    @cached_property
     def _whitening(self) -> Whitening:
-        return Whitening(self._metric)
+        if self.moments is not None:
+            return Whitening(self.moments.metric)
+        query, heads, key = self.tensor.shape
+        like = self.tensor.query
+        return Whitening(Metric(torch.eye(query).to(like), torch.eye(key).to(like), like.new_ones(heads)))
 
     @property
     def _query_mean(self) -> Tensor:
