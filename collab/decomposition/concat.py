@@ -9,7 +9,6 @@ CLOVER (arXiv 2411.17426) and A³ (arXiv 2505.12942), the dimensions divided amo
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Self
 
 import torch
@@ -44,7 +43,7 @@ class Concat(DiagonalFactors):
     def canonical(self) -> Self:
         """‖a_r‖ = ‖b_r‖."""
         query, key, _ = balanced(self.query, self.key)
-        return type(self)(query.contiguous(), key.contiguous(), self.mixing.contiguous())
+        return self.of_heads(query.contiguous(), key.contiguous(), self.mixing.contiguous())
 
 
 class RotaryConcat(RotaryFactors, Concat):
@@ -60,8 +59,7 @@ class RotaryConcat(RotaryFactors, Concat):
 
     def canonical(self) -> Self:
         """‖a_r‖ = ‖b_r‖."""
-        query, key = self.balanced_pairs()
-        return replace(self, query=query, key=key)
+        return self.of_heads(*self.balanced_pairs(), self.mixing)
 
     @classmethod
     def decay(cls, tensor: HeadTensor) -> Tensor:

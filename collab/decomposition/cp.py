@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Self
 
 import torch
@@ -27,7 +27,7 @@ from .concat import Concat, RotaryConcat
 from .factors import DiagonalFactors, Factors, Solution, balanced, safe
 from .head_tensor import HeadTensor
 from .options import SolverOptions
-from .rotary_factors import RotaryFactors, Solved, as_complex, as_real, pair_energy, pair_norms
+from .rotary_factors import RotaryFactors, Solved, as_complex, as_real, pair_energy
 
 logger = logging.getLogger(__name__)
 
@@ -61,7 +61,7 @@ class CP(DiagonalFactors):
         norm = safe(mixing.norm(dim=0)) * torch.where(largest < 0, -1.0, 1.0).squeeze(0).to(mixing.dtype)
         query, key, energy = balanced(self.query * norm, self.key)
         order = energy.argsort(descending=True, stable=True)
-        return type(self)(*(part[:, order].contiguous() for part in (query, key, mixing / norm)))
+        return self.of_heads(*(part[:, order].contiguous() for part in (query, key, mixing / norm)))
 
 
 class RotaryCP(RotaryFactors, CP):
@@ -76,9 +76,8 @@ class RotaryCP(RotaryFactors, CP):
 
     def canonical(self) -> Self:
         """‖a_r‖ = ‖b_r‖ and ‖m_r‖ = 1."""
-        norm = pair_norms(self.mixing)  # (R,)
-        query, key = self.balanced_pairs(norm)
-        return replace(self, query=query, key=key, mixing=self.mixing / safe(norm))
+        norm = self.norms(self.mixing)  # (R,)
+        return self.of_heads(*self.balanced_pairs(norm), self.mixing / safe(norm))
 
     @classmethod
     def decay(cls, tensor: HeadTensor) -> Tensor:

@@ -124,13 +124,23 @@ class Factors(ABC):
         values = {name: getattr(self, name) for name in parts}
         return replace(self, **{name: value.to(like) for name, value in values.items() if value is not None})
 
+    def of_heads(self, query: Tensor, key: Tensor, mixing: Tensor) -> Self:
+        """Factors of the same kind, without content terms."""
+        return replace(
+            self, query=query, key=key, mixing=mixing, content_bias=None, query_offset=None, position_content=None
+        )
+
+    def norms(self, columns: Tensor) -> Tensor:
+        """The norm of the shared dimension that each column belongs to, (·, R) → (R,)."""
+        return columns.norm(dim=0)
+
     def cores(self) -> Tensor:
         """G_h of every head, (H, R, R)."""
         return self.mixing
 
     def transposed(self) -> Self:
         """The factors of the transposed heads Â_hᵀ, without content terms."""
-        return type(self)(self.key, self.query, self.mixing.mT)
+        return self.of_heads(self.key, self.query, self.mixing.mT)
 
     def mixed(self, projected: Tensor) -> Tensor:
         """x_h G_h for one x of each head, (H, R) → (H, R)."""
@@ -218,7 +228,7 @@ class DiagonalFactors(Factors):
         return torch.diag_embed(self.mixing)
 
     def transposed(self) -> Self:
-        return type(self)(self.key, self.query, self.mixing)
+        return self.of_heads(self.key, self.query, self.mixing)
 
     def mixed(self, projected: Tensor) -> Tensor:
         return projected * self.mixing

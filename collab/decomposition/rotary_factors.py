@@ -97,6 +97,9 @@ class RotaryFactors(Factors):
         """The complex dimensions of a frequency."""
         return [place for place, other in enumerate(self.frequencies) if other == frequency]
 
+    def norms(self, columns: Tensor) -> Tensor:
+        return torch.hypot(*columns.norm(dim=0).chunk(2)).repeat(2)
+
     def head(self, h: int) -> Tensor:
         """Σ_f Re T̂_f[:, h, :], (D, D): what the head scores two tokens at the same position by."""
         blocks = (self.block(frequency) for frequency in dict.fromkeys(self.frequencies))
@@ -127,7 +130,7 @@ class RotaryFactors(Factors):
 
     def balanced_pairs(self, energy: Tensor | float = 1.0) -> tuple[Tensor, Tensor]:
         """W̃_Q and W̃_K with ‖a_r‖ = ‖b_r‖, both times the root of numbers, (R,)."""
-        query_norm, key_norm = pair_norms(self.query), pair_norms(self.key)  # (R,)
+        query_norm, key_norm = self.norms(self.query), self.norms(self.key)  # (R,)
         common = (query_norm * energy * key_norm).sqrt()
         return self.query * (common / safe(query_norm)), self.key * (common / safe(key_norm))
 
@@ -159,11 +162,6 @@ def as_complex(columns: Tensor) -> Tensor:
 def as_real(columns: Tensor) -> Tensor:
     """(…, R/2) complex → (…, R) real."""
     return torch.cat([columns.real, columns.imag], dim=-1)
-
-
-def pair_norms(columns: Tensor) -> Tensor:
-    """Norm of each complex dimension, for both of its columns, (R,)."""
-    return torch.hypot(*columns.norm(dim=0).chunk(2)).repeat(2)
 
 
 def pair_energy(query: Tensor, key: Tensor) -> Tensor:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Self
 
 import torch
@@ -29,7 +28,6 @@ from .rotary_factors import (
     compressed,
     dimensions,
     pair_energy,
-    pair_norms,
 )
 
 logger = logging.getLogger(__name__)
@@ -71,22 +69,22 @@ class Tucker(Factors):
         )
 
     def canonical(self) -> Self:
-        """Every a_r and b_r has the same norm, such that Σ_h ‖G_h‖² = R, as in ``cp``.
+        """Every a_r and b_r has the same norm, such that ‖M‖² = R, as in ``cp``.
 
         The solver returns them by falling energy. Without equal norms, a whitened basis leaves keys of 70 beside cores
         of .001, and a step of Adam, the same for both, destroys the cores.
         """
-        query_norm, key_norm = safe(self.query.norm(dim=0)), safe(self.key.norm(dim=0))  # (R,)
-        scaled = self.mixing * query_norm[:, None] * key_norm  # (H, R, R)
-        parts = self._equal_norms(query_norm, key_norm, scaled)
-        return type(self)(*(part.contiguous() for part in parts))
-
-    def _equal_norms(self, query_norm: Tensor, key_norm: Tensor, mixing: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """W̃_Q, W̃_K and M such that all columns have one norm, given the norms and the M of columns of norm one."""
+        query_norm, key_norm = safe(self.norms(self.query)), safe(self.norms(self.key))  # (R,)
+        mixing = self._scaled(query_norm, key_norm)
         scale = (mixing.norm() / self.rank**0.5).sqrt()  # of a_r and of b_r
-        if scale == 0:
-            return self.query, self.key, self.mixing
-        return self.query * (scale / query_norm), self.key * (scale / key_norm), mixing / scale**2
+        parts = self.query, self.key, self.mixing
+        if scale != 0:
+            parts = self.query * (scale / query_norm), self.key * (scale / key_norm), mixing / scale**2
+        return self.of_heads(*(part.contiguous() for part in parts))
+
+    def _scaled(self, query_norm: Tensor, key_norm: Tensor) -> Tensor:
+        """M for columns of W̃_Q and W̃_K divided by their norms, (R,)."""
+        return self.mixing * query_norm[:, None] * key_norm  # (H, R, R)
 
 
 class RotaryTucker(RotaryFactors, Tucker):
@@ -112,15 +110,12 @@ class RotaryTucker(RotaryFactors, Tucker):
     def stored(cls, cores: Sequence[Tensor]) -> Tensor:
         return torch.cat([torch.stack([each.real, each.imag], dim=1).flatten(1) for each in cores], dim=-1)
 
-    def canonical(self) -> Self:
-        """Every a_r and b_r has the same norm, such that the sum of the squares in M is R."""
-        query_norm, key_norm = safe(pair_norms(self.query)), safe(pair_norms(self.key))  # (R,)
+    def _scaled(self, query_norm: Tensor, key_norm: Tensor) -> Tensor:
         scaled = []
         for frequency, cores in self._all_cores().items():
             places = self.places(frequency)
             scaled.append(cores * query_norm[places][:, None] * key_norm[places])
-        query, key, mixing = self._equal_norms(query_norm, key_norm, self.stored(scaled))
-        return replace(self, query=query, key=key, mixing=mixing)
+        return self.stored(scaled)
 
     @classmethod
     def mixing_parameters(cls, rank: int, num_heads: int, head_dim: int) -> int:
