@@ -9,7 +9,6 @@ product with a Khatri-Rao product (MTTKRP) cost products of D×K, H×K and K×R 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -131,9 +130,12 @@ class HeadTensor:
         key, key_basis = _compress(self.key)
         return HeadTensor(query, key, self.num_heads), query_basis, key_basis
 
-    def to(self, *args: Any) -> HeadTensor:
+    def to(self, *args: torch.dtype | torch.device | str) -> HeadTensor:
         """This tensor with its factors moved or cast as by `torch.Tensor.to`."""
-        return HeadTensor(self.query.to(*args), self.key.to(*args), self.num_heads)
+        query, key = self.query, self.key
+        for target in args:
+            query, key = query.to(target), key.to(target)
+        return HeadTensor(query, key, self.num_heads)
 
 
 def _compress(factor: Tensor) -> tuple[Tensor, Tensor | None]:
