@@ -9,10 +9,11 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from ..data.features import Batch
 from ..models.layers import dropped_layers
 from ..models.outputs import matched_states, outputs_of
 from ..models.padding import output_mask
-from .run import GuardedTrainer
+from .trainer import GuardedTrainer
 
 
 def relative_errors(
@@ -46,15 +47,13 @@ def _relative(student: Tensor, teacher: Tensor) -> Tensor:
     return (student - teacher).square().sum() / torch.where(spread > 0, spread, teacher.square().sum() + 1e-12)
 
 
-def teacher_outputs(teacher: nn.Module, inputs: dict[str, Any]) -> Any:
+def teacher_outputs(teacher: nn.Module, inputs: Batch) -> Any:
     """A teacher's outputs with hidden states, without gradients."""
     with torch.no_grad():
         return teacher(**inputs, output_hidden_states=True)
 
 
-def distillation_loss(
-    student: nn.Module, teacher: PreTrainedModel, expected: Any, inputs: dict[str, Any]
-) -> tuple[Tensor, Any]:
+def distillation_loss(student: nn.Module, teacher: PreTrainedModel, expected: Any, inputs: Batch) -> tuple[Tensor, Any]:
     """The mean of `relative_errors` to a teacher's outputs on the same inputs, and the student's outputs."""
     actual = student(**inputs, output_hidden_states=True)
     return relative_errors(teacher, actual, expected, inputs, dropped_layers(student)).mean(), actual
@@ -73,7 +72,7 @@ class DistillationTrainer(GuardedTrainer):
         self._teacher = teacher.eval().to(self.args.device)
 
     def compute_loss(
-        self, model: nn.Module, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
+        self, model: nn.Module, inputs: Batch, return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> Any:
         """See `distillation_loss`. The teacher computes in the precision of the training, too."""
         with self.accelerator.autocast():
@@ -82,7 +81,7 @@ class DistillationTrainer(GuardedTrainer):
         return (loss, actual) if return_outputs else loss
 
     def prediction_step(
-        self, model: nn.Module, inputs: dict[str, Any], prediction_loss_only: bool, ignore_keys: Any = None
+        self, model: nn.Module, inputs: Batch, prediction_loss_only: bool, ignore_keys: Any = None
     ) -> tuple[Tensor, None, None]:
         """Only the loss."""
         with torch.no_grad():

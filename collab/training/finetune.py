@@ -14,6 +14,7 @@ from transformers import PreTrainedModel
 
 from ..data.encoding import Collate, collator, encode, mask_batch, names_of, prepare_eval
 from ..data.examples import Examples
+from ..data.features import Batch
 from ..data.task import Task
 from ..errors import ConfigurationError
 from ..evaluation.metrics import intervals, measure
@@ -23,8 +24,10 @@ from ..io.checkpoint import Checkpoint
 from ..models.states import set_dropout
 from ..progress import Progress, no_progress
 from ..steps.training import Finetuning
+from .arguments import RunData
 from .options import FinetuneOptions
-from .run import GuardedTrainer, RunData, Work, run
+from .run import Work, run
+from .trainer import GuardedTrainer
 from .work import temporary_work
 
 
@@ -68,17 +71,17 @@ class TaskTrainer(GuardedTrainer):
         return metrics
 
     def compute_loss(
-        self, model: nn.Module, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
+        self, model: nn.Module, inputs: Batch, return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> Any:
-        """The task's loss, and with a teacher the distance to its answers."""
+        """The task's loss, and with a teacher the distance to its outputs."""
         if self._task.kind == "masked-lm":
             inputs = mask_batch(inputs, self._tokenizer, self.args.seed, self.state.global_step)
         outputs = model(**inputs)
         loss = outputs.loss
         if self._teacher is not None:
             with torch.no_grad():
-                answers = self._teacher(**{name: inputs[name] for name in inputs if name != "labels"}).logits
-            loss = (1 - self._distill) * loss + self._distill * _distance(outputs.logits, answers, inputs["labels"])
+                taught = self._teacher(**{name: inputs[name] for name in inputs if name != "labels"}).logits
+            loss = (1 - self._distill) * loss + self._distill * _distance(outputs.logits, taught, inputs["labels"])
         return (loss, outputs) if return_outputs else loss
 
 
@@ -131,13 +134,6 @@ def finetune(
     features, collate = prepare_eval(task, model, tokenizer, encoded, options.run.seed)
     key = f"finetune {task} {options} {teacher.name_or_path if teacher is not None else None}"
     data = RunData(rows, features, collator(task, model, tokenizer), task.best_by, task.greater_is_better)
-    own = {
-        "task": task,
-        "collate_held_out": collate,
-        "tokenizer": tokenizer,
-        "teacher": teacher,
-        "distill": options.distill,
-    }
     with set_dropout(model, options.dropout), temporary_work(work) as folder:
         result = run(
             TaskTrainer,
@@ -146,8 +142,11 @@ def finetune(
             data,
             Work(folder, restart, key),
             progress=progress,
+            task=task,
+            collate_held_out=collate,
+            tokenizer=tokenizer,
+            teacher=teacher,
             distill=options.distill,
-            **own,
         )
     columns = predictions(task.kind, model, features, collate)
     if task.kind == "translation":
@@ -170,12 +169,12 @@ def finetune(
     return checkpoint.then(report)
 
 
-def _distance(logits: Tensor, answers: Tensor, labels: Tensor) -> Tensor:
-    """The distance of a model's answers to its teacher's: squared difference of numbers, divergence of classes."""
+def _distance(logits: Tensor, taught: Tensor, labels: Tensor) -> Tensor:
+    """The distance of a model's outputs to its teacher's: squared difference of numbers, divergence of classes."""
     if logits.shape[-1] == 1:
-        return functional.mse_loss(logits.float(), answers.float())
+        return functional.mse_loss(logits.float(), taught.float())
     divergence = functional.kl_div(
-        logits.float().log_softmax(-1), answers.float().log_softmax(-1), log_target=True, reduction="none"
+        logits.float().log_softmax(-1), taught.float().log_softmax(-1), log_target=True, reduction="none"
     ).sum(-1)  # (B,) or (B, T)
     if divergence.shape == labels.shape and divergence.ndim > 1:
         seen = labels >= 0

@@ -6,15 +6,15 @@ import logging
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from ..data.features import Batch, collate, row_batches
+from ..data.features import Batch, Feature, collate
 from ..data.prepare import Unlabelled, features_of, hold_out
 from ..device import resolve_device
 from ..errors import ConfigurationError, TrainingError
@@ -26,10 +26,11 @@ from ..models.layers import FACTORS, count_parameters, entry_of
 from ..models.states import evaluating, set_dropout
 from ..progress import Progress, no_progress
 from ..steps.training import Healing
+from .arguments import RunData, steps_of
 from .distillation import DistillationTrainer, distillation_loss, teacher_outputs
 from .learning_rate import find_learning_rate
-from .options import HealOptions, RunOptions, Trainable
-from .run import RunData, RunResult, Work, run, short_of_memory, steps_of
+from .options import HealOptions, Trainable
+from .run import Work, run, short_of_memory
 from .work import temporary_work
 
 logger = logging.getLogger(__name__)
@@ -54,7 +55,7 @@ def heal(
     """Trains a converted model, in place, to match its original's hidden states after every layer, and its logits.
 
     The best weights on the held-out rows are kept. The model is left unchanged if they do not lower the loss, or if its
-    answers diverge more from the teacher's than before.
+    outputs diverge more from the teacher's than before.
 
     Args:
         checkpoint: the converted model, with its tokenizer or image processor.
@@ -75,8 +76,8 @@ def heal(
     """
     options = options or HealOptions()
     checkpoint, original = Checkpoint.of(checkpoint), Checkpoint.of(teacher)
-    model, tokenizer = checkpoint.model, checkpoint.processor
-    check_comparable(model, original.model)
+    model, teacher, tokenizer = checkpoint.model, original.model, checkpoint.processor
+    check_comparable(model, teacher)
     features, summary = features_of(
         model,
         tokenizer,
@@ -84,67 +85,26 @@ def heal(
         samples=options.samples,
         max_length=options.max_length,
         seed=options.run.seed,
-        writer=original.model,
+        writer=teacher,
     )
     train, held_out = hold_out(features, max(_PERIOD, -(-len(features) // _HELD_OUT)))
     start = time.perf_counter()
-    rows = RunData(train, held_out, lambda batch: collate(model, tokenizer, batch))
-    with temporary_work(work) as folder:
-        outcome = _heal(_Pair(model, original.model, tokenizer), rows, options, Work(folder, restart), progress)
-    report = Healing(
-        data=summary | {"held_out": len(held_out)},
-        settings=asdict(outcome.options),
-        parameters=outcome.parameters,
-        before=outcome.before,
-        after=outcome.after,
-        improved=outcome.improved,
-        steps=outcome.run.steps,
-        best_step=outcome.run.best_step if outcome.improved else 0,
-        evaluations=outcome.run.history,
-        seconds=time.perf_counter() - start,
-        teacher=original.name,
-    )
-    return checkpoint.then(report)
-
-
-@dataclass(frozen=True)
-class _Pair:
-    """A converted model, its teacher, and the tokenizer or image processor of both."""
-
-    model: PreTrainedModel
-    teacher: PreTrainedModel
-    tokenizer: Any
-
-    def batches(self, rows: Sequence[Any], size: int) -> list[Batch]:
-        """Features as batches of `size` rows."""
-        return row_batches(self.model, self.tokenizer, list(rows), size)
-
-
-class _Outcome(NamedTuple):
-    options: HealOptions
-    parameters: int
-    before: dict[str, float]
-    after: dict[str, float]
-    improved: bool
-    run: RunResult
-
-
-def _heal(pair: _Pair, rows: RunData, options: HealOptions, work: Work, progress: Progress) -> _Outcome:
-    """Trains the model, and restores it if that made it worse."""
-    model, teacher = pair.model, pair.teacher
-    batches = pair.batches(rows.held_out, options.run.batch_size)
+    data = RunData(train, held_out, lambda rows: collate(model, tokenizer, rows))
+    batches = data.batches(held_out, options.run.batch_size)
     agreed = agreement(teacher, model, batches)
-    with evaluating(model, teacher), _training_only(model, options.trainable) as parameters:
+    with (
+        temporary_work(work) as folder,
+        evaluating(model, teacher),
+        _training_only(model, options.trainable) as parameters,
+    ):
         initial = {name: parameter.detach().clone() for name, parameter in parameters.items()}
-        steps = steps_of(options.run, len(rows.train)) if options.trainable == "layers" else 1
-        work = replace(work, key=f"heal {options} {teacher.name_or_path}")
         result = run(
             DistillationTrainer,
             model,
             options.run,
-            rows,
-            work,
-            find_rate=lambda: _learning_rate(pair, list(parameters.values()), rows, options.run, steps),
+            data,
+            Work(folder, restart, f"heal {options} {teacher.name_or_path}"),
+            find_rate=lambda: _learning_rate(model, teacher, list(parameters.values()), data, options),
             progress=progress,
             teacher=teacher,
         )
@@ -152,23 +112,45 @@ def _heal(pair: _Pair, rows: RunData, options: HealOptions, work: Work, progress
         after = result.best | (agreement(teacher, model, batches) or {})
         worse = _what_got_worse(before, after)
         if worse:
-            with torch.no_grad():
-                for name, parameter in parameters.items():
-                    parameter.copy_(initial[name])
-            logger.warning(
-                "Healing did not improve the model on the held-out rows (%s %.5f before, %.5f at best), so it is left "
-                "unchanged. Use more or other data, more steps, or a lower learning rate.",
-                *worse,
-            )
-    used = replace(options, run=replace(options.run, learning_rate=result.start.learning_rate))
-    count = sum(map(count_parameters, parameters.values()))
-    return _Outcome(used, count, before, before if worse else after, not worse, result)
+            _restore(parameters, initial, *worse)
+    settings = asdict(options)
+    settings["run"]["learning_rate"] = result.start.learning_rate
+    report = Healing(
+        data=summary | {"held_out": len(held_out)},
+        settings=settings,
+        parameters=sum(map(count_parameters, parameters.values())),
+        before=before,
+        after=before if worse else after,
+        improved=not worse,
+        steps=result.steps,
+        best_step=0 if worse else result.best_step,
+        evaluations=result.history,
+        seconds=time.perf_counter() - start,
+        teacher=original.name,
+    )
+    return checkpoint.then(report)
 
 
-def _what_got_worse(before: dict[str, Any], after: dict[str, Any]) -> tuple[str, float, float] | None:
-    """A metric that training did not improve, with its values before and after: the loss, or the divergence of answers.
+def _restore(
+    parameters: dict[str, nn.Parameter], initial: dict[str, Tensor], metric: str, before: float, after: float
+) -> None:
+    """Gives parameters their initial values back, because a metric did not improve."""
+    with torch.no_grad():
+        for name, parameter in parameters.items():
+            parameter.copy_(initial[name])
+    logger.warning(
+        "Healing did not improve the model on the held-out rows (%s %.5f before, %.5f at best), so it is left "
+        "unchanged. Use more or other data, more steps, or a lower learning rate.",
+        metric,
+        before,
+        after,
+    )
 
-    The loss is mostly of hidden states. They can come closer while the answers of a good classifier diverge more.
+
+def _what_got_worse(before: dict[str, float], after: dict[str, float]) -> tuple[str, float, float] | None:
+    """A metric that training did not improve, with its values before and after: the loss, or the divergence of outputs.
+
+    The loss is mostly of hidden states. They can come closer while the outputs of a good classifier diverge more.
     """
     if not after["loss"] < before["loss"]:
         return "loss", before["loss"], after["loss"]
@@ -178,26 +160,32 @@ def _what_got_worse(before: dict[str, Any], after: dict[str, Any]) -> tuple[str,
 
 
 def _learning_rate(
-    pair: _Pair, parameters: list[nn.Parameter], rows: RunData, options: RunOptions, steps: int
+    student: PreTrainedModel,
+    teacher: PreTrainedModel,
+    parameters: list[nn.Parameter],
+    data: RunData,
+    options: HealOptions,
 ) -> float:
     """The learning rate to heal with; see `find_learning_rate`."""
-    device = resolve_device(options.device)
-    student, teacher = pair.model.eval().to(device), pair.teacher.eval().to(device)
+    device = resolve_device(options.run.device)
+    student, teacher = student.eval().to(device), teacher.eval().to(device)
+    size = options.run.batch_size // options.run.gradient_accumulation_steps
+    steps = steps_of(options.run, len(data.train)) if options.trainable == "layers" else 1
 
-    def taught(features: Sequence[Any]) -> Iterator[tuple[Any, Batch]]:
-        for part in pair.batches(features[:_TRIED], options.batch_size // options.gradient_accumulation_steps):
+    def taught(features: Sequence[Feature]) -> Iterator[tuple[Any, Batch]]:
+        for part in data.batches(features[:_TRIED], size):
             batch = on_device(part, device)
             yield teacher_outputs(teacher, batch), batch
 
     def backward() -> None:
-        for expected, batch in taught(rows.train):
+        for expected, batch in taught(data.train):
             distillation_loss(student, teacher, expected, batch)[0].backward()
 
     with short_of_memory():
-        held_out = list(taught(rows.held_out))  # once for all learning rates
+        held_out = list(taught(data.held_out))  # once for all learning rates
 
         def loss() -> float:
-            return sum(float(distillation_loss(student, teacher, *answered)[0]) for answered in held_out)
+            return sum(float(distillation_loss(student, teacher, *pair)[0]) for pair in held_out)
 
         return find_learning_rate(parameters, backward, loss, steps)
 

@@ -18,7 +18,7 @@ from ..models.layers import native_layers
 from ..models.recording import LayerPass, recording
 from .options import RefineOptions
 
-_PIECE = 512  # tokens that the original runs on at a time, unless a single row has more
+_TOKENS = 512  # tokens that the original runs on at a time, unless a single row has more
 _CHUNK = 4  # steps whose recordings are kept in memory
 _TIMES = 3  # uses of each recording: running the original takes most of the time
 
@@ -70,6 +70,9 @@ class LayerExample:
         )
 
 
+Passes = list[tuple[str, LayerExample]]
+"""Passes of layers, with the names of the layers, in the order of the model."""
+
 Visit = Callable[[str, LayerExample], None]
 
 
@@ -110,77 +113,78 @@ class Observer:
         self._passes[names] = numbers.total()
 
 
-@dataclass(frozen=True)
-class Recording:
-    """The passes of the original's attention layers on one batch."""
-
-    passes: list[tuple[str, LayerExample]]
-    rows: int
-    tokens: int
-
-
 def recordings(
-    watch: Observer, names: Container[str], pieces: Sequence[Batch], options: RefineOptions
-) -> Iterator[Recording]:
-    """Endless recordings of batches in random order: those of a few steps at a time, each used several times."""
+    watch: Observer, names: Container[str], batches: Sequence[Batch], options: RefineOptions
+) -> Iterator[tuple[Batch, Passes]]:
+    """Endless passes of the original's layers on batches in random order.
+
+    The passes of the batches of a few steps are kept at a time, and each is used several times.
+
+    Args:
+        watch: runs the original.
+        names: the layers whose passes are recorded.
+        batches: small batches; see `micro_batches`.
+        options: settings of the refinement.
+    """
     generator = torch.Generator().manual_seed(options.seed)
-    drawn = _in_random_order(pieces, generator)
+    drawn = _in_random_order(batches, generator)
     while True:
-        chunk: list[Recording] = []
+        chunk: list[tuple[Batch, Passes]] = []
         rows = tokens = 0
         while rows < _CHUNK * options.rows and tokens < _CHUNK * options.tokens:
-            piece = next(drawn)
-            chunk.append(_record(watch, names, piece))
-            rows, tokens = rows + chunk[-1].rows, tokens + chunk[-1].tokens
+            batch = next(drawn)
+            chunk.append((batch, _record(watch, names, batch)))
+            rows, tokens = rows + count_rows(batch), tokens + count_tokens(batch)
         for _ in range(_TIMES):
             for place in torch.randperm(len(chunk), generator=generator).tolist():
                 yield chunk[place]
 
 
-def _record(watch: Observer, names: Container[str], piece: Batch) -> Recording:
-    passes: list[tuple[str, LayerExample]] = []
+def _record(watch: Observer, names: Container[str], batch: Batch) -> Passes:
+    passes: Passes = []
 
-    def visit(name: str, shown: LayerExample) -> None:
+    def visit(name: str, example: LayerExample) -> None:
         if name in names:
-            passes.append((name, shown))
+            passes.append((name, example))
 
-    watch.run(piece, visit)
-    return Recording(passes, _rows(piece), _tokens(piece))
+    watch.run(batch, visit)
+    return passes
 
 
-def _in_random_order(pieces: Sequence[Batch], generator: torch.Generator) -> Iterator[Batch]:
+def _in_random_order(batches: Sequence[Batch], generator: torch.Generator) -> Iterator[Batch]:
     """Endless batches in random order, all of them in every round."""
     while True:
-        for place in torch.randperm(len(pieces), generator=generator).tolist():
-            yield pieces[place]
+        for place in torch.randperm(len(batches), generator=generator).tolist():
+            yield batches[place]
 
 
-def pieces_of(batches: Sequence[Batch]) -> list[Batch]:
+def micro_batches(batches: Sequence[Batch]) -> list[Batch]:
     """Splits batches by rows to save memory; batches that cannot be split are kept."""
-    pieces: list[Batch] = []
+    smaller: list[Batch] = []
     for batch in batches:
-        rows = _rows(batch)
-        size = max(1, _PIECE * rows // _tokens(batch)) if _is_text(batch) else 1
+        rows = count_rows(batch)
+        size = max(1, _TOKENS * rows // count_tokens(batch)) if _is_text(batch) else 1
         if size >= rows or any(len(value) != rows for value in batch.values()):
-            pieces.append(batch)
+            smaller.append(batch)
             continue
         parts = {name: value.split(size) for name, value in batch.items()}
-        pieces += [dict(zip(parts, part, strict=True)) for part in zip(*parts.values(), strict=True)]
-    return pieces
+        smaller += [dict(zip(parts, part, strict=True)) for part in zip(*parts.values(), strict=True)]
+    return smaller
 
 
 def _is_text(batch: Batch) -> bool:
     return "input_ids" in batch
 
 
-def _rows(batch: Batch) -> int:
+def count_rows(batch: Batch) -> int:
+    """Number of rows of a batch."""
     return len(next(iter(batch.values())))
 
 
-def _tokens(batch: Batch) -> int:
+def count_tokens(batch: Batch) -> int:
     """Number of tokens that are not padding; the number of rows if the batch is not text."""
     if not _is_text(batch):
-        return _rows(batch)
+        return count_rows(batch)
     mask = batch.get("attention_mask")
     ids = batch["input_ids"]
     return max(1, int(mask.bool().sum()) if mask is not None and mask.shape == ids.shape else ids.numel())

@@ -33,7 +33,7 @@ from ..models.layers import FACTORS, AttentionLayer
 from ..models.states import attending_by, evaluating
 from ..progress import Progress, no_progress
 from ..steps.conversion import LayerRefinement, Refinement
-from .observe import LayerExample, Observer, pieces_of, recordings
+from .observe import LayerExample, Observer, count_rows, count_tokens, micro_batches, recordings
 from .options import RefineOptions
 
 logger = logging.getLogger(__name__)
@@ -95,13 +95,13 @@ def refine(
     watch = Observer(original)
     learners = {name: _Learner(layer, watch.layers[name]) for name, layer in layers.items() if layer.heads}
     with torch.inference_mode(False), attending_by(original, _implementation(original)), evaluating(original):
-        held_pieces = pieces_of(held_out)
-        before = _measure(watch, learners, held_pieces)
+        held_out = micro_batches(held_out)
+        before = _measure(watch, learners, held_out)
         trained = {name: learner for name, learner in learners.items() if before[name] > _EXACT}
-        _train(watch, trained, pieces_of(train), options, progress)
+        _train(watch, trained, micro_batches(train), options, progress)
         for learner in trained.values():
             learner.round()
-        after = before | _measure(watch, trained, held_pieces)  # unchanged for layers that are exact
+        after = before | _measure(watch, trained, held_out)  # unchanged for layers that are exact
     results = {}
     for name, learner in learners.items():
         results[name] = _keep_if_better(name, learner, layers[name], (before[name], after[name]), accept)
@@ -287,22 +287,22 @@ class _Learner:
                     parameter.copy_(new[name])
 
 
-def _measure(watch: Observer, learners: Mapping[str, _Learner], pieces: Sequence[Batch]) -> dict[str, float]:
+def _measure(watch: Observer, learners: Mapping[str, _Learner], batches: Sequence[Batch]) -> dict[str, float]:
     """Every layer's relative squared error on some batches."""
 
     def visit(name: str, shown: LayerExample) -> None:
         if name in learners:
             learners[name].measure(shown)
 
-    for piece in pieces:
-        watch.run(piece, visit)
+    for batch in batches:
+        watch.run(batch, visit)
     return {name: learner.measured() for name, learner in learners.items()}
 
 
 def _train(
     watch: Observer,
     learners: Mapping[str, _Learner],
-    pieces: Sequence[Batch],
+    batches: Sequence[Batch],
     options: RefineOptions,
     progress: Progress,
 ) -> None:
@@ -312,14 +312,14 @@ def _train(
     for learner in learners.values():
         learner.start(options.learning_rate)
     progress("refining", 0, options.steps)
-    drawn = recordings(watch, learners, pieces, options)
+    drawn = recordings(watch, learners, batches, options)
     for step in range(options.steps):
         rows = tokens = 0
         while rows < options.rows and tokens < options.tokens:
-            recording = next(drawn)
-            for name, shown in recording.passes:
+            batch, passes = next(drawn)
+            for name, shown in passes:
                 learners[name].learn(shown)
-            rows, tokens = rows + recording.rows, tokens + recording.tokens
+            rows, tokens = rows + count_rows(batch), tokens + count_tokens(batch)
         rate = min(1.0, (step + 1) / _WARM_UP) * (1 + math.cos(math.pi * step / options.steps)) / 2
         for learner in learners.values():
             learner.step(rate, tokens)

@@ -8,64 +8,30 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import importlib.util
 import json
 import logging
-import math
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import (
-    EarlyStoppingCallback,
-    PreTrainedModel,
-    Trainer,
-    TrainerCallback,
-    TrainerControl,
-    TrainerState,
-    TrainingArguments,
-    set_seed,
-)
+from transformers import EarlyStoppingCallback, PreTrainedModel, Trainer, TrainerState, set_seed
 from transformers.trainer_callback import PrinterCallback
 from transformers.utils import logging as transformers_logging
 
 from ..data.features import length_of
-from ..device import resolve_device
-from ..errors import ConfigurationError, ExtraError, TrainingError, is_short_of_memory
+from ..errors import ConfigurationError, TrainingError, is_short_of_memory
 from ..io.failures import writing
-from ..processes import processes
 from ..progress import Progress, no_progress
+from .arguments import RunData, training_arguments
 from .options import RunOptions
 from .sampling import LengthSampler
-from .work import WHOLE, Start, drop_other_checkpoints, newest_checkpoint, open_work, record_start
+from .trainer import GuardedTrainer, Marker, Reporter, metrics_in
+from .work import Start, newest_checkpoint, open_work, record_start
 
 logger = logging.getLogger(__name__)
-
-if importlib.util.find_spec("accelerate") is None:
-    raise ExtraError("Training needs the package accelerate: pip install 'collab[train]'.")
-
-
-@dataclass(frozen=True)
-class RunData:
-    """The rows that a run is trained and evaluated on.
-
-    Attributes:
-        train: features of the training rows.
-        held_out: features of the rows to evaluate on.
-        collate: makes a batch of features.
-        best_by: the metric that selects the best checkpoint.
-        greater_is_better: whether larger values of it are better.
-    """
-
-    train: Sequence[dict[str, Any]]
-    held_out: Sequence[dict[str, Any]]
-    collate: Callable[[list[dict[str, Any]]], dict[str, Any]]
-    best_by: str = "loss"
-    greater_is_better: bool = False
 
 
 @dataclass(frozen=True)
@@ -100,85 +66,6 @@ class RunResult:
     best_step: int
     steps: int
     history: list[dict[str, float]]
-
-
-class GuardedTrainer(Trainer):
-    """A `Trainer` that stops when the loss becomes NaN or infinite, before it spoils the weights."""
-
-    loss_is_scaled_for_ga = False
-
-    def __init__(self, *, sampler: LengthSampler, **arguments: Any) -> None:
-        super().__init__(**arguments)
-        self._sampler = sampler
-        self.model_accepts_loss_kwargs = False  # our losses are means over the rows of a part
-
-    def _get_train_sampler(self, train_dataset: Any = None) -> LengthSampler:
-        return self._sampler
-
-    def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:
-        """Batches of all held-out rows: only training drops a smaller last batch."""
-        dropping, self.args.dataloader_drop_last = self.args.dataloader_drop_last, False
-        try:
-            return super().get_eval_dataloader(eval_dataset)
-        finally:
-            self.args.dataloader_drop_last = dropping
-
-    def _issue_warnings_after_load(self, load_result: Any) -> None:
-        """Warns of weights that a checkpoint lacks, but for tied ones, which are in it under one name."""
-        tied = getattr(self.model, "all_tied_weights_keys", {})
-        load_result.missing_keys[:] = [name for name in load_result.missing_keys if name not in tied]
-        super()._issue_warnings_after_load(load_result)
-
-    def training_step(self, model: Any, inputs: dict[str, Any], num_items_in_batch: Any = None) -> Tensor:
-        """One step; raises a TrainingError if its loss is NaN or infinite."""
-        loss = super().training_step(model, inputs, num_items_in_batch)
-        bad = self.accelerator.reduce((~loss.isfinite()).any().float(), reduction="sum")  # in any process
-        if float(bad) > 0:
-            kept = newest_checkpoint(Path(str(self.args.output_dir)))
-            raise TrainingError(
-                f"The loss is not a number (NaN or infinite) at step {self.state.global_step + 1}. "
-                f"{f'The last good checkpoint is {kept}. ' if kept else ''}Lower learning_rate, or use precision "
-                "float32 or bfloat16; then start again with restart=True (--restart)."
-            )
-        return loss
-
-
-class _Marker(TrainerCallback):
-    """Marks complete checkpoints, and has the last step evaluated and saved."""
-
-    def __init__(self, sampler: LengthSampler) -> None:
-        self._sampler = sampler
-
-    def on_epoch_begin(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
-        # transformers and accelerate do not set it in several processes.
-        self._sampler.set_epoch(state.global_step // self._sampler.steps)
-
-    def on_step_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> TrainerControl:
-        if state.global_step >= state.max_steps:
-            control.should_evaluate = control.should_save = True
-        return control
-
-    def on_save(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        if state.is_world_process_zero:
-            work, name = Path(args.output_dir), f"checkpoint-{state.global_step}"
-            (work / name / "training_args.bin").unlink(missing_ok=True)  # an unused pickle
-            (work / name / WHOLE).touch()
-            drop_other_checkpoints(work, name, state.best_model_checkpoint)
-
-
-class _Reporter(TrainerCallback):
-    def __init__(self, progress: Progress) -> None:
-        self._progress = progress
-        self._last: dict[str, float] = {}
-
-    def on_evaluate(self, args: Any, state: Any, control: Any, metrics: Any = None, **kwargs: Any) -> None:
-        self._last = _numbers(metrics or {})
-        logger.info("step %d: %s", state.global_step, self._last)
-
-    def on_step_end(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
-        if state.is_world_process_zero:
-            shown = ", ".join(f"{name} {value:.4f}" for name, value in self._last.items())
-            self._progress(f"training {shown}".strip(), state.global_step, state.max_steps)
 
 
 def run(
@@ -216,9 +103,9 @@ def run(
             with other settings or data.
         DeviceError: if the device is not available.
     """
-    arguments = _arguments(options, data, work.folder)
+    arguments = training_arguments(options, data, work.folder)
     sampler = LengthSampler([length_of(row) for row in data.train], options.batch_size, options.seed)
-    callbacks = [_Marker(sampler), _Reporter(progress)]
+    callbacks = [Marker(sampler), Reporter(progress)]
     if options.patience is not None:
         callbacks.append(EarlyStoppingCallback(options.patience))
     fingerprint = _fingerprint(model, options, data, work.key)
@@ -244,7 +131,7 @@ def run(
             start = open_work(work.folder, fingerprint, work.restart)
         if start is None:
             rate = options.learning_rate or (find_rate or _missing_rate)()
-            start = Start(_numbers(trainer.evaluate()), rate)
+            start = Start(metrics_in(trainer.evaluate()), rate)
             if trainer.is_world_process_zero():
                 record_start(work.folder, fingerprint, start)
         trainer.args.learning_rate = start.learning_rate
@@ -283,7 +170,7 @@ def _train_or_resume(trainer: Trainer, last: Path | None, patience: int | None) 
 def _result(trainer: Trainer, start: Start, best_by: str) -> RunResult:
     """The metrics in a trainer's log, beside those before the first step."""
     log = trainer.state.log_history
-    history = [{"step": entry["step"]} | _numbers(entry) for entry in log if f"eval_{best_by}" in entry]
+    history = [{"step": entry["step"]} | metrics_in(entry) for entry in log if f"eval_{best_by}" in entry]
     best_step = trainer.state.best_global_step or trainer.state.global_step
     best = next((entry for entry in history if entry["step"] == best_step), history[-1])
     return RunResult(
@@ -316,14 +203,6 @@ def _as_it_was(model: PreTrainedModel, checkpointing: bool) -> Iterator[None]:
         model.eval()
 
 
-def _is_finished(checkpoint: Path, steps: int, patience: int | None) -> bool:
-    """Whether a run was interrupted after its last step."""
-    state = TrainerState.load_from_json(str(checkpoint / "trainer_state.json"))
-    measured = [entry["step"] for entry in state.log_history if any(name.startswith("eval_") for name in entry)]
-    waited = sum(step > (state.best_global_step or 0) for step in measured)
-    return state.global_step >= steps or (patience is not None and waited >= patience)
-
-
 def _checkpointing(model: PreTrainedModel, what: str) -> None:
     """Turns gradient checkpointing on or off (``enable`` or ``disable``), under its newer name if it exists."""
     for name in ("activation", "gradient"):
@@ -332,79 +211,12 @@ def _checkpointing(model: PreTrainedModel, what: str) -> None:
             return
 
 
-def fastest_precision(device: torch.device) -> Literal["bfloat16", "float32"]:
-    """``bfloat16`` if the device multiplies it at least 1.5 times as fast as float32."""
-    if device.type == "cuda":
-        return "bfloat16" if torch.cuda.is_bf16_supported(including_emulation=False) else "float32"
-    seconds = {}
-    for dtype in (torch.float32, torch.bfloat16):
-        left, right = torch.ones(512, 512, dtype=dtype), torch.ones(512, 512, dtype=dtype)
-        taken = []
-        for _ in range(6):  # the first one prepares the kernel
-            start = time.perf_counter()
-            left @ right
-            taken.append(time.perf_counter() - start)
-        seconds[dtype] = min(taken[1:])
-    return "bfloat16" if seconds[torch.bfloat16] * 1.5 < seconds[torch.float32] else "float32"
-
-
-def steps_of(options: RunOptions, rows: int) -> int:
-    """Number of steps on so many training rows."""
-    return options.steps or max(1, math.ceil(max(1, rows // options.batch_size) * options.epochs))
-
-
-def _arguments(options: RunOptions, data: RunData, folder: Path) -> TrainingArguments:
-    device = resolve_device(options.device)
-    cpu = device.type == "cpu"
-    precision = options.precision if options.precision != "auto" else fastest_precision(device)
-    if precision == "float16" and cpu:
-        raise ConfigurationError("float16 trains on a GPU only. Use precision bfloat16 or float32.")
-    pieces = options.gradient_accumulation_steps
-    if options.batch_size % (processes() * pieces):
-        raise ConfigurationError(
-            f"A batch of {options.batch_size} rows cannot be divided among {processes()} processes with {pieces} "
-            "accumulation steps each. Use another batch_size."
-        )
-    if precision == "bfloat16" and not cpu and not torch.cuda.is_bf16_supported():
-        raise ConfigurationError("This GPU does not support bfloat16. Use precision float16 or float32.")
-    rows = len(data.train)
-    steps = steps_of(options, rows)
-    interval = max(1, steps // options.evaluations)
-    arguments = TrainingArguments(
-        output_dir=str(folder),
-        max_steps=steps,
-        per_device_train_batch_size=options.batch_size // processes() // options.gradient_accumulation_steps,
-        per_device_eval_batch_size=min(64, max(8, options.batch_size // options.gradient_accumulation_steps)),
-        gradient_accumulation_steps=options.gradient_accumulation_steps,
-        learning_rate=options.learning_rate or 0.0,  # set when it is known
-        lr_scheduler_type="linear",
-        warmup_steps=round(steps * options.warmup),
-        weight_decay=options.weight_decay,
-        bf16=precision == "bfloat16",
-        fp16=precision == "float16",
-        eval_strategy="steps",
-        eval_steps=interval,
-        save_strategy="steps",
-        save_steps=interval,
-        load_best_model_at_end=True,
-        metric_for_best_model=data.best_by,
-        greater_is_better=data.greater_is_better,
-        logging_strategy="no",
-        logging_nan_inf_filter=False,
-        seed=options.seed,
-        data_seed=options.seed,
-        use_cpu=cpu,
-        dataloader_pin_memory=not cpu,
-        dataloader_drop_last=rows >= options.batch_size,
-        remove_unused_columns=False,
-        disable_tqdm=True,
-        report_to="none",
-        ddp_find_unused_parameters=False,
-        restore_callback_states_from_checkpoint=options.patience is not None,
-    )
-    # Several GPUs need several processes; in a single one, transformers would replicate model and multiply the batch.
-    arguments._n_gpu = min(1, arguments.n_gpu)
-    return arguments
+def _is_finished(checkpoint: Path, steps: int, patience: int | None) -> bool:
+    """Whether a run was interrupted after its last step."""
+    state = TrainerState.load_from_json(str(checkpoint / "trainer_state.json"))
+    measured = [entry["step"] for entry in state.log_history if any(name.startswith("eval_") for name in entry)]
+    waited = sum(step > (state.best_global_step or 0) for step in measured)
+    return state.global_step >= steps or (patience is not None and waited >= patience)
 
 
 def _fingerprint(model: PreTrainedModel, options: RunOptions, data: RunData, key: str) -> str:
@@ -419,13 +231,6 @@ def _fingerprint(model: PreTrainedModel, options: RunOptions, data: RunData, key
                 value = row[name]
                 digest.update(value.numpy().tobytes() if isinstance(value, Tensor) else repr(value).encode())
     return digest.hexdigest()
-
-
-def _numbers(metrics: dict[str, Any]) -> dict[str, float]:
-    """The metrics of an evaluation, without its timings."""
-    dropped = ("runtime", "samples_per_second", "steps_per_second", "model_preparation_time")
-    evaluated = {name.removeprefix("eval_"): value for name, value in metrics.items() if name.startswith("eval_")}
-    return {name: float(value) for name, value in evaluated.items() if name not in dropped}
 
 
 @contextlib.contextmanager

@@ -1,0 +1,124 @@
+"""The rows and settings of a training run, as arguments of transformers' `Trainer`."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import torch
+from transformers import TrainingArguments
+
+from ..data.encoding import Collate
+from ..data.features import Batch, Feature, by_length
+from ..device import resolve_device
+from ..errors import ConfigurationError
+from ..processes import processes
+from .options import RunOptions
+
+
+@dataclass(frozen=True)
+class RunData:
+    """The rows that a run is trained and evaluated on.
+
+    Attributes:
+        train: features of the training rows.
+        held_out: features of the rows to evaluate on.
+        collate: makes a batch of features.
+        best_by: the metric that selects the best checkpoint.
+        greater_is_better: whether larger values of it are better.
+    """
+
+    train: Sequence[Feature]
+    held_out: Sequence[Feature]
+    collate: Collate
+    best_by: str = "loss"
+    greater_is_better: bool = False
+
+    def batches(self, features: Sequence[Feature], rows: int) -> list[Batch]:
+        """Batches of `rows` of the rows, of similar length."""
+        return [self.collate([features[number] for number in numbers]) for numbers in by_length(features, rows)]
+
+
+def fastest_precision(device: torch.device) -> Literal["bfloat16", "float32"]:
+    """``bfloat16`` if the device multiplies it at least 1.5 times as fast as float32."""
+    if device.type == "cuda":
+        return "bfloat16" if torch.cuda.is_bf16_supported(including_emulation=False) else "float32"
+    seconds = {}
+    for dtype in (torch.float32, torch.bfloat16):
+        left, right = torch.ones(512, 512, dtype=dtype), torch.ones(512, 512, dtype=dtype)
+        taken = []
+        for _ in range(6):  # the first one prepares the kernel
+            start = time.perf_counter()
+            left @ right
+            taken.append(time.perf_counter() - start)
+        seconds[dtype] = min(taken[1:])
+    return "bfloat16" if seconds[torch.bfloat16] * 1.5 < seconds[torch.float32] else "float32"
+
+
+def steps_of(options: RunOptions, rows: int) -> int:
+    """Number of steps on so many training rows."""
+    return options.steps or max(1, math.ceil(max(1, rows // options.batch_size) * options.epochs))
+
+
+def training_arguments(options: RunOptions, data: RunData, folder: Path) -> TrainingArguments:
+    """The options as arguments of `Trainer`.
+
+    Raises:
+        ConfigurationError: if a precision or a number of processes does not fit them.
+        DeviceError: if the device is not available.
+    """
+    device = resolve_device(options.device)
+    cpu = device.type == "cpu"
+    precision = options.precision if options.precision != "auto" else fastest_precision(device)
+    if precision == "float16" and cpu:
+        raise ConfigurationError("float16 trains on a GPU only. Use precision bfloat16 or float32.")
+    accumulated = options.gradient_accumulation_steps
+    if options.batch_size % (processes() * accumulated):
+        raise ConfigurationError(
+            f"A batch of {options.batch_size} rows cannot be divided among {processes()} processes with {accumulated} "
+            "accumulation steps each. Use another batch_size."
+        )
+    if precision == "bfloat16" and not cpu and not torch.cuda.is_bf16_supported():
+        raise ConfigurationError("This GPU does not support bfloat16. Use precision float16 or float32.")
+    rows = len(data.train)
+    steps = steps_of(options, rows)
+    interval = max(1, steps // options.evaluations)
+    arguments = TrainingArguments(
+        output_dir=str(folder),
+        max_steps=steps,
+        per_device_train_batch_size=options.batch_size // processes() // accumulated,
+        per_device_eval_batch_size=min(64, max(8, options.batch_size // accumulated)),
+        gradient_accumulation_steps=accumulated,
+        learning_rate=options.learning_rate or 0.0,  # set when it is known
+        lr_scheduler_type="linear",
+        warmup_steps=round(steps * options.warmup),
+        weight_decay=options.weight_decay,
+        bf16=precision == "bfloat16",
+        fp16=precision == "float16",
+        eval_strategy="steps",
+        eval_steps=interval,
+        save_strategy="steps",
+        save_steps=interval,
+        load_best_model_at_end=True,
+        metric_for_best_model=data.best_by,
+        greater_is_better=data.greater_is_better,
+        logging_strategy="no",
+        logging_nan_inf_filter=False,
+        seed=options.seed,
+        data_seed=options.seed,
+        use_cpu=cpu,
+        dataloader_pin_memory=not cpu,
+        dataloader_drop_last=rows >= options.batch_size,
+        remove_unused_columns=False,
+        disable_tqdm=True,
+        report_to="none",
+        ddp_find_unused_parameters=False,
+        restore_callback_states_from_checkpoint=options.patience is not None,
+    )
+    # Several GPUs need several processes; in a single one, transformers would replicate model and multiply the batch.
+    arguments._n_gpu = min(1, arguments.n_gpu)
+    return arguments

@@ -1,0 +1,111 @@
+"""A trainer that stops when the loss becomes NaN or infinite, and keeps checkpoints that are known to be complete."""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState
+
+from ..data.features import Batch
+from ..errors import ExtraError, TrainingError
+from ..progress import Progress
+from .sampling import LengthSampler
+from .work import WHOLE, drop_other_checkpoints, newest_checkpoint
+
+logger = logging.getLogger(__name__)
+
+if importlib.util.find_spec("accelerate") is None:
+    raise ExtraError("Training needs the package accelerate: pip install 'collab[train]'.")
+
+
+class GuardedTrainer(Trainer):
+    """A `Trainer` that stops when the loss becomes NaN or infinite, before it spoils the weights."""
+
+    loss_is_scaled_for_ga = False
+
+    def __init__(self, *, sampler: LengthSampler, **arguments: Any) -> None:
+        super().__init__(**arguments)
+        self._sampler = sampler
+        self.model_accepts_loss_kwargs = False  # our losses are means over the rows of a part
+
+    def _get_train_sampler(self, train_dataset: Any = None) -> LengthSampler:
+        return self._sampler
+
+    def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:
+        """Batches of all held-out rows: only training drops a smaller last batch."""
+        dropping, self.args.dataloader_drop_last = self.args.dataloader_drop_last, False
+        try:
+            return super().get_eval_dataloader(eval_dataset)
+        finally:
+            self.args.dataloader_drop_last = dropping
+
+    def _issue_warnings_after_load(self, load_result: Any) -> None:
+        """Warns of weights that a checkpoint lacks, but for tied ones, which are in it under one name."""
+        tied = getattr(self.model, "all_tied_weights_keys", {})
+        load_result.missing_keys[:] = [name for name in load_result.missing_keys if name not in tied]
+        super()._issue_warnings_after_load(load_result)
+
+    def training_step(self, model: Any, inputs: Batch, num_items_in_batch: Any = None) -> Tensor:
+        """One step; raises a TrainingError if its loss is NaN or infinite."""
+        loss = super().training_step(model, inputs, num_items_in_batch)
+        bad = self.accelerator.reduce((~loss.isfinite()).any().float(), reduction="sum")  # in any process
+        if float(bad) > 0:
+            kept = newest_checkpoint(Path(str(self.args.output_dir)))
+            raise TrainingError(
+                f"The loss is not a number (NaN or infinite) at step {self.state.global_step + 1}. "
+                f"{f'The last good checkpoint is {kept}. ' if kept else ''}Lower learning_rate, or use precision "
+                "float32 or bfloat16; then start again with restart=True (--restart)."
+            )
+        return loss
+
+
+class Marker(TrainerCallback):
+    """Marks complete checkpoints, and has the last step evaluated and saved."""
+
+    def __init__(self, sampler: LengthSampler) -> None:
+        self._sampler = sampler
+
+    def on_epoch_begin(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
+        # transformers and accelerate do not set it in several processes.
+        self._sampler.set_epoch(state.global_step // self._sampler.steps)
+
+    def on_step_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> TrainerControl:
+        if state.global_step >= state.max_steps:
+            control.should_evaluate = control.should_save = True
+        return control
+
+    def on_save(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        if state.is_world_process_zero:
+            work, name = Path(args.output_dir), f"checkpoint-{state.global_step}"
+            (work / name / "training_args.bin").unlink(missing_ok=True)  # an unused pickle
+            (work / name / WHOLE).touch()
+            drop_other_checkpoints(work, name, state.best_model_checkpoint)
+
+
+class Reporter(TrainerCallback):
+    """Reports the steps, with the metrics of the last evaluation."""
+
+    def __init__(self, progress: Progress) -> None:
+        self._progress = progress
+        self._last: dict[str, float] = {}
+
+    def on_evaluate(self, args: Any, state: Any, control: Any, metrics: Any = None, **kwargs: Any) -> None:
+        self._last = metrics_in(metrics or {})
+        logger.info("step %d: %s", state.global_step, self._last)
+
+    def on_step_end(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
+        if state.is_world_process_zero:
+            shown = ", ".join(f"{name} {value:.4f}" for name, value in self._last.items())
+            self._progress(f"training {shown}".strip(), state.global_step, state.max_steps)
+
+
+def metrics_in(logged: Mapping[str, float]) -> dict[str, float]:
+    """The metrics of an evaluation, without its timings."""
+    dropped = ("runtime", "samples_per_second", "steps_per_second", "model_preparation_time")
+    evaluated = {name.removeprefix("eval_"): value for name, value in logged.items() if name.startswith("eval_")}
+    return {name: float(value) for name, value in evaluated.items() if name not in dropped}
