@@ -2,7 +2,6 @@ from . import checkpoints as checkpoints
 from . import errors as errors
 from . import nn as nn
 from .calibration.calibrate import Calibration as Calibration
-from .calibration.calibrate import PreparedData as PreparedData
 from .calibration.calibrate import calibrate as calibrate
 from .calibration.options import CalibrationOptions as CalibrationOptions
 from .calibration.options import CalibrationRequest as CalibrationRequest

@@ -31,6 +31,7 @@ from ..models.inputs import (
 from ..models.layers import native_layers
 from ..progress import Progress, no_progress
 from ..reparametrization.moments import LayerMoments
+from ..steps.step import DataSummary
 from . import cache as moments_cache
 from .collect import Collector
 from .options import CalibrationOptions
@@ -54,7 +55,7 @@ class Calibration:
     moments: dict[str, LayerMoments]
     held_out_moments: dict[str, LayerMoments] | None
     held_out: list[Batch] = field(default_factory=list)
-    summary: dict[str, Any] = field(default_factory=dict)
+    summary: DataSummary = field(default_factory=DataSummary)
     notes: tuple[str, ...] = ()
     train: list[Batch] = field(default_factory=list)
 
@@ -64,22 +65,7 @@ class Calibration:
         return bool(self.train and self.held_out)
 
 
-@dataclass(frozen=True)
-class PreparedData:
-    """Batches for a model, which can be used several times.
-
-    Attributes:
-        train: batches to compute moments on.
-        held_out: held-out batches.
-        summary: source and amount of the data.
-    """
-
-    train: list[Batch]
-    held_out: list[Batch]
-    summary: dict[str, Any]
-
-
-Data = Unlabelled | PreparedData | Callable[[PreTrainedModel], object]
+Data = Unlabelled | Calibration | Callable[[PreTrainedModel], object]
 
 
 def calibrate(
@@ -98,7 +84,8 @@ def calibrate(
         checkpoint: a native model, which is not changed, with its tokenizer or image processor: needed for text, and
             better for random words.
         data: ``"synthetic"`` (random words); a `DataSource`; strings, pairs of strings or images; batches of
-            keyword arguments of the model; or a callable that runs the model that it is called with.
+            keyword arguments of the model; a former calibration, whose batches are used again; or a callable that runs
+            the model that it is called with.
         options: calibration settings.
         cache: file to keep the moments in. If it exists, it is read instead of running the model.
         progress: progress callback, called after every batch.
@@ -117,19 +104,20 @@ def calibrate(
     model = checkpoint.model
     require_family(model.config)
     collector = Collector(model, options.seed, options.period)
+    train: list[Batch] = []
+    held_out: list[Batch] = []
     if callable(data):
         if cache is not None:
             raise CalibrationError("Moments of a callable cannot be cached, because its data is unknown.")
         with collector.watching(progress):
             data(model)
-        prepared = PreparedData([], [], {"source": "callable"})
+        summary: DataSummary = {"source": "callable"}
     else:
-        prepared = data if isinstance(data, PreparedData) else prepare(checkpoint, data, options)
-        train, held_out = prepared.train, prepared.held_out
+        train, held_out, summary = _prepare(checkpoint, data, options)
         key = moments_cache.fingerprint(model, [*train, *held_out], options.seed) if cache is not None else {}
         if cache is not None and cache.exists():
             moments, held_moments = moments_cache.read(cache, key)
-            return _calibration(model, moments, held_moments, prepared)
+            return _calibration(model, moments, held_moments, train, held_out, summary)
         with collector.watching(progress, total=len(train) + len(held_out)):
             for batches, hold in ((train, False), (held_out, True)):
                 collector.holding = hold
@@ -139,20 +127,23 @@ def calibrate(
     moments, held_moments = collector.finish()
     if cache is not None:
         moments_cache.write(cache, key, moments, held_moments)
-    return _calibration(model, moments, held_moments, prepared)
+    return _calibration(model, moments, held_moments, train, held_out, summary)
 
 
 def _calibration(
     model: PreTrainedModel,
     moments: dict[str, LayerMoments],
-    held_out: dict[str, LayerMoments] | None,
-    data: PreparedData,
+    held_out_moments: dict[str, LayerMoments] | None,
+    train: list[Batch],
+    held_out: list[Batch],
+    summary: DataSummary,
 ) -> Calibration:
+    """The calibration, with notes on what was too little in its data."""
     notes = []
-    amount = _amount(model, moments)
     if any(layer.deficient for layer in moments.values()):
+        fewest = min(layer.tokens for layer in moments.values())
         notes.append(
-            f"Calibration had {min(amount.values())} tokens, fewer than the width of the layers, so the moments are "
+            f"Calibration had {fewest} tokens, fewer than the width of the layers, so the moments are "
             "rank-deficient: other directions are kept only as far as the rank allows. Use more rows."
         )
         logger.warning(notes[-1])
@@ -164,33 +155,29 @@ def _calibration(
             "moments are the identity). Other data may help."
         )
         logger.warning(notes[-1])
-    return Calibration(moments, held_out, data.held_out, data.summary | amount, tuple(notes), data.train)
+    return Calibration(moments, held_out_moments, held_out, summary | _amount(model, moments), tuple(notes), train)
 
 
-def _amount(model: PreTrainedModel, moments: Mapping[str, LayerMoments]) -> dict[str, int]:
+def _amount(model: PreTrainedModel, moments: Mapping[str, LayerMoments]) -> DataSummary:
     """The tokens that moments are from: ``tokens``, and of an encoder-decoder also ``decoder_tokens``."""
     both = has_decoder(model)
-    tokens: dict[str, int] = {}
+    tokens: dict[bool, list[int]] = {False: [], True: []}  # by whether the decoder reads them
     for name, layer in native_layers(model).items():
-        side = "decoder_tokens" if both and layer.kind != "encoder" else "tokens"
-        tokens[side] = min(moments[name].tokens, tokens.get(side, moments[name].tokens))
-    return tokens
+        tokens[both and layer.kind != "encoder"].append(moments[name].tokens)
+    amount: DataSummary = {}
+    if tokens[False]:
+        amount["tokens"] = min(tokens[False])
+    if tokens[True]:
+        amount["decoder_tokens"] = min(tokens[True])
+    return amount
 
 
-def prepare(checkpoint: Checkpoint, data: Any, options: CalibrationOptions) -> PreparedData:
-    """Reads and tokenizes data of any kind but a callable, and holds out a part of it.
-
-    Args:
-        checkpoint: as in `calibrate`.
-        data: as in `calibrate`.
-        options: calibration settings.
-
-    Returns:
-        Batches to compute moments on, and held-out batches.
-
-    Raises:
-        CalibrationError: if the data cannot be read or used.
-    """
+def _prepare(
+    checkpoint: Checkpoint, data: Any, options: CalibrationOptions
+) -> tuple[list[Batch], list[Batch], DataSummary]:
+    """Batches to compute moments on, held-out batches, and their source, from data of any kind but a callable."""
+    if isinstance(data, Calibration):
+        return data.train, data.held_out, data.summary
     model, tokenizer = checkpoint.model, checkpoint.processor
     if not isinstance(data, str | DataSource):
         data = list(data)
@@ -199,13 +186,13 @@ def prepare(checkpoint: Checkpoint, data: Any, options: CalibrationOptions) -> P
             require_two(data, "batches")
             train, held_out = hold_out([with_targets(model, batch) for batch in data], options.period)
             counts = [sum(len(next(iter(batch.values()), ())) for batch in part) for part in (train, held_out)]
-            return PreparedData(train, held_out, {"source": "batches", "rows": sum(counts), "held_out": counts[1]})
+            return train, held_out, {"source": "batches", "rows": sum(counts), "held_out": counts[1]}
     features, summary = features_of(
         model, tokenizer, data, samples=options.samples, max_length=options.max_length, seed=options.seed
     )
     parts = hold_out(features, options.period)
     train, held_out = (batched(model, tokenizer, part) for part in parts)
-    return PreparedData(train, held_out, summary | {"held_out": len(parts[1])})
+    return train, held_out, summary | {"held_out": len(parts[1])}
 
 
 @contextmanager

@@ -40,6 +40,12 @@ class Block:
         """Module name of the list of layers."""
         return self.name.rpartition(".")[0]
 
+    def attention_layer(self, model: PreTrainedModel) -> CollaborativeAttention:
+        """Its attention layer in a model."""
+        layer = model.get_submodule(self.attention)
+        assert isinstance(layer, CollaborativeAttention)
+        return layer
+
 
 def blocks_of(model: PreTrainedModel, family: Family) -> list[Block]:
     """The layers of a collaborative encoder, in order.
@@ -76,10 +82,3 @@ def unknown_feed_forward(family: Family) -> UnsupportedArchitectureError:
         f"collab does not know the feed-forward layers of {family.native_model_type} models, so it cannot compress "
         "them. Convert the model instead (collab convert)."
     )
-
-
-def attention_of(model: PreTrainedModel, block: Block) -> CollaborativeAttention:
-    """The attention layer of a block."""
-    layer = model.get_submodule(block.attention)
-    assert isinstance(layer, CollaborativeAttention)
-    return layer

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 
 from torch import Tensor, nn
@@ -23,14 +23,14 @@ from ..planning.allocation import Costs, Curve, Widths
 from ..planning.budget import Part, Unit
 from ..progress import Progress
 from ..reparametrization.model import LayerProblems
-from .blocks import attention_of, blocks_of
+from .blocks import blocks_of
 from .costs import LayerTimes
 from .feed_forward import NarrowFeedForward
 from .options import CompressionConfig
 from .queries_keys import NarrowQueriesKeys
 from .statistics import collect
 from .values import NarrowValues
-from .widths import Cost, Narrowed, Narrowing
+from .widths import Narrowed, Narrowing
 
 logger = logging.getLogger(__name__)
 
@@ -39,19 +39,6 @@ _TOGETHER: tuple[tuple[Part, ...], ...] = (("queries-keys", "values"), ("feed-fo
 
 _ROWS = 8
 """Rows of the batch that time is measured on."""
-
-
-@dataclass(frozen=True)
-class Losses:
-    """Losses of changes, each alone: one minus the agreement of the outputs on held-out rows.
-
-    Attributes:
-        parts: by layer, the measured loss of every part at about half its width, relative to what was predicted there.
-        layers: loss of dropping each layer that may be dropped, by number.
-    """
-
-    parts: tuple[Mapping[Part, float], ...]
-    layers: Mapping[int, float]
 
 
 class Candidates:
@@ -94,7 +81,7 @@ class Candidates:
         self.form: FormName = DEFAULT_FORM if config.params is not None else NATIVE_FORM
         self.parts: list[dict[Part, Narrowing]] = []
         for block, problem in zip(self.blocks, problems.values(), strict=True):
-            layer = attention_of(model, block)
+            layer = block.attention_layer(model)
             output, down = map(self._linear, (block.output, block.down))
             ups = [self._linear(name) for name in block.ups]
             parts: dict[Part, Narrowing] = {
@@ -113,7 +100,7 @@ class Candidates:
             if chosen is None:
                 _remove(state, (f"{block.name}.",))
                 continue
-            spec, count = attention_of(self.model, block).spec, self._linear(block.down).in_features
+            spec, count = block.attention_layer(self.model).spec, self._linear(block.down).in_features
             for part, width in chosen.items():
                 if width == self.parts[number][part].widths[0]:
                     continue
@@ -142,32 +129,31 @@ class Candidates:
         return tuple({part: narrowing.widths[0] for part, narrowing in own.items()} for own in self.parts)
 
     @cached_property
-    def losses(self) -> Losses:
-        """Measures the loss of every part at half its width, and of dropping every layer."""
+    def scales(self) -> list[dict[Part, float]]:
+        """By layer, the measured loss of every part at about half its width, relative to what was predicted there."""
+        scales: list[dict[Part, float]] = [{} for _ in self.blocks]
+        changes = [(number, part) for number in self._numbers for part in self._config.narrowed]
+        self._progress("measuring widths", 0, len(changes))
+        for done, (number, part) in enumerate(changes, 1):
+            narrowing = self.parts[number][part]
+            width = _to_measure(narrowing)
+            loss = self._loss(self._with(number, self.full[number] | {part: width}))
+            predicted = narrowing.predicted(width)
+            scales[number][part] = loss / predicted if predicted > 0 else 0.0
+            logger.info("layer %d, %s at %d: loss %.5f", number, part, width, loss)
+            self._progress("measuring widths", done, len(changes))
+        return scales
+
+    @cached_property
+    def losses_without(self) -> dict[int, float]:
+        """The measured loss of dropping each layer that may be dropped, by number."""
         dropping = self._config.drop_layers != 0 and "layers" in self._config.only
         droppable = self.droppable if dropping else []
-        total = len(self.blocks) * len(self._config.narrowed) + len(droppable)
-        measured: list[dict[Part, float]] = []
-        layers: dict[int, float] = {}
-        done = 0
-        self._progress("measuring widths", 0, total)
-        for number in self._numbers:
-            scales: dict[Part, float] = {}
-            for part in self._config.narrowed:
-                narrowing = self.parts[number][part]
-                width = _to_measure(narrowing)
-                loss = self._loss(self._with(number, self.full[number] | {part: width}))
-                predicted = narrowing.predicted(width)
-                scales[part] = loss / predicted if predicted > 0 else 0.0
-                logger.info("layer %d, %s at %d: loss %.5f", number, part, width, loss)
-                done += 1
-                self._progress("measuring widths", done, total)
-            measured.append(scales)
-            if number in droppable:
-                layers[number] = self._loss(self._with(number, None))
-                done += 1
-                self._progress("measuring widths", done, total)
-        return Losses(tuple(measured), layers)
+        losses: dict[int, float] = {}
+        for number in droppable:
+            self._progress("measuring without layers", len(losses), len(droppable))
+            losses[number] = self._loss(self._with(number, None))
+        return losses
 
     @cached_property
     def droppable(self) -> list[int]:
@@ -187,8 +173,8 @@ class Candidates:
         curves: list[list[Curve]] = []
         for number in self._numbers:
             losses: dict[Part, dict[int, float]] = {}
-            for part in self._config.narrowed:
-                narrowing, scale = self.parts[number][part], self.losses.parts[number][part]
+            for part, scale in self.scales[number].items():
+                narrowing = self.parts[number][part]
                 losses[part] = {width: scale * narrowing.predicted(width) for width in narrowing.widths}
             groups = ({part: losses[part] for part in group if part in losses} for group in _TOGETHER)
             curves.append([costs.curve(number, group) for group in groups])
@@ -205,14 +191,16 @@ class Candidates:
         return random_inputs(self.native, _ROWS, min(self._config.length, longest_input(self.native)))
 
     def _counted(self, unit: Unit) -> Costs:
-        def parts(number: int, widths: Mapping[Part, int]) -> list[Cost]:
-            return [part.cost(widths.get(name, part.widths[0])) for name, part in self.parts[number].items()]
+        def parts(number: int, widths: Mapping[Part, int]) -> list[tuple[Narrowing, int]]:
+            return [(part, widths.get(name, part.widths[0])) for name, part in self.parts[number].items()]
 
         def flops(number: int, widths: Mapping[Part, int]) -> float:
-            return sum(cost.flops for cost in parts(number, widths)) * self.blocks[number].passes
+            return sum(part.flops(width) for part, width in parts(number, widths)) * self.blocks[number].passes
 
         def parameters(number: int, widths: Mapping[Part, int]) -> float:  # normalizations and output biases stay
-            before, after = (sum(cost.parameters for cost in parts(number, chosen)) for chosen in ({}, widths))
+            before, after = (
+                sum(part.parameters(width) for part, width in parts(number, chosen)) for chosen in ({}, widths)
+            )
             return held[number] - before + after
 
         if unit == "flops":
@@ -225,7 +213,7 @@ class Candidates:
         self._progress("measuring times", 0, None)
         parts = [{part: own[part] for part in self._config.narrowed} for own in self.parts]
         passes = [block.passes for block in self.blocks]
-        heads = attention_of(self.model, self.blocks[0]).num_attention_heads
+        heads = self.blocks[0].attention_layer(self.model).num_attention_heads
         times = LayerTimes(self.build, parts, passes, bool(self.droppable), heads, self.native, self.random_rows())
         return Costs(times.whole, times.full, times.layer)
 

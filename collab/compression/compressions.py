@@ -128,7 +128,7 @@ class Compressions:
             for full, chosen in zip(candidates.full, allocation.widths, strict=True)
         )
         kept = [(own, chosen) for own, chosen in zip(candidates.parts, widths, strict=True) if chosen is not None]
-        query_key = sum(own["queries-keys"].cost(chosen["queries-keys"]).parameters for own, chosen in kept)
+        query_key = sum(own["queries-keys"].parameters(chosen["queries-keys"]) for own, chosen in kept)
         flops, params = candidates.costs("flops"), candidates.costs("params")
         reached = allocation.cost / candidates.costs(budget.unit).whole
         return PlanOption(
@@ -155,7 +155,7 @@ class Compressions:
                 f"drop_layers={config.drop_layers} is impossible: the model has {count} layers, of which {most} can be "
                 "dropped. One must stay, and layers that share weights, or have parameters that others lack, stay, too."
             )
-        losses = self.candidates.losses.layers
+        losses = self.candidates.losses_without
         order = sorted(losses, key=lambda number: losses[number])
         counts = range(min(len(losses), most) + 1) if config.drop_layers is None else [config.drop_layers]
         return [{number: losses[number] for number in order[:dropped]} for dropped in counts]

@@ -78,7 +78,7 @@ class LayerTimes:
         parts, passes = self._parts[number], self._passes[number]
         chosen = {name: widths.get(name, part.widths[0]) for name, part in parts.items()}
         parameters = sum(
-            part.cost(part.widths[0]).parameters - part.cost(chosen[name]).parameters for name, part in parts.items()
+            part.parameters(part.widths[0]) - part.parameters(chosen[name]) for name, part in parts.items()
         )
         return parameters * passes, (self._head_width(parts, {}) - self._head_width(parts, chosen)) * passes
 

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from .blocks import Block
 from .statistics import ProjectionStatistics
-from .widths import Cost, Narrowed, Narrowing, widths_below
+from .widths import Narrowed, Narrowing, widths_below
 
 _STEP = 16
 """Neurons that are removed together. Kernels are as fast for any multiple of 16."""
@@ -57,11 +57,20 @@ class NarrowFeedForward(Narrowing):
         """See `Narrowing`."""
         return self._elimination[1][math.ceil((self._down.in_features - width) / _STEP)]
 
-    def cost(self, width: int) -> Cost:
+    def flops(self, width: int) -> float:
         """See `Narrowing`."""
-        inner = self._block.halves * len(self._ups) * width
-        weights = self._ups[0].in_features * inner + self._down.out_features * width
-        return Cost(2 * weights * self._length, weights + (inner if self._ups[0].bias is not None else 0))
+        return 2 * self._weights(width) * self._length
+
+    def parameters(self, width: int) -> float:
+        """See `Narrowing`."""
+        return self._weights(width) + (self._inner(width) if self._ups[0].bias is not None else 0)
+
+    def _inner(self, width: int) -> int:
+        """Outputs of the linear layers before the activation."""
+        return self._block.halves * len(self._ups) * width
+
+    def _weights(self, width: int) -> int:
+        return self._ups[0].in_features * self._inner(width) + self._down.out_features * width
 
     def narrow(self, width: int) -> Narrowed:
         """See `Narrowing`."""

@@ -16,7 +16,7 @@ from ..planning.cost import LayerShape
 from ..planning.predict import predict
 from ..reparametrization.layer import LayerProblem, spec_of, state_of
 from .blocks import Block
-from .widths import Cost, Narrowed, Narrowing, step_of_head, widths_below
+from .widths import Narrowed, Narrowing, step_of_head, widths_below
 
 _RANKS = (0.5, 0.375, 0.25, 0.1875, 0.125)
 """Ranks to choose from in the cp form, as fractions of K."""
@@ -63,13 +63,17 @@ class NarrowQueriesKeys(Narrowing):
             return float(self._decay[width // self._shape.num_heads])
         return predict(self._problem, self._form, width, self._content, SolverOptions()) ** 2
 
-    def cost(self, width: int) -> Cost:
+    def flops(self, width: int) -> float:
         """See `Narrowing`; includes the scores."""
-        shape = self._shape
-        if width == shape.full_rank:
-            return Cost(shape.flops_before(self._length), self._full_parameters)
-        flops = shape.flops(self._form, width, self._content, self._length)
-        return Cost(flops, shape.parameters(self._form, width, self._content))
+        if width == self._shape.full_rank:
+            return self._shape.flops_before(self._length)
+        return self._shape.flops(self._form, width, self._content, self._length)
+
+    def parameters(self, width: int) -> float:
+        """See `Narrowing`."""
+        if width == self._shape.full_rank:
+            return self._full_parameters
+        return self._shape.parameters(self._form, width, self._content)
 
     def narrow(self, width: int) -> Narrowed:
         """See `Narrowing`."""

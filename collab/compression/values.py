@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from ..modeling.collab_attention import CollaborativeAttention
 from .blocks import Block
 from .statistics import ProjectionStatistics
-from .widths import Cost, Narrowed, Narrowing, step_of_head, widths_below
+from .widths import Narrowed, Narrowing, step_of_head, widths_below
 
 _RIDGE = 1e-6
 
@@ -58,12 +58,16 @@ class NarrowValues(Narrowing):
         _, energy = self._spectra
         return float(energy[:, width:].sum())
 
-    def cost(self, width: int) -> Cost:
+    def flops(self, width: int) -> float:
         """See `Narrowing`; includes the sums over the keys."""
-        total = self._heads * width
-        weights = (self._value.in_features + self._output.out_features) * total
-        bias = total if self._value.bias is not None else 0
-        return Cost(2 * (weights * self._length + self._length**2 * total), weights + bias)
+        return 2 * (self._weights(width) * self._length + self._length**2 * self._heads * width)
+
+    def parameters(self, width: int) -> float:
+        """See `Narrowing`."""
+        return self._weights(width) + (self._heads * width if self._value.bias is not None else 0)
+
+    def _weights(self, width: int) -> int:
+        return (self._value.in_features + self._output.out_features) * self._heads * width
 
     def narrow(self, width: int) -> Narrowed:
         """See `Narrowing`."""

@@ -11,19 +11,6 @@ from torch import Tensor
 
 
 @dataclass(frozen=True)
-class Cost:
-    """Costs of a part of the model.
-
-    Attributes:
-        flops: FLOPs for one row, two for a multiply-add.
-        parameters: number of parameters.
-    """
-
-    flops: float
-    parameters: float
-
-
-@dataclass(frozen=True)
 class Narrowed:
     """The weights of a part at some width.
 
@@ -50,14 +37,18 @@ class Narrowing(ABC):
 
     @abstractmethod
     def predicted(self, width: int) -> float:
-        """The expected squared change of the model's answers along a random direction, by the statistics.
+        """The expected squared change of the model's outputs along a random direction, by the statistics.
 
         Only ratios between widths matter: the change itself is measured at one of them.
         """
 
     @abstractmethod
-    def cost(self, width: int) -> Cost:
-        """Costs of the part at a width, for one pass."""
+    def flops(self, width: int) -> float:
+        """FLOPs of the part at a width, for one pass over one row, two for a multiply-add."""
+
+    @abstractmethod
+    def parameters(self, width: int) -> float:
+        """Number of parameters of the part at a width."""
 
     @abstractmethod
     def narrow(self, width: int) -> Narrowed:

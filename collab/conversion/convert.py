@@ -26,8 +26,8 @@ from ..models.assembly import assemble
 from ..models.families import Family, require_family
 from ..models.layers import AttentionLayer, count_parameters, native_layers
 from ..models.weights import check_finite
+from ..planning.choice import Choice, choose, compare_forms
 from ..planning.config import ConversionConfig
-from ..planning.conversions import Choice, choose, compare_forms
 from ..progress import Progress, no_progress
 from ..reparametrization.layer import LayerProblem, fitting, spec_of, state_of
 from ..reparametrization.model import LayerProblems

@@ -8,12 +8,12 @@ from dataclasses import replace
 import torch
 from transformers import PreTrainedModel
 
-from ..calibration.calibrate import Calibration, Data, calibrate, prepare
+from ..calibration.calibrate import Calibration, Data, calibrate
 from ..calibration.options import CalibrationOptions
 from ..errors import CalibrationError
 from ..io.checkpoint import Checkpoint
+from ..planning.choice import choose
 from ..planning.config import ConversionConfig
-from ..planning.conversions import choose
 from ..progress import Progress, no_progress
 from ..reparametrization.model import LayerProblems
 from ..reparametrization.moments import LayerMoments
@@ -53,8 +53,7 @@ def calibrate_in_order(
     options = options or CalibrationOptions()
     checkpoint = Checkpoint.of(checkpoint)
     model = checkpoint.model
-    prepared = prepare(checkpoint, data, options)
-    first = calibrate(model, prepared, options=options)
+    first = calibrate(checkpoint, data, options=options)
     require_convertible(model)
     device = config.solver_options.resolve_device(model.device)
     choice = choose(model, config, first)
@@ -63,7 +62,7 @@ def calibrate_in_order(
     names = list(first.moments)
     progress("calibrating in order", 0, len(names))
     for done, (name, rank) in enumerate(zip(names, choice.ranks, strict=True), 1):
-        seen = calibrate(partly, prepared, options=options) if moments else first
+        seen = calibrate(partly, first, options=options) if moments else first
         moments[name] = seen.moments[name]
         problem = LayerProblems(partly, seen.moments, device)[name]
         with torch.no_grad():

@@ -12,6 +12,7 @@ from transformers import PreTrainedModel
 
 from ..errors import DataError
 from ..models.inputs import has_decoder, input_kind, longest_text
+from ..steps.step import DataSummary
 from .features import (
     VIDEOS,
     Feature,
@@ -40,7 +41,7 @@ def features_of(
     max_length: int | None = None,
     seed: int = 0,
     writer: PreTrainedModel | None = None,
-) -> tuple[list[Feature], dict[str, Any]]:
+) -> tuple[list[Feature], DataSummary]:
     """Encodes rows without labels for a model.
 
     Args:
@@ -64,7 +65,7 @@ def features_of(
     kind = input_kind(model)
     if kind == "videos":
         raise DataError(VIDEOS)
-    summary: dict[str, Any] = {"source": "rows"}
+    summary: DataSummary = {"source": "rows"}
     if isinstance(data, str):
         data = DataSource(data)
     if isinstance(data, DataSource):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
 
 from ..data.encoding import encode, prepare_eval
 from ..data.examples import Examples, numbers, read_examples
@@ -15,6 +14,7 @@ from ..errors import DataError
 from ..evaluation.embedding import Embedder
 from ..io.checkpoint import Checkpoint
 from ..models.inputs import on_device
+from ..steps.step import DataSummary
 from .objective import LabelledRows, Objective, OwnOutputs, SimilarPairs
 from .options import RowOptions
 
@@ -29,17 +29,15 @@ class HeadRows:
         task: task of the labels; None without labels.
         features: one per row; for similarity, those of the first sentences.
         examples: the labelled rows as read; None without labels.
-        max_length: tokens of a row at most.
-        seed: seed of drawn outputs and masked tokens.
+        options: how the rows were read, with the seed of drawn outputs and masked tokens.
         summary: source of the rows, for reports.
     """
 
     task: Task | None
     features: list[Feature]
     examples: Examples | None = None
-    max_length: int | None = None
-    seed: int = 0
-    summary: dict[str, Any] = field(default_factory=dict)
+    options: RowOptions = field(default_factory=RowOptions)
+    summary: DataSummary = field(default_factory=DataSummary)
 
     def objective(self, loaded: Checkpoint, samples: int | None = None) -> Objective:
         """The objective that a model's heads are judged by on these rows.
@@ -50,12 +48,12 @@ class HeadRows:
         """
         model = loaded.model
         if self.task is None or self.examples is None:
-            return OwnOutputs(model, self.batches(loaded, samples), self.seed)
+            return OwnOutputs(model, self.batches(loaded, samples), self.options.seed)
         if self.task.kind == "similarity":
-            embedder = Embedder(loaded, self.max_length)
+            embedder = Embedder(loaded, self.options.max_length)
             pairs, scores = self.examples.texts[:samples], numbers(self.examples)[:samples]
             return SimilarPairs(self.task, embedder, model, pairs, scores)
-        features, collate = prepare_eval(self.task, model, loaded.tokenizer, self.features[:samples], self.seed)
+        features, collate = prepare_eval(self.task, model, loaded.tokenizer, self.features[:samples], self.options.seed)
         return LabelledRows(self.task, model, features, collate)
 
     def batches(self, loaded: Checkpoint, samples: int | None = None) -> list[Batch]:
@@ -78,12 +76,12 @@ def head_rows(loaded: Checkpoint, source: Unlabelled, task: Task | None, options
         DataError: if the rows cannot be read, or there are no labels where the task needs them.
     """
     options = options or RowOptions()
-    samples, max_length, seed = options.samples, options.max_length, options.seed
+    samples, max_length = options.samples, options.max_length
     if task is None:
         features, summary = features_of(
-            loaded.model, loaded.processor, source, samples=samples, max_length=max_length, seed=seed
+            loaded.model, loaded.processor, source, samples=samples, max_length=max_length, seed=options.seed
         )
-        return HeadRows(None, features, None, max_length, seed, summary)
+        return HeadRows(None, features, None, options, summary)
     if not isinstance(source, DataSource):
         raise DataError("Labels come from a file or a data set. Name one, or omit the task.")
     try:
@@ -98,6 +96,6 @@ def head_rows(loaded: Checkpoint, source: Unlabelled, task: Task | None, options
             raise DataError("Similarity needs pairs: name two text columns (columns=, --text-column).")
         numbers(examples)
         firsts = text_features(loaded.model, loaded.tokenizer, [pair[0] for pair in examples.texts], max_length)
-        return HeadRows(task, firsts, examples, max_length, seed, summary)
+        return HeadRows(task, firsts, examples, options, summary)
     features = encode(task, examples, loaded.model, loaded.tokenizer, max_length)
-    return HeadRows(task, features, examples, max_length, seed, summary)
+    return HeadRows(task, features, examples, options, summary)

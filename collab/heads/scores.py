@@ -16,6 +16,7 @@ from ..errors import ConfigurationError
 from ..io.checkpoint import Checkpoint
 from ..models.layers import AttentionLayer, attention_layers
 from ..progress import Progress, no_progress
+from ..steps.step import DataSummary
 from .ablation import ablation
 from .gradient import gradient_importance
 from .options import SCORES, RowOptions, ScoreOptions
@@ -47,7 +48,7 @@ class HeadScores:
     likeness: dict[str, dict[str, list[list[float]]]] = field(default_factory=dict)
     sharing: dict[str, list[list[float]]] = field(default_factory=dict)
     degradation_name: str = ""
-    data: dict[str, Any] = field(default_factory=dict)
+    data: DataSummary = field(default_factory=DataSummary)
 
     def grid(self, name: str) -> np.ndarray:
         """A score as an array (layers, heads of the original), NaN for pruned heads."""

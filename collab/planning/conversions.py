@@ -1,13 +1,12 @@
-"""Conversions of a model at any rank: ranks within a budget, predicted errors and costs, and the choice of a form."""
+"""Conversions of a model at any rank: ranks within a budget, predicted errors and costs."""
 
 from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import cache, cached_property
-from typing import Any
 
 import torch
 from transformers import PreTrainedModel
@@ -18,41 +17,20 @@ from ..decomposition.rank import resolve_ranks
 from ..errors import BudgetError
 from ..models.cache import CacheBytes, cache_bytes
 from ..models.families import require_family
-from ..models.inputs import lengths_within
 from ..models.layers import count_parameters, native_layers
 from ..progress import Progress, no_progress
-from ..reparametrization.layer import LayerProblem
 from ..reparametrization.model import LayerProblems
-from ..steps.conversion import LayerConversion
 from .allocation import Costs, Curve, allocate
 from .budget import Budget, Part
 from .config import ConversionConfig
 from .cost import LayerShape
-from .plan import Plan, PlanOption, Spectrum, mark_frontier, within_each
-from .predict import predict, root_mean_square, solve_error
+from .plan import Plan, PlanOption, Spectrum, mark_frontier, recommend, within_each
+from .predict import predict, root_mean_square, smallest_rank
 
 logger = logging.getLogger(__name__)
 
-_TIMED = (16, 32, 64, 128, 256, 512)
-"""Sequence lengths, in tokens, at which the speeds of forms are compared; less where a model takes less."""
-
-_AS_FAST = 1.1
-"""Times within this ratio count as equal: attention is a third of a model, and machines differ."""
-
-
-@dataclass(frozen=True)
-class Choice:
-    """A form, and a rank for every attention layer in the order of the model.
-
-    Attributes:
-        form: decomposition form of all layers.
-        ranks: R of each layer.
-        explanation: how they were chosen, for the report.
-    """
-
-    form: FormName
-    ranks: list[int]
-    explanation: dict[str, Any] = field(default_factory=dict)
+Ranks = tuple[FormName, list[int]]
+"""A form, and R of every attention layer in the order of the model."""
 
 
 class Conversions:
@@ -92,7 +70,7 @@ class Conversions:
         self._kinds = [layer.kind for layer in native_layers(model).values()]
         self._curves = cache(self._curves_of)
 
-    def within(self, budget: Budget) -> list[Choice]:
+    def within(self, budget: Budget) -> list[Ranks]:
         """The ranks of each form within a budget; of those forms that it can be met with.
 
         Raises:
@@ -100,19 +78,19 @@ class Conversions:
             BudgetError: if there are none; the message says what the nearest budget is.
         """
         fitting = {form: self._ranks(form, budget) for form in self._forms}
-        choices = [Choice(form, self._quick(form, budget, ranks)) for form, ranks in fitting.items() if all(ranks)]
-        if not choices:  # only for a budget of parameters: R = K has no error
+        within = [(form, self._quick(form, budget, ranks)) for form, ranks in fitting.items() if all(ranks)]
+        if not within:  # only for a budget of parameters: R = K has no error
             raise BudgetError(self._nothing_fits(budget.value))
-        return choices
+        return within
 
-    def options(self, chosen: Sequence[tuple[Budget, Choice]]) -> list[PlanOption]:
+    def options(self, chosen: Sequence[tuple[Budget, Ranks]]) -> list[PlanOption]:
         """Costs and losses of ranks that were chosen within budgets. Each layer's problem is made once for all."""
         content, solver = self._config.content, self._config.solver_options
         errors: list[list[float]] = [[] for _ in chosen]
         self._progress("predicting", 0, len(self.problems))
         for number, problem in enumerate(self.problems.values()):
-            for row, (_, choice) in zip(errors, chosen, strict=True):
-                row.append(predict(problem, choice.form, choice.ranks[number], content, solver))
+            for row, (_, (form, ranks)) in zip(errors, chosen, strict=True):
+                row.append(predict(problem, form, ranks[number], content, solver))
             self._progress("predicting", number + 1, len(self.problems))
         return [self._option(*pair, row) for pair, row in zip(chosen, errors, strict=True)]
 
@@ -131,19 +109,19 @@ class Conversions:
             model_parameters=count_parameters(self._model),
             cache=self._cache,
             spectra=[Spectrum.of(name, kind, problem) for (name, problem), kind in layers],
-            recommendation=_recommend(options, calibration is not None, max(self._lengths)),
+            recommendation=recommend(options, calibration is not None, max(self._lengths)),
             refinement=_refinement(calibration),
         )
 
-    def parameters(self, choice: Choice) -> int:
+    def parameters(self, form: FormName, ranks: Sequence[int]) -> int:
         """Query/key parameters at some ranks."""
-        pairs = zip(self._shapes, choice.ranks, strict=True)
-        return sum(shape.parameters(choice.form, rank, self._config.content) for shape, rank in pairs)
+        pairs = zip(self._shapes, ranks, strict=True)
+        return sum(shape.parameters(form, rank, self._config.content) for shape, rank in pairs)
 
-    def _option(self, budget: Budget, choice: Choice, errors: list[float]) -> PlanOption:
-        form, ranks, content = choice.form, choice.ranks, self._config.content
+    def _option(self, budget: Budget, chosen: Ranks, errors: list[float]) -> PlanOption:
+        (form, ranks), content = chosen, self._config.content
         pairs = list(zip(self._shapes, ranks, strict=True))
-        left, whole = self.parameters(choice), count_parameters(self._model)
+        left, whole = self.parameters(form, ranks), count_parameters(self._model)
         flops, faster = {}, {}
         for length in self._lengths:
             work = sum(shape.flops(form, rank, content, length) for shape, rank in pairs)
@@ -206,7 +184,10 @@ class Conversions:
         if budget.unit == "rank":
             return resolve_ranks(budget.value, self.problems.full_ranks)
         if budget.unit == "error":
-            return [_smallest_rank(form, budget.value, self._config, problem) for problem in self.problems.values()]
+            return [
+                smallest_rank(problem, form, budget.value, content, self._config.solver_options, self._config.seed)
+                for problem in self.problems.values()
+            ]
         if self.allocation == "uniform":
             return [shape.rank_within(form, budget.value * shape.parameters_before, content) for shape in self._shapes]
         costs = self._costs(form)
@@ -258,143 +239,6 @@ class Conversions:
             f"No rank fits {params:g} of the query/key parameters: at rank {rank} a layer keeps {least:.4f} of them "
             f"already. Keep at least {math.ceil(least * 1e4) / 1e4:g} (params, --params)."
         )
-
-
-def choose(model: PreTrainedModel, config: ConversionConfig, calibration: Calibration | None = None) -> Choice:
-    """Chooses the form and rank of each layer for a rank or a budget.
-
-    Args:
-        model: a native model.
-        config: settings, with one of `rank`, `params` and `max_error`.
-        calibration: result of `collab.calibrate` for the model.
-
-    Raises:
-        RankError: if a rank is out of range or there is not one for each layer.
-        BudgetError: if no rank is within the budget.
-    """
-    conversions = Conversions(model, config, calibration, lengths_within(model, _TIMED))
-    budget = config.budget
-    choices = conversions.within(budget)
-    if budget.unit == "rank":
-        return choices[0]
-    name = "params" if budget.unit == "params" else "max_error"
-    explanation: dict[str, Any] = {"budget": {name: budget.value}, "allocation": conversions.allocation}
-    if config.form != "auto":
-        return replace(choices[0], explanation=explanation)
-    options = conversions.options([(budget, choice) for choice in choices])
-    if config.optimize == "speed":
-        costs: list[float] = [sum(1 / ratio for ratio in each.faster.values()) / len(each.faster) for each in options]
-    elif config.params is not None:
-        costs = [option.error for option in options]
-    else:
-        costs = [conversions.parameters(choice) for choice in choices]
-    best = costs.index(min(costs))
-    if config.optimize == "speed":  # of those that are about as fast as each other, the closest to the original
-        near = [number for number, cost in enumerate(costs) if cost < _AS_FAST * costs[best]]
-        best = min(near, key=lambda number: options[number].error)
-    chosen = choices[best]
-    logger.info("Of %s, %s is the best choice.", ", ".join(choice.form for choice in choices), chosen.form)
-    slower = [str(length) for length, ratio in options[best].faster.items() if ratio < 1]
-    if config.optimize == "speed" and slower:
-        logger.warning("No form within the budget is as fast as the original at %s tokens.", ", ".join(slower))
-    explanation |= {
-        "optimize": config.optimize,
-        "candidates": {
-            choice.form: {
-                "ranks": choice.ranks,
-                "parameters": conversions.parameters(choice),
-                "faster": option.faster,
-                "error": option.error,
-                "cost": cost,
-            }
-            for choice, option, cost in zip(choices, options, costs, strict=True)
-        },
-        "chosen": chosen.form,
-    }
-    return replace(chosen, explanation=explanation)
-
-
-def _smallest_rank(form: FormName, error: float, config: ConversionConfig, problem: LayerProblem) -> int:
-    """The smallest rank whose error is at most `error`; at R = K the error is 0.
-
-    Full solves are slow, so predictions narrow the search: first as they are, then scaled by the ratio of the first
-    solve to its prediction.
-    """
-    full_rank, solver = problem.tensor.full_rank, config.solver_options
-
-    @cache
-    def predicted(rank: int) -> float:
-        return predict(problem, form, rank, config.content, solver)
-
-    @cache
-    def solved(rank: int) -> float:
-        return 0.0 if rank == full_rank else solve_error(problem, form, rank, config.content, solver, config.seed)
-
-    rank = _first(0, full_rank, lambda middle: predicted(middle) <= error)
-    if form_named(form).closed:  # so the prediction is exact
-        return rank
-    if rank < full_rank and predicted(rank) > 0:
-        ratio = solved(rank) / predicted(rank)
-        rank = _first(0, full_rank, lambda middle: ratio * predicted(middle) <= error)
-    fails, fits, step = rank - 1, rank, 1
-    if solved(rank) <= error:
-        while fails > 0 and solved(fails) <= error:
-            step *= 2
-            fails, fits = max(0, fails - step), fails
-    else:
-        fails, fits = rank, rank + 1
-        while solved(fits) > error:
-            step *= 2
-            fails, fits = fits, min(full_rank, fits + step)
-    return _first(fails, fits, lambda middle: solved(middle) <= error)
-
-
-def _first(fails: int, fits: int, within: Callable[[int], bool]) -> int:
-    """The smallest rank above `fails` that is `within` a budget, by bisection; `fits` is known to be."""
-    while fits - fails > 1:
-        middle = (fails + fits) // 2
-        fails, fits = (fails, middle) if within(middle) else (middle, fits)
-    return fits
-
-
-def compare_forms(problem: LayerProblem, layer: LayerConversion, config: ConversionConfig) -> dict[str, Any]:
-    """Rank and predicted error of each form for one layer at the same number of parameters.
-
-    Args:
-        problem: the attention layer.
-        layer: what it was converted to, whose own form needs no prediction.
-        config: settings of the conversion.
-    """
-    row: dict[str, Any] = {}
-    for form in FORMS:
-        rank = LayerShape.of(problem).rank_within(form, layer.query_key.after, config.content)
-        if form == layer.form and rank == layer.rank:
-            row[form] = {"rank": rank, "error": layer.error if layer.score_error is None else layer.score_error}
-            continue
-        error = predict(problem, form, rank, config.content, config.solver_options) if rank else None
-        row[form] = {"rank": rank, "error": error}
-    return row
-
-
-def _recommend(options: list[PlanOption], calibrated: bool, length: int) -> str:
-    """The recommended option in words."""
-    sizes = sorted({round(option.query_key, 2) for option in options})
-    target = min(sizes, key=lambda part: abs(part - 1 / 3))
-    near = [option for option in options if abs(option.query_key - target) < 0.05]
-    best = min(near, key=lambda option: option.error)
-    fastest = min(near, key=lambda option: option.flops[length])
-    text = (
-        f"With about {best.query_key:.0%} of the query/key parameters ({best.model:.1%} of the model), the {best.form} "
-        f"form at rank {best.rank} is closest to the original: predicted error {best.error:.3f} of the "
-        f"{'scores' if calibrated else 'weights'}."
-    )
-    if fastest is not best:
-        text += (
-            f" The {fastest.form} form at rank {fastest.rank} does the least arithmetic on {length} tokens "
-            f"({fastest.flops[length]:.2f} of the original's, against {best.flops[length]:.2f}), at error "
-            f"{fastest.error:.3f}."
-        )
-    return text
 
 
 def _refinement(calibration: Calibration | None) -> str:

@@ -14,6 +14,7 @@ from ..errors import BudgetError
 from ..modeling.collab_attention import LayerKind
 from ..models.cache import CacheBytes
 from ..reparametrization.layer import LayerProblem
+from ..steps.step import DataSummary
 from .allocation import Widths
 from .budget import Budget, Part, Unit
 
@@ -126,7 +127,7 @@ class Plan:
     unit: Unit
     layers: dict[str, Mapping[Part, int]]
     options: list[PlanOption]
-    calibration: dict[str, Any] | None
+    calibration: DataSummary | None
     query_key_parameters: int
     model_parameters: int
     cache: CacheBytes | None = None
@@ -167,3 +168,24 @@ def mark_frontier(options: Sequence[PlanOption]) -> list[PlanOption]:
 
     marked = [replace(option, frontier=not dominated(option)) for option in options]
     return sorted(marked, key=lambda option: FORMS.index(option.form))
+
+
+def recommend(options: Sequence[PlanOption], calibrated: bool, length: int) -> str:
+    """The recommended option in words."""
+    sizes = sorted({round(option.query_key, 2) for option in options})
+    target = min(sizes, key=lambda part: abs(part - 1 / 3))
+    near = [option for option in options if abs(option.query_key - target) < 0.05]
+    best = min(near, key=lambda option: option.error)
+    fastest = min(near, key=lambda option: option.flops[length])
+    text = (
+        f"With about {best.query_key:.0%} of the query/key parameters ({best.model:.1%} of the model), the {best.form} "
+        f"form at rank {best.rank} is closest to the original: predicted error {best.error:.3f} of the "
+        f"{'scores' if calibrated else 'weights'}."
+    )
+    if fastest is not best:
+        text += (
+            f" The {fastest.form} form at rank {fastest.rank} does the least arithmetic on {length} tokens "
+            f"({fastest.flops[length]:.2f} of the original's, against {best.flops[length]:.2f}), at error "
+            f"{fastest.error:.3f}."
+        )
+    return text

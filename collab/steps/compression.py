@@ -8,6 +8,7 @@ from typing import ClassVar
 from .step import (
     PAPER,
     Count,
+    DataSummary,
     Founding,
     Json,
     Parameters,
@@ -93,7 +94,7 @@ class Compression(Founding):
     agreement: dict[str, float] | None
     speedup: float | None
     settings: Json
-    calibration: Json
+    calibration: DataSummary
     notes: tuple[str, ...]
     seconds: float
     parts: Parameters

@@ -10,6 +10,7 @@ from typing import ClassVar
 from .step import (
     PAPER,
     Count,
+    DataSummary,
     Founding,
     Json,
     Parameters,
@@ -90,7 +91,7 @@ class Conversion(Founding):
     settings: Json
     seconds: float
     choice: Json = field(default_factory=dict)
-    calibration: Json | None = None
+    calibration: DataSummary | None = None
     agreement: dict[str, float] | None = None
     comparison: list[Json] = field(default_factory=list)
     notes: tuple[str, ...] = ()

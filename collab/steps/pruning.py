@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from .step import Json, Parameters, Step, table
+from .step import DataSummary, Json, Parameters, Step, table
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Pruning(Step):
     score: str | None = None
     normalize: bool = False
     steps: int = 1
-    data: Json | None = None
+    data: DataSummary | None = None
 
     def to_dict(self) -> Json:
         """The step as an entry of the report."""

@@ -11,10 +11,38 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypedDict
 
 Json = dict[str, Any]
 """A JSON object: an entry of a report."""
+
+
+class DataSummary(TypedDict, total=False):
+    """The data that a step used.
+
+    Attributes:
+        source: name of a file or data set; ``synthetic``, ``rows``, ``batches`` or ``callable`` for others.
+        columns: columns of a source.
+        subset: configuration of a data set on the Hub.
+        split: its split.
+        rows: number of rows.
+        held_out: number of those that were held out.
+        task: kind of the task of the labels, if there are any.
+        tokens: tokens of a calibration, of those that the encoder reads if there is one.
+        decoder_tokens: tokens that the decoder reads.
+        in_order: whether layers were calibrated in order.
+    """
+
+    source: str
+    columns: list[str]
+    subset: str | None
+    split: str
+    rows: int
+    held_out: int
+    task: str
+    tokens: int
+    decoder_tokens: int
+    in_order: bool
 
 
 class Step(ABC):

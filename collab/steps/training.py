@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from .step import Json, Metric, Step, installed_versions, named, short, table
+from .step import DataSummary, Json, Metric, Step, installed_versions, named, short, table
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Healing(Step):
     kind: ClassVar[str] = "heal"
     title: ClassVar[str] = "Healing"
 
-    data: Json
+    data: DataSummary
     settings: Json
     parameters: int
     before: dict[str, float]

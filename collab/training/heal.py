@@ -89,8 +89,8 @@ def heal(
     )
     train, held_out = hold_out(features, max(_PERIOD, -(-len(features) // _HELD_OUT)))
     start = time.perf_counter()
-    data = RunData(train, held_out, lambda rows: collate(model, tokenizer, rows))
-    batches = data.batches(held_out, options.run.batch_size)
+    rows = RunData(train, held_out, lambda features: collate(model, tokenizer, features))
+    batches = rows.batches(held_out, options.run.batch_size)
     agreed = agreement(teacher, model, batches)
     with (
         temporary_work(work) as folder,
@@ -102,9 +102,9 @@ def heal(
             DistillationTrainer,
             model,
             options.run,
-            data,
+            rows,
             Work(folder, restart, f"heal {options} {teacher.name_or_path}"),
-            find_rate=lambda: _learning_rate(model, teacher, list(parameters.values()), data, options),
+            find_rate=lambda: _learning_rate(model, teacher, list(parameters.values()), rows, options),
             progress=progress,
             teacher=teacher,
         )
