@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -33,7 +32,7 @@ from ..reparametrization.layer import LayerProblem, fitting, spec_of, state_of
 from ..reparametrization.model import LayerProblems
 from ..reparametrization.moments import LayerMoments
 from ..steps.conversion import Conversion, LayerConversion
-from ..steps.step import Count, Parameters
+from ..steps.step import Count, Json, Parameters
 from ..training.refine import refine
 from .refined import refine_options, refined_reports, within
 
@@ -149,11 +148,11 @@ def _solve_all(
     config: ConversionConfig,
     held_out: Mapping[str, LayerMoments] | None,
     progress: Progress,
-) -> tuple[dict[str, Factors], list[LayerConversion], list[dict[str, Any]]]:
+) -> tuple[dict[str, Factors], list[LayerConversion], list[Json]]:
     """Solves all layers: factors by module name, reports, and the comparison of forms."""
     replaced: dict[str, Factors] = {}
     reports: list[LayerConversion] = []
-    comparison: list[dict[str, Any]] = []
+    comparison: list[Json] = []
     layers = native_layers(model)
     progress("solving", 0, len(problems))
     for name, rank in zip(problems, choice.ranks, strict=True):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 import torch
 from transformers import PreTrainedModel
@@ -61,27 +60,36 @@ def refined_reports(
     held_out: Mapping[str, LayerMoments] | None,
 ) -> list[LayerConversion]:
     """The reports with the errors of the layers after refinement."""
-    return [
-        replace(
-            report,
-            output_error_before=refinement.layers[report.name].before,
-            output_error_after=refinement.layers[report.name].error,
-            **(_errors(report.name, converted, problems, held_out) if refinement.layers[report.name].kept else {}),
+    refined = []
+    for report in reports:
+        layer = refinement.layers[report.name]
+        errors = report.error, report.score_error, report.held_out_error
+        if layer.kept:
+            errors = _errors(report.name, converted, problems, held_out)
+        error, score_error, held_out_error = errors
+        refined.append(
+            replace(
+                report,
+                error=error,
+                score_error=score_error,
+                held_out_error=held_out_error,
+                output_error_before=layer.before,
+                output_error_after=layer.error,
+            )
         )
-        for report in reports
-    ]
+    return refined
 
 
 def _errors(
     name: str, converted: PreTrainedModel, problems: LayerProblems, held_out: Mapping[str, LayerMoments] | None
-) -> dict[str, Any]:
-    """The errors of a layer's scores and weights for its `LayerConversion`."""
+) -> tuple[float, float | None, float | None]:
+    """The errors of a layer's weights, and of its scores on the rows of the moments and on held-out rows."""
     problem, layer = problems[name], converted.get_submodule(name)
     assert isinstance(layer, CollaborativeAttention)
     with torch.no_grad():
         factors = factors_of(layer).to(problem.tensor.query)
-        return {
-            "error": problem.error(factors),
-            "score_error": None if problem.moments is None else problem.score_error(factors, problem.moments),
-            "held_out_error": None if held_out is None else problem.score_error(factors, held_out[name]),
-        }
+        return (
+            problem.error(factors),
+            None if problem.moments is None else problem.score_error(factors, problem.moments),
+            None if held_out is None else problem.score_error(factors, held_out[name]),
+        )

@@ -67,7 +67,7 @@ def read_examples(
     texts = tuple(records.require(name) for name in source.columns) or _texts(records, task)
     labels = None if task.kind in ("masked-lm", "translation") else _label(records, task, label_column, texts)
     rows: list[Any] = []
-    answers: list[Any] = []
+    values: list[Any] = []
     for number, record in enumerate(records):
         if samples is not None and len(rows) >= samples:
             break
@@ -80,11 +80,11 @@ def read_examples(
         rows.append(row)
         if labels is not None:
             _check_label(record[labels], row, words, f"Row {number + 1} of {source.path}", labels)
-            answers.append(record[labels])
+            values.append(record[labels])
     if not rows:
         raise DataError(f"{source.path} has no rows.")
     name = "/".join(filter(None, (Path(source.path).name, source.subset)))
-    return Examples(source.path, name, rows, answers, _names(records, labels))
+    return Examples(source.path, name, rows, values, _names(records, labels))
 
 
 def label_names(examples: Sequence[Examples], given: Sequence[str] = ()) -> list[str]:

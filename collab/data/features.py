@@ -23,7 +23,7 @@ from ..models.inputs import (
 )
 from .audio import Recording
 from .rows import Row
-from .targets import divided, own_answers, target_feature, target_features
+from .targets import divided, own_targets, target_feature, target_features
 
 Feature = dict[str, Any]
 """A tokenizer's output for one row, the pixels of one image, or one recording; and what a decoder reads."""
@@ -37,7 +37,7 @@ VIDEOS = (
 
 _LENGTHS = (16, 32, 64, 128)  # tokens of a row of random words
 _TOKENS, _GRAPH_BYTES = 640, 112 * 10**6
-_ANSWERED = 16  # rows that an encoder-decoder answers at a time
+_WRITTEN = 16  # rows that an encoder-decoder writes outputs for at a time
 
 
 def text_features(
@@ -91,9 +91,9 @@ def source_features(
     Args:
         model: the model to run on them.
         tokenizer: its tokenizer.
-        rows: pairs of a source and its target, or sources, which the model then answers itself, greedily.
+        rows: pairs of a source and its target, or sources, whose targets the model then writes itself, greedily.
         max_length: tokens of a source or a target at most; None for as many as the model takes, also the limit.
-        writer: another model that answers them; None for `model`.
+        writer: another model that writes them; None for `model`.
 
     Raises:
         DataError: if some sources have no target, or the tokenizer or the model does not serve them.
@@ -101,7 +101,7 @@ def source_features(
     sources, targets = divided(rows)
     if targets is not None:
         return without_labels(pair_features(model, tokenizer, rows, max_length))
-    return answered(model, tokenizer, encoder_features(model, tokenizer, sources, max_length), writer)
+    return with_own_targets(model, tokenizer, encoder_features(model, tokenizer, sources, max_length), writer)
 
 
 def pair_features(
@@ -141,19 +141,19 @@ def without_labels(features: Sequence[Feature]) -> list[Feature]:
     return [{name: row[name] for name in row if name != "labels"} for row in features]
 
 
-def answered(
+def with_own_targets(
     model: PreTrainedModel, processor: Any, features: Sequence[Feature], writer: PreTrainedModel | None = None
 ) -> list[Feature]:
-    """The rows of an encoder-decoder with what its decoder reads when it, or `writer`, answers them greedily."""
+    """The rows of an encoder-decoder with what its decoder reads when it, or `writer`, writes outputs greedily."""
     writer = writer or model
-    size = _ANSWERED if input_kind(model) == "text" else 1
-    answers: list[Feature] = [{} for _ in features]
+    size = _WRITTEN if input_kind(model) == "text" else 1
+    targets: list[Feature] = [{} for _ in features]
     for numbers in by_length(features, size):
         batch = collate(model, processor, [features[number] for number in numbers])
         batch = {name: value.to(writer.dtype) if value.is_floating_point() else value for name, value in batch.items()}
-        for number, answer in zip(numbers, own_answers(writer, batch), strict=True):
-            answers[number] = answer
-    return [feature | answer for feature, answer in zip(features, answers, strict=True)]
+        for number, target in zip(numbers, own_targets(writer, batch), strict=True):
+            targets[number] = target
+    return [feature | target for feature, target in zip(features, targets, strict=True)]
 
 
 def image_features(
@@ -166,7 +166,7 @@ def image_features(
         {name: image[name][0].to(model.dtype if name == names[0] else torch.long) for name in names if name in image}
         for image in encoded
     ]
-    return answered(model, processor, features, writer) if has_decoder(model) else features
+    return with_own_targets(model, processor, features, writer) if has_decoder(model) else features
 
 
 def audio_features(
@@ -186,7 +186,7 @@ def audio_features(
     name = model.main_input_name
     encoded = (extractor(row.waveform, sampling_rate=row.rate, return_tensors="pt") for row in rows)
     features = [{name: values[name][0].to(model.dtype)} for values in encoded]
-    return answered(model, extractor, features, writer) if has_decoder(model) else features
+    return with_own_targets(model, extractor, features, writer) if has_decoder(model) else features
 
 
 def synthetic_features(

@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 Unlabelled = NamedSource | Iterable[Any]
 """A source, random words (``"synthetic"``), or strings, pairs of strings, images or recordings.
 
-For an encoder-decoder, pairs are sources with their targets; sources alone it answers itself, greedily."""
+For an encoder-decoder, pairs are sources with their targets; for sources alone it writes them itself, greedily."""
 
 
 def features_of(
@@ -51,7 +51,7 @@ def features_of(
         samples: rows at most.
         max_length: tokens of a row at most; None for as many as the model takes.
         seed: seed of the sample and of random words.
-        writer: the encoder-decoder that answers sources without targets; None for `model`.
+        writer: the encoder-decoder that writes targets for sources alone; None for `model`.
 
     Returns:
         The features, one per row, and a summary of the source for reports.

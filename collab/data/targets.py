@@ -13,7 +13,7 @@ from ..errors import DataError
 from ..models.inputs import decoder_inputs, decoder_vocabulary, longest_target, on_device
 from ..models.states import evaluating
 
-_ANSWER = 128  # tokens of an answer at most
+_LONGEST = 128  # tokens of an output at most
 
 
 def divided(rows: Sequence[Any]) -> tuple[list[str], list[str] | None]:
@@ -73,11 +73,11 @@ def target_features(
     return [feature | {"labels": ids} for feature, ids in zip(read, encoded, strict=True)]
 
 
-def own_answers(model: PreTrainedModel, batch: dict[str, Tensor]) -> list[dict[str, list[int]]]:
-    """Inputs of the decoder while the model answered a batch greedily, one entry for each row.
+def own_targets(model: PreTrainedModel, batch: dict[str, Tensor]) -> list[dict[str, list[int]]]:
+    """Inputs of the decoder while the model wrote outputs for a batch greedily, one entry for each row.
 
     Raises:
-        DataError: if the model has no head to answer with.
+        DataError: if the model has no head to write with.
     """
     if not model.can_generate():
         raise DataError(
@@ -91,7 +91,7 @@ def own_answers(model: PreTrainedModel, batch: dict[str, Tensor]) -> list[dict[s
             **on_device(batch, model.device),
             do_sample=False,
             num_beams=1,
-            max_length=min(_ANSWER, longest_target(model)),
+            max_length=min(_LONGEST, longest_target(model)),
         )
     start = config.decoder_start_token_id
     start = model.config.decoder_start_token_id if start is None else start

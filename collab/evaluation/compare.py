@@ -20,10 +20,13 @@ from ..models.layers import count_bytes, count_parameters, dropped_layers
 from ..models.outputs import Output, matched_states, outputs_of
 from ..models.padding import output_mask
 from ..models.states import evaluating
+from ..steps.step import Json
 from .timing import time_in_turn
 
 
-def agreement(original: PreTrainedModel, converted: PreTrainedModel, batches: Iterable[Batch]) -> dict[str, Any] | None:
+def agreement(
+    original: PreTrainedModel, converted: PreTrainedModel, batches: Iterable[Batch]
+) -> dict[str, float] | None:
     """Runs both models on batches, one batch at a time, and compares their outputs.
 
     Args:
@@ -34,7 +37,7 @@ def agreement(original: PreTrainedModel, converted: PreTrainedModel, batches: It
     Returns:
         None without batches; otherwise ``rows``, and for models with logits ``kl`` (mean Kullback-Leibler divergence
         from the original's distribution, nats; with several labels, summed over the labels of a row) and ``top1``
-        (fraction of answers where both prefer the same class, or agree on a label); for regressions
+        (fraction of outputs where both prefer the same class, or agree on a label); for regressions
         ``absolute_difference`` (mean over all outputs); for other models ``token_cosine`` (mean cosine of hidden
         states) and ``embedding_cosine`` (mean cosine of their means over a row's tokens). Padding is ignored
         (`collab.models.outputs`).
@@ -116,7 +119,7 @@ _COMPARED = 1024
 _TIMED = 256
 
 
-def compare(model: Checkpoint, against: Checkpoint, features: Sequence[Feature], *, rounds: int = 3) -> dict[str, Any]:
+def compare(model: Checkpoint, against: Checkpoint, features: Sequence[Feature], *, rounds: int = 3) -> Json:
     """Compares two models on the same rows.
 
     Args:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -69,7 +69,7 @@ def _batches(order: list[int], features: Sequence[Feature]) -> list[list[int]]:
     return batches
 
 
-def _columns(kind: str, model: PreTrainedModel, logits: Tensor, labels: Tensor) -> dict[str, Any]:
+def _columns(kind: str, model: PreTrainedModel, logits: Tensor, labels: Tensor) -> Mapping[str, list[Any]]:
     if kind == "regression":
         return {"predicted": logits.flatten().tolist(), "label": labels.tolist()}
     if kind == "classification":
@@ -90,19 +90,19 @@ def _columns(kind: str, model: PreTrainedModel, logits: Tensor, labels: Tensor) 
     return counts | _entities(names_of(model), predicted, labels, seen)
 
 
-def _entities(names: list[str], predicted: Tensor, labels: Tensor, seen: Tensor) -> dict[str, Any]:
+def _entities(names: list[str], predicted: Tensor, labels: Tensor, seen: Tensor) -> dict[str, list[int]]:
     """Entities as seqeval counts them: found if type, start and end are correct."""
     try:
         from seqeval.metrics.sequence_labeling import get_entities
     except ImportError as error:
         raise ExtraError("The F1 of entities needs seqeval: pip install 'collab[train]'.") from error
-    counts: dict[str, Any] = {"found": [], "entities": [], "entities_predicted": []}
+    counts: dict[str, list[int]] = {"found": [], "entities": [], "entities_predicted": []}
     for row in range(len(labels)):
-        actual, answered = (
+        actual, predicted_entities = (
             set(get_entities([names[number] for number in tags[row][seen[row]].tolist()]))
             for tags in (labels, predicted)
         )
-        counts["found"].append(len(actual & answered))
+        counts["found"].append(len(actual & predicted_entities))
         counts["entities"].append(len(actual))
-        counts["entities_predicted"].append(len(answered))
+        counts["entities_predicted"].append(len(predicted_entities))
     return counts

@@ -34,7 +34,7 @@ class RowOptions:
         label_column: column of the labels; None to look for the usual names.
         samples: rows at most.
         max_length: tokens of a row at most; None for as many as the model takes.
-        seed: seed of the sample, of drawn answers and of masked tokens.
+        seed: seed of the sample, of drawn outputs and of masked tokens.
 
     Raises:
         ConfigurationError: if a value cannot be used.
