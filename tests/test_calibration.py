@@ -201,6 +201,15 @@ class TestSources:
         assert calibration.held_out_moments is not None
         assert calibration.held_out == []
 
+    def test_the_batches_of_a_calibration_are_data_for_another(self, tokenizer: BertTokenizer) -> None:
+        model = tiny_model(BERT)
+        first = collab.calibrate(collab.Checkpoint(model, tokenizer), SENTENCES, options=FEW)
+        second = collab.calibrate(model, first, options=FEW)
+        assert second.summary == first.summary
+        assert second.held_out == first.held_out
+        for name, moments in first.moments.items():
+            assert torch.equal(second.moments[name].query_covariance, moments.query_covariance)
+
     def test_synthetic_leaves_out_special_and_unused_tokens(self, tokenizer: BertTokenizer) -> None:
         rows = self.synthetic_rows(tokenizer)
         for ids in rows:

@@ -213,8 +213,7 @@ class Candidates:
         self._progress("measuring times", 0, None)
         parts = [{part: own[part] for part in self._config.narrowed} for own in self.parts]
         passes = [block.passes for block in self.blocks]
-        heads = self.blocks[0].attention_layer(self.model).num_attention_heads
-        times = LayerTimes(self.build, parts, passes, bool(self.droppable), heads, self.native, self.random_rows())
+        times = LayerTimes(self.build, parts, passes, bool(self.droppable), self.native, self.random_rows())
         return Costs(times.whole, times.full, times.layer)
 
     @property

@@ -26,7 +26,6 @@ class LayerTimes:
         parts: by layer, the parts that may be narrower.
         passes: by layer, how many times it is applied.
         may_drop: whether layers can be dropped.
-        heads: H.
         native: the original.
         rows: the batch to measure.
     """
@@ -37,11 +36,10 @@ class LayerTimes:
         parts: Sequence[Mapping[Part, Narrowing]],
         passes: Sequence[float],
         may_drop: bool,
-        heads: int,
         native: PreTrainedModel,
         rows: Mapping[str, Tensor],
     ) -> None:
-        self._parts, self._passes, self._heads = parts, passes, heads
+        self._parts, self._passes = parts, passes
         self._per_parameter = self._per_dimension = self._layer = 0.0
         layers = range(len(parts))
         quarter = [
@@ -84,10 +82,9 @@ class LayerTimes:
 
     def _head_width(self, parts: Mapping[Part, Narrowing], widths: Mapping[Part, int]) -> int:
         """The width that kernels compute a head at: the wider one's. 0 if one of both keeps its width, and so this."""
-        of_head = {"queries-keys": self._heads, "values": 1}
-        if not of_head.keys() <= parts.keys():
+        if not {"queries-keys", "values"} <= parts.keys():
             return 0
-        wider = max(
-            widths.get(name, part.widths[0]) // of_head[name] for name, part in parts.items() if name in of_head
-        )
+        full, head_dim = parts["queries-keys"].widths[0], parts["values"].widths[0]  # K and d
+        query_key = widths.get("queries-keys", full) // (full // head_dim)
+        wider = max(query_key, widths.get("values", head_dim))
         return -(-wider // 8) * 8

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 from transformers import PreTrainedModel
 
@@ -11,6 +10,7 @@ from ..calibration.calibrate import Calibration
 from ..evaluation.options import REPORTED_LENGTHS
 from ..io.checkpoint import Checkpoint
 from ..models.inputs import lengths_within
+from ..planning.budget import Budget
 from ..planning.config import ConversionConfig
 from ..planning.conversions import Conversions
 from ..planning.plan import Plan
@@ -51,7 +51,7 @@ def plan(
     """
     model = Checkpoint.of(checkpoint).model
     config = config or ConversionConfig(params=1 / 2, form="auto", allocation="uniform")
-    budgets = [replace(config.budget, value=value) for value in fractions or config.FRACTIONS]
+    budgets = [Budget(config.budget.unit, value) for value in fractions or config.FRACTIONS]
     if isinstance(config, CompressionConfig):
         return Compressions(model, config, calibration, progress).plan(budgets)
     return Conversions(model, config, calibration, lengths or lengths_within(model, REPORTED_LENGTHS), progress).plan(

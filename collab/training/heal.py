@@ -25,6 +25,7 @@ from ..models.inputs import on_device
 from ..models.layers import FACTORS, count_parameters, entry_of
 from ..models.states import evaluating, set_dropout
 from ..progress import Progress, no_progress
+from ..steps.step import DataSummary
 from ..steps.training import Healing
 from .arguments import RunData, steps_of
 from .distillation import DistillationTrainer, distillation_loss, teacher_outputs
@@ -76,21 +77,11 @@ def heal(
     """
     options = options or HealOptions()
     checkpoint, original = Checkpoint.of(checkpoint), Checkpoint.of(teacher)
-    model, teacher, tokenizer = checkpoint.model, original.model, checkpoint.processor
+    model, teacher = checkpoint.model, original.model
     check_comparable(model, teacher)
-    features, summary = features_of(
-        model,
-        tokenizer,
-        data,
-        samples=options.samples,
-        max_length=options.max_length,
-        seed=options.run.seed,
-        writer=teacher,
-    )
-    train, held_out = hold_out(features, max(_PERIOD, -(-len(features) // _HELD_OUT)))
+    rows, summary = _rows(checkpoint, teacher, data, options)
     start = time.perf_counter()
-    rows = RunData(train, held_out, lambda features: collate(model, tokenizer, features))
-    batches = rows.batches(held_out, options.run.batch_size)
+    batches = rows.batches(rows.held_out, options.run.batch_size)
     agreed = agreement(teacher, model, batches)
     with (
         temporary_work(work) as folder,
@@ -116,7 +107,7 @@ def heal(
     settings = asdict(options)
     settings["run"]["learning_rate"] = result.start.learning_rate
     report = Healing(
-        data=summary | {"held_out": len(held_out)},
+        data=summary,
         settings=settings,
         parameters=sum(map(count_parameters, parameters.values())),
         before=before,
@@ -129,6 +120,25 @@ def heal(
         teacher=original.name,
     )
     return checkpoint.then(report)
+
+
+def _rows(
+    checkpoint: Checkpoint, teacher: PreTrainedModel, data: Unlabelled, options: HealOptions
+) -> tuple[RunData, DataSummary]:
+    """The rows to train and to evaluate on, and their source."""
+    model, processor = checkpoint.model, checkpoint.processor
+    features, summary = features_of(
+        model,
+        processor,
+        data,
+        samples=options.samples,
+        max_length=options.max_length,
+        seed=options.run.seed,
+        writer=teacher,
+    )
+    train, held_out = hold_out(features, max(_PERIOD, -(-len(features) // _HELD_OUT)))
+    rows = RunData(train, held_out, lambda features: collate(model, processor, features))
+    return rows, summary | {"held_out": len(held_out)}
 
 
 def _restore(
