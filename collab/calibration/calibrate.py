@@ -60,8 +60,8 @@ class Calibration:
     train: list[Batch] = field(default_factory=list)
 
     @property
-    def can_refine(self) -> bool:
-        """Whether there are rows to refine converted layers on, and others to judge them."""
+    def has_rows(self) -> bool:
+        """Whether there are rows to fit layers on, and others to judge them."""
         return bool(self.train and self.held_out)
 
 

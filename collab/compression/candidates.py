@@ -62,7 +62,7 @@ class Candidates:
         config: CompressionConfig,
         progress: Progress,
     ) -> None:
-        if not calibration.train or not calibration.held_out:
+        if not calibration.has_rows:
             raise CalibrationError(
                 "Compression needs the rows of the calibration, so calibrate on text, images or batches, not on a "
                 "callable."

@@ -29,7 +29,7 @@ def refine_options(config: ConversionConfig, calibration: Calibration | None) ->
     steps = config.refine
     if steps in ("none", 0):
         return None
-    if calibration is None or not calibration.can_refine:
+    if calibration is None or not calibration.has_rows:
         if steps == "auto":
             return None
         raise ConfigurationError(

@@ -243,7 +243,7 @@ class Conversions:
 
 def _refinement(calibration: Calibration | None) -> str:
     """The refinement after a conversion, in words."""
-    if calibration is None or not calibration.can_refine:
+    if calibration is None or not calibration.has_rows:
         return "Nothing is refined: that needs rows to calibrate on."
     return (
         "Predicted errors are those before refinement, by which a conversion then brings the output of each attention "
