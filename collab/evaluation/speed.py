@@ -37,10 +37,9 @@ def measure_speed(model: PreTrainedModel, original: PreTrainedModel) -> Speed:
         rounds = int(_SECONDS / max(1e-3, time.perf_counter() - start))
         times = rounds_in_turn(runs, min(_MOST, max(2, rounds)), warm=0) if rounds else first
     ratios = Spread.of([before / after for before, after in times])
-    before, after = (Spread.of(seconds).median for seconds in zip(*times, strict=True))
     device = model.device
     return Speed(
-        ratio=before / after,
+        ratio=ratios.median,
         low=ratios.low,
         high=ratios.high,
         rows=_ROWS,

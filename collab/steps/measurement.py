@@ -90,8 +90,8 @@ class Speed(Step):
     """The speed of a model beside the one that it was made from, when it was made.
 
     Attributes:
-        ratio: how many times as fast it is: ratio of the medians.
-        low: lower quartile of the ratios of single rounds.
+        ratio: how many times as fast it is: median of the ratios of single rounds.
+        low: lower quartile of these ratios.
         high: upper quartile.
         rows: rows of a batch, of random inputs without padding.
         length: tokens of a row; None for inputs of one size.
