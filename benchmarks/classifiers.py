@@ -90,7 +90,7 @@ class Bench:
             run = collab.RunOptions(
                 learning_rate=1e-4, weight_decay=0.01, steps=STEPS[name], precision="bfloat16", evaluations=3
             )
-            rows = collab.checkpoints.LabelledData(self.train, dev, label)
+            rows = collab.LabelledData(self.train, dev, label)
             collab.checkpoints.finetune(
                 str(demo_folder()), folder, self.task, rows, options=collab.FinetuneOptions(run=run)
             )

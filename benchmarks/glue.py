@@ -132,7 +132,7 @@ class Bench:
     def finetune(self, model: Path, output: Path, epochs: float, samples: int | None) -> None:
         """Any fine-tuning, on all rows or the first ones."""
         options = collab.FinetuneOptions(run=replace(self.run, epochs=epochs))
-        data = collab.checkpoints.LabelledData(self.train, self.dev, self.label, samples=samples)
+        data = collab.LabelledData(self.train, self.dev, self.label, samples=samples)
         collab.checkpoints.finetune(str(model), output, self.task, data, options=options)
 
 

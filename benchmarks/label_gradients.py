@@ -55,7 +55,7 @@ def main() -> None:
     train, dev = (collab.DataSource(str(folder / name), ("sentence",)) for name in ("train.tsv", "dev.tsv"))
     options = collab.FinetuneOptions(run=collab.RunOptions(learning_rate=1e-4, weight_decay=0.01, steps=500))
     with tempfile.TemporaryDirectory() as work:
-        data = collab.checkpoints.LabelledData(train, dev, "label", samples=16_000)
+        data = collab.LabelledData(train, dev, "label", samples=16_000)
         collab.checkpoints.finetune(str(demo_folder()), Path(work) / "tuned", task, data, options=options)
         loaded = collab.load(str(Path(work) / "tuned"))
     model, tokenizer = loaded.model, loaded.tokenizer

@@ -15,6 +15,7 @@ from .conversion.vocabulary import keep_tokens as keep_tokens
 from .data.examples import Examples as Examples
 from .data.examples import read_examples as read_examples
 from .data.source import DataSource as DataSource
+from .data.source import LabelledData as LabelledData
 from .data.task import Task as Task
 from .data.task import task_named as task_named
 from .decomposition.factors import Factors as Factors
@@ -33,6 +34,7 @@ from .evaluation.timing import Spread as Spread
 from .heads.inspection import Inspection as Inspection
 from .heads.inspection import LayerInspection as LayerInspection
 from .heads.inspection import inspect as inspect
+from .heads.options import MidwayPruning as MidwayPruning
 from .heads.options import PruneOptions as PruneOptions
 from .heads.options import RowOptions as RowOptions
 from .heads.options import ScoreOptions as ScoreOptions
@@ -45,6 +47,7 @@ from .io.checkpoint import Checkpoint as Checkpoint
 from .io.load import load as load
 from .io.options import LoadOptions as LoadOptions
 from .io.options import SaveOptions as SaveOptions
+from .io.options import TransformOptions as TransformOptions
 from .io.read import Source as Source
 from .io.write import save as save
 from .models.cache import CacheBytes as CacheBytes

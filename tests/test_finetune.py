@@ -11,6 +11,7 @@ import socket
 import subprocess
 import sys
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ from collab.io.read import read_json
 for extra in ("accelerate", "sklearn", "scipy"):
     pytest.importorskip(extra, reason="the train extra is not installed")
 
-from collab.checkpoints import LabelledData, MidwayPruning
+from collab import LabelledData, MidwayPruning
 from collab.data.encoding import mask_batch
 from collab.data.examples import class_numbers
 from collab.evaluation.metrics import intervals, measure
@@ -227,9 +228,8 @@ class TestRuns:
         def interrupt(*arguments: object, **named: object) -> None:
             raise KeyboardInterrupt
 
-        module = importlib.import_module("collab.checkpoints.finetune")
         with monkeypatch.context() as patch:
-            patch.setattr(module, "save_changed", interrupt)
+            patch.setattr(importlib.import_module("collab.checkpoints.transform"), "save", interrupt)
             with pytest.raises(KeyboardInterrupt):
                 finetune(folder, tmp_path / "late", data(folder), options=options)
         again = finetune(folder, tmp_path / "late", data(folder), options=options)
@@ -309,16 +309,18 @@ class TestPruningOnTheWay:
             if done == 2 and seen.count(2) == reached:  # of the first part, or of the second
                 raise KeyboardInterrupt
 
-        tune, what = collab.checkpoints.finetune_and_prune, (CLASSIFICATION, data(folder))
+        tune = partial(
+            collab.checkpoints.finetune, str(folder), task=CLASSIFICATION, data=data(folder), options=OPTIONS
+        )
         with pytest.raises(KeyboardInterrupt):
-            tune(str(folder), output, *what, self.pruning(), options=OPTIONS, progress=interrupt)
+            tune(output, pruning=self.pruning(), progress=interrupt)
         assert not output.exists()
         other = MidwayPruning(collab.PruneOptions(heads=0.25, rows=collab.RowOptions(samples=32)))
         with pytest.raises(collab.errors.TrainingError, match="--restart"):
-            tune(str(folder), output, *what, other, options=OPTIONS)
-        resumed = tune(str(folder), output, *what, self.pruning(), options=OPTIONS)
-        whole = tune(str(folder), tmp_path / "again", *what, self.pruning(), options=OPTIONS)
-        assert resumed.metrics == whole.metrics
+            tune(output, pruning=other)
+        resumed = tune(output, pruning=self.pruning())
+        whole = tune(tmp_path / "again", pruning=self.pruning())
+        assert resumed.report.metrics == whole.report.metrics
 
     @pytest.mark.parametrize("at", [0, 1, -0.5, float("nan")])
     def test_bad_moments(self, at: float) -> None:

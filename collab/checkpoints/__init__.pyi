@@ -4,10 +4,7 @@ from .convert import convert as convert
 from .evaluate import evaluate as evaluate
 from .expand import expand as expand
 from .export_onnx import export_onnx as export_onnx
-from .finetune import LabelledData as LabelledData
-from .finetune import MidwayPruning as MidwayPruning
 from .finetune import finetune as finetune
-from .finetune import finetune_and_prune as finetune_and_prune
 from .heads import ScoredHeads as ScoredHeads
 from .heads import score_heads as score_heads
 from .heal import heal as heal

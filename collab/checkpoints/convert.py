@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Unpack
 
 import torch
 from torch import Tensor
@@ -18,11 +19,10 @@ from ..errors import ConfigurationError
 from ..heads.reconversion import PrunedOriginal, read_pruned
 from ..io.checkpoint import Checkpoint
 from ..io.load import load_native
-from ..io.options import LoadOptions, SaveOptions
+from ..io.options import LoadOptions, TransformOptions
 from ..io.read import Source
 from ..models.weights import check_cast
 from ..planning.config import ConversionConfig
-from ..progress import Progress, no_progress
 from ..training.options import HealRequest
 from .calibrate import calibrate
 from .heal import healed
@@ -38,12 +38,10 @@ def convert(
     *,
     calibration: CalibrationRequest | None = None,
     heal: HealRequest | None = None,
-    load_options: LoadOptions | None = None,
-    save_options: SaveOptions | None = None,
     dtype: torch.dtype | None = None,
     keep_tokens: str | DataSource | None = None,
     measure_speed: bool = False,
-    progress: Progress = no_progress,
+    **more: Unpack[TransformOptions],
 ) -> Checkpoint:
     """Converts a checkpoint into a folder that appears whole or not at all.
 
@@ -54,15 +52,13 @@ def convert(
         calibration: data to calibrate on; by default that of `heal`, or else random words, and none at full rank.
         heal: data to heal the result on; None for no training. Unfinished healing is kept in `OUTPUT.training`, and
             the same call resumes it.
-        load_options: how to read the original.
-        save_options: how to write the result.
         dtype: dtype of the exported weights; None keeps the checkpoint's. The solver's is `SolverOptions.precision`.
         keep_tokens: text whose tokens stay in the vocabulary, others are left out: a file (of a table, the text
             in every column), another source, or ``"auto"`` for the text of calibration or healing. The result is
             exact on text of the same tokens; other words are split into shorter tokens or become unknown. None to
             keep all tokens.
         measure_speed: whether to measure how many times as fast as the original the result is.
-        progress: called after every batch of the calibration, every layer and every step of healing.
+        **more: see [`TransformOptions`][collab.TransformOptions].
 
     Returns:
         The converted model as written; `Checkpoint.step` gives its `Conversion`.
@@ -72,26 +68,14 @@ def convert(
             left behind.
     """
     conversion = _Convert(config, calibration, heal, dtype)
-    verbs: list[Verb] = []
-    if keep_tokens is not None:
-        verbs.append(conversion.fewer_tokens(keep_tokens))
-    verbs.append(conversion)
-    if heal is not None:
-        verbs.append(healed(heal))
-    if dtype is not None:
-        verbs.append(conversion.cast)
-    if measure_speed:
-        verbs.append(speed)
-    return transform(
-        model,
-        output,
-        verbs,
-        load=conversion.load,
-        trains=heal is not None,
-        load_options=load_options,
-        save_options=save_options,
-        progress=progress,
-    )
+    verbs = [
+        None if keep_tokens is None else conversion.fewer_tokens(keep_tokens),
+        conversion,
+        None if heal is None else healed(heal),
+        None if dtype is None else conversion.cast,
+        speed if measure_speed else None,
+    ]
+    return transform(model, output, verbs, load=conversion.load, trains=heal is not None, **more)
 
 
 class _Convert:

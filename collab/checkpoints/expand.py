@@ -4,29 +4,21 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
+from typing import Unpack
 
 from ..conversion.expand import expand as expand_model
 from ..conversion.expand import require_expandable
 from ..errors import NotConvertedError
 from ..io.checkpoint import Checkpoint
 from ..io.load import load_source
-from ..io.options import LoadOptions, SaveOptions
+from ..io.options import LoadOptions, TransformOptions
 from ..io.read import Source
-from ..progress import Progress, no_progress
 from .transform import Run, transform
 
 logger = logging.getLogger(__name__)
 
 
-def expand(
-    model: str,
-    output: str | Path,
-    *,
-    allow_error: float = 0.0,
-    load_options: LoadOptions | None = None,
-    save_options: SaveOptions | None = None,
-    progress: Progress = no_progress,
-) -> Checkpoint:
+def expand(model: str, output: str | Path, *, allow_error: float = 0.0, **more: Unpack[TransformOptions]) -> Checkpoint:
     """Expands a converted model in a folder or on the Hub into a folder that appears whole or not at all.
 
     The output is an ordinary checkpoint of the native class, with the tokenizer, sentence-transformers files, license
@@ -36,9 +28,8 @@ def expand(
         model: folder or Hub id.
         output: folder to write.
         allow_error: largest relative error of a layer; see `collab.expand`.
-        load_options: how to read the model; with trust_remote_code, a tokenizer's code is copied.
-        save_options: how to write the result.
-        progress: called before every phase.
+        **more: see [`TransformOptions`][collab.TransformOptions]; with `LoadOptions.trust_remote_code`,
+            a tokenizer's code is copied.
 
     Returns:
         The native model as written; `Checkpoint.step` gives its `Expansion`.
@@ -51,9 +42,7 @@ def expand(
         run.progress("expanding", 0, None)
         return expand_model(checkpoint, allow_error=allow_error)
 
-    return transform(
-        model, output, [verb], load=_load, load_options=load_options, save_options=save_options, progress=progress
-    )
+    return transform(model, output, [verb], load=_load, **more)
 
 
 def _load(source: Source, options: LoadOptions) -> Checkpoint:

@@ -6,6 +6,7 @@ import importlib
 import logging
 from dataclasses import replace
 from pathlib import Path
+from typing import Unpack
 
 from transformers import PreTrainedModel
 
@@ -14,18 +15,18 @@ from ..io.card import CARD_FILE, render_card, source_metadata, with_sections
 from ..io.checkpoint import Checkpoint
 from ..io.history import write_history
 from ..io.load import load_source
-from ..io.options import LoadOptions, SaveOptions
-from ..io.read import resolve_source
-from ..io.staging import check_output, check_space, staged
+from ..io.options import LoadOptions, TransformOptions
+from ..io.read import Source
+from ..io.staging import check_space, staged
 from ..io.write import carry_over
 from ..models.layers import count_parameters
 from ..onnx.check import check_graph, compare_graph
 from ..onnx.graph import Graph, write_graph
 from ..onnx.quantize import quantize
 from ..onnx.samples import check_exportable
-from ..progress import Progress, no_progress
 from ..steps.export import Export
 from ..steps.step import installed_versions
+from .transform import Run, transform
 
 logger = logging.getLogger(__name__)
 
@@ -34,15 +35,7 @@ INT8_FILE = "model_quantized.onnx"
 _PACKAGES = ("onnx", "onnxruntime", "onnxscript")
 
 
-def export_onnx(
-    model: str,
-    output: str | Path,
-    *,
-    int8: bool = False,
-    load_options: LoadOptions | None = None,
-    save_options: SaveOptions | None = None,
-    progress: Progress = no_progress,
-) -> Checkpoint:
+def export_onnx(model: str, output: str | Path, *, int8: bool = False, **more: Unpack[TransformOptions]) -> Checkpoint:
     """Writes a model as an ONNX graph into a folder that appears whole or not at all.
 
     The graph is in float32, takes any batch size and length, and is checked against PyTorch before it is put in place.
@@ -51,9 +44,7 @@ def export_onnx(
         model: folder or Hub id of an original or a converted model.
         output: folder to write.
         int8: also write a graph with int8 weights.
-        load_options: how to read the model.
-        save_options: how to write the result.
-        progress: called before every phase.
+        **more: see [`TransformOptions`][collab.TransformOptions].
 
     Returns:
         The model, with an `Export` as its report.
@@ -65,31 +56,12 @@ def export_onnx(
         OutputError: if the folder cannot be written; nothing is left behind.
         VerificationError: if the graph does not compute what the model computes; nothing is left behind.
     """
-    load_options, save_options = load_options or LoadOptions(), save_options or SaveOptions()
-    output = Path(output).expanduser()
     _require_extra()
-    progress("loading the model", 0, None)
-    source = resolve_source(model, load_options.revision)
-    check_output(output, source.folder, save_options.overwrite)
-    loaded = load_source(source, load_options)
-    check_exportable(loaded.model)
-    if loaded.missing:
-        logger.warning("Not in the checkpoint, so initialized at random: %s.", ", ".join(loaded.missing))
-    network = loaded.model
-    network.float()
-    size = 4 * count_parameters(network)
-    check_space(output, size + (size // 3 if int8 else 0))
-    with staged(output, save_options.overwrite) as folder:
-        _write_config(network, folder)
-        carry_over(loaded, folder)
-        progress("tracing, and checking against PyTorch", 0, None)
-        exported = loaded.then(_write_graphs(loaded, folder, int8))
-        exported = replace(exported, history=loaded.history.then(exported.steps, command=save_options.command))
-        write_history(folder, exported.history)
-        card = with_sections(_card(loaded, exported.report, output.name), exported.steps, output.name)
-        (folder / CARD_FILE).write_text(card, encoding="utf-8")
-    logger.info("Wrote %s.", output)
-    return exported
+
+    def write(checkpoint: Checkpoint, run: Run) -> Checkpoint:
+        return _write(checkpoint, run, int8)
+
+    return transform(model, output, [], load=_load, write=write, **more)
 
 
 def _require_extra() -> None:
@@ -98,6 +70,33 @@ def _require_extra() -> None:
             importlib.import_module(name)
         except ImportError as error:
             raise ExtraError(f"Exporting to ONNX needs {name}: pip install 'collab[onnx]'.") from error
+
+
+def _load(source: Source, options: LoadOptions) -> Checkpoint:
+    loaded = load_source(source, options)
+    check_exportable(loaded.model)
+    if loaded.missing:
+        logger.warning("Not in the checkpoint, so initialized at random: %s.", ", ".join(loaded.missing))
+    loaded.model.float()
+    return loaded
+
+
+def _write(checkpoint: Checkpoint, run: Run, int8: bool) -> Checkpoint:
+    """Writes graphs, config, report, card and the other files of the model."""
+    size = 4 * count_parameters(checkpoint.model)
+    check_space(run.output, size + (size // 3 if int8 else 0))
+    name = run.output.name
+    with staged(run.output, run.save_options.overwrite) as folder:
+        _write_config(checkpoint.model, folder)
+        carry_over(checkpoint, folder)
+        run.progress("tracing, and checking against PyTorch", 0, None)
+        exported = checkpoint.then(_write_graphs(checkpoint, folder, int8))
+        history = checkpoint.history.then(exported.steps, command=run.save_options.command)
+        write_history(folder, history)
+        card = with_sections(_card(checkpoint, exported.report, name), exported.steps, name)
+        (folder / CARD_FILE).write_text(card, encoding="utf-8")
+    logger.info("Wrote %s.", run.output)
+    return replace(exported, history=history)
 
 
 def _write_config(network: PreTrainedModel, folder: Path) -> None:

@@ -5,66 +5,26 @@ Training code is imported where it is called, because transformers' `Trainer` is
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 from ..data.examples import Examples, label_names, read_examples
-from ..data.source import DataSource
+from ..data.source import LabelledData
 from ..data.task import Task
 from ..errors import ConfigurationError, DataError
 from ..evaluation.compare import check_tokenizers
-from ..heads.options import PruneOptions
+from ..heads.options import MidwayPruning
 from ..io.checkpoint import Checkpoint
 from ..io.load import load, load_source
-from ..io.options import LoadOptions, SaveOptions
+from ..io.options import LoadOptions, SaveOptions, TransformOptions
 from ..io.read import Source, read_config, resolve_source
 from ..io.staging import check_output
 from ..processes import is_main_process
-from ..progress import Progress, no_progress
-from ..training.options import FinetuneOptions, RunOptions
+from ..training.options import FinetuneOptions
 from ..training.work import Start, exclusive_lock, finish, open_work, record_start, wait_for_everyone, work_folder
 from .prune import prune
 from .transform import Run, transform
-
-
-@dataclass(frozen=True)
-class LabelledData:
-    """Labelled rows to train on and to evaluate on.
-
-    Attributes:
-        train: training rows; None for the task's own.
-        held_out: held-out rows; None for the task's own.
-        label_column: column of the labels; None to look for the usual names.
-        labels: class names in the order of their numbers; taken from the data if empty.
-        samples: rows of `train` at most, the first ones; None for all.
-        new_head: replace the model's head by a new one for these labels.
-    """
-
-    train: DataSource | None = None
-    held_out: DataSource | None = None
-    label_column: str | None = None
-    labels: tuple[str, ...] = ()
-    samples: int | None = None
-    new_head: bool = False
-
-    def read(self, task: Task) -> tuple[Examples, Examples]:
-        """Reads the training and the held-out rows.
-
-        Raises:
-            ConfigurationError: if a source is not given, and the task has no data of its own.
-            DataError: if they cannot be read.
-        """
-        examples = []
-        for source, own, option, samples in (
-            (self.train, task.train, "--train (train=)", self.samples),
-            (self.held_out, task.held_out, "--eval (held_out=)", None),
-        ):
-            if source is None and own is None:
-                raise ConfigurationError(f"{task.kind} has no data of its own; give the rows with {option}.")
-            examples.append(read_examples(source or own, task, self.label_column, samples))  # type: ignore[arg-type]
-        return examples[0], examples[1]
 
 
 def finetune(
@@ -75,37 +35,74 @@ def finetune(
     *,
     options: FinetuneOptions | None = None,
     teacher: str | None = None,
-    load_options: LoadOptions | None = None,
-    save_options: SaveOptions | None = None,
-    progress: Progress = no_progress,
+    pruning: MidwayPruning | None = None,
+    **more: Unpack[TransformOptions],
 ) -> Checkpoint:
     """Fine-tunes a model in a folder or on the Hub into a folder that appears whole or not at all.
 
-    Unfinished work is kept in `OUTPUT.training`, and the same call resumes it.
+    Unfinished work is kept in `OUTPUT.training`, and the same call resumes it. With `pruning`, the best checkpoint of
+    the first part of the training is pruned and trained on; all of that is kept in `OUTPUT.pruning`.
 
     Args:
         model: folder or Hub id of an original or a converted model.
         output: folder to write.
         task: task to train for.
-        data: labelled rows.
-        options: training settings.
+        data: labelled rows; heads are scored on those to train on.
+        options: training settings, with `pruning` of both parts together.
         teacher: folder or Hub id of a model for the same task, whose outputs are learned in addition to the labels.
-        load_options: how to read the model.
-        save_options: how to write the result, and whether to resume unfinished work.
-        progress: called after every step.
+        pruning: which heads to prune, and when; None to prune none.
+        **more: see [`TransformOptions`][collab.TransformOptions].
 
     Returns:
-        The trained model as written; `Checkpoint.step` gives its `Finetuning`.
+        The trained model as written; `Checkpoint.step` gives its `Finetuning`, with `pruning` of the second part.
 
     Raises:
-        CollabError: as raised by `collab.load`, `collab.read_examples`, `collab.finetune` and `collab.save`.
+        CollabError: as raised by `collab.load`, `collab.read_examples`, `collab.finetune`, `collab.prune` and
+            `collab.save`.
     """
     _require_head(task)
     options = options or FinetuneOptions()
+    if pruning is None:
+        return _train(model, output, task, data, options, teacher, **more)
+    load_options, save_options = more.get("load_options") or LoadOptions(), more.get("save_options") or SaveOptions()
+    output = Path(output).expanduser()
+    check_output(output, resolve_source(model, load_options.revision).folder, save_options.overwrite)
+    first, second = (replace(options, run=run) for run in pruning.halves(options.run))
+    work = work_folder(output, "pruning")
+    with exclusive_lock(work):
+        fingerprint = repr((model, load_options.revision, task, data, pruning, options, teacher))
+        if open_work(work, fingerprint, save_options.restart) is None and is_main_process():
+            record_start(work, fingerprint, Start({}, 0.0))
+        whole, pruned = work / "whole", work / "pruned"
+        more["save_options"] = SaveOptions(command=save_options.command)
+        if not (whole.exists() or pruned.exists()):
+            _train(model, whole, task, data, first, teacher, **more)
+        more["load_options"] = replace(load_options, revision=None)
+        if not pruned.exists() and is_main_process():
+            rows = replace(pruning.options.rows, label_column=data.label_column)
+            which = replace(pruning.options, rows=rows)
+            prune(str(whole), pruned, which, data=data.train or task.train, task=task, **more)
+        wait_for_everyone()  # for the process that prunes
+        more["save_options"] = replace(save_options, restart=False)
+        trained = _train(str(pruned), output, task, replace(data, new_head=False), second, teacher, **more)
+        finish(work)
+    return trained
+
+
+def _train(
+    model: str,
+    output: str | Path,
+    task: Task,
+    data: LabelledData,
+    options: FinetuneOptions,
+    teacher: str | None,
+    **more: Unpack[TransformOptions],
+) -> Checkpoint:
+    """Fine-tunes from folder to folder without pruning, as `finetune` says."""
     rows: list[tuple[Examples, Examples]] = []
 
     def load_with_head(source: Source, load_options: LoadOptions) -> Checkpoint:
-        rows.append(data.read(task))
+        rows.append(_read(data, task))
         head, seed = _head(task, read_config(source.folder), rows[0], data), options.run.seed
         loaded = load_source(
             source, load_options, auto_class=task.auto_class, config_changes=head, new_head=data.new_head, seed=seed
@@ -123,20 +120,29 @@ def finetune(
             options=options,
             teacher=_teacher(teacher, task, checkpoint),
             work=run.work,
-            restart=run.restart,
+            restart=run.save_options.restart,
             progress=run.progress,
         )
 
-    return transform(
-        model,
-        output,
-        [train],
-        load=load_with_head,
-        trains=True,
-        load_options=load_options,
-        save_options=save_options,
-        progress=progress,
-    )
+    return transform(model, output, [train], load=load_with_head, trains=True, **more)
+
+
+def _read(data: LabelledData, task: Task) -> tuple[Examples, Examples]:
+    """Reads the training and the held-out rows.
+
+    Raises:
+        ConfigurationError: if a source is not given, and the task has no data of its own.
+        DataError: if they cannot be read.
+    """
+    examples = []
+    for source, own, option, samples in (
+        (data.train, task.train, "--train (train=)", data.samples),
+        (data.held_out, task.held_out, "--eval (held_out=)", None),
+    ):
+        if source is None and own is None:
+            raise ConfigurationError(f"{task.kind} has no data of its own; give the rows with {option}.")
+        examples.append(read_examples(source or own, task, data.label_column, samples))  # type: ignore[arg-type]
+    return examples[0], examples[1]
 
 
 def _require_head(task: Task) -> None:
@@ -188,111 +194,3 @@ def _check_tags(task: Task, names: list[str]) -> None:
             f"The tags {', '.join(names[:5])} do not say where an entity begins (B-, I-, O), so {task.best_by} "
             "cannot be computed. Name them with --labels (labels=), or choose the metric accuracy (--metric)."
         )
-
-
-@dataclass(frozen=True)
-class MidwayPruning:
-    """Pruning in the middle of fine-tuning.
-
-    Attributes:
-        options: which heads to prune, by scores on the labelled training rows.
-        at: fraction of the training before pruning, in (0, 1).
-
-    Raises:
-        ConfigurationError: if `at` is not between 0 and 1.
-    """
-
-    options: PruneOptions
-    at: float = 0.5
-
-    def __post_init__(self) -> None:
-        if not 0 < self.at < 1:
-            raise ConfigurationError(
-                f"Pruning must come after a fraction of the training between 0 and 1, not {self.at}. To prune before "
-                "or after training, use collab prune."
-            )
-
-    def halves(self, run: RunOptions) -> tuple[RunOptions, RunOptions]:
-        """Settings of the training before and after pruning, each with its own learning-rate schedule."""
-        before = after = None
-        if run.steps is not None:
-            before = round(run.steps * self.at)
-            after = run.steps - before
-            if not before or not after:
-                raise ConfigurationError(f"{self.at} of {run.steps} steps leaves no step before or after pruning.")
-        first, second = (
-            replace(run, steps=steps, epochs=run.epochs * part, evaluations=max(1, round(run.evaluations * part)))
-            for part, steps in ((self.at, before), (1 - self.at, after))
-        )
-        return first, second
-
-
-def finetune_and_prune(
-    model: str,
-    output: str | Path,
-    task: Task,
-    data: LabelledData,
-    pruning: MidwayPruning,
-    *,
-    options: FinetuneOptions | None = None,
-    teacher: str | None = None,
-    load_options: LoadOptions | None = None,
-    save_options: SaveOptions | None = None,
-    progress: Progress = no_progress,
-) -> Checkpoint:
-    """Fine-tunes a model, prunes its best checkpoint and fine-tunes on; the output appears whole or not at all.
-
-    Unfinished work, including the models before and after pruning, is kept in `OUTPUT.pruning`, and the same call
-    resumes it.
-
-    Args:
-        model: folder or Hub id of an original or a converted model.
-        output: folder to write.
-        task: task to train for.
-        data: labelled rows; heads are scored on those to train on.
-        pruning: which heads to prune, and when.
-        options: training settings of both parts together.
-        teacher: folder or Hub id of a model for the same task, whose outputs are learned in addition to the labels.
-        load_options: how to read the model.
-        save_options: how to write the result, and whether to resume unfinished work.
-        progress: called after every step.
-
-    Returns:
-        The trained model as written, with the `Finetuning` of the second part.
-
-    Raises:
-        CollabError: as raised by `finetune` and `prune`.
-    """
-    options, load_options = options or FinetuneOptions(), load_options or LoadOptions()
-    save_options = save_options or SaveOptions()
-    output = Path(output).expanduser()
-    check_output(output, resolve_source(model, load_options.revision).folder, save_options.overwrite)
-    first, second = (replace(options, run=run) for run in pruning.halves(options.run))
-    work = work_folder(output, "pruning")
-    with exclusive_lock(work):
-        fingerprint = repr((model, load_options.revision, task, data, pruning, options, teacher))
-        if open_work(work, fingerprint, save_options.restart) is None and is_main_process():
-            record_start(work, fingerprint, Start({}, 0.0))
-        here = replace(load_options, revision=None)
-        inside = SaveOptions(command=save_options.command)
-        whole, pruned = work / "whole", work / "pruned"
-        train = partial(finetune, task=task, teacher=teacher, progress=progress)
-        if not (whole.exists() or pruned.exists()):
-            train(model, whole, data=data, options=first, load_options=load_options, save_options=inside)
-        if not pruned.exists() and is_main_process():
-            rows = replace(pruning.options.rows, label_column=data.label_column)
-            prune(
-                str(whole),
-                pruned,
-                replace(pruning.options, rows=rows),
-                data=data.train or task.train,
-                task=task,
-                load_options=here,
-                save_options=inside,
-                progress=progress,
-            )
-        wait_for_everyone()  # for the process that prunes
-        data, last = replace(data, new_head=False), replace(save_options, restart=False)
-        finetuning = train(str(pruned), output, data=data, options=second, load_options=here, save_options=last)
-        finish(work)
-    return finetuning

@@ -7,17 +7,17 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Unpack
 
 from ..data.prepare import Unlabelled
 from ..errors import CheckpointError, ConfigurationError
 from ..evaluation.compare import check_tokenizers
 from ..io.checkpoint import Checkpoint
 from ..io.load import load
-from ..io.options import LoadOptions, SaveOptions
+from ..io.options import LoadOptions, TransformOptions
 from ..modeling.collab_model import CollaborativeMixin
 from ..models.states import in_float32
 from ..processes import processes
-from ..progress import Progress, no_progress
 from ..training.options import HealOptions, HealRequest
 from .transform import Run, Verb, transform
 
@@ -29,9 +29,7 @@ def heal(
     *,
     options: HealOptions | None = None,
     teacher: str | None = None,
-    load_options: LoadOptions | None = None,
-    save_options: SaveOptions | None = None,
-    progress: Progress = no_progress,
+    **more: Unpack[TransformOptions],
 ) -> Checkpoint:
     """Heals a converted model in a folder or on the Hub into a folder that appears whole or not at all.
 
@@ -43,9 +41,7 @@ def heal(
         data: rows to train on; see `collab.heal`.
         options: training settings.
         teacher: folder or Hub id of the original; None for the one that the model's report names.
-        load_options: how to read the model.
-        save_options: how to write the result, and whether to resume unfinished work.
-        progress: called after every step.
+        **more: see [`TransformOptions`][collab.TransformOptions].
 
     Returns:
         The healed model as written; `Checkpoint.step` gives its `Healing`.
@@ -59,9 +55,7 @@ def heal(
         check_tokenizers(checkpoint.processor, original.processor)
         return _healed(checkpoint, original, data, options, run)
 
-    return transform(
-        model, output, [verb], trains=True, load_options=load_options, save_options=save_options, progress=progress
-    )
+    return transform(model, output, [verb], trains=True, **more)
 
 
 def healed(request: HealRequest) -> Verb:
@@ -94,7 +88,7 @@ def _healed(
             data,
             options=options,
             work=run.work,
-            restart=run.restart,
+            restart=run.save_options.restart,
             progress=run.progress,
         )
 

@@ -9,27 +9,32 @@ from ..heads.inspection import Inspection
 from ..heads.inspection import inspect as inspect_model
 from ..io.history import read_history
 from ..io.load import config_of, model_class_of, without_weights
+from ..io.options import LoadOptions
 from ..io.read import read_config, resolve_source
 
 
 def inspect(
-    model: str, *, revision: str | None = None, num_heads: int | None = None, lengths: Sequence[int] | None = None
+    model: str,
+    *,
+    num_heads: int | None = None,
+    lengths: Sequence[int] | None = None,
+    load_options: LoadOptions | None = None,
 ) -> Inspection:
     """Describes the attention of a model in a folder or on the Hub, original or converted, without reading its weights.
 
     Args:
         model: folder or Hub id.
-        revision: branch, tag or commit on the Hub.
         num_heads: number of heads to use instead of the config's.
         lengths: sequence lengths T to count the arithmetic for, in tokens; None for 32, 128 and 512, or what the model
             accepts where that is less.
+        load_options: how to read the model.
 
     Raises:
         CheckpointError: if there is no such model.
         UnsupportedArchitectureError: if its attention is not supported.
         ConfigurationError: if the hidden size cannot be divided among `num_heads`.
     """
-    source = resolve_source(model, revision)
+    source = resolve_source(model, (load_options or LoadOptions()).revision)
     raw = read_config(source.folder)
     config = config_of(source)
     model_class = model_class_of(raw, source.name)

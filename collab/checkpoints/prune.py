@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Unpack
 
 from ..data.prepare import Unlabelled
 from ..data.task import Task
@@ -12,13 +13,12 @@ from ..heads.pruning import prune as prune_model
 from ..heads.rows import head_rows
 from ..io.checkpoint import Checkpoint
 from ..io.load import load_source
-from ..io.options import LoadOptions, SaveOptions
+from ..io.options import LoadOptions, TransformOptions
 from ..io.read import Source
-from ..progress import Progress, no_progress
 from ..training.options import HealRequest
 from .heal import healed
 from .speed import speed
-from .transform import Run, Verb, transform
+from .transform import Run, transform
 
 
 def prune(
@@ -29,10 +29,8 @@ def prune(
     data: Unlabelled | None = None,
     task: Task | None = None,
     heal: HealRequest | None = None,
-    load_options: LoadOptions | None = None,
-    save_options: SaveOptions | None = None,
     measure_speed: bool = False,
-    progress: Progress = no_progress,
+    **more: Unpack[TransformOptions],
 ) -> Checkpoint:
     """Prunes heads of a model in a folder or on the Hub into a folder that appears whole or not at all.
 
@@ -44,10 +42,8 @@ def prune(
         task: task of the labels to score by; None for the model's own answers.
         heal: data to heal the pruned model on, with the unpruned model as teacher; None for no training. Unfinished
             healing is kept in `OUTPUT.training`, and the same call resumes it.
-        load_options: how to read the model.
-        save_options: how to write the result, and whether to resume unfinished healing.
         measure_speed: whether to measure how many times as fast as the unpruned model the result is.
-        progress: called during scoring, and after every step of healing.
+        **more: see [`TransformOptions`][collab.TransformOptions].
 
     Returns:
         The pruned model as written; `Checkpoint.step` gives its `Pruning`.
@@ -66,21 +62,11 @@ def prune(
             rows = head_rows(checkpoint, data, task, options.rows)
         return prune_model(checkpoint, options, rows, progress=run.progress)
 
-    verbs: list[Verb] = [verb]
-    if heal is not None:
-        verbs.append(healed(heal))
-    if measure_speed:
-        verbs.append(speed)
-    return transform(
-        model,
-        output,
-        verbs,
-        load=lambda source, load: load_to_score(source, load, task),
-        trains=heal is not None,
-        load_options=load_options,
-        save_options=save_options,
-        progress=progress,
-    )
+    def load(source: Source, options: LoadOptions) -> Checkpoint:
+        return load_to_score(source, options, task)
+
+    verbs = [verb, None if heal is None else healed(heal), speed if measure_speed else None]
+    return transform(model, output, verbs, load=load, trains=heal is not None, **more)
 
 
 def load_to_score(source: Source, options: LoadOptions, task: Task | None) -> Checkpoint:

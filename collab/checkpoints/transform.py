@@ -6,10 +6,11 @@ import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Unpack
 
 from ..io.checkpoint import Checkpoint
 from ..io.load import load_source
-from ..io.options import LoadOptions, SaveOptions
+from ..io.options import LoadOptions, SaveOptions, TransformOptions
 from ..io.read import Source, resolve_source
 from ..io.staging import check_output, check_space
 from ..io.write import save
@@ -27,12 +28,12 @@ class Run:
 
     Attributes:
         output: folder that the result will be written to.
-        restart: whether to discard unfinished training for that folder instead of resuming it.
+        save_options: how it will be written.
         progress: progress callback.
     """
 
     output: Path
-    restart: bool
+    save_options: SaveOptions
     progress: Progress
 
     @property
@@ -45,16 +46,21 @@ Verb = Callable[[Checkpoint, Run], Checkpoint]
 """Does something to a model: a checkpoint with one step more."""
 
 
+def write(checkpoint: Checkpoint, run: Run) -> Checkpoint:
+    """Writes a model and checks what was written, as the last verb."""
+    run.progress("writing and checking", 0, None)
+    return replace(checkpoint, history=save(checkpoint, run.output, run.save_options))
+
+
 def transform(
     model: str,
     output: str | Path,
-    verbs: Sequence[Verb],
+    verbs: Sequence[Verb | None],
     *,
     load: Callable[[Source, LoadOptions], Checkpoint] = load_source,
+    write: Verb = write,
     trains: bool = False,
-    load_options: LoadOptions | None = None,
-    save_options: SaveOptions | None = None,
-    progress: Progress = no_progress,
+    **options: Unpack[TransformOptions],
 ) -> Checkpoint:
     """Loads a model, applies verbs, and saves the result in a folder that appears whole or not at all.
 
@@ -64,12 +70,11 @@ def transform(
     Args:
         model: folder or Hub id.
         output: folder to write.
-        verbs: the verbs, in their order.
+        verbs: the verbs, in their order; None for one that was not asked for.
         load: reads the model.
+        write: writes the result.
         trains: whether a verb keeps unfinished training in `OUTPUT.training`, from which the same call resumes.
-        load_options: how to read the model.
-        save_options: how to write the result, and whether to resume unfinished training.
-        progress: progress callback.
+        **options: see `TransformOptions`.
 
     Returns:
         The model as written, with its history and the steps that were done.
@@ -77,21 +82,21 @@ def transform(
     Raises:
         CollabError: as raised by `load`, the verbs and `collab.save`. No output is left behind.
     """
-    load_options, save_options = load_options or LoadOptions(), save_options or SaveOptions()
-    output = Path(output).expanduser()
+    load_options = options.get("load_options") or LoadOptions()
+    save_options = options.get("save_options") or SaveOptions()
+    output, progress = Path(output).expanduser(), options.get("progress", no_progress)
     progress("loading the model", 0, None)
     source = resolve_source(model, load_options.revision)
     check_output(output, source.folder, save_options.overwrite)
     weights = [*source.folder.glob("*.safetensors"), *source.folder.glob("*.bin")]
     check_space(output, sum(file.stat().st_size for file in weights) // _LEAST)
-    run = Run(output, save_options.restart, progress)
+    run = Run(output, save_options, progress)
     with exclusive_lock(run.work) if trains else contextlib.nullcontext():
         checkpoint = load(source, load_options)
-        for verb in verbs:
+        for verb in filter(None, verbs):
             checkpoint = verb(checkpoint, run)
         if is_main_process():
-            progress("writing and checking", 0, None)
-            checkpoint = replace(checkpoint, history=save(checkpoint, output, save_options))
+            checkpoint = write(checkpoint, run)
         if trains:
             finish(run.work)
     return checkpoint

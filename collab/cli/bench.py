@@ -7,7 +7,6 @@ from pathlib import Path
 import click
 
 from ..evaluation.options import BenchOptions
-from ..io.options import LoadOptions
 from .command import command, gathers
 from .options.measuring import against_option, figure_option, lengths_option, rounds_option
 from .options.model import device_option, dtype_option, model_weights, seed_option
@@ -41,27 +40,19 @@ from .session import Session
 @seed_option
 @figure_option
 @model_weights
-def bench(
-    model: str,
-    *,
-    against: str | None,
-    options: BenchOptions,
-    figure: Path | None,
-    load_options: LoadOptions,
-    session: Session,
-) -> None:
+def bench(figure: Path | None, session: Session) -> None:
     """Measure speed, memory and size of MODEL, original or converted, on random inputs without padding."""
     if figure is not None:
         from ..figures.style import check_figure
 
         check_figure(figure)
-    session.begin(model)
+    session.begin()
     from ..checkpoints.bench import bench as bench_checkpoints
     from ..figures.plan import draw_bench
     from .bench_tables import show_bench
 
     session.progress("loading the model", 0, None)
-    report = bench_checkpoints(model, against, options, load_options=load_options, progress=session.progress)
+    report = session.call(bench_checkpoints)
     if figure is not None:
         draw_bench(report, figure)
     session.result(report.to_dict(), lambda: show_bench(report))

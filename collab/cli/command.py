@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import shlex
 import sys
 from collections.abc import Callable
@@ -12,7 +11,7 @@ from typing import Any, TypeVar
 import click
 
 from ..errors import ConfigurationError
-from .session import Session
+from .session import Session, Values
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 Decorator = Callable[[Function], Function]
@@ -74,7 +73,7 @@ class Command(click.Command):
     """A command with the options on output that all have, run with messages instead of tracebacks.
 
     Its function is called with the values of its options, gathered where they belong together (`gathers`), and with a
-    `Session` by the name of ``session``.
+    `Session` by the name of ``session``. It takes those that it decides anything by; `Session.call` passes them on.
     """
 
     def __init__(self, *arguments: Any, **settings: Any) -> None:
@@ -103,18 +102,13 @@ class Command(click.Command):
         assert self.callback is not None
         for param in self.params:
             _check_value(ctx, param)
-        values = dict(ctx.params)
-        session = Session(values.pop("as_json"), values.pop("quiet"), values.pop("verbose"), values.get("output"))
+        values = Values(ctx.params)
+        session = Session(values)
         with session.running():
             values["command"] = command_line()
             for name, build in vars(self.callback).get("gathered", {}).items():
-                values[name] = build(**_called(build, values))
-            self.callback(**_called(self.callback, values), session=session)
-
-
-def _called(function: Callable[..., Any], values: dict[str, Any]) -> dict[str, Any]:
-    """The values that a function's parameters are named after."""
-    return {name: values[name] for name in inspect.signature(function).parameters if name in values}
+                values[name] = build(**values.named_in(build))
+            self.callback(**values.named_in(self.callback), session=session)
 
 
 def _check_value(ctx: click.Context, param: click.Parameter) -> None:

@@ -9,16 +9,15 @@ import click
 from ..calibration.options import CalibrationRequest
 from ..compression.options import CompressionConfig
 from ..errors import ConfigurationError
-from ..io.options import LoadOptions, SaveOptions
 from ..planning.budget import PARTS, Part
-from ..training.options import HealOptions, HealRequest, RunOptions
+from ..training.options import HealOptions, HealRequest, RunOptions, TrainingPrecision
 from .command import Parsed, command, gathers
 from .options.calibration import calibration_options, flops_option
-from .options.data import unlabelled
+from .options.data import Unlabelled
 from .options.measuring import speed_option
 from .options.model import keep_tokens_option, model_in, model_out, seed_option
 from .options.training import heal_options
-from .session import INTERRUPTED_TRAINING, Session
+from .session import Session
 
 _RUN = RunOptions(steps=200, batch_size=64, evaluations=2, precision="auto")
 
@@ -34,12 +33,10 @@ def _parts(text: str) -> tuple[Part, ...]:
 
 def _heal(
     heal: str | None,
+    unlabelled: Unlabelled,
     heal_steps: int,
-    heal_precision: str,
+    heal_precision: TrainingPrecision,
     calibration: CalibrationRequest,
-    text_column: tuple[str, ...],
-    calibration_subset: str | None,
-    calibration_split: str,
     seed: int,
 ) -> HealRequest | None:
     """Healing, by default on the data of the calibration."""
@@ -48,14 +45,14 @@ def _heal(
             raise ConfigurationError("--heal names data to heal on, but --heal-steps is 0.")
         return None
     if heal is not None:
-        source = unlabelled(heal, text_column, calibration_subset, calibration_split)
+        source = unlabelled(heal)
     else:
         source = "synthetic" if isinstance(calibration.source, str) else calibration.source
     run = RunOptions(
         steps=heal_steps,
         batch_size=_RUN.batch_size,
         evaluations=max(_RUN.evaluations, heal_steps // 200),
-        precision=heal_precision,  # type: ignore[arg-type]
+        precision=heal_precision,
         seed=seed,
     )
     return HealRequest(source, HealOptions("layers", 65536, calibration.options.max_length, run))
@@ -97,41 +94,15 @@ def _heal(
 @model_in
 @speed_option
 @model_out
-def compress(
-    model: str,
-    output: Path,
-    *,
-    config: CompressionConfig,
-    calibration: CalibrationRequest,
-    heal: HealRequest | None,
-    load_options: LoadOptions,
-    save_options: SaveOptions,
-    keep_tokens: str | None,
-    measure_speed: bool,
-    session: Session,
-) -> None:
+def compress(output: Path, heal: HealRequest | None, session: Session) -> None:
     """Make every part of MODEL, a folder or a Hub id, smaller, and write the result to the folder OUTPUT.
 
     Give one budget: --flops, --params or --speedup. Needs no labels.
     """
-    if heal is not None:
-        session.interrupted = INTERRUPTED_TRAINING
-    session.begin(model)
+    session.begin(trains=heal is not None)
     from ..checkpoints.compress import compress as compress_checkpoint
     from ..steps.compression import Compression
     from .outcome import finish
 
-    compressed = compress_checkpoint(
-        model,
-        output,
-        config,
-        calibration=calibration,
-        heal=heal,
-        load_options=load_options,
-        save_options=save_options,
-        keep_tokens=keep_tokens,
-        measure_speed=measure_speed,
-        progress=session.progress,
-    )
-    following = [f"collab export {output} served --format onnx --int8"]
-    finish(session, compressed, Compression, output=output, following=following)
+    compressed = session.call(compress_checkpoint)
+    finish(session, compressed, Compression, f"collab export {output} served --format onnx --int8")

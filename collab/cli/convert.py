@@ -7,21 +7,20 @@ from typing import get_args
 
 import click
 
-from ..calibration.options import CalibrationRequest
 from ..decomposition.options import DESCRIPTIONS, FORMS
 from ..decomposition.rank import Rank
 from ..device import Dtype
 from ..errors import ConfigurationError
-from ..io.options import LoadOptions, SaveOptions
+from ..io.options import SaveOptions
 from ..planning.config import AllocationRule, ConversionConfig, Optimize, Refine
-from ..training.options import HealOptions, HealRequest
+from ..training.options import HealOptions, HealRequest, RunOptions
 from .command import Parsed, command, gathers
 from .options.calibration import calibration_options, content_option, params_option, solver_options
-from .options.data import unlabelled
+from .options.data import Unlabelled
 from .options.measuring import speed_option
 from .options.model import dtype_option, keep_tokens_option, model_in, model_out, seed_option
-from .options.training import heal_options, heal_request
-from .session import INTERRUPTED_TRAINING, Session
+from .options.training import heal_options
+from .session import Session
 
 
 def _rank(text: str) -> Rank | list[Rank]:
@@ -50,18 +49,10 @@ def _refine(text: str) -> Refine:
         raise ConfigurationError(f"{text!r} is not auto, none or a number of steps.") from None
 
 
-def _heal(
-    heal: str | None,
-    heal_steps: int,
-    text_column: tuple[str, ...],
-    max_length: int | None,
-    calibration_subset: str | None,
-    calibration_split: str,
-) -> HealRequest | None:
+def _heal(heal: str | None, unlabelled: Unlabelled, heal_steps: int, max_length: int | None) -> HealRequest | None:
     if heal is None:
         return None
-    source = unlabelled(heal, text_column, calibration_subset, calibration_split)
-    return heal_request(source, HealOptions(max_length=max_length), heal_steps)
+    return HealRequest(unlabelled(heal), HealOptions(max_length=max_length, run=RunOptions(steps=heal_steps)))
 
 
 @command(
@@ -111,6 +102,7 @@ def _heal(
 @click.option(
     "--compare/--no-compare", default=True, help="Predict what every form would have given with as many parameters."
 )
+@gathers("heal", _heal)
 @calibration_options()
 @click.option(
     "--calibration-in-order",
@@ -118,7 +110,6 @@ def _heal(
     help="Calibrate every layer with the layers before it converted; as many passes as there are layers.",
 )
 @keep_tokens_option
-@gathers("heal", _heal)
 @heal_options(HealOptions().run.steps)
 @solver_options
 @dtype_option(None, "the checkpoint's")
@@ -130,27 +121,13 @@ def _heal(
 @click.option("--base-model", show_default="MODEL", help="Hub id of the original, for the model card.")
 @click.option("--push-to-hub", metavar="REPO", help="Upload the result to this Hub id.")
 def convert(
-    model: str,
-    output: Path,
-    *,
-    config: ConversionConfig,
-    calibration: CalibrationRequest,
-    heal: HealRequest | None,
-    load_options: LoadOptions,
-    save_options: SaveOptions,
-    dtype: Dtype | None,
-    keep_tokens: str | None,
-    measure_speed: bool,
-    push_to_hub: str | None,
-    session: Session,
+    output: Path, heal: HealRequest | None, dtype: Dtype | None, push_to_hub: str | None, session: Session
 ) -> None:
     """Convert MODEL, a folder or a Hub id, and write the result to the folder OUTPUT.
 
     Say how much to keep by one of --rank, --params and --max-error.
     """
-    if heal is not None:
-        session.interrupted = INTERRUPTED_TRAINING
-    session.begin(model)
+    session.begin(trains=heal is not None)
     import torch
 
     from ..checkpoints.convert import convert as convert_checkpoint
@@ -160,21 +137,9 @@ def convert(
 
     if push_to_hub is not None:
         check_repo_id(push_to_hub)
-    converted = convert_checkpoint(
-        model,
-        output,
-        config,
-        calibration=calibration,
-        heal=heal,
-        load_options=load_options,
-        save_options=save_options,
-        dtype=None if dtype is None else getattr(torch, dtype),
-        keep_tokens=keep_tokens,
-        measure_speed=measure_speed,
-        progress=session.progress,
-    )
-    following = [] if heal is not None else [f"collab heal {output} healed --data sentences.txt"]
-    finish(session, converted, Conversion, output=output, following=following)
+    converted = session.call(convert_checkpoint, dtype=None if dtype is None else getattr(torch, dtype))
+    following = f"collab heal {output} healed --data sentences.txt" if heal is None else None
+    finish(session, converted, Conversion, following)
     if push_to_hub is not None:
         session.interrupted = f"Interrupted. {output} is complete, but was not uploaded."
         session.progress("uploading", 0, None)

@@ -7,9 +7,7 @@ from pathlib import Path
 import click
 
 from ..data.source import DataSource
-from ..data.task import Task
 from ..evaluation.options import EvaluateOptions
-from ..io.options import LoadOptions
 from .command import command, command_line, gathers
 from .options.data import (
     LABELLED,
@@ -38,7 +36,7 @@ def _source(data: str | None, text_column: tuple[str, ...], subset: str | None, 
 @click.option("--data", show_default="the task's own", help=f"Labelled rows: {LABELLED}.")
 @task_option("what the model's head is for")
 @text_column_option
-@subset_option
+@subset_option()
 @split_option(default="validation")
 @label_column_option
 @against_option
@@ -51,19 +49,9 @@ def _source(data: str | None, text_column: tuple[str, ...], subset: str | None, 
 @seed_option
 @click.option("--record", "recorded", is_flag=True, help="Add the result to the report and the card in MODEL's folder.")
 @model_in
-def evaluate(
-    model: str,
-    *,
-    source: DataSource | None,
-    task: Task | None,
-    against: str | None,
-    options: EvaluateOptions,
-    recorded: bool,
-    load_options: LoadOptions,
-    session: Session,
-) -> None:
+def evaluate(model: str, recorded: bool, session: Session) -> None:
     """Measure MODEL, original or converted, on labelled data, with intervals, and beside another model."""
-    session.begin(model)
+    session.begin()
     from ..checkpoints.evaluate import check_recordable
     from ..checkpoints.evaluate import evaluate as evaluate_checkpoint
     from ..io.history import record
@@ -72,16 +60,7 @@ def evaluate(
     folder = Path(model)
     if recorded:
         check_recordable(folder)
-    evaluated = evaluate_checkpoint(
-        model,
-        source,
-        task,
-        against=against,
-        options=options,
-        load_options=load_options,
-        progress=session.progress,
-    )
-    step = evaluated.report
+    step = session.call(evaluate_checkpoint).report
     if recorded:
         record(folder, step, name=folder.resolve().name, command=command_line())
     session.result(step.to_dict() | {"command": command_line()}, lambda: show_steps([step]))

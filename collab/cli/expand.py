@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import click
 
-from ..io.options import LoadOptions, SaveOptions
 from .command import command
 from .options.model import model_in, model_out
 from .session import Session
@@ -23,30 +20,14 @@ from .session import Session
 )
 @model_in
 @model_out
-def expand(
-    model: str,
-    output: Path,
-    *,
-    allow_error: float,
-    load_options: LoadOptions,
-    save_options: SaveOptions,
-    session: Session,
-) -> None:
+def expand(session: Session) -> None:
     """Turn a converted MODEL back into a plain model of its original class, and write it to the folder OUTPUT.
 
     For servers that know only native classes: the result needs no code of its own, and has the original's size again.
     """
-    session.begin(model)
+    session.begin()
     from ..checkpoints.expand import expand as expand_checkpoint
     from ..steps.export import Expansion
     from .outcome import finish
 
-    expanded = expand_checkpoint(
-        model,
-        output,
-        allow_error=allow_error,
-        load_options=load_options,
-        save_options=save_options,
-        progress=session.progress,
-    )
-    finish(session, expanded, Expansion, output=output)
+    finish(session, session.call(expand_checkpoint), Expansion)

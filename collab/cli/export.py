@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import click
 
-from ..io.options import LoadOptions, SaveOptions
 from .command import command
 from .options.model import model_in, model_out
 from .session import Session
@@ -27,22 +24,11 @@ from .session import Session
 @click.option("--int8", is_flag=True, help="Write a second graph with int8 weights beside it.")
 @model_in
 @model_out
-def export(
-    model: str,
-    output: Path,
-    *,
-    int8: bool,
-    load_options: LoadOptions,
-    save_options: SaveOptions,
-    session: Session,
-) -> None:
+def export(session: Session) -> None:
     """Write MODEL, original or converted, in another format to the folder OUTPUT, and check it against PyTorch."""
-    session.begin(model)
+    session.begin()
     from ..checkpoints.export_onnx import export_onnx
     from ..steps.export import Export
     from .outcome import finish
 
-    exported = export_onnx(
-        model, output, int8=int8, load_options=load_options, save_options=save_options, progress=session.progress
-    )
-    finish(session, exported, Export, output=output)
+    finish(session, session.call(export_onnx), Export)

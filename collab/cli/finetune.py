@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
-from ..data.source import DataSource
-from ..data.task import TRAINABLE_KINDS, Task
+from ..data.source import DataSource, LabelledData
+from ..data.task import TRAINABLE_KINDS
 from ..errors import ConfigurationError
-from ..heads.options import PruneOptions, RowOptions
-from ..io.options import LoadOptions, SaveOptions
+from ..heads.options import MidwayPruning, PruneOptions, RowOptions
 from ..training.options import FinetuneOptions
 from .command import command, gathers
 from .options.data import (
@@ -34,44 +30,36 @@ from .options.training import (
     training_options,
     training_steps_option,
 )
-from .session import INTERRUPTED_TRAINING, Session
-
-if TYPE_CHECKING:
-    from ..checkpoints.finetune import LabelledData
+from .session import Session
 
 _RUN = FinetuneOptions().run
 _OWN = "the task's own"
 
 
-@dataclass(frozen=True)
-class _Data:
-    """The options on the rows, each in a field of its name."""
+def _train(train: str | None, text_column: tuple[str, ...], subset: str | None, train_split: str) -> DataSource | None:
+    return None if train is None else DataSource(train, text_column, subset, train_split)
 
-    train: str | None
-    evaluation: str | None
-    text_column: tuple[str, ...]
-    subset: str | None
-    train_split: str
-    eval_split: str
-    label_column: str | None
-    labels: str | None
-    samples: int | None
-    new_head: bool
 
-    def labelled(self) -> LabelledData:
-        """The rows to learn from and to evaluate on."""
-        from ..checkpoints.finetune import LabelledData  # slow to import
+def _held_out(
+    evaluation: str | None, text_column: tuple[str, ...], subset: str | None, eval_split: str
+) -> DataSource | None:
+    return None if evaluation is None else DataSource(evaluation, text_column, subset, eval_split)
 
-        labels = tuple(self.labels.split(",")) if self.labels else ()
-        if not all(label.strip() for label in labels):
-            raise ConfigurationError(f"--labels {self.labels!r} has a class without a name.")
-        if len(set(labels)) < len(labels):
-            raise ConfigurationError(f"--labels {self.labels!r} names a class twice.")
-        train, held_out = (
-            None if name is None else DataSource(name, self.text_column, self.subset, split)
-            for name, split in ((self.train, self.train_split), (self.evaluation, self.eval_split))
-        )
-        return LabelledData(train, held_out, self.label_column, labels, self.samples, self.new_head)
+
+def _labels(labels: str | None) -> tuple[str, ...]:
+    """Names of classes, with commas between them."""
+    names = tuple(labels.split(",")) if labels else ()
+    if not all(name.strip() for name in names):
+        raise ConfigurationError(f"--labels {labels!r} has a class without a name.")
+    if len(set(names)) < len(names):
+        raise ConfigurationError(f"--labels {labels!r} names a class twice.")
+    return names
+
+
+def _pruning(prune_heads: float | None, prune_at: float, seed: int) -> MidwayPruning | None:
+    if prune_heads is None:
+        return None
+    return MidwayPruning(PruneOptions(heads=prune_heads, rows=RowOptions(seed=seed)), prune_at)
 
 
 @command(
@@ -82,21 +70,25 @@ class _Data:
 )
 @task_option(kinds=TRAINABLE_KINDS)
 @click.option("--metric", show_default="the task's usual one", help="Metric that selects the best checkpoint.")
-@gathers("data", _Data)
+@gathers("data", LabelledData)
+@gathers("train", _train)
+@gathers("held_out", _held_out)
+@gathers("labels", _labels)
 @click.option("--train", show_default=_OWN, help=f"Labelled rows to learn from: {LABELLED}.")
 @click.option(
     "--eval", "evaluation", show_default=_OWN, help=f"Labelled rows to choose the best checkpoint by: {LABELLED}."
 )
 @text_column_option
-@subset_option
-@split_option("--train-split")
-@split_option("--eval-split", "validation")
+@subset_option()
+@split_option("--train-split", "train_split")
+@split_option("--eval-split", "eval_split", "validation")
 @label_column_option
 @click.option("--labels", help="Names of the classes in the order of their numbers: negative,positive.")
 @samples_option(None)
 @click.option("--new-head", is_flag=True, help="Replace the head of a model that is for other labels.")
 @teacher_option("the labels alone")
 @gathers("options", FinetuneOptions)
+@gathers("pruning", _pruning)
 @click.option("--distill", default=FinetuneOptions.distill, help="How much the teacher's answers count, from 0 to 1.")
 @click.option("--epochs", default=_RUN.epochs, help="Passes over the data, if --steps is not given.")
 @training_steps_option(None)
@@ -111,45 +103,16 @@ class _Data:
 @restart_option
 @model_in
 @model_out
-def finetune(
-    model: str,
-    output: Path,
-    *,
-    task: Task,
-    data: _Data,
-    options: FinetuneOptions,
-    teacher: str | None,
-    prune_heads: float | None,
-    prune_at: float,
-    load_options: LoadOptions,
-    save_options: SaveOptions,
-    session: Session,
-) -> None:
+def finetune(output: Path, session: Session) -> None:
     """Train MODEL, original or converted, on a task, and write it to the folder OUTPUT.
 
     If interrupted, the same command goes on. Runs in several processes under accelerate launch; --batch-size is that of
     all of them together.
     """
-    session.interrupted = INTERRUPTED_TRAINING
-    pruned = None if prune_heads is None else PruneOptions(heads=prune_heads, rows=RowOptions(seed=options.run.seed))
-    session.begin(model)
-    from ..checkpoints.finetune import MidwayPruning, finetune_and_prune
+    session.begin(trains=True)
     from ..checkpoints.finetune import finetune as finetune_checkpoint
     from ..steps.training import Finetuning
     from .outcome import finish
 
-    train = finetune_checkpoint
-    if pruned is not None:
-        train = partial(finetune_and_prune, pruning=MidwayPruning(pruned, prune_at))
-    tuned = train(
-        model,
-        output,
-        task,
-        data.labelled(),
-        options=options,
-        teacher=teacher,
-        load_options=load_options,
-        save_options=save_options,
-        progress=session.progress,
-    )
-    finish(session, tuned, Finetuning, output=output, following=[f"collab convert {output} smaller --rank 0.25"])
+    tuned = session.call(finetune_checkpoint)
+    finish(session, tuned, Finetuning, f"collab convert {output} smaller --rank 0.25")

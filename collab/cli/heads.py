@@ -9,12 +9,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..data.source import NamedSource
-from ..data.task import Task
 from ..errors import ConfigurationError
-from ..heads.options import RowOptions, ScoreOptions
-from ..io.options import LoadOptions
+from ..heads.options import ScoreOptions
 from .command import command, gathers
-from .options.data import data_options, unlabelled
+from .options.data import Unlabelled, data_options
 from .options.heads import head_rows_options, scoring_options
 from .options.model import model_in
 from .session import Session
@@ -52,8 +50,8 @@ class _Drawing:
         return written
 
 
-def _data2(data2: str | None, text_column: tuple[str, ...], subset: str | None, split: str) -> NamedSource | None:
-    return None if data2 is None else unlabelled(data2, text_column, subset, split)
+def _data2(data2: str | None, unlabelled: Unlabelled) -> NamedSource | None:
+    return None if data2 is None else unlabelled(data2)
 
 
 @command(
@@ -79,41 +77,20 @@ def _data2(data2: str | None, text_column: tuple[str, ...], subset: str | None, 
 )
 @click.option("--layer", "layers", type=int, multiple=True, help="Draw the maps of this layer only; from 0.")
 @model_in
-def heads(
-    model: str,
-    *,
-    data: NamedSource,
-    data2: NamedSource | None,
-    task: Task | None,
-    rows: RowOptions,
-    options: ScoreOptions,
-    drawing: _Drawing,
-    load_options: LoadOptions,
-    session: Session,
-) -> None:
+def heads(data: NamedSource, data2: NamedSource | None, drawing: _Drawing, session: Session) -> None:
     """Score every head of MODEL, original or converted: what it attends to, and what is lost without it."""
     session.interrupted = "Interrupted."
-    session.begin(model)
+    session.begin()
     from ..checkpoints.heads import notes, score_heads
     from ..figures.style import figure_folder
     from .head_tables import show_scores
 
     if drawing.figures is not None:
         figure_folder(drawing.figures)  # before the work, so that what is missing is known at once
-    sources = [data] if data2 is None else [data, data2]
-    scored: list[ScoredHeads] = []
-    for source in sources:
-        scored.append(
-            score_heads(
-                scored[0].checkpoint if scored else model,
-                source,
-                task=task,
-                rows=rows,
-                options=options,
-                load_options=load_options,
-                progress=session.progress,
-            )
-        )
+    sources, scored = [data], [session.call(score_heads)]
+    if data2 is not None:
+        sources.append(data2)
+        scored.append(session.call(score_heads, model=scored[0].checkpoint, data=data2))
     names = [source if isinstance(source, str) else Path(source.path).name for source in sources]
     written = drawing.draw(scored, names)
     first, second = scored[0].scores, scored[1].scores if data2 is not None else None

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ..data.source import NamedSource
-from ..io.options import LoadOptions, SaveOptions
 from ..training.options import HealOptions
 from .command import command, gathers
 from .options.data import data_options, max_length_option, samples_option
@@ -18,7 +16,7 @@ from .options.training import (
     training_options,
     training_steps_option,
 )
-from .session import INTERRUPTED_TRAINING, Session
+from .session import Session
 
 _RUN = HealOptions().run
 
@@ -39,36 +37,14 @@ _RUN = HealOptions().run
 @restart_option
 @model_in
 @model_out
-def heal(
-    model: str,
-    output: Path,
-    *,
-    data: NamedSource,
-    teacher: str | None,
-    options: HealOptions,
-    load_options: LoadOptions,
-    save_options: SaveOptions,
-    session: Session,
-) -> None:
+def heal(output: Path, session: Session) -> None:
     """Train a converted MODEL to do what its original does, without labels, and write it to the folder OUTPUT.
 
     Never makes it worse on the rows that it holds out. If interrupted, the same command goes on.
     """
-    session.interrupted = INTERRUPTED_TRAINING
-    session.begin(model)
+    session.begin(trains=True)
     from ..checkpoints.heal import heal as heal_checkpoint
     from ..steps.training import Healing
     from .outcome import finish
 
-    healed = heal_checkpoint(
-        model,
-        output,
-        data,
-        options=options,
-        teacher=teacher,
-        load_options=load_options,
-        save_options=save_options,
-        progress=session.progress,
-    )
-    following = [f"collab evaluate {output} --data labelled.tsv"]
-    finish(session, healed, Healing, output=output, following=following)
+    finish(session, session.call(heal_checkpoint), Healing, f"collab evaluate {output} --data labelled.tsv")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import click
 
-from ..io.options import LoadOptions
 from .command import command
 from .options.measuring import lengths_option
 from .options.model import model_weights
@@ -18,19 +17,12 @@ from .session import Session
 @click.option("--num-heads", type=int, help="Inspect the model as if its config had this number of heads.")
 @lengths_option
 @model_weights
-def inspect(
-    model: str,
-    *,
-    num_heads: int | None,
-    lengths: tuple[int, ...] | None,
-    load_options: LoadOptions,
-    session: Session,
-) -> None:
+def inspect(session: Session) -> None:
     """Show what the attention of MODEL, original or converted, is made of: shapes, parameters, arithmetic."""
-    session.begin(model)
+    session.begin()
     from ..checkpoints.inspect import inspect as inspect_checkpoint
     from .head_tables import show_inspection
 
     session.progress("inspecting", 0, None)
-    inspection = inspect_checkpoint(model, revision=load_options.revision, num_heads=num_heads, lengths=lengths)
+    inspection = session.call(inspect_checkpoint)
     session.result(inspection.to_dict(), lambda: show_inspection(inspection))

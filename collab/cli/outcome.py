@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -47,22 +46,14 @@ def show_steps(steps: Sequence[Step], *, details: bool = True) -> None:
     click.echo(re.sub(r"\n(?:[ \t]*\n){2,}", "\n\n", capture.get()).strip("\n"))
 
 
-def finish(
-    session: Session,
-    checkpoint: Checkpoint,
-    kind: type[Step],
-    *,
-    output: Path | None = None,
-    following: Sequence[str] = (),
-) -> None:
+def finish(session: Session, checkpoint: Checkpoint, kind: type[Step], following: str | None = None) -> None:
     """Shows the outcome of a command: the summary of its steps, with ``-v`` their details, and what to do next.
 
     Args:
         session: the command's.
         checkpoint: the outcome.
         kind: the type of the command's own step. Steps before it prepare it, and are not shown.
-        output: folder that was written, if any.
-        following: commands that a user may want next.
+        following: a command that the user may want next.
     """
     first = next(number for number, step in enumerate(checkpoint.steps) if isinstance(step, kind))
     steps = checkpoint.steps[first:]
@@ -71,10 +62,9 @@ def finish(
         show_steps(steps, details=session.verbosity > 0)
         for note in checkpoint.history.report.get("notes", []) if checkpoint.original is not None else ():
             click.echo(note)
-        if output is not None:
-            click.echo(f"Wrote {output}: reloaded, and equal to the model in memory.")
-        for command in following:
-            click.echo(f"Next: {command}")
+        click.echo(f"Wrote {session.output}: reloaded, and equal to the model in memory.")
+        if following is not None:
+            click.echo(f"Next: {following}")
 
     session.result(_record(checkpoint, steps), show)
 

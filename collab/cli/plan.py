@@ -6,11 +6,9 @@ from pathlib import Path
 
 import click
 
-from ..calibration.options import CalibrationRequest
 from ..compression.options import CompressionConfig
 from ..decomposition.options import Content, SolverOptions
 from ..errors import ConfigurationError
-from ..io.options import LoadOptions
 from ..planning.config import ConversionConfig
 from .command import command, gathers
 from .options.calibration import calibration_options, content_option, flops_option, params_option, solver_options
@@ -51,35 +49,18 @@ def _config(
 @calibration_options()
 @solver_options
 @model_in
-def plan(
-    model: str,
-    *,
-    config: ConversionConfig | CompressionConfig,
-    params: tuple[float, ...],
-    flops: tuple[float, ...],
-    figure: Path | None,
-    calibration: CalibrationRequest,
-    load_options: LoadOptions,
-    session: Session,
-) -> None:
+def plan(params: tuple[float, ...], flops: tuple[float, ...], figure: Path | None, session: Session) -> None:
     """Show what converting or compressing MODEL would cost and how faithful it would be. Writes nothing."""
     if figure is not None:
         from ..figures.style import check_figure
 
         check_figure(figure)
-    session.begin(model)
+    session.begin()
     from ..checkpoints.plan import plan as plan_checkpoint
     from ..figures.plan import draw_plan
     from .tables import show_plan
 
-    planned = plan_checkpoint(
-        model,
-        config,
-        fractions=flops or params or None,
-        calibration=calibration,
-        load_options=load_options,
-        progress=session.progress,
-    )
+    planned = session.call(plan_checkpoint, fractions=flops or params or None)
     if figure is not None:
         draw_plan(planned, figure)
     session.result(planned.to_dict(), lambda: show_plan(planned))

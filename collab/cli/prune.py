@@ -6,18 +6,15 @@ from pathlib import Path
 
 import click
 
-from ..data.source import NamedSource
-from ..data.task import Task
 from ..heads.options import PruneOptions, ScoreOptions, parse_keep
-from ..io.options import LoadOptions, SaveOptions
-from ..training.options import HealOptions, HealRequest, Trainable
+from ..training.options import HealOptions, HealRequest, RunOptions, Trainable
 from .command import Parsed, command, gathers
-from .options.data import data_options, unlabelled
+from .options.data import Unlabelled, data_options
 from .options.heads import head_rows_options, scoring_options
 from .options.measuring import speed_option
 from .options.model import model_in, model_out
-from .options.training import heal_options, heal_request, trainable_option
-from .session import INTERRUPTED_TRAINING, Session
+from .options.training import heal_options, trainable_option
+from .session import Session
 
 
 def _scoring(score: str, ablation_samples: int, normalize: bool) -> ScoreOptions:
@@ -25,17 +22,11 @@ def _scoring(score: str, ablation_samples: int, normalize: bool) -> ScoreOptions
 
 
 def _heal(
-    heal: str | None,
-    heal_steps: int,
-    heal_trainable: Trainable,
-    text_column: tuple[str, ...],
-    subset: str | None,
-    split: str,
-    seed: int,
+    heal: str | None, unlabelled: Unlabelled, heal_steps: int, heal_trainable: Trainable, seed: int
 ) -> HealRequest | None:
     if heal is None:
         return None
-    return heal_request(unlabelled(heal, text_column, subset, split), HealOptions(heal_trainable), heal_steps, seed)
+    return HealRequest(unlabelled(heal), HealOptions(heal_trainable, run=RunOptions(steps=heal_steps, seed=seed)))
 
 
 @command(
@@ -51,50 +42,25 @@ def _heal(
     type=Parsed("heads", parse_keep),
     help="Keep these heads of these layers: 0:1,2;3: is heads 1 and 2 of layer 0 and none of 3.",
 )
+@gathers("heal", _heal)
 @data_options()
 @head_rows_options
 @gathers("scoring", _scoring)
 @click.option("--score", default="gradient", help="What heads are ranked by; see collab heads.")
 @scoring_options
 @click.option("--steps", default=1, help="Remove them in so many steps, scoring anew.")
-@gathers("heal", _heal)
 @heal_options(HealOptions().run.steps)
 @trainable_option("attention", "--heal-trainable")
 @model_in
 @speed_option
 @model_out
-def prune(
-    model: str,
-    output: Path,
-    *,
-    options: PruneOptions,
-    data: NamedSource | None,
-    task: Task | None,
-    heal: HealRequest | None,
-    load_options: LoadOptions,
-    save_options: SaveOptions,
-    measure_speed: bool,
-    session: Session,
-) -> None:
+def prune(output: Path, heal: HealRequest | None, session: Session) -> None:
     """Remove heads of MODEL, original or converted, for good, and write what is left to the folder OUTPUT."""
-    if heal is not None:
-        session.interrupted = INTERRUPTED_TRAINING
-    session.begin(model)
+    session.begin(trains=heal is not None)
     from ..checkpoints.prune import prune as prune_checkpoint
     from ..steps.pruning import Pruning
     from .outcome import finish
 
-    pruned = prune_checkpoint(
-        model,
-        output,
-        options,
-        data=data,
-        task=task,
-        heal=heal,
-        load_options=load_options,
-        save_options=save_options,
-        measure_speed=measure_speed,
-        progress=session.progress,
-    )
-    following = [f"collab heal {output} healed --data sentences.txt --trainable attention"] if heal is None else []
-    finish(session, pruned, Pruning, output=output, following=following)
+    pruned = session.call(prune_checkpoint)
+    following = f"collab heal {output} healed --data sentences.txt --trainable attention" if heal is None else None
+    finish(session, pruned, Pruning, following)

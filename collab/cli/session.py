@@ -3,23 +3,51 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import json
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import click
 
 from ..errors import CheckpointError, CollabError, ConfigurationError, first_line, is_short_of_memory
+from ..io.options import TransformOptions
 from ..processes import is_main_process
 from .interrupts import Interrupts
 from .libraries import import_libraries, set_up_logging
 from .progress import Bars, Phases
 
+Result = TypeVar("Result")
 INTERRUPTED = "Interrupted. Nothing was written."
 INTERRUPTED_TRAINING = "Interrupted. The same command goes on from the last checkpoint."
+
+
+class Values(dict[str, Any]):
+    """The values of a command's options, with what was gathered from them, each by the name of a parameter."""
+
+    def __init__(self, values: Mapping[str, Any]) -> None:
+        super().__init__(values)
+        self._read: set[str] = set()
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        super().__setitem__(name, value)
+        self._read.discard(name)
+
+    def named_in(self, function: Callable[..., Any]) -> dict[str, Any]:
+        """The values that a function's parameters are named after."""
+        parameters = inspect.signature(function).parameters
+        names = {*parameters}
+        if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
+            names |= {*TransformOptions.__annotations__}
+        self._read |= names
+        return {name: self[name] for name in names & self.keys()}
+
+    def unread(self) -> set[str]:
+        """Names of the values that no function was asked for by `named_in`."""
+        return self.keys() - self._read
 
 
 class Session:
@@ -28,23 +56,29 @@ class Session:
     Progress and times go to standard error, results to standard output. Of several processes that train together, only
     the first says anything.
 
+    Args:
+        values: the values of the command's options.
+
     Attributes:
         as_json: print the result as JSON.
         quiet: say nothing but errors.
         verbosity: -1 for errors only, 0 for warnings, 1 and 2 for more.
         interrupted: what to say after an interruption.
+        output: folder to write; None if the command writes none.
     """
 
-    def __init__(self, as_json: bool, quiet: bool, verbose: int, output: Path | None = None) -> None:
-        self.as_json = as_json
+    def __init__(self, values: Values) -> None:
+        self.as_json: bool = values.pop("as_json")
+        quiet, verbose = values.pop("quiet"), values.pop("verbose")
         self.quiet = quiet or not is_main_process()
         self.verbosity = -1 if quiet else verbose
         self.interrupted = INTERRUPTED
         self._phases = Phases()
         self._bars: Bars | None = None
         self._interrupts = Interrupts(self._last_words)
-        self._output = output
-        self._output_before = _identity(output)
+        self._values = values
+        self.output: Path | None = values.get("output")
+        self._output_before = _identity(self.output)
 
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
@@ -62,21 +96,40 @@ class Session:
             self._stop_bars()
         self.say(self._phases.summary())
 
-    def begin(self, model: str) -> None:
+    def begin(self, *, trains: bool = False) -> None:
         """Says which model is being loaded, and imports the libraries, which takes seconds.
 
         Commands check what they were asked for before this.
 
+        Args:
+            trains: whether the command trains, so that it goes on where it was interrupted.
+
         Raises:
-            CheckpointError: if `model` can only be a folder and there is none.
+            CheckpointError: if the model can only be a folder and there is none.
             OutOfMemoryError: if the process may not have the memory that the libraries take.
         """
+        if trains:
+            self.interrupted = INTERRUPTED_TRAINING
+        model = self._values["model"]
         _check_folder(model)
         self.say(f"Loading {model}")
         if not self.quiet and sys.stderr.isatty():
             self._bars = Bars()
         self._interrupts.importing = True  # until the work begins, since what commands import next is slow, too
         import_libraries(self.verbosity)
+
+    def call(self, verb: Callable[..., Result], **more: Any) -> Result:
+        """Calls the verb of the command with the values that its parameters are named after, and with other arguments.
+
+        Raises:
+            TypeError: if neither this verb nor anything before it takes one of the command's options.
+        """
+        self._values["progress"] = self.progress
+        named = self._values.named_in(verb) | more
+        ignored = self._values.unread() - named.keys() - {"command", "progress"}
+        if ignored:
+            raise TypeError(f"No function takes {', '.join(sorted(ignored))}.")
+        return verb(**named)
 
     def progress(self, what: str, done: int, total: int | None) -> None:
         """Shows how far the work is: a bar for each phase on a terminal, and a line for each elsewhere."""
@@ -110,9 +163,9 @@ class Session:
         """The message for an interruption or an expected failure; None for anything else."""
         # A library that was being imported makes another error of an interruption.
         if isinstance(error, KeyboardInterrupt) or self._interrupts.count:
-            complete = _identity(self._output) not in (None, self._output_before)
+            complete = _identity(self.output) not in (None, self._output_before)
             return click.ClickException(
-                f"Interrupted, but {self._output} is complete." if complete else self.interrupted
+                f"Interrupted, but {self.output} is complete." if complete else self.interrupted
             )
         if isinstance(error, ConfigurationError):
             return _WrongRequest(_brief(str(error)))

@@ -63,6 +63,27 @@ NamedSource = Literal["synthetic"] | DataSource
 
 
 @dataclass(frozen=True)
+class LabelledData:
+    """Labelled rows to train on and to evaluate on.
+
+    Attributes:
+        train: training rows; None for the task's own.
+        held_out: held-out rows; None for the task's own.
+        label_column: column of the labels; None to look for the usual names.
+        labels: class names in the order of their numbers; taken from the data if empty.
+        samples: rows of `train` at most, the first ones; None for all.
+        new_head: replace the model's head by a new one for these labels.
+    """
+
+    train: DataSource | None = None
+    held_out: DataSource | None = None
+    label_column: str | None = None
+    labels: tuple[str, ...] = ()
+    samples: int | None = None
+    new_head: bool = False
+
+
+@dataclass(frozen=True)
 class Records(Iterable[dict[str, Any]]):
     """An open source.
 

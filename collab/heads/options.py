@@ -6,10 +6,11 @@ Nothing here imports torch, so that the command line can show the defaults at on
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from ..data.source import check_length
 from ..errors import ConfigurationError
+from ..training.options import RunOptions
 
 SCORES: dict[str, tuple[int, str]] = {
     "gradient": (1, "mean |∂L/∂gate| over examples"),
@@ -128,6 +129,43 @@ class PruneOptions:
     def score(self) -> str | None:
         """Name of the score that ranks the heads; None where `keep` names them."""
         return self.scoring.scores[0] if self.keep is None else None
+
+
+@dataclass(frozen=True)
+class MidwayPruning:
+    """Pruning in the middle of fine-tuning.
+
+    Attributes:
+        options: which heads to prune, by scores on the labelled training rows.
+        at: fraction of the training before pruning, in (0, 1).
+
+    Raises:
+        ConfigurationError: if `at` is not between 0 and 1.
+    """
+
+    options: PruneOptions
+    at: float = 0.5
+
+    def __post_init__(self) -> None:
+        if not 0 < self.at < 1:
+            raise ConfigurationError(
+                f"Pruning must come after a fraction of the training between 0 and 1, not {self.at}. To prune before "
+                "or after training, use collab prune."
+            )
+
+    def halves(self, run: RunOptions) -> tuple[RunOptions, RunOptions]:
+        """Settings of the training before and after pruning, each with its own learning-rate schedule."""
+        before = after = None
+        if run.steps is not None:
+            before = round(run.steps * self.at)
+            after = run.steps - before
+            if not before or not after:
+                raise ConfigurationError(f"{self.at} of {run.steps} steps leaves no step before or after pruning.")
+        first, second = (
+            replace(run, steps=steps, epochs=run.epochs * part, evaluations=max(1, round(run.evaluations * part)))
+            for part, steps in ((self.at, before), (1 - self.at, after))
+        )
+        return first, second
 
 
 def parse_keep(text: str) -> dict[int, tuple[int, ...]]:

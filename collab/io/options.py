@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from typing import TypedDict
 
 from ..errors import ConfigurationError
+from ..progress import Progress
 
 
 @dataclass(frozen=True)
@@ -46,3 +48,17 @@ class SaveOptions:
     def __post_init__(self) -> None:
         if not re.fullmatch(r"0*[1-9]\d*([KMGT]i?B)", self.max_shard_size, flags=re.IGNORECASE):
             raise ConfigurationError(f"max_shard_size {self.max_shard_size!r} is not a size; use 500MB or 5GB, say.")
+
+
+class TransformOptions(TypedDict, total=False):
+    """Arguments of every function that reads a model from one folder and writes it to another.
+
+    Attributes:
+        load_options: how to read the model.
+        save_options: how to write the result, and whether to resume unfinished training.
+        progress: called before every phase, and during it where it takes long.
+    """
+
+    load_options: LoadOptions | None
+    save_options: SaveOptions | None
+    progress: Progress

@@ -12,20 +12,16 @@ from ...data.source import NamedSource
 from ...decomposition.options import CONTENTS, METHODS, SolverOptions, SolverPrecision
 from ...errors import ConfigurationError
 from ..command import Decorator, gathers
-from .data import SOURCES, max_length_option, samples_option, split_option, text_column_option, unlabelled
+from .data import SOURCES, Unlabelled, max_length_option, samples_option, unlabelled_options
 from .model import device_option
 
 
 def _source(
-    calibration: str | None,
-    text_column: tuple[str, ...],
-    calibration_subset: str | None,
-    calibration_split: str,
-    heal: object = None,
+    calibration: str | None, text_column: tuple[str, ...], unlabelled: Unlabelled, heal: object = None
 ) -> NamedSource | Literal["default", "none"]:
     if calibration is not None and calibration not in ("none", "synthetic"):
-        return unlabelled(calibration, text_column, calibration_subset, calibration_split)
-    if text_column and not heal:
+        return unlabelled(calibration)
+    if text_column and heal is None:
         raise ConfigurationError(
             "--text-column says where the text is in a file or data set; give one by --calibration."
         )
@@ -60,9 +56,7 @@ def calibration_options(*, weights_alone: bool = True) -> Decorator:
             show_default=f"synthetic for models of text{others}",
             help=f"Data to calibrate on: {SOURCES}{without}.",
         ),
-        text_column_option,
-        click.option("--calibration-subset", help="Configuration of a data set on the Hub."),
-        split_option("--calibration-split"),
+        unlabelled_options("--calibration-"),
         samples_option(CalibrationOptions.samples, "--calibration-samples"),
         max_length_option,
         click.option(

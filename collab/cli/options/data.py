@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import click
 
@@ -24,15 +24,19 @@ text_column_option = click.option(
 label_column_option = click.option(
     "--label-column", help="Column with the labels. In a file without a header, its number from 0."
 )
-subset_option = click.option("--subset", help="Configuration of a data set on the Hub.")
 max_length_option = click.option(
     "--max-length", type=int, show_default="as many as the model takes", help="Largest number of tokens in a row."
 )
 
 
-def split_option(flag: str = "--split", default: str = "train") -> Decorator:
-    """--split, or the split of one of several data sets."""
-    return click.option(flag, default=default, help="Split of a data set on the Hub.")
+def subset_option(flag: str = "--subset") -> Decorator:
+    """--subset, by whatever flag."""
+    return click.option(flag, "subset", help="Configuration of a data set on the Hub.")
+
+
+def split_option(flag: str = "--split", name: str = "split", default: str = "train") -> Decorator:
+    """--split, by whatever flag, or the split of one of several data sets."""
+    return click.option(flag, name, default=default, help="Split of a data set on the Hub.")
 
 
 def samples_option(default: int | None, flag: str = "--samples") -> Decorator:
@@ -41,13 +45,27 @@ def samples_option(default: int | None, flag: str = "--samples") -> Decorator:
     return click.option(flag, type=int, default=default, show_default=says, help="Largest number of rows to use.")
 
 
-def unlabelled(name: str, text_column: tuple[str, ...], subset: str | None, split: str) -> NamedSource:
-    """Random words, or a file or data set."""
-    return "synthetic" if name == "synthetic" else DataSource(name, text_column, subset, split)
+Unlabelled = Callable[[str], NamedSource]
+"""Random words, or a file or data set of a name, as --text-column, --subset and --split say."""
 
 
-def _data(data: str | None, text_column: tuple[str, ...], subset: str | None, split: str) -> NamedSource | None:
-    return None if data is None else unlabelled(data, text_column, subset, split)
+def _unlabelled(text_column: tuple[str, ...], subset: str | None, split: str) -> Unlabelled:
+    return lambda name: "synthetic" if name == "synthetic" else DataSource(name, text_column, subset, split)
+
+
+def unlabelled_options(prefix: str = "--") -> Decorator:
+    """--text-column, --subset and --split, gathered as ``unlabelled``, which reads what the name of a source means."""
+    return gathers(
+        "unlabelled",
+        _unlabelled,
+        text_column_option,
+        subset_option(f"{prefix}subset"),
+        split_option(f"{prefix}split"),
+    )
+
+
+def _data(data: str | None, unlabelled: Unlabelled) -> NamedSource | None:
+    return None if data is None else unlabelled(data)
 
 
 def data_options(*, required: bool = False, default: str | None = None) -> Decorator:
@@ -56,9 +74,7 @@ def data_options(*, required: bool = False, default: str | None = None) -> Decor
         "data",
         _data,
         click.option("--data", required=required, default=default, help=f"Rows: {SOURCES}."),
-        text_column_option,
-        subset_option,
-        split_option(),
+        unlabelled_options(),
     )
 
 

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import get_args
 
 import click
 
-from ...data.source import NamedSource
-from ...training.options import PRECISIONS, HealOptions, HealRequest, RunOptions, Trainable
+from ...training.options import PRECISIONS, RunOptions, Trainable
 from ..command import Decorator, combined, gathers
 from .data import SOURCES
 from .model import device_option, seed_option
@@ -82,11 +80,6 @@ def training_options(default: RunOptions) -> Decorator:
         device_option(),
         seed_option,
     )
-
-
-def heal_request(source: NamedSource, options: HealOptions, steps: int, seed: int = 0) -> HealRequest:
-    """Healing within another command."""
-    return HealRequest(source, replace(options, run=replace(options.run, steps=steps, seed=seed)))
 
 
 def heal_options(steps: int | None, says: str | None = None) -> Decorator:
