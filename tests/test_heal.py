@@ -240,6 +240,16 @@ class TestHealCommand:
         assert "## Healing" in (tmp_path / "healed" / "README.md").read_text()
         assert {path.name for path in tmp_path.iterdir()} == {"original", "healed", "text.txt"}
 
+    def test_an_original_in_half_precision_in_bfloat16(self, folder: Path, tmp_path: Path) -> None:
+        model = AutoModelForSequenceClassification.from_pretrained(folder).half()
+        model.save_pretrained(folder)
+        run = replace(RUN, steps=4, evaluations=1, precision="bfloat16")
+        request = collab.HealRequest(collab.DataSource(str(tmp_path / "text.txt")), replace(FEW, run=run))
+        config = collab.ConversionConfig(rank=8, refine="none")
+        made = collab.checkpoints.convert(str(folder), tmp_path / "healed", config, heal=request)
+        assert made.report.after["loss"] <= made.report.before["loss"]
+        assert made.model.dtype == torch.float16
+
     @pytest.mark.slow
     def test_killed_and_resumed(self, folder: Path, tmp_path: Path) -> None:
         collab.checkpoints.convert(str(folder), tmp_path / "converted", collab.ConversionConfig(rank=8))

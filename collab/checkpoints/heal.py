@@ -81,7 +81,7 @@ def _healed(
 ) -> Checkpoint:
     from ..training.heal import heal as heal_model
 
-    with in_float32(checkpoint.model):
+    with in_float32(checkpoint.model), in_float32(teacher.model):  # autocast does not mix with half precision
         return heal_model(
             checkpoint,
             teacher,

@@ -115,4 +115,4 @@ def finetune(output: Path, session: Session) -> None:
     from .outcome import finish
 
     tuned = session.call(finetune_checkpoint)
-    finish(session, tuned, Finetuning, f"collab convert {output} smaller --rank 0.25")
+    finish(session, tuned, Finetuning, f"collab evaluate {output} --data labelled.tsv")

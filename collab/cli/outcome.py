@@ -13,7 +13,9 @@ from rich.table import Table
 
 from ..steps.compression import Compression
 from ..steps.conversion import Conversion
+from ..steps.export import Export
 from ..steps.measurement import Speed
+from ..steps.step import Founding
 
 if TYPE_CHECKING:
     from ..io.checkpoint import Checkpoint
@@ -60,9 +62,11 @@ def finish(session: Session, checkpoint: Checkpoint, kind: type[Step], following
 
     def show() -> None:
         show_steps(steps, details=session.verbosity > 0)
-        for note in checkpoint.history.report.get("notes", []) if checkpoint.original is not None else ():
+        founded = any(isinstance(step, Founding) for step in checkpoint.steps)
+        for note in checkpoint.history.report["notes"] if founded else ():
             click.echo(note)
-        click.echo(f"Wrote {session.output}: reloaded, and equal to the model in memory.")
+        checked = ": reloaded, and equal to the model in memory" if kind is not Export else ""
+        click.echo(f"Wrote {session.output}{checked}.")
         if following is not None:
             click.echo(f"Next: {following}")
 
