@@ -155,9 +155,8 @@ class Conversion(Founding):
         ranks = sorted({layer.rank for layer in self.layers})
         full = max(layer.full_rank for layer in self.layers)
         several = str(ranks[0]) if len(ranks) == 1 else f"{ranks[0]} to {ranks[-1]}"
-        text = (
-            f"Form {self.forms}, rank {several} of {full} in {len(self.layers)} attention layers. {self._calibrated()}"
-        )
+        layers = f"{len(self.layers)} attention layer{'s' if len(self.layers) > 1 else ''}"
+        text = f"Form {self.forms}, rank {several} of {full} in {layers}. {self._calibrated()}"
         parts = [text, self.parameters.table()]
         if self.agreement:
             parts.append(agreement_sentence(self.agreement))
