@@ -49,13 +49,13 @@ class Healing(Step):
         before, after = named(self.before), named(self.after)
         rows = [[name, short(before[name]), short(after[name])] for name in before if name in after]
         text = (
-            f"{self.parameters:,} parameters ({self.settings['trainable']}) were trained for {self.steps} steps, without "
-            f"labels, to match the original's hidden states{' and logits' if 'kl' in self.before else ''} on "
+            f"{self.parameters:,} parameters ({self.settings['trainable']}) were trained for {self.steps} steps, "
+            f"without labels, to match the original's hidden states{' and logits' if 'kl' in self.before else ''} on "
             f"`{self.data['source']}` ({self.data['rows']} rows). "
         )
         if not self.improved:
             text += "The held-out rows showed no improvement, so the model was left unchanged. "
-        text += f"On {self.data['held_out']} held-out rows:\n\n"
+        text += f"On {self.data['held_out']} held-out rows, against the original:\n\n"
         return text + table(["", "before", "after"], rows)
 
 
