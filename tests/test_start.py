@@ -8,11 +8,13 @@ import os
 import subprocess
 import sys
 from collections import defaultdict
+from collections.abc import Callable
 from pathlib import Path
 
 import click
 from tiny import BY_TYPE, tiny_model
 
+import collab
 from collab.cli import main
 from collab.cli.command import Command
 
@@ -106,6 +108,13 @@ def _required(name: str) -> list[str]:
     return more.get(name, [])
 
 
+def verb_of(command: str) -> Callable[..., object]:
+    """The function between folders that a command calls."""
+    verb = getattr(collab.checkpoints, {"export": "export_onnx", "heads": "score_heads"}.get(command, command))
+    assert callable(verb)
+    return verb
+
+
 class TestOptions:
     def test_the_same_name_means_the_same(self) -> None:
         """In every command the same type, the same text, and, where the default differs, text up to that."""
@@ -118,20 +127,22 @@ class TestOptions:
         assert {name for name, ways in seen.items() if len(ways) > 1} <= set(DIFFERENT)
 
     def test_no_option_is_dropped(self) -> None:
-        """Every value reaches the command's function or something that is gathered for it, by its name."""
+        """Every value reaches the command's function, its verb or something that is gathered for them, by its name."""
         for name, command in COMMANDS.items():
             assert command.callback is not None
             gathered = vars(command.callback).get("gathered", {})
             taken = {"as_json", "verbose", "quiet", "session"}
-            for function in (command.callback, *gathered.values()):
+            for function in (command.callback, verb_of(name), *gathered.values()):
                 taken |= set(inspect.signature(function).parameters)
+            if "more" in inspect.signature(verb_of(name)).parameters:
+                taken |= set(collab.TransformOptions.__annotations__)
             values = {option.name for option in command.params if option.expose_value}
-            assert values <= taken, (name, values - taken)
+            assert values | set(gathered) <= taken, (name, (values | set(gathered)) - taken)
             wanted = set(inspect.signature(command.callback).parameters)
             assert wanted <= values | set(gathered) | {"session"}, name
 
     def test_types_of_what_is_gathered(self) -> None:
-        """What a decorator gathers is of the type that the command's function says."""
+        """What a decorator gathers is of the type that the command's function and its verb say."""
         for name, command in COMMANDS.items():
             assert command.callback is not None
             parameters = inspect.signature(command.callback).parameters
@@ -141,6 +152,10 @@ class TestOptions:
                     declared = str(parameters[argument].annotation)
                     required = declared.removesuffix(" | None")  # the option is required, or has a default
                     assert built in (declared, f"{required} | None"), (name, argument)
+                if argument in (taken := inspect.signature(verb_of(name)).parameters):
+                    built = build.__name__ if inspect.isclass(build) else inspect.signature(build).return_annotation
+                    declared = str(taken[argument].annotation).replace("Unlabelled", "NamedSource")  # one of its kinds
+                    assert built.removesuffix(" | None") == declared.removesuffix(" | None"), (name, argument)
 
 
 class TestOutput:
