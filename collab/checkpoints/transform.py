@@ -89,7 +89,7 @@ def transform(
     source = resolve_source(model, load_options.revision)
     check_output(output, source.folder, save_options.overwrite)
     weights = [*source.folder.glob("*.safetensors"), *source.folder.glob("*.bin")]
-    check_space(output, sum(file.stat().st_size for file in weights) // _LEAST)
+    check_space(output, sum(file.stat().st_size for file in weights) // _LEAST, "takes at least")
     run = Run(output, save_options, progress)
     with exclusive_lock(run.work) if trains else contextlib.nullcontext():
         checkpoint = load(source, load_options)

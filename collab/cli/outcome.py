@@ -42,10 +42,10 @@ class _Card(Markdown):
 def show_steps(steps: Sequence[Step], *, details: bool = True) -> None:
     """Prints steps as their sections of the card, or only the summaries of them."""
     console = Console()
-    with console.capture() as capture:
-        for step in steps:
+    for step in steps:
+        with console.capture() as capture:
             console.print(_Card(step.section() if details else step.summary()))
-    click.echo(re.sub(r"\n(?:[ \t]*\n){2,}", "\n\n", capture.get()).strip("\n"))
+        click.echo(re.sub(r"\n(?:[ \t]*\n){2,}", "\n\n", capture.get()).strip())
 
 
 def finish(session: Session, checkpoint: Checkpoint, kind: type[Step], following: str | None = None) -> None:

@@ -73,8 +73,8 @@ def _foreign_files(folder: Path) -> list[str]:
     return sorted(set(names) - written)
 
 
-def check_space(output: Path, needed: int) -> None:
-    """Checks that `needed` bytes fit where `output` will be.
+def check_space(output: Path, needed: int, takes: str = "takes") -> None:
+    """Checks that `needed` bytes fit where `output` will be. The message says that the model `takes` them.
 
     Raises:
         OutputError: if they do not.
@@ -82,7 +82,7 @@ def check_space(output: Path, needed: int) -> None:
     free = shutil.disk_usage(_nearest_existing(output.resolve().parent)).free
     if free < needed:
         raise OutputError(
-            f"The model takes {needed / 1e6:.1f} MB, but only {free / 1e6:.1f} MB are free at {output}. Nothing was "
+            f"The model {takes} {needed / 1e6:.1f} MB, but only {free / 1e6:.1f} MB are free at {output}. Nothing was "
             "written."
         )
 

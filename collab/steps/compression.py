@@ -122,7 +122,7 @@ class Compression(Founding):
         return self.parts
 
     def summary(self) -> str:
-        """Arithmetic, parameters, and agreement before any training."""
+        """Arithmetic, parameters, and agreement; with healing to come, its step says how well the model agrees."""
         text = (
             f"Narrowed in closed form on `{self.calibration['source']}` ({self.calibration.get('rows', '?')} rows).\n\n"
             + counts_table(
@@ -133,11 +133,14 @@ class Compression(Founding):
                 },
             )
         )
-        if self.agreement:
-            text += f"\n\n{agreement_sentence(self.agreement, 'Before any training,')}"
-        return text
+        return text if self.settings.get("healed") else "\n\n".join([text, *self._agreement_text()])
 
     def details(self) -> str:
-        """The widths of every layer, and notes."""
+        """The widths of every layer, notes and, with healing to come, the agreement before it."""
+        agreement = self._agreement_text() if self.settings.get("healed") else []
         rows = [[f"`{name}`", *widths] for name, *widths in (layer.cells() for layer in self.layers)]
-        return "\n\n".join([table(CompressedLayer.HEADINGS, rows), *(f"- {note}" for note in self.notes)])
+        return "\n\n".join([*agreement, table(CompressedLayer.HEADINGS, rows), *(f"- {note}" for note in self.notes)])
+
+    def _agreement_text(self) -> list[str]:
+        """The sentence about the agreement before any training, if it was measured."""
+        return [agreement_sentence(self.agreement, "Before any training,")] if self.agreement else []
