@@ -32,7 +32,14 @@ CALIBRATIONS = {
     "weights alone": ("--calibration", "none"),
     "calibrated": ("--calibration", "synthetic", "--calibration-samples", "32", "--refine", "none"),
 }
-IMPORTS = "from collab.cli.libraries import import_libraries; import_libraries(0); import collab.checkpoints.convert"
+IMPORTS = """
+try:
+    from collab.cli.libraries import import_libraries
+except ImportError:  # an earlier checkout
+    from collab.cli.running import import_libraries
+import_libraries(0)
+import collab.checkpoints.convert
+"""
 
 
 MAKE = f"""
@@ -111,6 +118,7 @@ def main() -> None:
                 with tempfile.TemporaryDirectory(prefix="collab-memory.") as top:
                     checkpoint = make(Path(top) / "model", layers)
                     line = ["-m", "collab", "convert", f"{top}/model", f"{top}/out", *OPTIONS, *options]
+                    line += [] if when == "before" else ["--no-speed"]  # which earlier checkouts do not measure
                     most, seconds = peak(line, code)
                     shutil.rmtree(top, ignore_errors=True)
                     Path(top).mkdir()

@@ -19,7 +19,10 @@ from common import machine, markdown, write
 
 REPEATS = 5
 IMPORT = "import torch"
-COMMANDS = ("convert", "plan", "heal", "finetune", "evaluate", "inspect", "heads", "prune", "expand", "bench", "export")
+COMMANDS = (
+    *("convert", "compress", "plan", "heal", "finetune", "evaluate", "inspect", "heads", "prune", "expand", "bench"),
+    "export",
+)
 ERRORS = {
     "unknown option": ("convert", "model", "out", "--no-such-option"),
     "missing argument": ("convert", "model"),

@@ -182,8 +182,8 @@ class Bench:
             options = replace(options, run=replace(run, steps=setting.heal_steps))
             model = self.model(replace(job, what="refined"))
             start = time.process_time()
-            given = {"tokenizer": translator.tokenizer, "options": options, "work": folder / "healing"}
-            collab.heal(model, reference, pairs, **given)
+            healing = collab.Checkpoint(model, translator.tokenizer)
+            collab.heal(healing, reference, pairs, options=options, work=folder / "healing")
             return model, time.process_time() - start
         start = time.process_time()
         calibration = collab.calibrate(collab.Checkpoint(reference, translator.tokenizer), pairs)

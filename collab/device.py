@@ -5,6 +5,7 @@ Nothing at the top imports torch, so that the command line can show what there i
 
 from __future__ import annotations
 
+import platform
 from typing import TYPE_CHECKING, Literal, get_args
 
 from .errors import ConfigurationError, DeviceError
@@ -24,6 +25,13 @@ def check_device(name: str | None) -> None:
     """Raises a ConfigurationError for a name that is neither None nor one of `DEVICES`."""
     if name not in (None, *DEVICES):
         raise ConfigurationError(f"device must be {' or '.join(DEVICES)}, not {name!r}.")
+
+
+def device_name(device: torch.device) -> str:
+    """The name of a GPU; of a CPU, its architecture."""
+    import torch
+
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else f"CPU ({platform.machine()})"
 
 
 def resolve_device(name: str | None, default: torch.device | None = None, *, float64: bool = False) -> torch.device:

@@ -184,7 +184,7 @@ class TestEveryStepLoads:
 
 
 def read_report(folder: Path) -> dict[str, Any]:
-    return json.loads((folder / "collab_report.json").read_text())
+    return read_json(folder / "collab_report.json")
 
 
 def metrics_in(folder: Path) -> dict[str, float]:

@@ -321,7 +321,7 @@ class TestWidth:
             comparison=[predicted] * len(self.NAMES),
         )
         show_steps([report])
-        self.check(capsys, "held out", "100,000,000", "(R=1024)", "after / before")
+        self.check(capsys, "held out", "100,000,000", "0.1234", "(R=1024)", "after / before")
 
     def test_plan(self, capsys: pytest.CaptureFixture[str]) -> None:
         widths = ({"queries-keys": 1024},) * len(self.NAMES)

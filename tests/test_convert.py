@@ -137,6 +137,8 @@ def test_attention_is_counted_alike_in_every_family() -> None:
             counts = parameters(each)
             assert getattr(result.report.attention, place) == counts["attention"], row.model_type
             assert getattr(result.report.query_key, place) == counts["query_key"], row.model_type
+            by_layer = (getattr(layer.query_key, place) for layer in result.report.layers)
+            assert sum(by_layer) == counts["query_key"], row.model_type
         layers = attention_layers(model)
         projections = [layer.projection(role) for layer in layers for role in ("query", "key", "value")]
         projections += [layer.output for layer in layers]

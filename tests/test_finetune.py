@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import importlib
 import json
 import os
 import random
@@ -229,7 +228,7 @@ class TestRuns:
             raise KeyboardInterrupt
 
         with monkeypatch.context() as patch:
-            patch.setattr(importlib.import_module("collab.checkpoints.transform"), "save", interrupt)
+            patch.setattr("collab.checkpoints.transform.save", interrupt)
             with pytest.raises(KeyboardInterrupt):
                 finetune(folder, tmp_path / "late", data(folder), options=options)
         again = finetune(folder, tmp_path / "late", data(folder), options=options)

@@ -29,9 +29,9 @@ from transformers import AutoModel, AutoModelForSequenceClassification, BertForS
 
 import collab
 from collab.models.inputs import probe_inputs
+from collab.training.learning_rate import find_learning_rate
 
 pytest.importorskip("accelerate", reason="the train extra is not installed")
-heal_module = pytest.importorskip("collab.training.heal")
 
 RUN = collab.RunOptions(learning_rate=3e-3, batch_size=8, steps=24, evaluations=3, device="cpu")
 FEW = collab.HealOptions(samples=96, run=RUN)
@@ -157,8 +157,9 @@ class TestHeal:
         teacher, calls = tiny_model(BERT), []
         model = converted(teacher)
         start = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-        find = heal_module.find_learning_rate
-        monkeypatch.setattr(heal_module, "find_learning_rate", lambda *given: calls.append(1) or find(*given))
+        monkeypatch.setattr(
+            "collab.training.heal.find_learning_rate", lambda *given: calls.append(1) or find_learning_rate(*given)
+        )
         options = replace(FEW, run=replace(RUN, learning_rate=None))
 
         def stop(what: str, done: int, total: int | None) -> None:

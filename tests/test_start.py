@@ -146,15 +146,15 @@ class TestOptions:
         for name, command in COMMANDS.items():
             assert command.callback is not None
             parameters = inspect.signature(command.callback).parameters
+            verb = inspect.signature(verb_of(name)).parameters
             for argument, build in vars(command.callback).get("gathered", {}).items():
+                built = build.__name__ if inspect.isclass(build) else inspect.signature(build).return_annotation
                 if argument in parameters:
-                    built = build.__name__ if inspect.isclass(build) else inspect.signature(build).return_annotation
                     declared = str(parameters[argument].annotation)
                     required = declared.removesuffix(" | None")  # the option is required, or has a default
                     assert built in (declared, f"{required} | None"), (name, argument)
-                if argument in (taken := inspect.signature(verb_of(name)).parameters):
-                    built = build.__name__ if inspect.isclass(build) else inspect.signature(build).return_annotation
-                    declared = str(taken[argument].annotation).replace("Unlabelled", "NamedSource")  # one of its kinds
+                if argument in verb:
+                    declared = str(verb[argument].annotation).replace("Unlabelled", "NamedSource")  # one of its kinds
                     assert built.removesuffix(" | None") == declared.removesuffix(" | None"), (name, argument)
 
 
@@ -173,4 +173,4 @@ class TestOutput:
             assert f", {line[0].lower()}{line[1:]} " in lines[-1], "nobody else says anything"
         for phase in ("starting", "loading the model", "calibrating", "solving", "writing and checking"):
             assert f"{phase} " in lines[-1]
-        assert f"Wrote {tmp_path / 'out'}: reloaded, and equal to the model in memory." in done.stdout
+        assert f"Wrote {tmp_path / 'out'}: reloaded, and equal to the model in memory." in done.stdout.splitlines()

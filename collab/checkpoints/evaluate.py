@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 from ..data.examples import read_examples
@@ -14,9 +13,9 @@ from ..evaluation.evaluate import evaluate as evaluate_model
 from ..evaluation.options import EvaluateOptions
 from ..io.checkpoint import Checkpoint
 from ..io.history import read_history
-from ..io.load import load
+from ..io.load import load_source
 from ..io.options import LoadOptions
-from ..io.read import read_config, resolve_source
+from ..io.read import Source, read_config, resolve_source
 from ..progress import Progress, no_progress
 
 
@@ -51,16 +50,16 @@ def evaluate(
     """
     options = options or EvaluateOptions()
     load_options = load_options or LoadOptions()
-    folder = resolve_source(model, load_options.revision).folder
-    task = task or task_of(read_config(folder), (folder / "modules.json").is_file())
+    found = resolve_source(model, load_options.revision)
+    task = task or task_of(read_config(found.folder), (found.folder / "modules.json").is_file())
     source = source or task.held_out
     if source is None:
         raise ConfigurationError(f"{task.kind} has no data of its own; give the rows with --data (source=).")
     progress("reading the rows", 0, None)
     examples = read_examples(source, task, options.label_column, options.samples)
     progress("loading the model", 0, None)
-    loaded = _load(model, load_options, task, options)
-    second = None if against is None else _load(against, replace(load_options, revision=None), task, options)
+    loaded = _load(found, load_options, task, options)
+    second = None if against is None else _load(resolve_source(against), load_options, task, options)
     return evaluate_model(loaded, examples, task, against=second, options=options, progress=progress)
 
 
@@ -70,8 +69,8 @@ def check_recordable(folder: Path) -> None:
         raise ConfigurationError(f"{folder} has no report to add the evaluation to. Omit --record.")
 
 
-def _load(name: str, load_options: LoadOptions, task: Task, options: EvaluateOptions) -> Checkpoint:
-    loaded = load(name, load_options, auto_class=task.auto_class)
+def _load(source: Source, load_options: LoadOptions, task: Task, options: EvaluateOptions) -> Checkpoint:
+    loaded = load_source(source, load_options, auto_class=task.auto_class)
     if task.head is not None:
         loaded.require_head(task.kind)
     loaded.model.to(resolve_device(options.device))  # type: ignore[arg-type]

@@ -140,7 +140,7 @@ def _card(checkpoint: Checkpoint, export: Export, name: str) -> str:
     layers = history.layers
     return render_card(
         "onnx",
-        checkpoint.folder,
+        original,
         {
             "library_name": "onnx",
             "tags": list(dict.fromkeys([*original.get("tags", []), "onnx"])),

@@ -8,8 +8,7 @@ from .transform import Run
 
 
 def speed(checkpoint: Checkpoint, run: Run) -> Checkpoint:
-    """Adds a `Speed` to a checkpoint that was made of an original in this run; any other is left as it is."""
-    if checkpoint.original is None:
-        return checkpoint
+    """Adds a `Speed` to a checkpoint that was made of an original in this run."""
+    assert checkpoint.original is not None
     run.progress("measuring speed", 0, None)
     return checkpoint.then(measure_speed(checkpoint.model, checkpoint.original.model))

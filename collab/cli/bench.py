@@ -51,7 +51,6 @@ def bench(figure: Path | None, session: Session) -> None:
     from ..figures.plan import draw_bench
     from .bench_tables import show_bench
 
-    session.progress("loading the model", 0, None)
     report = session.call(bench_checkpoints)
     if figure is not None:
         draw_bench(report, figure)

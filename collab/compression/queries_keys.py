@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cached_property
+from functools import cache, cached_property
 
 import torch
 from torch import Tensor, nn
@@ -44,6 +44,7 @@ class NarrowQueriesKeys(Narrowing):
         self._content: Content = "folded" if self._separate and not self._shape.rotary else "exact"
         self._length = length
         self._full_parameters = count_factors(layer)
+        self._solved = cache(self._squared_error)
 
     @property
     def widths(self) -> Sequence[int]:
@@ -61,7 +62,10 @@ class NarrowQueriesKeys(Narrowing):
             return 0.0
         if self._separate:
             return float(self._decay[width // self._shape.num_heads])
-        return predict(self._problem, self._form, width, self._content, SolverOptions()) ** 2
+        return self._solved(width)
+
+    def _squared_error(self, rank: int) -> float:
+        return predict(self._problem, self._form, rank, self._content, SolverOptions()) ** 2
 
     def flops(self, width: int) -> float:
         """See `Narrowing`; includes the scores."""

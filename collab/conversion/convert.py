@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 
 import torch
 from torch import Tensor, nn
 from transformers import PretrainedConfig, PreTrainedModel
-from transformers import initialization as init
 from transformers.pytorch_utils import Conv1D
 
 from ..calibration.calibrate import Calibration
@@ -20,10 +19,9 @@ from ..errors import UnsupportedArchitectureError, WeightsError
 from ..evaluation.compare import agreement
 from ..io.checkpoint import Checkpoint
 from ..modeling.collab_config import AttentionSpec
-from ..modeling.collab_model import optional_parts
-from ..models.assembly import assemble
+from ..models.assembly import assemble, described_shapes
 from ..models.families import Family, require_family
-from ..models.layers import AttentionLayer, count_parameters, native_layers
+from ..models.layers import AttentionLayer, native_layers, parameters
 from ..models.weights import check_finite
 from ..planning.choice import Choice, choose, compare_forms
 from ..planning.config import ConversionConfig
@@ -92,7 +90,7 @@ def convert(
         reports = refined_reports(reports, refinement, converted, problems, held_out)
     report = Conversion(
         layers=tuple(reports),
-        parameters=_parameters(model, converted, reports),
+        parameters=Parameters.of(parameters(model), parameters(converted)),
         settings=config.to_dict(),
         choice=choice.explanation,
         calibration=None if calibration is None else calibration.summary,
@@ -113,15 +111,6 @@ def convert_losslessly(checkpoint: Checkpoint | PreTrainedModel) -> Checkpoint:
     rotary = any(layer.rotary for layer in native_layers(model).values())
     config = ConversionConfig(rank=1.0, form=NATIVE_FORM, content="exact" if rotary else "folded", compare=False)
     return convert(checkpoint, config)
-
-
-def _parameters(model: PreTrainedModel, converted: PreTrainedModel, layers: Sequence[LayerConversion]) -> Parameters:
-    """Parameters of queries and keys, of all attention and of the whole model."""
-    before = sum(layer.query_key.before for layer in layers)
-    after = sum(layer.query_key.after for layer in layers)
-    rest = sum(layer.value_output_parameters for layer in native_layers(model).values())
-    whole = Count(count_parameters(model), count_parameters(converted))
-    return Parameters(Count(before, after), Count(before + rest, after + rest), whole)
 
 
 def _agreement(
@@ -236,11 +225,7 @@ def check_structure(model: PreTrainedModel) -> None:
     Raises:
         WeightsError: if a tensor is missing, unexpected or of another shape; the message names it.
     """
-    with torch.device("meta"), init.no_init_weights():
-        described = {
-            name: tensor.shape
-            for name, tensor in type(model)(model.config, **optional_parts(model)).state_dict().items()
-        }
+    described = described_shapes(model, model.config)
     actual = {name: tensor.shape for name, tensor in model.state_dict().items()}
     for name in [*described, *actual]:
         if described.get(name) != actual.get(name):
@@ -268,7 +253,7 @@ def _build(
     state: dict[str, Tensor] = {}
     trainable: dict[str, bool] = {}
     for name, tensor in native.state_dict(keep_vars=True).items():
-        owner = _owner(name, layers)
+        owner = owner_of(name, layers)
         parts = {name: tensor} if owner is None else _parts(name, tensor, layers[owner])
         for part, values in parts.items():
             state[part] = values.detach() if share and len(parts) == 1 else values.detach().clone()
@@ -301,7 +286,7 @@ def _collaborative_config(native: PretrainedConfig, family: Family, specs: list[
     return config
 
 
-def _owner(name: str, layers: Iterable[str]) -> str | None:
+def owner_of(name: str, layers: Iterable[str]) -> str | None:
     """Name of the attention layer that a parameter belongs to; None if it belongs to none."""
     return next((layer for layer in layers if name.startswith(f"{layer}.")), None)
 

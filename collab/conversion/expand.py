@@ -29,7 +29,7 @@ from ..models.weights import check_finite
 from ..reparametrization.layer import factors_of
 from ..steps.export import ExpandedLayer, Expansion
 from ..steps.step import Count
-from .convert import check_plain
+from .convert import check_plain, owner_of
 from .native_layer import NativeLayer, native_layer, native_rotary_layer, rounding, without_heads
 
 logger = logging.getLogger(__name__)
@@ -159,7 +159,7 @@ def _build(
     trainable: dict[str, bool] = {}
     parts: dict[str, dict[str, Tensor]] = {name: {} for name in layers}  # of each layer, by their names in it
     for name, tensor in model.state_dict(keep_vars=True).items():
-        owner = next((layer for layer in layers if name.startswith(f"{layer}.")), None)
+        owner = owner_of(name, layers)
         if owner is None:
             state[name] = tensor.detach().clone()
             trainable[name] = tensor.requires_grad

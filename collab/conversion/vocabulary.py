@@ -25,8 +25,7 @@ from transformers import PreTrainedModel
 
 from ..errors import ConfigurationError, DataError, UnsupportedArchitectureError, VerificationError
 from ..io.checkpoint import Checkpoint
-from ..modeling.collab_model import optional_parts
-from ..models.assembly import assemble
+from ..models.assembly import assemble, described_shapes
 from ..models.inputs import encoder_of, has_decoder
 from ..models.layers import count_parameters
 from ..steps.conversion import VocabularyCut
@@ -80,7 +79,7 @@ def keep_tokens(checkpoint: Checkpoint, texts: Iterable[str]) -> Checkpoint:
     for before, after in zip(tokenizer(sample)["input_ids"], smaller(sample)["input_ids"], strict=True):
         if [numbers[number] for number in before] != after:
             raise VerificationError("The smaller tokenizer encodes some of the texts differently from the original's.")
-    result = _smaller_model(model, ids, size)
+    result = _smaller_model(model, numbers)
     parameters = Count(count_parameters(model), count_parameters(result))
     report = VocabularyCut(count, Count(size, len(ids)), parameters, ids, has_decoder(model))
     unused = {name: _rows_of(tensor, ids, size) for name, tensor in checkpoint.unused.items()}
@@ -221,19 +220,15 @@ def _renumbered(serialized: dict[str, Any], numbers: Mapping[int, int]) -> dict[
     return trimmed
 
 
-def _smaller_model(model: PreTrainedModel, ids: tuple[int, ...], size: int) -> PreTrainedModel:
-    """A model of the same class with some of the rows of its embedding, and of what is as long."""
+def _smaller_model(model: PreTrainedModel, numbers: Mapping[int, int]) -> PreTrainedModel:
+    """A model of the same class with some of the rows of its embedding, and of what is as long; new ids by former."""
     config = copy.deepcopy(model.config)
-    numbers = {former: number for number, former in enumerate(ids)}
     _renumber(config, numbers)
-    config.vocab_size = len(ids)
+    config.vocab_size = len(numbers)
     if getattr(config, "decoder_vocab_size", None) is not None:
-        config.decoder_vocab_size = len(ids)
-    with torch.device("meta"):
-        shapes = {
-            name: tensor.shape for name, tensor in type(model)(config, **optional_parts(model)).state_dict().items()
-        }
-    rows = torch.tensor(ids)
+        config.decoder_vocab_size = len(numbers)
+    shapes = described_shapes(model, config)
+    rows = torch.tensor(list(numbers))
     state = {}
     for name, tensor in model.state_dict().items():
         for dim, (before, after) in enumerate(zip(tensor.shape, shapes[name], strict=True)):

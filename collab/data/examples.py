@@ -61,8 +61,6 @@ def read_examples(
     if label_column is None and source in (task.train, task.held_out):
         label_column = task.label_column
     records = open_records(source)
-    if not records.names:
-        raise DataError(f"{source.path} has no rows.")
     words = task.kind == "token-classification"
     texts = tuple(records.require(name) for name in source.columns) or _texts(records, task)
     labels = None if task.kind in ("masked-lm", "translation") else _label(records, task, label_column, texts)

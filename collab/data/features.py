@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -282,9 +283,12 @@ def _padded_targets(model: PreTrainedModel, rows: Sequence[Feature]) -> Batch:
 
 def row_batches(model: PreTrainedModel, processor: Any | None, features: Sequence[Feature], rows: int) -> list[Batch]:
     """Batches of `rows` rows of similar length."""
-    return [
-        collate(model, processor, [features[number] for number in numbers]) for numbers in by_length(features, rows)
-    ]
+    return batches_by_length(partial(collate, model, processor), features, rows)
+
+
+def batches_by_length(collate: Callable[[list[Feature]], Batch], features: Sequence[Feature], rows: int) -> list[Batch]:
+    """Batches of `rows` rows of similar length, which a function makes of their features."""
+    return [collate([features[number] for number in numbers]) for numbers in by_length(features, rows)]
 
 
 def by_length(features: Sequence[Feature], rows: int) -> Iterator[list[int]]:
@@ -292,6 +296,18 @@ def by_length(features: Sequence[Feature], rows: int) -> Iterator[list[int]]:
     order = sorted(range(len(features)), key=lambda row: length_of(features[row]))
     for start in range(0, len(order), rows):
         yield order[start : start + rows]
+
+
+def within_tokens(features: Sequence[Feature], tokens: int) -> Iterator[list[int]]:
+    """The numbers of rows of similar length at a time, the shortest first: at most `tokens` tokens, or a single row."""
+    batch: list[int] = []
+    for row in sorted(range(len(features)), key=lambda row: length_of(features[row])):
+        if batch and (len(batch) + 1) * length_of(features[row]) > tokens:
+            yield batch
+            batch = []
+        batch.append(row)
+    if batch:
+        yield batch
 
 
 def length_of(feature: Feature) -> int:
@@ -353,14 +369,5 @@ def batched(model: PreTrainedModel, processor: Any | None, features: Sequence[Fe
         processor: its tokenizer, or image processor.
         features: one per row.
     """
-    lengths = [length_of(feature) for feature in features]
-    single = input_kind(model) != "text"
-    order = sorted(range(len(features)), key=lambda row: (lengths[row], row))
-    batches, start, tokens = [], 0, tokens_in_batch(model)
-    while start < len(order):
-        stop = start + 1
-        while not single and stop < len(order) and (stop + 1 - start) * lengths[order[stop]] <= tokens:
-            stop += 1
-        batches.append(collate(model, processor, [features[row] for row in order[start:stop]]))
-        start = stop
-    return batches
+    tokens = tokens_in_batch(model) if input_kind(model) == "text" else 0
+    return [collate(model, processor, [features[row] for row in rows]) for rows in within_tokens(features, tokens)]

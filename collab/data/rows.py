@@ -33,8 +33,6 @@ def read_rows(
         DataError: if the source cannot be read, lacks a column, has no rows, or has a row with a part missing.
     """
     records = open_records(source, kind=kind, seed=seed)
-    if not records.names:
-        raise DataError(f"{source.path} has no rows.")
     columns = _columns(records, kind)
     rows: Iterator[tuple] = (tuple(record[name] for name in columns) for record in records)
     if kind == "text":
@@ -52,8 +50,6 @@ def all_texts(source: DataSource) -> Iterator[str]:
         DataError: if the source cannot be read, lacks a column or has no rows.
     """
     records = open_records(source)
-    if not records.names:
-        raise DataError(f"{source.path} has no rows.")
     columns = [records.require(name) for name in source.columns or records.names]
     for record in records:
         yield from (record[name] for name in columns if _is_full((record[name],)))

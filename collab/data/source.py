@@ -90,7 +90,7 @@ class Records(Iterable[dict[str, Any]]):
     Attributes:
         source: the source.
         stream: its rows, each by column.
-        names: names of the columns; empty if there are no rows.
+        names: names of the columns.
         features: features of the columns in `datasets`, such as class names.
     """
 
@@ -98,6 +98,10 @@ class Records(Iterable[dict[str, Any]]):
     stream: Iterable[dict[str, Any]]
     names: list[str]
     features: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not self.names:
+            raise DataError(f"{self.source.path} has no rows.")
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         """The rows; DataError if a row cannot be read."""
@@ -109,7 +113,7 @@ class Records(Iterable[dict[str, Any]]):
     def require(self, name: str) -> str:
         """Returns the name of a column; DataError if there is no such column."""
         if name not in self.names:
-            raise DataError(f"{self.source.path} has no column {name!r}; it has {', '.join(self.names) or 'none'}.")
+            raise DataError(f"{self.source.path} has no column {name!r}; it has {', '.join(self.names)}.")
         return name
 
 
@@ -122,7 +126,7 @@ def open_records(source: DataSource, *, kind: InputKind = "text", seed: int | No
         seed: shuffles a data set on the Hub, limited to a hundred thousand rows; None to read all in order.
 
     Raises:
-        DataError: if it does not exist or cannot be read.
+        DataError: if it does not exist, cannot be read or has no rows.
     """
     import datasets  # slow to import
 

@@ -27,7 +27,7 @@ from .concat import Concat, RotaryConcat
 from .factors import DiagonalFactors, Factors, Solution, balanced, safe
 from .head_tensor import HeadTensor
 from .options import SolverOptions
-from .rotary_factors import RotaryFactors, Solved, as_complex, as_real, pair_energy
+from .rotary_factors import Solved, SweptRotary, as_complex, as_real, pair_energy
 
 logger = logging.getLogger(__name__)
 
@@ -64,7 +64,7 @@ class CP(DiagonalFactors):
         return self.of_heads(*(part[:, order].contiguous() for part in (query, key, mixing / norm)))
 
 
-class RotaryCP(RotaryFactors, CP):
+class RotaryCP(SweptRotary, CP):
     """Complex diagonals for every frequency, by alternating least squares from the pairs that ``concat`` keeps."""
 
     def cores_at(self, frequency: int) -> Tensor:

@@ -44,49 +44,9 @@ class RotaryFactors(Factors):
         """G_{fh} of every head, (H, r_f, r_f), complex."""
 
     @classmethod
-    def solve(cls, tensor: HeadTensor, rank: int, concat: Factors, options: SolverOptions) -> Solution:
-        """Factors by sweeps of every frequency, given the ``concat`` factors at that rank."""
-        assert isinstance(concat, RotaryFactors)
-        (query, query_basis), (key, key_basis) = map(compressed, by_frequency(tensor))
-        sizes = cls.sizes(concat, rank // 2, query, key)
-        solved: dict[int, tuple[Tensor, Tensor, Tensor]] = {}
-        sweeps, converged = 0, True
-        for size in sorted({size for size in sizes if size}):
-            alike = [frequency for frequency, other in enumerate(sizes) if other == size]
-            *parts, done, settled = cls.solve_alike(query[alike], key[alike], size, options)
-            sweeps, converged = max(sweeps, done), converged and settled
-            for number, frequency in enumerate(alike):
-                left, cores, right = (part[number] for part in parts)
-                solved[frequency] = query_basis[frequency] @ left, cores, key_basis[frequency] @ right
-        return Solution(cls._joined(solved, concat.biased).canonical(), sweeps=sweeps, converged=converged)
-
-    @classmethod
-    def sizes(cls, concat: RotaryFactors, pairs: int, query: Tensor, key: Tensor) -> list[int]:
-        """r_f of every frequency: by default as many as pairs of head and frequency are kept.
-
-        Args:
-            concat: the ``concat`` factors, which keep pairs.
-            pairs: R/2.
-            query: heads' complex columns, (F, ·, H).
-            key: the same of the keys.
-        """
-        return [concat.frequencies.count(frequency) for frequency in range(len(query))]
-
-    @classmethod
-    def solve_alike(cls, query: Tensor, key: Tensor, size: int, options: SolverOptions) -> Solved:
-        """Solves several frequencies of one r, given their complex columns, (F', ·, H); closed forms need not."""
-        raise NotImplementedError
-
-    @classmethod
-    def stored(cls, cores: Sequence[Tensor]) -> Tensor:
-        """M, (H, ·), given the cores (H, r_f, r_f) of every frequency; closed forms need not."""
-        raise NotImplementedError
-
-    @classmethod
+    @abstractmethod
     def owned(cls, owner: Tensor, frequencies: Sequence[int]) -> Tensor:
         """M if every complex dimension is that of one head: one-hot heads, (H, R/2)."""
-        places = [torch.tensor(frequencies) == frequency for frequency in dict.fromkeys(frequencies)]
-        return cls.stored([torch.diag_embed(owner[:, mine].to(owner.dtype.to_complex())) for mine in places])
 
     def block(self, frequency: int) -> tuple[Tensor, Tensor, Tensor]:
         """A_f (D, r_f), the heads' cores (H, r_f, r_f) and B_f (D, r_f), complex."""
@@ -133,6 +93,54 @@ class RotaryFactors(Factors):
         query_norm, key_norm = self.norms(self.query), self.norms(self.key)  # (R,)
         common = (query_norm * energy * key_norm).sqrt()
         return self.query * (common / safe(query_norm)), self.key * (common / safe(key_norm))
+
+
+class SweptRotary(RotaryFactors):
+    """A form with rotary positions whose factors are found by sweeps of every frequency."""
+
+    @classmethod
+    def solve(cls, tensor: HeadTensor, rank: int, concat: Factors, options: SolverOptions) -> Solution:
+        """Factors by sweeps of every frequency, given the ``concat`` factors at that rank."""
+        assert isinstance(concat, RotaryFactors)
+        (query, query_basis), (key, key_basis) = map(compressed, by_frequency(tensor))
+        sizes = cls.sizes(concat, rank // 2, query, key)
+        solved: dict[int, tuple[Tensor, Tensor, Tensor]] = {}
+        sweeps, converged = 0, True
+        for size in sorted({size for size in sizes if size}):
+            alike = [frequency for frequency, other in enumerate(sizes) if other == size]
+            *parts, done, settled = cls.solve_alike(query[alike], key[alike], size, options)
+            sweeps, converged = max(sweeps, done), converged and settled
+            for number, frequency in enumerate(alike):
+                left, cores, right = (part[number] for part in parts)
+                solved[frequency] = query_basis[frequency] @ left, cores, key_basis[frequency] @ right
+        return Solution(cls._joined(solved, concat.biased).canonical(), sweeps=sweeps, converged=converged)
+
+    @classmethod
+    def sizes(cls, concat: RotaryFactors, pairs: int, query: Tensor, key: Tensor) -> list[int]:
+        """r_f of every frequency: by default as many as pairs of head and frequency are kept.
+
+        Args:
+            concat: the ``concat`` factors, which keep pairs.
+            pairs: R/2.
+            query: heads' complex columns, (F, ·, H).
+            key: the same of the keys.
+        """
+        return [concat.frequencies.count(frequency) for frequency in range(len(query))]
+
+    @classmethod
+    @abstractmethod
+    def solve_alike(cls, query: Tensor, key: Tensor, size: int, options: SolverOptions) -> Solved:
+        """Solves several frequencies of one r, given their complex columns, (F', ·, H)."""
+
+    @classmethod
+    @abstractmethod
+    def stored(cls, cores: Sequence[Tensor]) -> Tensor:
+        """M, (H, ·), given the cores (H, r_f, r_f) of every frequency."""
+
+    @classmethod
+    def owned(cls, owner: Tensor, frequencies: Sequence[int]) -> Tensor:
+        places = [torch.tensor(frequencies) == frequency for frequency in dict.fromkeys(frequencies)]
+        return cls.stored([torch.diag_embed(owner[:, mine].to(owner.dtype.to_complex())) for mine in places])
 
     @classmethod
     def _joined(cls, solved: dict[int, tuple[Tensor, Tensor, Tensor]], biased: bool) -> Self:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Self
 
 import torch
@@ -23,6 +24,7 @@ from .options import SolverOptions
 from .rotary_factors import (
     RotaryFactors,
     Solved,
+    SweptRotary,
     as_complex,
     by_frequency,
     compressed,
@@ -87,15 +89,16 @@ class Tucker(Factors):
         return self.mixing * query_norm[:, None] * key_norm  # (H, R, R)
 
 
-class RotaryTucker(RotaryFactors, Tucker):
+class RotaryTucker(SweptRotary, Tucker):
     """Complex cores for every frequency, by orthogonal iteration.
 
     Dimensions go to the frequencies with most to gain, as far as the cores stay within `most_core_entries`.
     """
 
     def cores_at(self, frequency: int) -> Tensor:
-        return self._all_cores().get(frequency, as_complex(self.query).new_zeros(self.num_heads, 0, 0))
+        return self._all_cores.get(frequency, as_complex(self.query).new_zeros(self.num_heads, 0, 0))
 
+    @cached_property
     def _all_cores(self) -> dict[int, Tensor]:
         """The cores of every frequency, (H, r_f, r_f) each."""
         cores, read = {}, 0
@@ -112,7 +115,7 @@ class RotaryTucker(RotaryFactors, Tucker):
 
     def _scaled(self, query_norm: Tensor, key_norm: Tensor) -> Tensor:
         scaled = []
-        for frequency, cores in self._all_cores().items():
+        for frequency, cores in self._all_cores.items():
             places = self.places(frequency)
             scaled.append(cores * query_norm[places][:, None] * key_norm[places])
         return self.stored(scaled)

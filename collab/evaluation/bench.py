@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import platform
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 from transformers import PreTrainedModel
 
-from ..device import resolve_device
+from ..device import device_name, resolve_device
 from ..errors import ConfigurationError, OutOfMemoryError, first_line, is_short_of_memory
 from ..models.cache import CacheBytes, cache_bytes
-from ..models.inputs import input_kind, lengths_within, longest_input, random_inputs, takes_waveforms
+from ..models.inputs import has_length, input_kind, lengths_within, longest_input, random_inputs
 from ..models.layers import count_bytes, count_parameters
 from ..models.states import evaluating
 from ..progress import Progress, no_progress
@@ -83,7 +82,7 @@ def bench(
         unit="tokens" if grid[0][1] is not None else _UNITS[input_kind(models[0])],
         rounds=options.rounds,
         dtype=options.dtype,
-        device=torch.cuda.get_device_name(device) if device.type == "cuda" else f"CPU ({platform.machine()})",
+        device=device_name(device),
         threads=torch.get_num_threads(),
         compiled=options.compile,
         memory_at=grid[-1],
@@ -108,7 +107,7 @@ def lengths_of(
         raise ConfigurationError(
             f"{names[0]} and {names[1]} take inputs of different kinds, so they cannot be compared."
         )
-    if input_kind(models[0]) != "text" and not takes_waveforms(models[0]):
+    if not has_length(models[0]):
         if options.lengths is not None:
             raise ConfigurationError(
                 f"{names[0]} takes {input_kind(models[0])} of one size, so lengths (--length) do not apply."

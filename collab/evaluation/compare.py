@@ -21,7 +21,7 @@ from ..models.outputs import Output, matched_states, outputs_of
 from ..models.padding import output_mask
 from ..models.states import evaluating
 from ..steps.step import Json
-from .timing import time_in_turn
+from .timing import Run, rounds_in_turn, time_in_turn
 
 
 def agreement(
@@ -160,12 +160,10 @@ def batches_of(loaded: Checkpoint, features: Sequence[Feature]) -> list[Batch]:
 def speeds(first: PreTrainedModel, second: PreTrainedModel, batches: Sequence[Batch], rounds: int) -> dict[str, float]:
     """Tokens per second of two models, which alternate so that other load on the machine affects both."""
     tokens = sum(int(batch["attention_mask"].sum()) if "attention_mask" in batch else len(batch) for batch in batches)
-    runs = [(model, batches) for model in (first, second)]
+    runs: list[Run] = [(model, batches) for model in (first, second)]
     time_in_turn([(model, batches[:1]) for model in (first, second)])  # warm
-    rates: list[list[float]] = [[], []]
-    for number in range(rounds):
-        for rate, seconds in zip(rates, time_in_turn(runs, backwards=number % 2 == 1), strict=True):
-            rate.append(tokens / seconds)
+    seconds = rounds_in_turn(runs, rounds, warm=0)
+    rates = [[tokens / each for each in times] for times in zip(*seconds, strict=True)]
     ratios = [rate / reference for rate, reference in zip(*rates, strict=True)]
     medians = [float(np.median(rate)) for rate in rates]
     return {

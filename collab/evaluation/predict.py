@@ -12,7 +12,7 @@ from torch.nn import functional
 from transformers import PreTrainedModel
 
 from ..data.encoding import IGNORED, Collate, names_of
-from ..data.features import Feature, length_of
+from ..data.features import Feature, within_tokens
 from ..errors import ExtraError
 from ..models.inputs import on_device
 from ..models.states import evaluating
@@ -42,12 +42,12 @@ def predictions(
     Returns:
         Predictions and labels, or counts, in the order of the rows.
     """
-    order = sorted(range(len(features)), key=lambda row: length_of(features[row]))
+    batches = list(within_tokens(features, TOKENS))
     columns: dict[str, list[Any]] = {}
     done = 0
     progress("measuring", done, len(features))
     with evaluating(model), torch.no_grad():
-        for rows in _batches(order, features):
+        for rows in batches:
             batch = on_device(collate([features[row] for row in rows]), model.device)
             labels = batch.pop("labels")
             logits = model(**batch).logits.float()
@@ -55,18 +55,8 @@ def predictions(
                 columns.setdefault(name, []).extend(values)
             done += len(rows)
             progress("measuring", done, len(features))
-    original_order = np.argsort(order)
+    original_order = np.argsort([row for rows in batches for row in rows])
     return {name: np.asarray(values)[original_order] for name, values in columns.items()}
-
-
-def _batches(order: list[int], features: Sequence[Feature]) -> list[list[int]]:
-    batches: list[list[int]] = []
-    for row in order:
-        if batches and (len(batches[-1]) + 1) * length_of(features[row]) <= TOKENS:
-            batches[-1].append(row)
-        else:
-            batches.append([row])
-    return batches
 
 
 def _columns(kind: str, model: PreTrainedModel, logits: Tensor, labels: Tensor) -> Mapping[str, list[Any]]:

@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-import platform
-import time
-
 import torch
 from transformers import PreTrainedModel
 
-from ..models.inputs import input_kind, longest_input, random_inputs, takes_waveforms
+from ..device import device_name
+from ..models.inputs import has_length, longest_input, random_inputs
 from ..models.states import evaluating
 from ..steps.measurement import Speed
 from .timing import Run, Spread, rounds_in_turn
 
 _ROWS, _LENGTH = 8, 128
-_SECONDS = 3.0
+_SECONDS = 1.5
 _MOST = 31
 
 
 def measure_speed(model: PreTrainedModel, original: PreTrainedModel) -> Speed:
-    """Times a model and its original in turn, for about three seconds, on random inputs without padding.
+    """Times a model and its original in turn, for about two seconds, on random inputs without padding.
 
     Args:
         model: the model.
@@ -32,19 +30,17 @@ def measure_speed(model: PreTrainedModel, original: PreTrainedModel) -> Speed:
     inputs = random_inputs(original, _ROWS, length)
     runs: list[Run] = [(original, [inputs]), (model, [inputs])]
     with evaluating(model, original):
-        start = time.perf_counter()
         first = rounds_in_turn(runs, 1)
-        rounds = int(_SECONDS / max(1e-3, time.perf_counter() - start))
+        rounds = int(_SECONDS / max(1e-3, sum(first[0])))
         times = rounds_in_turn(runs, min(_MOST, max(2, rounds)), warm=0) if rounds else first
     ratios = Spread.of([before / after for before, after in times])
-    device = model.device
     return Speed(
         ratio=ratios.median,
         low=ratios.low,
         high=ratios.high,
         rows=_ROWS,
-        length=length if input_kind(original) == "text" or takes_waveforms(original) else None,
-        device=torch.cuda.get_device_name(device) if device.type == "cuda" else f"CPU ({platform.machine()})",
+        length=length if has_length(original) else None,
+        device=device_name(model.device),
         threads=torch.get_num_threads(),
         dtype=str(model.dtype).removeprefix("torch."),
     )

@@ -14,7 +14,7 @@ from ..planning.plan import Plan, Spectrum
 from .style import BLUE, GREEN, GREY, ORANGE, VERMILION, pyplot, save
 
 # Of the forms, in their order; markers tell them apart without colours.
-_STYLES = ((GREY, "s"), (BLUE, "o"), (GREEN, "^"), (ORANGE, "D"), (VERMILION, "v"))
+_STYLES = ((GREY, "s"), (BLUE, "o"), (GREEN, "^"))
 
 
 def draw_plan(plan: Plan, file: Path) -> None:
@@ -33,7 +33,7 @@ def draw_plan(plan: Plan, file: Path) -> None:
     plt = pyplot()
     figure, axes = plt.subplots(1, 1 + bool(plan.spectra), figsize=(10, 4), layout="constrained", squeeze=False)
     left = axes[0, 0]
-    for form, (color, mark) in zip(FORMS, _STYLES, strict=False):
+    for form, (color, mark) in zip(FORMS, _STYLES, strict=True):
         points = sorted(
             (option.query_key if plan.spectra else option.model, option.error, option.rank)
             for option in plan.options

@@ -9,7 +9,7 @@ from ..errors import ConfigurationError, ExtraError, OutputError
 from ..io.staging import atomic_write
 
 # Okabe and Ito's colours, which colour-blind readers can tell apart.
-BLUE, ORANGE, GREEN, VERMILION, PURPLE, GREY = "#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#999999"
+BLUE, ORANGE, GREEN, VERMILION, GREY = "#0072B2", "#E69F00", "#009E73", "#D55E00", "#999999"
 
 
 def pyplot() -> Any:

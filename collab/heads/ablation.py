@@ -30,7 +30,7 @@ def ablation(
     without = [{layer.name: [head]} for layer in layers for head in layer.heads]
     alone = [{layer.name: [rest for rest in layer.heads if rest != head]} for layer in layers for head in layer.heads]
     changes = [partial(closed, layers, heads) for heads in [*without, *alone]]
-    with unfused_attention(layer.module for layer in layers):  # as with closed heads, down to the last digit
+    with unfused_attention(layers):  # as with closed heads, down to the last digit
         degradations = iter(objective.degradation(changes, on_change))
     return tuple(  # type: ignore[return-value]
         {layer.name: torch.tensor([next(degradations) for _ in layer.heads], dtype=torch.float64) for layer in layers}

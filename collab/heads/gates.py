@@ -73,7 +73,7 @@ def _gated(
         return apply
 
     with contextlib.ExitStack() as hooks:
-        hooks.enter_context(unfused_attention(layer.module for layer in layers))
+        hooks.enter_context(unfused_attention(layers))
         for layer in layers:
             if layer.heads:
                 hooks.enter_context(layer.output.register_forward_pre_hook(before(layer)))

@@ -12,7 +12,7 @@ from ..decomposition import form_named
 from ..errors import ConfigurationError
 from ..evaluation.options import REPORTED_LENGTHS
 from ..io.checkpoint import Checkpoint
-from ..modeling.collab_attention import CollaborativeAttention, LayerKind
+from ..modeling.collab_attention import LayerKind
 from ..models.cache import CacheBytes, cache_bytes
 from ..models.inputs import encoder_of, lengths_within
 from ..models.layers import AttentionLayer, attention_layers, parameters, passes_per_layer
@@ -118,7 +118,7 @@ def inspect(
 
 
 def _layer(layer: AttentionLayer, lengths: Sequence[int]) -> LayerInspection:
-    module = layer.module
+    module = layer.converted
     parts = {role: layer.projection(role) for role in ("query", "key", "value") if layer.heads}
     shapes = {
         f"{part}.{name}": tuple(parameter.shape)
@@ -126,7 +126,7 @@ def _layer(layer: AttentionLayer, lengths: Sequence[int]) -> LayerInspection:
         for name, parameter in owner.named_parameters()
     }
     form, rank, content = "original", layer.full_rank, "exact"
-    if isinstance(module, CollaborativeAttention):
+    if module is not None:
         form, rank = module.spec.form, module.spec.rank
         content = "folded" if module.query_offset is not None else "exact"
         for name in ("mixing", "query_offset"):

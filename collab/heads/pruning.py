@@ -16,7 +16,7 @@ from ..progress import Progress, no_progress
 from ..steps.pruning import Pruning
 from ..steps.step import Parameters
 from .options import PruneOptions
-from .removal import check_keep, remove_heads
+from .removal import check_keep, check_separable, remove_heads
 from .rows import HeadRows
 from .scores import living_heads, score_rows
 from .selection import Keep, by_number, least_important, most_important_per_layer
@@ -54,17 +54,19 @@ def prune(
     before = Checkpoint.of(checkpoint)
     layers = attention_layers(before.model)
     count = living_heads(layers)
-    options = which if isinstance(which, PruneOptions) else PruneOptions(keep={})
+    keep: Mapping[str, Sequence[int]] | None
+    if isinstance(which, PruneOptions):
+        options, keep = which, None if which.keep is None else by_number(layers, which.keep)
+    else:
+        options, keep = PruneOptions(keep={}), which
     if options.heads is not None and round(count * options.heads) in (0, count):
         raise ConfigurationError(
             f"{options.heads} of {count} heads rounds to {round(count * options.heads)} heads; at least one "
             "must be removed and one kept."
         )
-    keep = which if not isinstance(which, PruneOptions) else None
-    if options.keep:
-        keep = by_number(layers, options.keep)
     if keep is not None:
         check_keep(before.model, keep)
+    check_separable(layers)
     current = before if isinstance(before.model, CollaborativeMixin) else convert_losslessly(before)
     model = current.model
     if keep is not None:

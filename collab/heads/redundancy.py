@@ -5,7 +5,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..modeling.collab_attention import CollaborativeAttention
 from ..models.layers import AttentionLayer
 from ..reparametrization.layer import factors_of
 
@@ -31,7 +30,7 @@ def sharing(layer: AttentionLayer) -> Tensor | None:
     Returns:
         None for an original layer, where no dimension is shared.
     """
-    if not isinstance(layer.module, CollaborativeAttention) or not layer.heads:
+    if layer.converted is None or not layer.heads:
         return None
     query, cores, key = _factors(layer)
     return (cores * query.norm(dim=0).unsqueeze(1) * key.norm(dim=0)).norm(dim=2)  # (H, R)
@@ -39,8 +38,8 @@ def sharing(layer: AttentionLayer) -> Tensor | None:
 
 def _factors(layer: AttentionLayer) -> tuple[Tensor, Tensor, Tensor]:
     """Query and key projections (D, P) and each head's core between them, (H, P, P), in float64."""
-    if isinstance(layer.module, CollaborativeAttention):
-        factors = factors_of(layer.module).to(torch.empty((), dtype=torch.float64, device="cpu"))
+    if layer.converted is not None:
+        factors = factors_of(layer.converted).to(torch.empty((), dtype=torch.float64, device="cpu"))
         return factors.query, factors.cores(), factors.key
     heads = len(layer.heads)
     owner = torch.eye(heads, dtype=torch.float64).repeat_interleave(layer.head_dim, dim=1)  # (H, K)

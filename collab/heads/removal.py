@@ -1,7 +1,8 @@
 """Removing heads from a model: their part of M or the cores, of the content term, of W_V and of W_O.
 
-An original becomes a collaborative model first, in the concat form at R = K with a folded content term, which computes
-the original attention exactly. So one kind of model, with one config and one way of loading, holds any set of heads.
+`prune` makes an original a collaborative model first, in the concat form at R = K with a folded content term, which
+computes the original attention exactly. So one kind of model, with one config and one way of loading, holds any set of
+heads.
 """
 
 from __future__ import annotations
@@ -13,53 +14,39 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from ..conversion.convert import convert_losslessly
 from ..errors import ConfigurationError, UnsupportedArchitectureError
 from ..modeling.collab_attention import CollaborativeAttention
 from ..modeling.collab_config import AttentionSpec
-from ..modeling.collab_model import CollaborativeMixin
 from ..models.assembly import assemble, renumber_alignment
 from ..models.families import collaborative_layers
-from ..models.layers import FACTORS, attention_layers
+from ..models.layers import FACTORS, AttentionLayer, attention_layers
 
 
 def remove_heads(model: PreTrainedModel, keep: Mapping[str, Sequence[int]]) -> PreTrainedModel:
-    """Removes heads from a model; the model passed stays unchanged.
+    """Removes heads from a collaborative model; the model passed stays unchanged.
 
     Args:
-        model: original or converted, of any supported family. Where passes share a layer's weights (ALBERT), a head
-            is removed from all of them.
-        keep: by layer name, the heads to keep, as numbers in the original. Layers that are not named keep all. A layer
-            may lose all its heads; its output is then the bias of its output projection.
+        model: the model; see `check_separable`. Where passes share a layer's weights (ALBERT), a head is removed from
+            all of them.
+        keep: by layer name, the heads to keep, as numbers in the original; see `check_keep`. Layers that are not named
+            keep all. A layer may lose all its heads; its output is then the bias of its output projection.
 
     Returns:
-        A collaborative model; a copy if no head is removed.
-
-    Raises:
-        ConfigurationError: if a layer or a head does not exist, or no head of the whole model would be left.
-        UnsupportedArchitectureError: if several heads share keys and values.
-        CollabError: as `collab.convert` for an original.
+        The smaller model; a copy if no head is removed.
     """
-    check_keep(model, keep)
-    if any(layer.shares_values for layer in attention_layers(model)):
-        raise UnsupportedArchitectureError(
-            "Several heads of this model share keys and values, so a single one cannot be removed. Convert with a "
-            "smaller rank instead."
-        )
-    converted = model if isinstance(model, CollaborativeMixin) else convert_losslessly(model).model
     specs: list[AttentionSpec] = []
     places: list[dict[int, int]] = []  # of the heads that stay, by the former ones
-    state: dict[str, Tensor] = {name: tensor.detach() for name, tensor in converted.state_dict().items()}
-    for name, layer in collaborative_layers(converted).items():
+    state: dict[str, Tensor] = {name: tensor.detach() for name, tensor in model.state_dict().items()}
+    for name, layer in collaborative_layers(model).items():
         kept = layer.heads if name not in keep else tuple(sorted(keep[name]))
         specs.append(_prune_layer(state, name, layer, kept))
         if layer.kind == "cross":
             places.append({layer.heads.index(head): place for place, head in enumerate(kept)})
-    config = copy.deepcopy(converted.config)
+    config = copy.deepcopy(model.config)
     config.collab_layers = [spec.to_dict() for spec in specs]
-    trainable = {name: parameter.requires_grad for name, parameter in converted.named_parameters()}
+    trainable = {name: parameter.requires_grad for name, parameter in model.named_parameters()}
     state = {name: tensor.clone() for name, tensor in state.items()}
-    pruned = assemble(type(converted), config, state, converted, trainable)
+    pruned = assemble(type(model), config, state, model, trainable)
     renumber_alignment(pruned, places)
     return pruned
 
@@ -77,6 +64,15 @@ def check_keep(model: PreTrainedModel, keep: Mapping[str, Sequence[int]]) -> Non
             )
     if not any(len(keep.get(name, layer.heads)) for name, layer in layers.items()):
         raise ConfigurationError("This would leave the model without a single head. Keep at least one.")
+
+
+def check_separable(layers: Sequence[AttentionLayer]) -> None:
+    """Raises an UnsupportedArchitectureError if several heads share keys and values."""
+    if any(layer.shares_values for layer in layers):
+        raise UnsupportedArchitectureError(
+            "Several heads of this model share keys and values, so a single one cannot be removed. Convert with a "
+            "smaller rank instead."
+        )
 
 
 def _prune_layer(

@@ -111,7 +111,7 @@ def score_heads(
     """Scores every head of a model, original or converted.
 
     Args:
-        model: a checkpoint from `collab.load`, or `Checkpoint.of(model, tokenizer)` for a model in memory.
+        model: a checkpoint from `collab.load`, or `Checkpoint(model, tokenizer)` for a model in memory.
         data: the rows, as for `collab.heal`; a `DataSource` if they have labels.
         task: task of the labels for gradient and ablation; None for the model's own outputs.
         rows: number of rows and column of their labels.

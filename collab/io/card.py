@@ -50,18 +50,18 @@ def parse_card(content: str) -> tuple[ModelCardData, str]:
     return data, card.text.lstrip("\n")
 
 
-def render_card(template: str, source: Path | None, metadata: Mapping[str, Any], **values: Any) -> str:
+def render_card(template: str, before: Mapping[str, Any], metadata: Mapping[str, Any], **values: Any) -> str:
     """A model card from a template of this package, without sections for steps.
 
     Args:
         template: file name in `collab/io/templates`, without its suffix.
-        source: folder of the model that this one was made from, whose license, language and others are inherited.
+        before: header of the card of the model that this one was made from, as from `source_metadata`; its license,
+            language and others are inherited.
         metadata: entries of the card's header; see `huggingface_hub.ModelCardData`.
         values: variables of the template.
     """
     path = Path(__file__).parent / "templates" / f"{template}.md"
-    original = source_metadata(source)
-    inherited = {name: original[name] for name in INHERITED if name in original}
+    inherited = {name: before[name] for name in INHERITED if name in before}
     return str(ModelCard.from_template(ModelCardData(**inherited, **metadata), template_path=str(path), **values))
 
 

@@ -18,6 +18,7 @@ from ..errors import CheckpointError, UnsupportedArchitectureError, WeightsError
 from ..modeling.collab_attention import CollaborativeAttention
 from ..models.families import Family, families, native_type, refuse_unsupported
 from ..models.weights import check_finite
+from ..steps.history import History
 from .checkpoint import Checkpoint, processor_of
 from .failures import reading
 from .history import read_history
@@ -100,7 +101,7 @@ def load_source(
             f"{source.name} is of type {config.model_type}, and transformers has no {auto_class.__name__} of that "
             "type. Choose another task."
         )
-    _check_contents(source, model_class, config, files)
+    history = _check_contents(source, model_class, config, files)
     for key, value in (config_changes or {}).items():
         setattr(config, key, value)
     arguments = {"trust_remote_code": False} if auto_class is not None else {}
@@ -120,7 +121,7 @@ def load_source(
         model.eval(),
         processor_of(model, source.folder, trusted) if with_processor else None,
         source,
-        read_history(source.folder),
+        history,
         missing=sorted(info["missing_keys"]),
         unused=read_tensors(files, info["unexpected_keys"]) if auto_class is None else {},
         trust_remote_code=trusted,
@@ -164,7 +165,7 @@ def load_native(source: Source, options: LoadOptions | None = None, *, seed: int
     native_class = _native_class(config, family)
     weights = check_weight_files(source.folder)
     read = config_of(source)
-    _check_contents(source, native_class, read, weights)
+    history = _check_contents(source, native_class, read, weights)
     model, info = read_model(native_class, source, weights, seed, config=read, dtype="auto")
     missing = sorted(info["missing_keys"])
     _check_attention(model, missing)
@@ -184,7 +185,7 @@ def load_native(source: Source, options: LoadOptions | None = None, *, seed: int
         model,
         processor_of(model, source.folder, trusted),
         source,
-        read_history(source.folder),
+        history,
         missing=missing,
         unused=unused,
         notes=tuple(notes),
@@ -251,14 +252,17 @@ def without_weights(model_class: Any, config: Any, name: str) -> PreTrainedModel
     return model
 
 
-def _check_contents(source: Source, model_class: Any, config: Any, files: list[Path]) -> None:
+def _check_contents(source: Source, model_class: Any, config: Any, files: list[Path]) -> History:
     """Checks everything in a folder that a command may need later, before weights are read or any work is done.
+
+    Returns:
+        The history, which is one of these things.
 
     Raises:
         CheckpointError: if a file is damaged, or config and weights do not belong together.
         WeightsError: if a weight is not stored as plain numbers.
     """
-    read_history(source.folder)
+    history = read_history(source.folder)
     read_modules(source.folder)
     kind = getattr(model_class, "config_class", None)
     if kind is not None and not isinstance(config, kind):
@@ -267,6 +271,7 @@ def _check_contents(source: Source, model_class: Any, config: Any, files: list[P
             f"which is of type {kind.model_type!r}."
         )
     check_weights_for(without_weights(model_class, copy.copy(config), source.name), files, source.name)
+    return history
 
 
 def model_class_of(config: dict[str, Any], name: str) -> Any:

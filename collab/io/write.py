@@ -104,12 +104,12 @@ def _card(checkpoint: Checkpoint, folder: Path, name: str, options: SaveOptions,
     sentence_transformers = (folder / "modules.json").is_file()
     library = "sentence-transformers" if sentence_transformers else "transformers"
     founding = next((step for step in steps if isinstance(step, Founding)), None)
-    before = source_metadata(source)
     if founding is not None:
+        before = source_metadata(source)
         base_model = options.base_model or _base_model(checkpoint)
         card = render_card(
             "converted",
-            source,
+            before,
             {
                 "base_model": base_model,
                 "library_name": library,
@@ -123,7 +123,7 @@ def _card(checkpoint: Checkpoint, folder: Path, name: str, options: SaveOptions,
             command=options.command,
             settings=settings_of(founding.settings),
             versions=founding.versions,
-            notes=[note for note in history.report["notes"] if note not in founding.head()["notes"]],
+            notes=[note for note in history.report["notes"] if note not in founding.notes],
         )
     elif checkpoint.step(Expansion) is not None and checkpoint.original is not None:
         native_class, auto_class = type(model).__name__, auto_class_of(checkpoint.original.model)
@@ -153,7 +153,7 @@ def expanded_card(
     base = before.get("base_model") or history.source
     return render_card(
         "expanded",
-        source,
+        before,
         {
             "library_name": library,
             "tags": [*(tag for tag in before.get("tags", []) if tag not in TAGS), "collab"],

@@ -20,7 +20,14 @@ from transformers.models.auto import modeling_auto
 from .collab_attention import CollaborativeAttention, CollaborativeCrossAttention, CollaborativeSelfAttention
 from .collab_config import CollaborativeConfig
 from .collab_feed_forward import FeedForward
-from .collab_model import CollaborativeBase, CollaborativeHead, CollaborativeMixin, CollaborativePart, auto_classes
+from .collab_model import (
+    CollaborativeBase,
+    CollaborativeHead,
+    CollaborativeMixin,
+    CollaborativePart,
+    auto_classes,
+    natively_loaded,
+)
 
 _BUILT_BY_AUTO_MODEL = (GenericForQuestionAnswering, GenericForSequenceClassification, GenericForTokenClassification)
 """Native heads that have AutoModel build their main model."""
@@ -160,11 +167,6 @@ def _config_class(native: Any, module: str) -> type[PreTrainedConfig]:
 
 def auto_loaded(config: Any) -> list[type[PreTrainedModel]]:
     """The model classes that transformers' Auto classes load for a config class, and that are of that config."""
-    loaded: list[type[PreTrainedModel]] = []
-    for name, auto_class in vars(modeling_auto).items():
-        mapping = getattr(auto_class, "_model_mapping", None)
-        if name.startswith("AutoModel") and mapping is not None and config in mapping:
-            native = mapping[config]
-            loaded += native if isinstance(native, tuple | list) else [native]
+    loaded = [native for natives in natively_loaded(config).values() for native in natives]
     # Not those around any model, whose config holds that of the model.
     return [native for native in loaded if native.config_class is not None and issubclass(config, native.config_class)]

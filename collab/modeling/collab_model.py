@@ -285,6 +285,17 @@ def optional_parts(base: PreTrainedModel) -> dict[str, bool]:
     return {name: present for name, present in parts.items() if name in accepted}
 
 
+def natively_loaded(config: Any) -> dict[str, tuple[type[PreTrainedModel], ...]]:
+    """The model classes that each Auto class of transformers loads for a config class, by the Auto class's name."""
+    loaded = {}
+    for name, auto_class in vars(modeling_auto).items():
+        mapping = getattr(auto_class, "_model_mapping", None)
+        if name.startswith("AutoModel") and mapping is not None and config in mapping:
+            native = mapping[config]
+            loaded[name] = tuple(native) if isinstance(native, tuple | list) else (native,)
+    return loaded
+
+
 def auto_classes(module: ModuleType) -> dict[str, tuple[type[CollaborativeMixin], ...]]:
     """The collaborative classes of a family that each Auto class of transformers loads.
 
@@ -300,16 +311,11 @@ def auto_classes(module: ModuleType) -> dict[str, tuple[type[CollaborativeMixin]
     models = family_models(module)
     collaborative = {model.native_class(): model for model in models}
     native_config = models[0].native_class().config_class
-    loadable = {}
-    for name, auto_class in vars(modeling_auto).items():
-        mapping = getattr(auto_class, "_model_mapping", None)
-        if not name.startswith("AutoModel") or mapping is None or native_config not in mapping:
-            continue
-        native = mapping[native_config]
-        natives = native if isinstance(native, tuple | list) else (native,)
-        known = tuple(collaborative[native_class] for native_class in natives if native_class in collaborative)
-        if known:
-            loadable[name] = known
+    loadable = {
+        name: known
+        for name, natives in natively_loaded(native_config).items()
+        if (known := tuple(collaborative[native] for native in natives if native in collaborative))
+    }
     base: Any = models[0]
     return loadable | {"AutoModel": (base, *base.encoders)}
 

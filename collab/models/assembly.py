@@ -6,6 +6,7 @@ import contextlib
 import copy
 from collections.abc import Iterator, Mapping, Sequence
 
+import torch
 from torch import Tensor
 from transformers import PretrainedConfig, PreTrainedModel
 from transformers import initialization as init
@@ -40,6 +41,13 @@ def assemble(
         model = model_class(config, **optional_parts(like))
     fill(model, state, like, trainable, share=share)
     return model
+
+
+def described_shapes(model: PreTrainedModel, config: PretrainedConfig) -> dict[str, torch.Size]:
+    """The shapes of the tensors that a model of the same class and parts has by a config, by name."""
+    with torch.device("meta"), init.no_init_weights():
+        state = type(model)(config, **optional_parts(model)).state_dict()
+    return {name: tensor.shape for name, tensor in state.items()}
 
 
 @contextlib.contextmanager

@@ -7,17 +7,14 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
-import sys
 from collections import UserDict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from types import ModuleType
-from typing import Any
 
-from torch import nn
 from transformers import PretrainedConfig, PreTrainedModel
-from transformers.models.auto.configuration_auto import CONFIG_MAPPING, CONFIG_MAPPING_NAMES, model_type_to_module_name
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING, CONFIG_MAPPING_NAMES
 
 from .. import modeling
 from ..errors import AlreadyConvertedError, UnsupportedArchitectureError
@@ -117,16 +114,6 @@ def native_type(model_type: str) -> str:
     return model_type.removeprefix(_PREFIX)
 
 
-def native_forwards() -> dict[type[nn.Module], Callable[..., Any]]:
-    """By class of native attention layer, what to use for its forward; see `CollaborativeAttention.native_forward`.
-
-    Native layers of families that are missing here were not imported, so that no model can have any.
-    """
-    imported = [kind for kind in families() if f"transformers.models.{model_type_to_module_name(kind)}" in sys.modules]
-    classes = [pair for kind in imported for pair in families()[kind].base.attention_classes.items()]
-    return {native: attention.native_forward for native, attention in classes if attention.native_forward is not None}
-
-
 class _Configs(UserDict[str, type[PretrainedConfig] | None]):
     """Config classes that are not of transformers, where it looks for them; None for collab's until they are read."""
 
@@ -170,10 +157,9 @@ def family_of(model: PreTrainedModel) -> Family:
     Raises:
         UnsupportedArchitectureError: if it belongs to none.
     """
-    family = families().get(native_type(model.config.model_type))
-    if family is None:
-        refuse_unsupported(model.config.model_type)
-        raise UnsupportedArchitectureError(f"collab does not know models of type {model.config.model_type!r}.")
+    kind = native_type(model.config.model_type)
+    refuse_unsupported(kind)
+    family = families()[kind]
     family.check_config(model.config)
     return family
 

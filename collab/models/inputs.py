@@ -40,6 +40,11 @@ def takes_waveforms(model: PreTrainedModel) -> bool:
     return model.main_input_name == "input_values" and not hasattr(model.config, "num_mel_bins")
 
 
+def has_length(model: PreTrainedModel) -> bool:
+    """Whether rows for a model have a length; those of others, such as images, are all of one size."""
+    return input_kind(model) == "text" or takes_waveforms(model)
+
+
 def encoder_of(model: PreTrainedModel) -> PreTrainedModel:
     """The encoder of a model whose encoder and decoder have configs of their own; other models themselves."""
     return model.encoder if _is_composite(model) else model  # type: ignore[return-value]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -54,7 +55,7 @@ class AttentionLayer:
         """Number of heads of the original layer."""
         return self.collaborative.heads_of(self.module) if self.converted is None else self.converted.total_heads
 
-    @property
+    @functools.cached_property  # GPT-2's projections are copies
     def head_dim(self) -> int:
         """The head dimension d of the original layer."""
         if self.converted is not None:

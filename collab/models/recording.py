@@ -75,7 +75,7 @@ def recording(
     """
     layers = list(layers)
     with contextlib.ExitStack() as hooks:
-        hooks.enter_context(unfused_attention(layer.module for layer in layers))
+        hooks.enter_context(unfused_attention(layers))
         for layer in layers:
             for handle in _hooks(layer, visit, parts, graph):
                 hooks.enter_context(handle)

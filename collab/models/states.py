@@ -10,7 +10,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from ..modeling.collab_attention import CollaborativeAttention
-from .families import native_forwards
+from .layers import AttentionLayer, native_layers
 
 
 @contextlib.contextmanager
@@ -38,26 +38,29 @@ def attending_by(model: PreTrainedModel, implementation: str) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def unfused_attention(layers: Iterable[nn.Module]) -> Iterator[None]:
+def unfused_attention(layers: Iterable[AttentionLayer]) -> Iterator[None]:
     """Has native attention layers call each of their projections and compute the weights of each head, for a while.
 
     Most always do; see `CollaborativeAttention.native_forward`.
     """
-    forwards = native_forwards()
-    changed = [layer for layer in layers if type(layer) in forwards and "forward" not in vars(layer)]
+    forwards = {
+        layer.module: layer.collaborative.native_forward
+        for layer in layers
+        if layer.converted is None and layer.collaborative.native_forward and "forward" not in vars(layer.module)
+    }
     try:
-        for layer in changed:
-            layer.forward = functools.partial(forwards[type(layer)], layer)
+        for module, forward in forwards.items():
+            module.forward = functools.partial(forward, module)
         yield
     finally:
-        for layer in changed:
-            del layer.forward  # what is left is that of its class
+        for module in forwards:
+            del module.forward  # what is left is that of its class
 
 
 @contextlib.contextmanager
 def eager_attention(model: PreTrainedModel) -> Iterator[None]:
     """Switches a model to matrix products and a softmax for a while: the only kernel that gives attention weights."""
-    with unfused_attention(model.modules()), attending_by(model, "eager"):
+    with unfused_attention(native_layers(model).values()), attending_by(model, "eager"):
         yield
 
 

@@ -111,12 +111,6 @@ class ConversionConfig:
         return self.solver
 
     @property
-    def fixed_form(self) -> FormName:
-        """`form`, which must not be ``auto``."""
-        assert self.form != "auto"
-        return self.form
-
-    @property
     def budget(self) -> Budget:
         """The given one of `rank`, `params` and `max_error`."""
         units: dict[str, Unit] = {"rank": "rank", "params": "params", "max_error": "error"}

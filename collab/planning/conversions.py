@@ -66,7 +66,7 @@ class Conversions:
             self.allocation = "uniform" if synthetic else "balanced"
         self._model, self._config, self._calibration = model, config, calibration
         self._lengths, self._progress = lengths, progress
-        self._forms: tuple[FormName, ...] = FORMS if config.form == "auto" else (config.fixed_form,)
+        self._forms: tuple[FormName, ...] = FORMS if config.form == "auto" else (config.form,)
         self._kinds = [layer.kind for layer in native_layers(model).values()]
         self._curves = cache(self._curves_of)
 

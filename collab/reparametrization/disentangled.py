@@ -41,8 +41,8 @@ class DisentangledProblem(LayerProblem):
             return solution
         factors, moments = solution.factors, None if rank == self.tensor.full_rank else self.moments
         wanted = self._position_content(factors, moments)  # (H, D)
-        if self.terms.c2p and factors.content is not None:
-            wanted = wanted - factors.content
+        if self.terms.c2p and (stored := factors.content) is not None:
+            wanted = wanted - stored
         factors = replace(factors, position_content=wanted)
         score_error = None if self.moments is None else self.score_error(factors, self.moments)
         return replace(solution, factors=factors, score_error=score_error)
@@ -52,7 +52,8 @@ class DisentangledProblem(LayerProblem):
         factors, moments = factors.to(self.tensor.query), moments.to(self.tensor.query.device)
         norm = moments.metric.norm_squared(self.tensor)
         squared = moments.metric.relative_error(self.tensor, factors) ** 2 * (norm if norm > 0 else 1.0)
-        content = factors.content if factors.content is not None else torch.zeros_like(moments.query_mean)
+        content = factors.content
+        content = content if content is not None else torch.zeros_like(moments.query_mean)
         errors = [self._token_share * (self._token_content(factors, moments) - content)]
         if factors.position_content is not None:
             stored = factors.position_content + (content if self.terms.c2p else 0.0)

@@ -198,9 +198,9 @@ class LayerProblem:
     def score_error(self, factors: Factors, moments: LayerMoments) -> float:
         """Relative error of the scores on inputs of the given moments, content included."""
         factors, moments = factors.to(self.tensor.query), moments.to(self.tensor.query.device)
-        approximate = at_query(moments.query_mean, factors)
-        if factors.content is not None:
-            approximate = approximate + factors.content
+        approximate, content = at_query(moments.query_mean, factors), factors.content
+        if content is not None:
+            approximate = approximate + content
         return moments.metric.relative_error(self.tensor, factors, self._content(moments.query_mean) - approximate)
 
     def error(self, factors: Factors) -> float:

@@ -133,7 +133,7 @@ class History:
             measured = {} if speed is None else {"speed": speed}
             return History(self.report | {"history": [*self.entries, *entries]} | measured)
         head = founding.head()
-        said = [*notes, *head["notes"], *([cut.summary()] if cut else [])]
+        said = [*notes, *founding.notes, *([cut.summary()] if cut else [])]
         report = {
             "source": source,
             "revision": revision,

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar
 
-from .step import Json, Metric, Step, installed_versions, named, table
+from .step import Json, Metric, Step, installed_versions, measured, named, table
 
 
 @dataclass(frozen=True)
@@ -54,8 +54,7 @@ class Evaluation(Step):
 
     def model_index(self) -> tuple[Metric, ...]:
         """See `Step`."""
-        measured = self.metrics.items()
-        return tuple(Metric(self.hub_name, self.data["source"], name, value["value"]) for name, value in measured)
+        return measured(self.hub_name, self.data["source"], self.metrics)
 
 
 _COMPARED = ("metrics", "difference")

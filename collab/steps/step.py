@@ -58,7 +58,7 @@ class Step(ABC):
 
     def to_dict(self) -> Json:
         """The step as an entry of the report."""
-        return {"step": self.kind, **plain(self)}
+        return {"step": self.kind, **plain(vars(self))}
 
     @abstractmethod
     def summary(self) -> str:
@@ -87,12 +87,14 @@ class Founding(Step):
     Attributes:
         adjective: says in the card's title what the model is.
         settings: the settings.
+        notes: notes for the user.
         versions: of Python and the packages.
     """
 
     adjective: ClassVar[str]
 
     settings: Json
+    notes: tuple[str, ...]
     versions: dict[str, str]
 
     @abstractmethod
@@ -122,6 +124,11 @@ class Metric:
     dataset: str
     metric: str
     value: float
+
+
+def measured(task: str, dataset: str, metrics: Mapping[str, Mapping[str, float]]) -> tuple[Metric, ...]:
+    """Metrics for the model-index, of measurements that each have a ``value``."""
+    return tuple(Metric(task, dataset, name, result["value"]) for name, result in metrics.items())
 
 
 @dataclass(frozen=True)
@@ -179,9 +186,7 @@ class Parameters:
 def plain(value: Any) -> Any:
     """A value as JSON values: a dataclass as an object of its fields, or as its own `to_dict` says."""
     if dataclasses.is_dataclass(value):
-        if not isinstance(value, Step) and hasattr(value, "to_dict"):
-            return value.to_dict()
-        return {field.name: plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
+        return value.to_dict() if hasattr(value, "to_dict") else plain(vars(value))
     if isinstance(value, Mapping):
         return {name: plain(entry) for name, entry in value.items()}
     if isinstance(value, list | tuple):

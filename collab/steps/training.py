@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from .step import DataSummary, Json, Metric, Step, installed_versions, named, short, table
+from .step import DataSummary, Json, Metric, Step, installed_versions, measured, named, short, table
 
 
 @dataclass(frozen=True)
@@ -113,5 +113,4 @@ class Finetuning(Step):
 
     def model_index(self) -> tuple[Metric, ...]:
         """See `Step`."""
-        measured = self.metrics.items()
-        return tuple(Metric(self.hub_name, self.data["eval"], name, value["value"]) for name, value in measured)
+        return measured(self.hub_name, self.data["eval"], self.metrics)

@@ -13,7 +13,7 @@ import torch
 from transformers import TrainingArguments
 
 from ..data.encoding import Collate
-from ..data.features import Batch, Feature, by_length
+from ..data.features import Feature
 from ..device import resolve_device
 from ..errors import ConfigurationError
 from ..processes import processes
@@ -37,10 +37,6 @@ class RunData:
     collate: Collate
     best_by: str = "loss"
     greater_is_better: bool = False
-
-    def batches(self, features: Sequence[Feature], rows: int) -> list[Batch]:
-        """Batches of `rows` of the rows, of similar length."""
-        return [self.collate([features[number] for number in numbers]) for numbers in by_length(features, rows)]
 
 
 def fastest_precision(device: torch.device) -> Literal["bfloat16", "float32"]:

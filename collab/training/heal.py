@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from ..data.features import Batch, Feature, collate
+from ..data.features import Batch, Feature, batches_by_length, collate
 from ..data.prepare import Unlabelled, features_of, hold_out
 from ..device import resolve_device
 from ..errors import ConfigurationError, TrainingError
@@ -81,7 +81,7 @@ def heal(
     check_comparable(model, teacher)
     rows, summary = _rows(checkpoint, teacher, data, options)
     start = time.perf_counter()
-    batches = rows.batches(rows.held_out, options.run.batch_size)
+    batches = batches_by_length(rows.collate, rows.held_out, options.run.batch_size)
     agreed = agreement(teacher, model, batches)
     with (
         temporary_work(work) as folder,
@@ -183,7 +183,7 @@ def _learning_rate(
     steps = steps_of(options.run, len(data.train)) if options.trainable == "layers" else 1
 
     def taught(features: Sequence[Feature]) -> Iterator[tuple[Any, Batch]]:
-        for part in data.batches(features[:_TRIED], size):
+        for part in batches_by_length(data.collate, features[:_TRIED], size):
             batch = on_device(part, device)
             yield teacher_outputs(teacher, batch), batch
 

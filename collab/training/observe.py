@@ -95,14 +95,15 @@ class Observer:
         self._model = model
         self._passes: dict[frozenset[str], int] = {}  # number in a run, by the names in the batch
 
-    def run(self, batch: Batch, visit: Visit) -> None:
-        """Runs the model on a batch up to its last attention layer, and calls `visit` for every pass of every layer."""
+    def run(self, batch: Batch, wanted: Container[str], visit: Visit) -> None:
+        """Runs the model on a batch up to its last attention layer, and shows every pass of the layers wanted."""
         moved = on_device(batch, self._model.device)
         names, numbers = frozenset(batch), Counter[str]()
 
         def show(recorded: LayerPass) -> None:
             name = recorded.layer.name
-            visit(name, LayerExample.of(recorded, moved, numbers[name]))
+            if name in wanted:
+                visit(name, LayerExample.of(recorded, moved, numbers[name]))
             numbers[name] += 1
             if numbers.total() == self._passes.get(names):
                 raise StopForward
@@ -142,12 +143,7 @@ def recordings(
 
 def _record(watch: Observer, names: Container[str], batch: Batch) -> Passes:
     passes: Passes = []
-
-    def visit(name: str, example: LayerExample) -> None:
-        if name in names:
-            passes.append((name, example))
-
-    watch.run(batch, visit)
+    watch.run(batch, names, lambda name, example: passes.append((name, example)))
     return passes
 
 

@@ -289,13 +289,8 @@ class _Learner:
 
 def _measure(watch: Observer, learners: Mapping[str, _Learner], batches: Sequence[Batch]) -> dict[str, float]:
     """Every layer's relative squared error on some batches."""
-
-    def visit(name: str, shown: LayerExample) -> None:
-        if name in learners:
-            learners[name].measure(shown)
-
     for batch in batches:
-        watch.run(batch, visit)
+        watch.run(batch, learners, lambda name, shown: learners[name].measure(shown))
     return {name: learner.measured() for name, learner in learners.items()}
 
 

@@ -39,8 +39,7 @@ def exclusive_lock(work: Path) -> Iterator[None]:
     if not is_main_process():
         yield
         return
-    if work.exists() and not (work / _RECORD).is_file() and (not work.is_dir() or _holds_something(work)):
-        raise TrainingError(f"{work} exists already, but is needed for unfinished work. Move it away.")
+    _check_own(work)
     with writing(str(work)):
         work.mkdir(parents=True, exist_ok=True)
         lock = FileLock(work / _LOCK)
@@ -57,6 +56,12 @@ def exclusive_lock(work: Path) -> Iterator[None]:
         lock.release()
         if work.is_dir() and not _holds_something(work):
             shutil.rmtree(work, ignore_errors=True)
+
+
+def _check_own(work: Path) -> None:
+    """Raises a TrainingError if a work folder is there that holds anything but unfinished work."""
+    if work.exists() and not (work / _RECORD).is_file() and (not work.is_dir() or _holds_something(work)):
+        raise TrainingError(f"{work} exists already, but is needed for unfinished work. Move it away.")
 
 
 @contextlib.contextmanager
@@ -114,9 +119,8 @@ class Start:
 
 def open_work(work: Path, fingerprint: str, restart: bool) -> Start | None:
     """Prepares a work folder; returns the beginning of the unfinished run in it, or None if there is none."""
+    _check_own(work)
     path = work / _RECORD
-    if work.exists() and not path.is_file() and (not work.is_dir() or _holds_something(work)):
-        raise TrainingError(f"{work} exists already, but is needed for unfinished work. Move it away.")
     if restart and is_main_process():
         path.unlink(missing_ok=True)
         for entry in work.iterdir() if work.is_dir() else ():

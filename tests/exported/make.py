@@ -2,8 +2,8 @@
 
     PYTHONPATH=CHECKOUT python tests/exported/make.py tests/exported/NAME
 
-NAME says which version it is. tests/test_before.py loads all that lie there. The Python files, which are the same in
-every converted checkpoint, are kept once, in NAME/code. `outputs.json` has what each model computes for the texts in it.
+NAME says which version it is; `EXPORTED` in tests/test_before.py names the one that is loaded. The Python files, which
+are the same in every converted checkpoint, are kept once, in NAME/code. `outputs.json` has what each model computes for the texts in it.
 """
 
 from __future__ import annotations

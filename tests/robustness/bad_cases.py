@@ -517,10 +517,6 @@ OTHER_OPTIONS: dict[str, tuple[tuple[str, ...], ...]] = {
 }
 
 
-def _rename(old: str, change: damage.Damage) -> damage.Damage:
-    return lambda folder: change(folder / old)
-
-
 def _evil_tokenizer(folder: Path) -> None:
     (folder / "evil.py").write_text("open('attacked', 'w')\nclass Evil:\n    pass\n")
     sets("auto_map", to={"AutoTokenizer": ["evil.Evil", "evil.Evil"]})(folder / "tokenizer_config.json")

@@ -92,6 +92,10 @@ def snapshot(folder: Path) -> dict[str, bytes]:
     return seen
 
 
+Undisturbed = tuple[dict[str, torch.Tensor], float]
+"""The weights that come of a command that nobody disturbed, and the seconds that it takes."""
+
+
 def weights(output: Path) -> dict[str, torch.Tensor]:
     """The weights of a complete output, which has to load; those of a graph by number."""
     missing = [name for name in (output / "collab_files.txt").read_text().split("\n") if not (output / name).exists()]

@@ -20,7 +20,6 @@ import time
 import traceback
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 CRASHED = 99
@@ -206,5 +205,4 @@ def _serve() -> None:
 
 
 if __name__ == "__main__":
-    sys.path.insert(0, str(Path(__file__).parent))
     _serve()

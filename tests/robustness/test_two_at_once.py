@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from folders import LONGER, check_nothing_else, folder_for, longer_line, snapshot, weights
+from folders import LONGER, Undisturbed, check_nothing_else, folder_for, longer_line, snapshot, weights
 from forks import Forks, Job, forks
 from torch.testing import assert_close
 
@@ -32,7 +32,7 @@ def test_the_same_command_twice(
     tmp_path: Path,
     running: Forks,
     also_running: Forks,
-    undisturbed: Callable[[str], tuple[Path, float]],
+    undisturbed: Callable[[str], Undisturbed],
 ) -> None:
     expected, seconds = undisturbed(name)
     folder = folder_for(name, bases, tmp_path)
@@ -43,7 +43,7 @@ def test_the_same_command_twice(
     assert sorted(outcome.code for outcome in outcomes) == [0, 1]
     assert not any("Traceback" in outcome.stderr for outcome in outcomes)
     check_nothing_else(before, snapshot(folder))
-    assert_close(weights(folder / "out"), weights(expected), rtol=0, atol=1e-6)
+    assert_close(weights(folder / "out"), expected, rtol=0, atol=1e-6)
 
 
 def test_a_work_folder_is_for_one_command_at_a_time(tmp_path: Path) -> None:
