@@ -16,6 +16,7 @@ from .data.examples import Examples as Examples
 from .data.examples import read_examples as read_examples
 from .data.source import DataSource as DataSource
 from .data.source import LabelledData as LabelledData
+from .data.source import Mixture as Mixture
 from .data.task import Task as Task
 from .data.task import task_named as task_named
 from .decomposition.factors import Factors as Factors

@@ -13,8 +13,8 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from ..data.features import Batch, batched
-from ..data.prepare import Unlabelled, features_of, hold_out, require_two
-from ..data.source import DataSource
+from ..data.prepare import Unlabelled, hold_out, require_two, rows_of
+from ..data.source import DataSource, Mixture
 from ..errors import CalibrationError, CollabError, first_line
 from ..io.checkpoint import Checkpoint
 from ..models.families import require_family
@@ -50,6 +50,7 @@ class Calibration:
         summary: source and amount of the data, for the report.
         notes: notes for the user.
         train: batches that the moments are from, to refine the converted layers; empty for a callable.
+        sources: the source of each held-out batch, if the rows are from several.
     """
 
     moments: dict[str, LayerMoments]
@@ -58,6 +59,7 @@ class Calibration:
     summary: DataSummary = field(default_factory=DataSummary)
     notes: tuple[str, ...] = ()
     train: list[Batch] = field(default_factory=list)
+    sources: tuple[str, ...] = ()
 
     @property
     def has_rows(self) -> bool:
@@ -83,9 +85,9 @@ def calibrate(
     Args:
         checkpoint: a native model, which is not changed, with its tokenizer or image processor: needed for text, and
             better for random words.
-        data: ``"synthetic"`` (random words); a `DataSource`; strings, pairs of strings or images; batches of
-            keyword arguments of the model; a former calibration, whose batches are used again; or a callable that runs
-            the model that it is called with.
+        data: ``"synthetic"`` (random words); a `DataSource`, or a `Mixture` of several; strings, pairs of strings or
+            images; batches of keyword arguments of the model; a former calibration, whose batches are used again; or a
+            callable that runs the model that it is called with.
         options: calibration settings.
         cache: file to keep the moments in. If it exists, it is read instead of running the model.
         progress: progress callback, called after every batch.
@@ -104,39 +106,45 @@ def calibrate(
     model = checkpoint.model
     require_family(model.config)
     collector = Collector(model, options.seed, options.period)
-    train: list[Batch] = []
-    held_out: list[Batch] = []
     if callable(data):
         if cache is not None:
             raise CalibrationError("Moments of a callable cannot be cached, because its data is unknown.")
         with collector.watching(progress):
             data(model)
-        summary: DataSummary = {"source": "callable"}
+        batches = _Batches([], [], {"source": "callable"})
     else:
-        train, held_out, summary = _prepare(checkpoint, data, options)
-        key = moments_cache.fingerprint(model, [*train, *held_out], options.seed) if cache is not None else {}
+        batches = _prepare(checkpoint, data, options)
+        every = [*batches.train, *batches.held_out]
+        key = moments_cache.fingerprint(model, every, options.seed) if cache is not None else {}
         if cache is not None and cache.exists():
-            moments, held_moments = moments_cache.read(cache, key)
-            return _calibration(model, moments, held_moments, train, held_out, summary)
-        with collector.watching(progress, total=len(train) + len(held_out)):
-            for batches, hold in ((train, False), (held_out, True)):
+            return _calibration(model, *moments_cache.read(cache, key), batches)
+        with collector.watching(progress, total=len(every)):
+            for part, hold in ((batches.train, False), (batches.held_out, True)):
                 collector.holding = hold
-                for batch in batches:
+                for batch in part:
                     with _accepting(model, batch):
                         model(**on_device(batch, model.device))
     moments, held_moments = collector.finish()
     if cache is not None:
         moments_cache.write(cache, key, moments, held_moments)
-    return _calibration(model, moments, held_moments, train, held_out, summary)
+    return _calibration(model, moments, held_moments, batches)
+
+
+@dataclass(frozen=True)
+class _Batches:
+    """The batches of a calibration, named as in `Calibration`."""
+
+    train: list[Batch]
+    held_out: list[Batch]
+    summary: DataSummary
+    sources: tuple[str, ...] = ()
 
 
 def _calibration(
     model: PreTrainedModel,
     moments: dict[str, LayerMoments],
     held_out_moments: dict[str, LayerMoments] | None,
-    train: list[Batch],
-    held_out: list[Batch],
-    summary: DataSummary,
+    batches: _Batches,
 ) -> Calibration:
     """The calibration, with notes on what was too little in its data."""
     notes = []
@@ -155,7 +163,15 @@ def _calibration(
             "moments are the identity). Other data may help."
         )
         logger.warning(notes[-1])
-    return Calibration(moments, held_out_moments, held_out, summary | _amount(model, moments), tuple(notes), train)
+    return Calibration(
+        moments,
+        held_out_moments,
+        batches.held_out,
+        batches.summary | _amount(model, moments),
+        tuple(notes),
+        batches.train,
+        batches.sources,
+    )
 
 
 def _amount(model: PreTrainedModel, moments: Mapping[str, LayerMoments]) -> DataSummary:
@@ -172,27 +188,35 @@ def _amount(model: PreTrainedModel, moments: Mapping[str, LayerMoments]) -> Data
     return amount
 
 
-def _prepare(
-    checkpoint: Checkpoint, data: Any, options: CalibrationOptions
-) -> tuple[list[Batch], list[Batch], DataSummary]:
-    """Batches to compute moments on, held-out batches, and their source, from data of any kind but a callable."""
+def _prepare(checkpoint: Checkpoint, data: Any, options: CalibrationOptions) -> _Batches:
+    """Batches to compute moments on, and held-out batches, from data of any kind but a callable."""
     if isinstance(data, Calibration):
-        return data.train, data.held_out, data.summary
-    model, tokenizer = checkpoint.model, checkpoint.processor
-    if not isinstance(data, str | DataSource):
+        return _Batches(data.train, data.held_out, data.summary, data.sources)
+    model, processor = checkpoint.model, checkpoint.processor
+    if not isinstance(data, str | DataSource | Mixture):
         data = list(data)
         if data and isinstance(data[0], Mapping):
             _check_batches(data)
             require_two(data, "batches")
             train, held_out = hold_out([with_targets(model, batch) for batch in data], options.period)
             counts = [sum(len(next(iter(batch.values()), ())) for batch in part) for part in (train, held_out)]
-            return train, held_out, {"source": "batches", "rows": sum(counts), "held_out": counts[1]}
-    features, summary = features_of(
-        model, tokenizer, data, samples=options.samples, max_length=options.max_length, seed=options.seed
+            return _Batches(train, held_out, {"source": "batches", "rows": sum(counts), "held_out": counts[1]})
+    rows = rows_of(
+        model,
+        processor,
+        data,
+        samples=options.samples,
+        held_out=lambda count: options.period,
+        max_length=options.max_length,
+        seed=options.seed,
     )
-    parts = hold_out(features, options.period)
-    train, held_out = (batched(model, tokenizer, part) for part in parts)
-    return train, held_out, summary | {"held_out": len(parts[1])}
+    held = {name: batched(model, processor, features) for name, features in rows.held_out.items()}
+    return _Batches(
+        batched(model, processor, rows.train),
+        [batch for batches in held.values() for batch in batches],
+        rows.summary,
+        tuple(name for name, batches in held.items() for _ in batches) if len(held) > 1 else (),
+    )
 
 
 @contextmanager

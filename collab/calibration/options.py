@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from ..data.source import NamedSource, check_length
+from ..data.source import Mixture, NamedSource, check_length
 from ..errors import ConfigurationError
 
 
@@ -47,8 +47,8 @@ class CalibrationRequest:
     """Data and settings for calibrating a conversion.
 
     Attributes:
-        source: ``synthetic`` (random words), ``none`` (no calibration), a `DataSource`, or ``default``: synthetic
-            for text models, none for others.
+        source: ``synthetic`` (random words), ``none`` (no calibration), a `DataSource`, a `Mixture` of several, or
+            ``default``: synthetic for text models, none for others.
         options: calibration settings.
         cache: file to keep the moments in.
         in_order: whether to calibrate every layer with the layers before it converted (`collab.calibrate_in_order`).
@@ -57,7 +57,7 @@ class CalibrationRequest:
         ConfigurationError: if both `cache` and `in_order` are given.
     """
 
-    source: NamedSource | Literal["default", "none"] = "default"
+    source: NamedSource | Mixture | Literal["default", "none"] = "default"
     options: CalibrationOptions = field(default_factory=CalibrationOptions)
     cache: Path | None = None
     in_order: bool = False

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
+
 from ..calibration.options import CalibrationRequest
 from ..conversion.vocabulary import keep_tokens
 from ..data.rows import all_texts
-from ..data.source import DataSource
+from ..data.source import DataSource, Mixture
 from ..errors import ConfigurationError
 from ..io.checkpoint import Checkpoint
 from ..models.inputs import has_decoder
@@ -29,26 +31,32 @@ def fewer_tokens(text: str | DataSource, calibration: CalibrationRequest | None,
 
     def verb(checkpoint: Checkpoint, run: Run) -> Checkpoint:
         run.progress("leaving out tokens", 0, None)
-        source = _source(text, calibration, heal)
-        if text == "auto" and has_decoder(checkpoint.model) and len(source.columns) < 2:
+        sources = _sources(text, calibration, heal)
+        alone = next((source.path for source in sources if len(source.columns) < 2), None)
+        if text == "auto" and has_decoder(checkpoint.model) and alone is not None:
             raise ConfigurationError(
                 f"keep_tokens='auto' (--keep-tokens auto) would leave out the tokens that {checkpoint.name} writes: "
-                f"{source.path} gives sources without targets. Name both columns (--text-column), or a file with text "
+                f"{alone} gives sources without targets. Name both columns (--text-column), or a file with text "
                 "of both kinds (--keep-tokens FILE)."
             )
-        return keep_tokens(checkpoint, all_texts(source))
+        return keep_tokens(checkpoint, itertools.chain.from_iterable(map(all_texts, sources)))
 
     return verb
 
 
-def _source(text: str | DataSource, calibration: CalibrationRequest | None, heal: HealRequest | None) -> DataSource:
+def _sources(
+    text: str | DataSource, calibration: CalibrationRequest | None, heal: HealRequest | None
+) -> list[DataSource]:
     if isinstance(text, DataSource):
-        return text
+        return [text]
     if text != "auto":
-        return DataSource(text)
+        return [DataSource(text)]
     for request in (calibration, heal):
-        if request is not None and isinstance(request.source, DataSource):
-            return request.source
+        given = request.source if request is not None else None
+        several = given.sources.values() if isinstance(given, Mixture) else [given]
+        sources = [source for source in several if isinstance(source, DataSource)]
+        if sources:
+            return sources
     raise ConfigurationError(
         "keep_tokens='auto' (--keep-tokens auto) takes the tokens of the text for calibration or healing; give one, or "
         "a file of text."

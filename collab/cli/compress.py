@@ -32,7 +32,7 @@ def _parts(text: str) -> tuple[Part, ...]:
 
 
 def _heal(
-    heal: str | None,
+    heal: tuple[str, ...],
     unlabelled: Unlabelled,
     heal_steps: int,
     heal_precision: TrainingPrecision,
@@ -41,11 +41,11 @@ def _heal(
 ) -> HealRequest | None:
     """Healing, by default on the data of the calibration."""
     if heal_steps == 0:
-        if heal is not None:
+        if heal:
             raise ConfigurationError("--heal names data to heal on, but --heal-steps is 0.")
         return None
-    if heal is not None:
-        source = unlabelled(heal)
+    if heal:
+        source = unlabelled.sources(heal)
     else:
         source = "synthetic" if isinstance(calibration.source, str) else calibration.source
     run = RunOptions(

@@ -49,10 +49,10 @@ def _refine(text: str) -> Refine:
         raise ConfigurationError(f"{text!r} is not auto, none or a number of steps.") from None
 
 
-def _heal(heal: str | None, unlabelled: Unlabelled, heal_steps: int, max_length: int | None) -> HealRequest | None:
-    if heal is None:
+def _heal(heal: tuple[str, ...], unlabelled: Unlabelled, heal_steps: int, max_length: int | None) -> HealRequest | None:
+    if not heal:
         return None
-    return HealRequest(unlabelled(heal), HealOptions(max_length=max_length, run=RunOptions(steps=heal_steps)))
+    return HealRequest(unlabelled.sources(heal), HealOptions(max_length=max_length, run=RunOptions(steps=heal_steps)))
 
 
 @command(

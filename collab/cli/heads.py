@@ -51,7 +51,7 @@ class _Drawing:
 
 
 def _data2(data2: str | None, unlabelled: Unlabelled) -> NamedSource | None:
-    return None if data2 is None else unlabelled(data2)
+    return None if data2 is None else unlabelled.source(data2)
 
 
 @command(

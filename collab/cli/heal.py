@@ -6,7 +6,7 @@ from pathlib import Path
 
 from ..training.options import HealOptions
 from .command import command, gathers
-from .options.data import data_options, max_length_option, samples_option
+from .options.data import max_length_option, mixed_data_options, samples_option
 from .options.model import model_in, model_out
 from .options.training import (
     learning_rate_option,
@@ -25,7 +25,7 @@ _RUN = HealOptions().run
     "collab heal converted healed --data sentences.txt",
     "collab heal converted healed --data pairs.csv --text-column 0 --text-column 1 --steps 1000",
 )
-@data_options(default="synthetic")
+@mixed_data_options("synthetic")
 @teacher_option("the original that the model's report names")
 @gathers("options", HealOptions)
 @trainable_option(HealOptions.trainable)

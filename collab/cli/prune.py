@@ -22,11 +22,13 @@ def _scoring(score: str, ablation_samples: int, normalize: bool) -> ScoreOptions
 
 
 def _heal(
-    heal: str | None, unlabelled: Unlabelled, heal_steps: int, heal_trainable: Trainable, seed: int
+    heal: tuple[str, ...], unlabelled: Unlabelled, heal_steps: int, heal_trainable: Trainable, seed: int
 ) -> HealRequest | None:
-    if heal is None:
+    if not heal:
         return None
-    return HealRequest(unlabelled(heal), HealOptions(heal_trainable, run=RunOptions(steps=heal_steps, seed=seed)))
+    return HealRequest(
+        unlabelled.sources(heal), HealOptions(heal_trainable, run=RunOptions(steps=heal_steps, seed=seed))
+    )
 
 
 @command(

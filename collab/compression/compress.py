@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 from ..calibration.calibrate import Calibration
 from ..decomposition.options import NATIVE_FORM
 from ..errors import BudgetError
-from ..evaluation.compare import agreement
+from ..evaluation.compare import agreement_by_source
 from ..evaluation.timing import rounds_in_turn
 from ..io.checkpoint import Checkpoint
 from ..models.layers import count_parameters, parameters
@@ -89,12 +89,14 @@ def compress(
         logger.warning(notes[-1])
     progress("comparing with the original", 0, None)
     flops = candidates.costs("flops")
+    agreed, by_source = agreement_by_source(model, compressed, calibration.held_out, calibration.sources)
     report = Compression(
         layers=_layers(candidates, option),
         flops=Count(round(flops.whole), round(flops.left(option.widths))),
         parameters=Count(whole, count_parameters(compressed)),
         predicted_loss=option.error,
-        agreement=agreement(model, compressed, calibration.held_out),
+        agreement=agreed,
+        agreement_by_source=by_source,
         speedup=speedup,
         settings=config.to_dict(),
         calibration=calibration.summary,

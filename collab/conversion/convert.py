@@ -16,7 +16,7 @@ from ..decomposition import Factors, FormName
 from ..decomposition.options import NATIVE_FORM
 from ..decomposition.rank import resolve_ranks
 from ..errors import UnsupportedArchitectureError, WeightsError
-from ..evaluation.compare import agreement
+from ..evaluation.compare import agreement_by_source
 from ..io.checkpoint import Checkpoint
 from ..modeling.collab_config import AttentionSpec
 from ..models.assembly import assemble, described_shapes
@@ -88,13 +88,15 @@ def convert(
         rows = calibration.train, calibration.held_out
         refinement = refine(converted, model, *rows, options=refining, accept=accept, progress=progress).report
         reports = refined_reports(reports, refinement, converted, problems, held_out)
+    agreed, by_source = _agreement(model, converted, calibration, progress)
     report = Conversion(
         layers=tuple(reports),
         parameters=Parameters.of(parameters(model), parameters(converted)),
         settings=config.to_dict(),
         choice=choice.explanation,
         calibration=None if calibration is None else calibration.summary,
-        agreement=_agreement(model, converted, calibration, progress),
+        agreement=agreed,
+        agreement_by_source=by_source,
         comparison=comparison,
         seconds=time.perf_counter() - start_time,
         notes=() if calibration is None else calibration.notes,
@@ -115,13 +117,13 @@ def convert_losslessly(checkpoint: Checkpoint | PreTrainedModel) -> Checkpoint:
 
 def _agreement(
     model: PreTrainedModel, converted: PreTrainedModel, calibration: Calibration | None, progress: Progress
-) -> dict[str, float] | None:
-    """Agreement with the original on the held-out batches; None without calibration."""
+) -> tuple[dict[str, float] | None, dict[str, dict[str, float]]]:
+    """Agreement with the original on the held-out batches, and by source; None without calibration."""
     if calibration is None:
-        return None
+        return None, {}
     if calibration.held_out:
         progress("comparing with the original", 0, None)
-    return agreement(model, converted, calibration.held_out)
+    return agreement_by_source(model, converted, calibration.held_out, calibration.sources)
 
 
 def _become(model: PreTrainedModel, other: PreTrainedModel) -> PreTrainedModel:

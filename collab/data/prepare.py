@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterable
+import random
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,18 +20,131 @@ from .features import (
     Feature,
     audio_features,
     image_features,
+    length_of,
     row_features,
     synthetic_features,
 )
 from .rows import read_rows
-from .source import DataSource, NamedSource
+from .source import DataSource, Mixture, NamedSource
 
 logger = logging.getLogger(__name__)
 
-Unlabelled = NamedSource | Iterable[Any]
-"""A source, random words (``"synthetic"``), or strings, pairs of strings, images or recordings.
+Unlabelled = NamedSource | Mixture | Iterable[Any]
+"""A source, random words (``"synthetic"``), a mixture of several, or strings, pairs of strings, images or recordings.
 
 For an encoder-decoder, pairs are sources with their targets; for sources alone it writes them itself, greedily."""
+
+_UNKNOWN = 0.2
+_REPEATS = 4
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Encoded rows of one or several sources.
+
+    Attributes:
+        train: features of the rows to learn from, in random order if there are several sources.
+        held_out: features of the rows to judge by, by source.
+        summary: the sources, for reports.
+    """
+
+    train: list[Feature]
+    held_out: dict[str, list[Feature]]
+    summary: DataSummary
+
+    @property
+    def all_held_out(self) -> list[Feature]:
+        """The rows to judge by, of all sources."""
+        return [feature for features in self.held_out.values() for feature in features]
+
+
+def rows_of(
+    model: PreTrainedModel,
+    processor: Any | None,
+    data: Unlabelled,
+    *,
+    samples: int,
+    held_out: Callable[[int], int],
+    repeats: bool = False,
+    max_length: int | None = None,
+    seed: int = 0,
+    writer: PreTrainedModel | None = None,
+) -> Rows:
+    """Encodes rows without labels, some of them to judge by.
+
+    The tokens of a mixture are divided among its sources by weight, as far as they have so many.
+
+    Args:
+        model: the model to run on them.
+        processor: as in `features_of`.
+        data: the rows.
+        samples: rows at most, of all sources together.
+        held_out: given a number of rows, says which to hold out: one in so many.
+        repeats: whether a source of a mixture that has too few rows to learn from gives them up to four times.
+        max_length: as in `features_of`.
+        seed: seed of the sample, of random words and of the order.
+        writer: as in `features_of`.
+
+    Raises:
+        DataError: as `features_of`.
+    """
+    several = data if isinstance(data, Mixture) else Mixture({"": data})
+    encoded: dict[str, list[Feature]] = {}
+    summaries: dict[str, DataSummary] = {}
+    for name, source in several.sources.items():
+        encoded[name], summaries[name] = features_of(
+            model, processor, source, samples=samples, max_length=max_length, seed=seed, writer=writer
+        )
+        if name:
+            summaries[name] |= {"source": name}
+    if len(encoded) == 1:
+        ((name, features),) = encoded.items()
+        train, held = hold_out(features, held_out(len(features)))
+        summary = summaries[name]
+        return Rows(train, {summary["source"]: held}, summary | {"held_out": len(held)})
+    _give_types(encoded.values())
+    generator = random.Random(seed)
+    counts = _shares(encoded, several, samples, _REPEATS if repeats else 1)
+    rows = Rows([], {}, {"source": ", ".join(encoded), "sources": []})
+    for name, features in encoded.items():
+        generator.shuffle(features)
+        features = features[: max(2, counts[name])]
+        train, rows.held_out[name] = hold_out(features, held_out(len(features)))
+        own = summaries[name] | {"rows": len(features), "held_out": len(rows.held_out[name])}
+        if several.weight(name) != 1:
+            own["weight"] = several.weight(name)
+        given = max(len(train), counts[name] - own["held_out"])
+        rows.train.extend(train[number % len(train)] for number in range(given))
+        rows.summary["sources"].append(own | {"tokens": sum(map(length_of, features))})
+    generator.shuffle(rows.train)
+    rows.summary["rows"] = sum(own["rows"] for own in rows.summary["sources"])
+    rows.summary["held_out"] = sum(own["held_out"] for own in rows.summary["sources"])
+    return rows
+
+
+def _give_types(encoded: Iterable[list[Feature]]) -> None:
+    """Adds to random words the types of tokens that a tokenizer gives for text, so that one batch can hold both."""
+    every = [feature for features in encoded for feature in features]
+    if any("token_type_ids" in feature for feature in every):
+        for feature in every:
+            feature.setdefault("token_type_ids", [0] * len(feature["input_ids"]))
+
+
+def _shares(encoded: Mapping[str, Sequence[Feature]], mixture: Mixture, samples: int, repeats: int) -> dict[str, int]:
+    """By source, the number of rows that gives it its share of the tokens; what one source lacks, the others give."""
+    wanted = {  # rows for each token of weight 1
+        name: mixture.weight(name) * len(features) / sum(map(length_of, features)) for name, features in encoded.items()
+    }
+    full = {name: len(features) * repeats for name, features in encoded.items()}
+    limited: dict[str, int] = {}
+    while len(limited) < len(encoded):
+        open_ = {name: rate for name, rate in wanted.items() if name not in limited}
+        tokens = (samples - sum(limited.values())) / sum(open_.values())
+        short = {name: full[name] for name, rate in open_.items() if rate * tokens >= full[name]}
+        if not short:
+            return limited | {name: int(rate * tokens) for name, rate in open_.items()}
+        limited |= short
+    return limited
 
 
 def features_of(
@@ -62,6 +177,8 @@ def features_of(
     if isinstance(data, str) and data == "synthetic":
         features = synthetic_features(model, processor, samples, max_length, seed)
         return features, {"source": "synthetic", "rows": len(features)}
+    if isinstance(data, Mixture):
+        raise DataError("Several sources cannot be used here. Name one.")
     kind = input_kind(model)
     if kind == "videos":
         raise DataError(VIDEOS)
@@ -90,7 +207,24 @@ def features_of(
     longest = max(len(feature["input_ids"]) for feature in features)
     if longest >= longest_text(model, max_length):
         logger.warning("Text longer than %d tokens was truncated.", longest)
+    _warn_of_unknown(processor, features, summary["source"])
     return features, summary
+
+
+def _warn_of_unknown(tokenizer: Any, features: Sequence[Feature], source: str) -> None:
+    """Warns if many tokens of a source are unknown to the tokenizer, as those of another script are."""
+    unknown = getattr(tokenizer, "unk_token_id", None)
+    special = {number for number in tokenizer.all_special_ids if number != unknown}
+    tokens = [number for feature in features for number in feature["input_ids"] if number not in special]
+    if unknown is None or not tokens:
+        return
+    part = tokens.count(unknown) / len(tokens)
+    if part > _UNKNOWN:
+        logger.warning(
+            "%.0f %% of the tokens of %s are unknown to the tokenizer: the model does not read this kind of text.",
+            100 * part,
+            source,
+        )
 
 
 def _check_texts(rows: list[Any]) -> None:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import csv
+import math
 import os
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -60,6 +61,52 @@ class DataSource:
 
 NamedSource = Literal["synthetic"] | DataSource
 """Rows without labels that can be named on a command line: random words, or a source."""
+
+
+@dataclass(frozen=True)
+class Mixture:
+    """Several sources of rows without labels, mixed by tokens.
+
+    Attributes:
+        sources: each a `DataSource`, ``"synthetic"`` (random words), or rows, by the name that reports give it.
+        weights: weights of sources, 1 for those not named: a source of weight 2 gives twice as many tokens as one of
+            weight 1, as far as it has them.
+
+    Raises:
+        ConfigurationError: if there are no sources, a source is given twice, or a weight is not above 0 or is of no
+            source.
+    """
+
+    sources: Mapping[str, Any]
+    weights: Mapping[str, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not self.sources:
+            raise ConfigurationError("A mixture needs at least one source.")
+        seen: dict[DataSource, str] = {}
+        for name, source in self.sources.items():
+            if isinstance(source, DataSource):
+                key = replace(source, path=os.path.realpath(os.path.expanduser(source.path)))
+                if key in seen:
+                    raise ConfigurationError(f"{name} is given twice; give it once, with a weight: {seen[key]}=2.")
+                seen[key] = name
+        for name, weight in self.weights.items():
+            if name not in self.sources:
+                raise ConfigurationError(f"There is a weight for {name!r}, but no such source.")
+            check_weight(name, weight)
+
+    def weight(self, name: str) -> float:
+        """The weight of a source."""
+        return self.weights.get(name, 1.0)
+
+
+def check_weight(name: str, weight: float) -> None:
+    """Raises a ConfigurationError for a weight of a source that is not a number above 0."""
+    if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 < weight < math.inf:
+        raise ConfigurationError(
+            f"The weight of {name} must be a number above 0, not {weight!r}. Leave out a source that is to count for "
+            "nothing."
+        )
 
 
 @dataclass(frozen=True)

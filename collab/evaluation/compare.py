@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from itertools import zip_longest
 from typing import Any
 
 import numpy as np
@@ -42,17 +44,35 @@ def agreement(
         states) and ``embedding_cosine`` (mean cosine of their means over a row's tokens). Padding is ignored
         (`collab.models.outputs`).
     """
-    sums = _Sums()
-    rows = 0
+    return agreement_by_source(original, converted, batches)[0]
+
+
+def agreement_by_source(
+    original: PreTrainedModel, converted: PreTrainedModel, batches: Iterable[Batch], sources: Iterable[str] = ()
+) -> tuple[dict[str, float] | None, dict[str, dict[str, float]]]:
+    """The agreement on all batches, and on those of each source.
+
+    Args:
+        original: a native model.
+        converted: its conversion.
+        batches: keyword arguments for both.
+        sources: the source of each batch; none if all have the same.
+
+    Returns:
+        See `agreement`: for all batches, and by source; without `sources`, an empty dictionary.
+    """
+    whole = _Sums()
+    by_source: defaultdict[str, _Sums] = defaultdict(_Sums)
     with evaluating(original, converted), torch.no_grad():
-        for batch in batches:
+        for batch, source in zip_longest(batches, sources):
             moved = on_device(batch, original.device)
-            rows += len(next(iter(moved.values())))
             mask = output_mask(moved)
             # Both of the original's kind, because the converted model's config may have been changed.
-            expected, actual = (outputs_of(original, model(**moved), mask) for model in (original, converted))
-            sums.add(expected, actual)
-    return {"rows": rows, **sums.means} if rows else None
+            outputs = [outputs_of(original, model(**moved), mask) for model in (original, converted)]
+            for sums in (whole, *([] if source is None else [by_source[source]])):
+                sums.rows += len(next(iter(moved.values())))
+                sums.add(*outputs)
+    return whole.agreement, {source: sums.agreement or {} for source, sums in by_source.items()}
 
 
 def outputs_on(original: PreTrainedModel, model: PreTrainedModel, batches: Iterable[Batch]) -> list[list[Output]]:
@@ -77,6 +97,7 @@ class _Sums:
     """Sums of how far outputs agree, by the names in `agreement`."""
 
     def __init__(self) -> None:
+        self.rows = 0
         self._sums: dict[str, float] = {}
         self._counts: dict[str, int] = {}
 
@@ -88,6 +109,11 @@ class _Sums:
     def means(self) -> dict[str, float]:
         """Means over rows, tokens or outputs."""
         return {name: total / self._counts[name] for name, total in self._sums.items()}
+
+    @property
+    def agreement(self) -> dict[str, float] | None:
+        """The means with the number of rows; None without rows."""
+        return {"rows": self.rows, **self.means} if self.rows else None
 
     def _add(self, name: str, values: Tensor) -> None:
         self._sums[name] = self._sums.get(name, 0.0) + float(values.double().sum())

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import ClassVar
 
+from .agreement import agreement_sentence, sources_text
 from .step import (
     PAPER,
     Count,
@@ -12,7 +13,6 @@ from .step import (
     Founding,
     Json,
     Parameters,
-    agreement_sentence,
     counts_table,
     installed_versions,
     plain,
@@ -73,6 +73,7 @@ class Compression(Founding):
         predicted_loss: predicted disagreement with the original, before any training: the sum over all changes, each
             measured alone.
         agreement: of the compressed model with the original on held-out rows (`collab.evaluation.compare`).
+        agreement_by_source: the same by source of the rows, if there are several.
         speedup: times as fast as the original, measured on 8 rows of that length on this machine; None if the budget
             was another.
         settings: the `CompressionConfig`.
@@ -92,6 +93,7 @@ class Compression(Founding):
     parameters: Count
     predicted_loss: float
     agreement: dict[str, float] | None
+    agreement_by_source: dict[str, dict[str, float]]
     speedup: float | None
     settings: Json
     calibration: DataSummary
@@ -143,4 +145,7 @@ class Compression(Founding):
 
     def _agreement_text(self) -> list[str]:
         """The sentence about the agreement before any training, if it was measured."""
-        return [agreement_sentence(self.agreement, "Before any training,")] if self.agreement else []
+        if not self.agreement:
+            return []
+        sentence = agreement_sentence(self.agreement, "Before any training,")
+        return list(filter(None, [sentence, sources_text(self.agreement_by_source)]))

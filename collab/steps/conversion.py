@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar
 
+from .agreement import agreement_sentence, sources_text
 from .step import (
     PAPER,
     Count,
@@ -15,7 +16,6 @@ from .step import (
     Json,
     Parameters,
     Step,
-    agreement_sentence,
     installed_versions,
     plain,
     short,
@@ -77,6 +77,7 @@ class Conversion(Founding):
         choice: how form and ranks were chosen, if a budget was given.
         calibration: what the conversion was calibrated on; None without calibration.
         agreement: of the converted model with the original on held-out rows (`collab.evaluation.compare`).
+        agreement_by_source: the same by source of the rows, if there are several.
         comparison: for each layer, the rank and predicted error of every form with as many parameters, not refined.
         notes: notes for the user.
         versions: of collab, torch, transformers, tensorly, Python.
@@ -93,6 +94,7 @@ class Conversion(Founding):
     choice: Json = field(default_factory=dict)
     calibration: DataSummary | None = None
     agreement: dict[str, float] | None = None
+    agreement_by_source: dict[str, dict[str, float]] = field(default_factory=dict)
     comparison: list[Json] = field(default_factory=list)
     notes: tuple[str, ...] = ()
     versions: dict[str, str] = field(default_factory=installed_versions)
@@ -159,7 +161,7 @@ class Conversion(Founding):
         text = f"Form {self.forms}, rank {several} of {full} in {layers}. {self._calibrated()}"
         parts = [text, self.parameters.table()]
         if self.agreement:
-            parts.append(agreement_sentence(self.agreement))
+            parts += filter(None, [agreement_sentence(self.agreement), sources_text(self.agreement_by_source)])
         if self.query_key.ratio > 1:
             parts.append(f"The {self.forms} form is larger than the original at this rank; a lower rank is smaller.")
         return "\n\n".join(parts)
@@ -239,8 +241,8 @@ class Conversion(Founding):
 
 
 _ORDER = (
-    *("settings", "versions", "seconds", "parameters", "choice", "calibration", "agreement", "layers", "comparison"),
-    "notes",
+    *("settings", "versions", "seconds", "parameters", "choice", "calibration", "agreement"),
+    *("agreement_by_source", "layers", "comparison", "notes"),
 )
 
 

@@ -6,7 +6,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar
 
-from .step import Json, Metric, Step, installed_versions, measured, named, table
+from .agreement import named
+from .step import Json, Metric, Step, installed_versions, measured, table
 
 
 @dataclass(frozen=True)

@@ -31,6 +31,8 @@ class DataSummary(TypedDict, total=False):
         tokens: tokens of a calibration, of those that the encoder reads if there is one.
         decoder_tokens: tokens that the decoder reads.
         in_order: whether layers were calibrated in order.
+        weight: weight of a source of several, if it is not 1.
+        sources: the sources, if there are several.
     """
 
     source: str
@@ -43,6 +45,8 @@ class DataSummary(TypedDict, total=False):
     tokens: int
     decoder_tokens: int
     in_order: bool
+    weight: float
+    sources: list[DataSummary]
 
 
 class Step(ABC):
@@ -203,20 +207,6 @@ def table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 def counts_table(of: str, counts: Mapping[str, Count]) -> str:
     """A table of numbers before and after."""
     return table([of, "before", "after", "after / before"], [[name, *count.cells()] for name, count in counts.items()])
-
-
-def agreement_sentence(agreement: Mapping[str, float], when: str = "Measured") -> str:
-    """Agreement with the original in a sentence, which begins with when it was measured."""
-    values = ", ".join(f"{name} {short(value)}" for name, value in named(agreement).items())
-    return f"{when} against the original, on {agreement['rows']:.0f} held-out rows: {values}."
-
-
-_NAMES = {"kl": "divergence of the predictions (KL, nats)", "top1": "same prediction"}
-
-
-def named(agreement: Mapping[str, float]) -> dict[str, float]:
-    """Measures of agreement by names for readers, without the number of rows."""
-    return {_NAMES.get(name, name.replace("_", " ")): value for name, value in agreement.items() if name != "rows"}
 
 
 def short(value: float) -> str:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from .step import DataSummary, Json, Metric, Step, installed_versions, measured, named, short, table
+from .agreement import named, sources_text
+from .step import DataSummary, Json, Metric, Step, installed_versions, measured, short, table
 
 
 @dataclass(frozen=True)
@@ -25,6 +26,8 @@ class Healing(Step):
         evaluations: the metrics of every evaluation, with its step.
         seconds: wall-clock time.
         teacher: name of the model to match.
+        before_by_source: the agreement before, by source of the rows, if there are several.
+        after_by_source: the same afterwards.
         versions: of Python and the packages.
     """
 
@@ -42,6 +45,8 @@ class Healing(Step):
     evaluations: list[dict[str, float]]
     seconds: float
     teacher: str | None = None
+    before_by_source: dict[str, dict[str, float]] = field(default_factory=dict)
+    after_by_source: dict[str, dict[str, float]] = field(default_factory=dict)
     versions: dict[str, str] = field(default_factory=installed_versions)
 
     def summary(self) -> str:
@@ -56,7 +61,8 @@ class Healing(Step):
         if not self.improved:
             text += "The held-out rows showed no improvement, so the model was left unchanged. "
         text += f"On {self.data['held_out']} held-out rows, against the original:\n\n"
-        return text + table(["", "before", "after"], rows)
+        text += table(["", "before", "after"], rows)
+        return "\n\n".join(filter(None, [text, sources_text(self.after_by_source, self.before_by_source)]))
 
 
 @dataclass(frozen=True)

@@ -15,17 +15,17 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from ..data.features import Batch, Feature, batches_by_length, collate
-from ..data.prepare import Unlabelled, features_of, hold_out
+from ..data.prepare import Rows, Unlabelled, rows_of
+from ..data.source import Mixture
 from ..device import resolve_device
 from ..errors import ConfigurationError, TrainingError
-from ..evaluation.compare import agreement, check_comparable
+from ..evaluation.compare import agreement_by_source, check_comparable
 from ..io.checkpoint import Checkpoint
 from ..models.families import collaborative_layers
 from ..models.inputs import on_device
 from ..models.layers import FACTORS, count_parameters, entry_of
 from ..models.states import evaluating, set_dropout
 from ..progress import Progress, no_progress
-from ..steps.step import DataSummary
 from ..steps.training import Healing
 from .arguments import RunData, steps_of
 from .distillation import DistillationTrainer, distillation_loss, teacher_outputs
@@ -79,10 +79,16 @@ def heal(
     checkpoint, original = Checkpoint.of(checkpoint), Checkpoint.of(teacher)
     model, teacher = checkpoint.model, original.model
     check_comparable(model, teacher)
-    rows, summary = _rows(checkpoint, teacher, data, options)
+    read = _read(checkpoint, teacher, data, options)
+    rows = RunData(read.train, read.all_held_out, lambda features: collate(model, checkpoint.processor, features))
     start = time.perf_counter()
-    batches = batches_by_length(rows.collate, rows.held_out, options.run.batch_size)
-    agreed = agreement(teacher, model, batches)
+    held_out = {
+        name: batches_by_length(rows.collate, features, options.run.batch_size)
+        for name, features in read.held_out.items()
+    }
+    batches = [batch for part in held_out.values() for batch in part]
+    sources = [name for name, part in held_out.items() for _ in part] if len(held_out) > 1 else []
+    agreed, before_by_source = agreement_by_source(teacher, model, batches, sources)
     with (
         temporary_work(work) as folder,
         evaluating(model, teacher),
@@ -100,14 +106,15 @@ def heal(
             teacher=teacher,
         )
         before = result.start.before | (agreed or {})
-        after = result.best | (agreement(teacher, model, batches) or {})
+        agreed, after_by_source = agreement_by_source(teacher, model, batches, sources)
+        after = result.best | (agreed or {})
         worse = _what_got_worse(before, after)
         if worse:
             _restore(parameters, initial, *worse)
     settings = asdict(options)
     settings["run"]["learning_rate"] = result.start.learning_rate
     report = Healing(
-        data=summary,
+        data=read.summary,
         settings=settings,
         parameters=sum(map(count_parameters, parameters.values())),
         before=before,
@@ -118,27 +125,29 @@ def heal(
         evaluations=result.history,
         seconds=time.perf_counter() - start,
         teacher=original.name,
+        before_by_source=before_by_source,
+        after_by_source=before_by_source if worse else after_by_source,
     )
     return checkpoint.then(report)
 
 
-def _rows(
-    checkpoint: Checkpoint, teacher: PreTrainedModel, data: Unlabelled, options: HealOptions
-) -> tuple[RunData, DataSummary]:
-    """The rows to train and to evaluate on, and their source."""
-    model, processor = checkpoint.model, checkpoint.processor
-    features, summary = features_of(
-        model,
-        processor,
+def _read(checkpoint: Checkpoint, teacher: PreTrainedModel, data: Unlabelled, options: HealOptions) -> Rows:
+    """The rows to train and to evaluate on."""
+    sources = len(data.sources) if isinstance(data, Mixture) else 1
+    needed = options.samples
+    if options.run.steps is not None and sources > 1:
+        needed = min(needed, options.run.steps * options.run.batch_size + _HELD_OUT)
+    return rows_of(
+        checkpoint.model,
+        checkpoint.processor,
         data,
-        samples=options.samples,
+        samples=needed,
+        held_out=lambda count: max(_PERIOD, -(-count * sources // _HELD_OUT)),
+        repeats=True,
         max_length=options.max_length,
         seed=options.run.seed,
         writer=teacher,
     )
-    train, held_out = hold_out(features, max(_PERIOD, -(-len(features) // _HELD_OUT)))
-    rows = RunData(train, held_out, lambda features: collate(model, processor, features))
-    return rows, summary | {"held_out": len(held_out)}
 
 
 def _restore(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
-from ..data.source import NamedSource, check_length
+from ..data.source import Mixture, NamedSource, check_length
 from ..device import DTYPES, Dtype, check_device
 from ..errors import ConfigurationError
 
@@ -143,11 +143,11 @@ class HealRequest:
     """Data and settings for healing a conversion before it is saved.
 
     Attributes:
-        source: ``synthetic`` (random words) or a `DataSource`, which is also used for calibration by default.
+        source: ``synthetic`` (random words), a `DataSource` or a `Mixture` of several.
         options: settings of healing.
     """
 
-    source: NamedSource
+    source: NamedSource | Mixture
     options: HealOptions = field(default_factory=HealOptions)
 
 

@@ -8,28 +8,32 @@ from typing import Literal, get_args
 import click
 
 from ...calibration.options import CalibrationOptions, CalibrationRequest
-from ...data.source import NamedSource
+from ...data.source import Mixture, NamedSource
 from ...decomposition.options import CONTENTS, METHODS, SolverOptions, SolverPrecision
 from ...errors import ConfigurationError
 from ..command import Decorator, gathers
-from .data import SOURCES, Unlabelled, max_length_option, samples_option, unlabelled_options
+from .data import SEVERAL, SOURCES, Unlabelled, max_length_option, samples_option, unlabelled_options
 from .model import device_option
 
 
 def _source(
-    calibration: str | None, text_column: tuple[str, ...], unlabelled: Unlabelled, heal: object = None
-) -> NamedSource | Literal["default", "none"]:
-    if calibration is not None and calibration not in ("none", "synthetic"):
-        return unlabelled(calibration)
-    if text_column and heal is None:
+    calibration: tuple[str, ...], text_column: tuple[str, ...], unlabelled: Unlabelled, heal: object = ()
+) -> NamedSource | Mixture | Literal["default", "none"]:
+    if len(calibration) > 1 and "none" in calibration:
+        raise ConfigurationError("--calibration none goes without data, so it cannot be combined with other sources.")
+    if set(calibration) - {"none", "synthetic"}:
+        return unlabelled.sources(calibration)
+    if text_column and not heal:
         raise ConfigurationError(
             "--text-column says where the text is in a file or data set; give one by --calibration."
         )
-    return "default" if calibration is None else "none" if calibration == "none" else "synthetic"
+    if not calibration:
+        return "default"
+    return "none" if calibration == ("none",) else unlabelled.sources(calibration)
 
 
 def _calibration(
-    calibration_source: NamedSource | Literal["default", "none"],
+    calibration_source: NamedSource | Mixture | Literal["default", "none"],
     calibration_samples: int,
     max_length: int | None,
     calibration_cache: Path | None,
@@ -53,8 +57,9 @@ def calibration_options(*, weights_alone: bool = True) -> Decorator:
         click.option(
             "--calibration",
             metavar="SOURCE",
+            multiple=True,
             show_default=f"synthetic for models of text{others}",
-            help=f"Data to calibrate on: {SOURCES}{without}.",
+            help=f"Data to calibrate on: {SOURCES}{without}. {SEVERAL}",
         ),
         unlabelled_options("--calibration-"),
         samples_option(CalibrationOptions.samples, "--calibration-samples"),

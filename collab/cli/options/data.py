@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 import click
 
-from ...data.source import DataSource, NamedSource
+from ...data.source import DataSource, Mixture, NamedSource, check_weight
 from ...data.task import GLUE, KINDS, Task, task_named
+from ...errors import ConfigurationError
 from ..command import Decorator, gathers
 
 LABELLED = "a file (CSV, TSV, JSON Lines, Parquet) or a data set on the Hub"
@@ -15,6 +19,8 @@ SOURCES = (
     "a file (text, CSV, TSV, JSON Lines, Parquet), a folder of images or of WAV files, a data set on the Hub, or "
     "synthetic (random words)"
 )
+
+SEVERAL = "May be given several times: sources are mixed evenly by tokens, or by weights (wiki.txt=2)."
 
 text_column_option = click.option(
     "--text-column",
@@ -45,19 +51,66 @@ def samples_option(default: int | None, flag: str = "--samples") -> Decorator:
     return click.option(flag, type=int, default=default, show_default=says, help="Largest number of rows to use.")
 
 
-Unlabelled = Callable[[str], NamedSource]
-"""Random words, or a file or data set of a name, as --text-column, --subset and --split say."""
+@dataclass(frozen=True)
+class Unlabelled:
+    """What the name of a source means: random words, or a file or data set, as these options say.
+
+    Attributes:
+        text_column: columns with the text, of files that have columns.
+        subset: configuration of a data set on the Hub.
+        split: its split.
+    """
+
+    text_column: tuple[str, ...]
+    subset: str | None
+    split: str
+
+    def source(self, name: str) -> NamedSource:
+        """The source of a name."""
+        return "synthetic" if name == "synthetic" else DataSource(name, self.text_column, self.subset, self.split)
+
+    def sources(self, names: Sequence[str]) -> NamedSource | Mixture:
+        """One source, or several, mixed with the weights that their names end with."""
+        weighted = [_weighted(name) for name in names]
+        if len(weighted) == 1:
+            return self.source(weighted[0][0])
+        paths = [path for path, _ in weighted]
+        short = [Path(path).name if os.path.exists(path) else path for path in paths]
+        titles = [path if short.count(name) > 1 else name for path, name in zip(paths, short, strict=True)]
+        if len({*paths}) < len(paths):
+            twice = next(path for path in paths if paths.count(path) > 1)
+            raise ConfigurationError(f"{twice} is given twice; give it once, with a weight: {twice}=2.")
+        columns = [path for path in paths if Path(path).suffix != ".txt" and path != "synthetic"]
+        if self.text_column and not columns:
+            raise ConfigurationError("--text-column names a column, but none of these sources has columns.")
+        plain = replace(self, text_column=())
+        return Mixture(
+            {
+                title: (self if path in columns else plain).source(path)
+                for title, path in zip(titles, paths, strict=True)
+            },
+            {title: weight for title, (_, weight) in zip(titles, weighted, strict=True) if weight != 1},
+        )
 
 
-def _unlabelled(text_column: tuple[str, ...], subset: str | None, split: str) -> Unlabelled:
-    return lambda name: "synthetic" if name == "synthetic" else DataSource(name, text_column, subset, split)
+def _weighted(name: str) -> tuple[str, float]:
+    """A source and its weight, from ``wiki.txt=2`` or ``wiki.txt``."""
+    path, equals, number = name.rpartition("=")
+    if not equals or os.path.exists(name):
+        return name, 1.0
+    try:
+        weight = float(number)
+    except ValueError:
+        return name, 1.0
+    check_weight(path, weight)
+    return path, weight
 
 
 def unlabelled_options(prefix: str = "--") -> Decorator:
     """--text-column, --subset and --split, gathered as ``unlabelled``, which reads what the name of a source means."""
     return gathers(
         "unlabelled",
-        _unlabelled,
+        Unlabelled,
         text_column_option,
         subset_option(f"{prefix}subset"),
         split_option(f"{prefix}split"),
@@ -65,17 +118,26 @@ def unlabelled_options(prefix: str = "--") -> Decorator:
 
 
 def _data(data: str | None, unlabelled: Unlabelled) -> NamedSource | None:
-    return None if data is None else unlabelled(data)
+    return None if data is None else unlabelled.source(data)
 
 
-def data_options(*, required: bool = False, default: str | None = None) -> Decorator:
+def _mixed_data(data: tuple[str, ...], unlabelled: Unlabelled) -> NamedSource | Mixture:
+    return unlabelled.sources(data)
+
+
+def data_options(*, required: bool = False) -> Decorator:
     """--data and what says where in it the rows are."""
     return gathers(
-        "data",
-        _data,
-        click.option("--data", required=required, default=default, help=f"Rows: {SOURCES}."),
-        unlabelled_options(),
+        "data", _data, click.option("--data", required=required, help=f"Rows: {SOURCES}."), unlabelled_options()
     )
+
+
+def mixed_data_options(default: str) -> Decorator:
+    """--data, which may be given several times, and what says where in it the rows are."""
+    option = click.option(
+        "--data", multiple=True, default=(default,), show_default=default, help=f"Rows: {SOURCES}. {SEVERAL}"
+    )
+    return gathers("data", _mixed_data, option, unlabelled_options())
 
 
 def _task(task: str | None, metric: str | None = None) -> Task | None:

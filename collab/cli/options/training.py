@@ -8,7 +8,7 @@ import click
 
 from ...training.options import PRECISIONS, RunOptions, Trainable
 from ..command import Decorator, combined, gathers
-from .data import SOURCES
+from .data import SEVERAL, SOURCES
 from .model import device_option, seed_option
 
 restart_option = click.option(
@@ -88,8 +88,9 @@ def heal_options(steps: int | None, says: str | None = None) -> Decorator:
         click.option(
             "--heal",
             metavar="SOURCE",
+            multiple=True,
             show_default=says,
-            help=f"Heal the result afterwards, without labels, on: {SOURCES}.",
+            help=f"Heal the result afterwards, without labels, on: {SOURCES}. {SEVERAL}",
         ),
         click.option("--heal-steps", type=int, default=steps, help="Steps of healing."),
         restart_option,

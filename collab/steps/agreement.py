@@ -1,0 +1,79 @@
+"""Agreement with the original in words: of the whole, and by source of the rows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from statistics import median
+
+from .step import short, table
+
+Agreement = Mapping[str, float]
+"""Measures by name, with ``rows``; see `collab.evaluation.compare.agreement`."""
+
+_NAMES = {"kl": "divergence of the predictions (KL, nats)", "top1": "same prediction"}
+_LEAST_ROWS = 16
+_FARTHER = 1.5
+_SMALLEST = 0.01
+
+
+def agreement_sentence(agreement: Agreement, when: str = "Measured") -> str:
+    """Agreement with the original in a sentence, which begins with when it was measured."""
+    values = ", ".join(f"{name} {short(value)}" for name, value in named(agreement).items())
+    return f"{when} against the original, on {agreement['rows']:.0f} held-out rows: {values}."
+
+
+def named(agreement: Agreement) -> dict[str, float]:
+    """Measures of agreement by names for readers, without the number of rows."""
+    return {_NAMES.get(name, name.replace("_", " ")): value for name, value in agreement.items() if name != "rows"}
+
+
+def sources_text(after: Mapping[str, Agreement], before: Mapping[str, Agreement] | None = None) -> str:
+    """Agreement by source as a table, and which source agrees clearly less than the others, with advice.
+
+    Args:
+        after: by source.
+        before: the same before training, if there was any.
+
+    Returns:
+        Markdown; empty without sources.
+    """
+    if not after:
+        return ""
+    measure = _main(next(iter(after.values())))
+    (name,) = named({measure: 0.0})
+    parts = [agreements for agreements in (before, after) if agreements]
+    headings = [name] if before is None else [f"{name}, before", "after"]
+    rows = [
+        [f"`{source}`", f"{agreement['rows']:.0f}", *(short(part[source][measure]) for part in parts)]
+        for source, agreement in after.items()
+    ]
+    text = "By source of the rows:\n\n" + table(["source", "held-out rows", *headings], rows)
+    weak = weak_sources(after)
+    if not weak:
+        return text
+    names = " and ".join(f"`{source}`" for source in weak)
+    return (
+        f"{text}\n\nAgreement is clearly lower on {names} than on the others. More rows of that kind, a weight "
+        f"(`{weak[0]}=2`), more steps of healing or a larger budget bring it closer."
+    )
+
+
+def weak_sources(by_source: Mapping[str, Agreement]) -> list[str]:
+    """The sources on which a model is at least 1.5 times as far from the original as on the median source."""
+    known = {source: _distance(agreement) for source, agreement in by_source.items()}
+    middle = median(known.values()) if len(known) > 1 else 0.0
+    return [
+        source
+        for source, distance in known.items()
+        if by_source[source]["rows"] >= _LEAST_ROWS and distance > max(_FARTHER * middle, middle + _SMALLEST)
+    ]
+
+
+def _main(agreement: Agreement) -> str:
+    """The measure that says most: the divergence of predictions, or the cosine of embeddings."""
+    return next(name for name in ("kl", "absolute_difference", "embedding_cosine", "top1") if name in agreement)
+
+
+def _distance(agreement: Agreement) -> float:
+    measure = _main(agreement)
+    return 1 - agreement[measure] if measure in ("embedding_cosine", "top1") else agreement[measure]
