@@ -59,14 +59,14 @@ def sources_text(after: Mapping[str, Agreement], before: Mapping[str, Agreement]
 
 
 def weak_sources(by_source: Mapping[str, Agreement]) -> list[str]:
-    """The sources on which a model is at least 1.5 times as far from the original as on the median source."""
-    known = {source: _distance(agreement) for source, agreement in by_source.items()}
-    middle = median(known.values()) if len(known) > 1 else 0.0
-    return [
-        source
-        for source, distance in known.items()
-        if by_source[source]["rows"] >= _LEAST_ROWS and distance > max(_FARTHER * middle, middle + _SMALLEST)
-    ]
+    """The sources on which a model is at least 1.5 times as far from the original as on the median of the others."""
+    known = {source: _distance(own) for source, own in by_source.items() if own["rows"] >= _LEAST_ROWS}
+    weak = []
+    for source, distance in known.items():
+        others = [value for other, value in known.items() if other != source]
+        if others and distance > max(_FARTHER * median(others), median(others) + _SMALLEST):
+            weak.append(source)
+    return weak
 
 
 def _main(agreement: Agreement) -> str:

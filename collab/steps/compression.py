@@ -109,7 +109,7 @@ class Compression(Founding):
 
     def head(self) -> Json:
         """The entries at the top of the report."""
-        common = ("settings", "versions", "seconds", "calibration", "agreement", "notes")
+        common = ("settings", "versions", "seconds", "calibration", "agreement", "agreement_by_source", "notes")
         return plain({name: getattr(self, name) for name in common} | {"choice": {}, "layers": [], "comparison": []})
 
     def introduction(self, original: str) -> str:
