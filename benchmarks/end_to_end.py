@@ -37,9 +37,9 @@ from torch import Tensor, nn
 from transformers import AutoModel, BertConfig, BertModel
 
 import collab
+from collab.graphs.check import session
+from collab.graphs.trace import Graph, write_graph
 from collab.modeling.collab_attention import CollaborativeSelfAttention
-from collab.onnx.check import session
-from collab.onnx.graph import Graph, write_graph
 
 SHAPES = ((8, 128), (2, 512))
 HOWS = ("float32", "float32, padded", "bfloat16", "compiled", "onnxruntime")

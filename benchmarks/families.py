@@ -124,7 +124,7 @@ def measure_shape(shape: Shape, params: float | None) -> Measured:
             actual = of_seen(model(**inputs), inputs)
         job = {"folder": out, "auto_class": "AutoModel", "inputs": inputs}
         (elsewhere,) = timed(taken, "reload", lambda: outputs_without_collab([job], folder))
-        step = timed(taken, "onnx", lambda: collab.checkpoints.export_onnx(str(out), folder / "onnx"))
+        step = timed(taken, "onnx", lambda: collab.checkpoints.export(str(out), folder / "onnx"))
     return {
         "layers": len(report.layers),
         "rank": report.layers[0].rank,

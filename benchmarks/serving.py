@@ -22,8 +22,8 @@ import torch
 from common import demo_folder, machine, markdown, write
 
 import collab
-from collab.checkpoints.export_onnx import GRAPH_FILE, INT8_FILE
-from collab.onnx.check import session
+from collab.checkpoints.export import GRAPH_FILE, INT8_FILE
+from collab.graphs.check import session
 
 SETTINGS = (("cp", 128), ("tucker", 32), ("concat", 128))
 SPEEDUP = 1.8  # asked of collab compress, untrained
@@ -45,7 +45,7 @@ def export(folder: Path) -> dict[str, dict[str, Any]]:
     records = {}
     for number, (name, source) in enumerate(sources.items()):
         output = folder / f"onnx-{number}"
-        records[name] = collab.checkpoints.export_onnx(source, output, int8=True).report.to_dict() | {"folder": output}
+        records[name] = collab.checkpoints.export(source, output, int8=True).report.to_dict() | {"folder": output}
     return records
 
 

@@ -62,7 +62,7 @@ FORMS = [("cp", 8, "exact"), ("tucker", 8, "folded"), ("concat", 9, "exact")]  #
 def test_every_form(form: str, rank: int, content: str, tmp_path: Path) -> None:
     """At batch sizes and lengths that were neither traced nor checked by the export itself."""
     model = converted(tiny_model(BERT), rank, form, content=content)
-    step = collab.checkpoints.export_onnx(saved(model, tmp_path), tmp_path / "out")
+    step = collab.checkpoints.export(saved(model, tmp_path), tmp_path / "out")
     assert step.report.verification["largest_difference"] < 1e-4
     assert len({tuple(shape) for shape in step.report.verification["shapes"]}) == 5
     for batch, length in ((1, 2), (5, 3), (2, 40)):
@@ -89,7 +89,7 @@ def test_every_form(form: str, rank: int, content: str, tmp_path: Path) -> None:
 )
 def test_other_families(model_type: str, form: str, tmp_path: Path) -> None:
     model = converted(tiny_model(BY_TYPE[model_type]), 8, form)
-    step = collab.checkpoints.export_onnx(saved(model, tmp_path), tmp_path / "out")
+    step = collab.checkpoints.export(saved(model, tmp_path), tmp_path / "out")
     inputs = text(3, 11, types=False) if model.main_input_name == "input_ids" else random_inputs(model, 3, 11)
     inputs |= {"token_type_ids": torch.ones(3, 11, dtype=torch.long)} if "token_type_ids" in step.report.inputs else {}
     assert set(inputs) == set(step.report.inputs)
@@ -103,7 +103,7 @@ def test_other_families(model_type: str, form: str, tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_native_head_with_three_axes(tmp_path: Path) -> None:
     model = tiny_model(BERT, BertForMultipleChoice)
-    collab.checkpoints.export_onnx(saved(model, tmp_path), tmp_path / "out")
+    collab.checkpoints.export(saved(model, tmp_path), tmp_path / "out")
     inputs = {name: value.unsqueeze(0).repeat(3, 1, 1) for name, value in text(4, 9).items()}  # 4 choices
     with torch.no_grad():
         expected = model(**inputs).logits.numpy()
@@ -196,7 +196,7 @@ def test_sentence_embeddings(demo_folder: Path, tmp_path: Path) -> None:
     none = collab.CalibrationRequest("none")
     config = collab.ConversionConfig(rank=64, form="concat", compare=False)
     collab.checkpoints.convert(str(tmp_path / "source"), tmp_path / "model", config, calibration=none)
-    step = collab.checkpoints.export_onnx(str(tmp_path / "model"), tmp_path / "out")
+    step = collab.checkpoints.export(str(tmp_path / "model"), tmp_path / "out")
     assert step.report.bytes["model.onnx"] > 50e6
     sentences = ["Heads collaborate.", "Not at all, and at some length, says the other sentence.", "a"]
     expected = models.SentenceTransformer(str(tmp_path / "model")).encode(sentences, convert_to_tensor=True)
@@ -217,7 +217,7 @@ class TestRefusals:
         assert match in " ".join(result.stderr.split()), result.output
         assert "Traceback" not in result.output
         with pytest.raises(error):
-            collab.checkpoints.export_onnx(*map(str, arguments))
+            collab.checkpoints.export(*map(str, arguments))
         assert sorted(output.parent.rglob("*")) == before
 
     def test_decoders(self, tmp_path: Path) -> None:
@@ -239,7 +239,7 @@ class TestRefusals:
             onnx.save(graph, str(arguments[1]))
             return opset
 
-        module = importlib.import_module("collab.checkpoints.export_onnx")
+        module = importlib.import_module("collab.checkpoints.export")
         write = module.write_graph
         monkeypatch.setattr(module, "write_graph", spoil)
         model = saved(tiny_model(BY_TYPE["vit"], ViTForImageClassification), tmp_path)
@@ -264,7 +264,7 @@ class TestRefusals:
 
 def test_the_model_is_left_as_it_was() -> None:
     """Tracing changes the kernel only for a while."""
-    from collab.onnx.graph import Graph
+    from collab.graphs.trace import Graph
 
     model = converted(tiny_model(BERT))
     before = model.config._attn_implementation

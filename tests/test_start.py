@@ -110,7 +110,7 @@ def _required(name: str) -> list[str]:
 
 def verb_of(command: str) -> Callable[..., object]:
     """The function between folders that a command calls."""
-    verb = getattr(collab.checkpoints, {"export": "export_onnx", "heads": "score_heads"}.get(command, command))
+    verb = getattr(collab.checkpoints, {"heads": "score_heads"}.get(command, command))
     assert callable(verb)
     return verb
 

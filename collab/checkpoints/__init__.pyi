@@ -3,7 +3,7 @@ from .compress import compress as compress
 from .convert import convert as convert
 from .evaluate import evaluate as evaluate
 from .expand import expand as expand
-from .export_onnx import export_onnx as export_onnx
+from .export import export as export
 from .finetune import finetune as finetune
 from .heads import ScoredHeads as ScoredHeads
 from .heads import score_heads as score_heads

@@ -2,21 +2,33 @@
 
 from __future__ import annotations
 
+import tempfile
+from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
+from transformers import PreTrainedModel
 
 from ..device import resolve_device
+from ..errors import ConfigurationError
+from ..evaluation.bench import Grid, measure
 from ..evaluation.bench import bench as bench_models
 from ..evaluation.bench_report import BenchedModel, BenchReport
 from ..evaluation.options import BenchOptions
 from ..evaluation.peak import peak_memory
+from ..evaluation.timing import Run
+from ..evaluation.worker import load_any, workers
+from ..graphs.options import GRAPH_FILES, ExportOptions, Runtime
+from ..graphs.served import find_graph, session_of
 from ..io.checkpoint import Checkpoint
 from ..io.load import load
 from ..io.options import LoadOptions
-from ..io.read import check_weight_files
+from ..io.read import check_weight_files, resolve_source
+from ..models.layers import count_parameters
 from ..progress import Progress, no_progress
+from .export import export
 
 
 def bench(
@@ -24,38 +36,108 @@ def bench(
     against: str | None = None,
     options: BenchOptions | None = None,
     *,
+    runtime: Runtime | None = None,
     load_options: LoadOptions | None = None,
     progress: Progress = no_progress,
 ) -> BenchReport:
     """Measures speed, memory and size of a model, or of two alternately.
 
+    Graphs that `collab export` wrote run in their own runtime, each model in a process of its own.
+
     Args:
         model: folder or Hub id of an original or a converted model.
         against: folder or Hub id of a second model.
         options: what to measure.
+        runtime: what runs models that are not graphs: ``torch``, or ``onnxruntime`` or ``openvino`` with a graph in
+            float32 that is written for the measurement. None for torch, in this process if there is no graph.
         load_options: how to read `model`.
         progress: called after every batch size and length.
 
     Raises:
         CheckpointError: if a model cannot be read.
-        ConfigurationError: as `collab.bench`.
+        ConfigurationError: as `collab.bench`, and if a graph is for another runtime.
         DeviceError: as `collab.bench`.
         OutOfMemoryError: as `collab.bench`.
     """
     options = options or BenchOptions()
-    device, dtype = resolve_device(options.device), options.torch_dtype
+    names = [model, *([] if against is None else [against])]
     progress("loading the model", 0, None)
+    if runtime is not None or any(find_graph(name) for name in names):
+        with tempfile.TemporaryDirectory(prefix="collab-") as folder:
+            paths = [
+                _for_runtime(name, runtime, Path(folder) / str(number), load_options if number == 0 else None)
+                for number, name in enumerate(names)
+            ]
+            return _bench_apart(paths, names, options, progress)
+    device, dtype = resolve_device(options.device), options.torch_dtype
     loaded = [load(model, load_options, with_processor=False)]
     if against is not None:
         loaded.append(load(against, with_processor=False))
     for checkpoint in loaded:
         network: Any = checkpoint.model
         network.to(device=device, dtype=dtype)
-    names = [model, *([] if against is None else [against])]
     report = bench_models([checkpoint.model for checkpoint in loaded], options, names=names, progress=progress)
     notes = list(report.notes)
     measured = [_measured(*pair, report, options, notes) for pair in zip(loaded, report.models, strict=True)]
     return replace(report, models=tuple(measured), notes=tuple(dict.fromkeys(notes)))
+
+
+def _for_runtime(name: str, runtime: Runtime | None, folder: Path, load_options: LoadOptions | None) -> str:
+    """What runs a model in a runtime: itself, or a graph in float32 that is written for the measurement."""
+    graph = find_graph(name)
+    if graph is not None:
+        own = GRAPH_FILES[graph[1].name]
+        if runtime is not None and runtime != own:
+            raise ConfigurationError(f"{name} holds a graph for {own}, so --runtime {runtime} does not apply to it.")
+        return name
+    if runtime in (None, "torch"):
+        return str(resolve_source(name, None if load_options is None else load_options.revision).folder)
+    export(name, folder, ExportOptions("onnx" if runtime == "onnxruntime" else "openvino"), load_options=load_options)
+    return str(folder)
+
+
+def _bench_apart(paths: Sequence[str], names: Sequence[str], options: BenchOptions, progress: Progress) -> BenchReport:
+    """Measures models that run in processes of their own, each in its runtime, in turn."""
+    if options.compile or resolve_device(options.device).type != "cpu":
+        raise ConfigurationError("Graphs are measured on a CPU and are not compiled: use device cpu, without compile.")
+    loaded = [load_any(path) for path in paths]
+    grid = Grid.of([checkpoint.model for checkpoint in loaded], names, options)
+    with workers(paths, options.torch_dtype) as processes:
+
+        def runs_at(rows: int, length: int | None) -> list[Run]:
+            for process in processes:
+                process.prepare(rows, length, grid.vocabulary, options.seed)
+            return [(process, [{}]) for process in processes]
+
+        settings = measure(grid, runs_at, options, progress)
+        memories = [process.memory() if options.memory else None for process in processes]
+    measured = tuple(
+        BenchedModel(
+            name=name,
+            class_name=type(checkpoint.model).__name__,
+            parameters=count_parameters(checkpoint.model),
+            file_bytes=_file_bytes(checkpoint),
+            attention=_runtime(checkpoint.model),
+            cache=None,
+            memory=memory,
+        )
+        for name, checkpoint, memory in zip(names, loaded, memories, strict=True)
+    )
+    return grid.report(measured, settings, options, torch.device("cpu"))
+
+
+def _runtime(model: PreTrainedModel) -> str:
+    session = session_of(model)
+    return "torch" if session is None else session.runtime
+
+
+def _file_bytes(loaded: Checkpoint) -> int:
+    """Size of the weights files, or of the graph."""
+    assert loaded.folder is not None
+    session = session_of(loaded.model)
+    if session is not None:
+        return session.bytes
+    return sum(file.stat().st_size for file in check_weight_files(loaded.folder))
 
 
 def _measured(
@@ -64,7 +146,7 @@ def _measured(
     """Adds the size of the files, and on a CPU the peak memory of a separate process."""
     assert loaded.folder is not None
     folder = loaded.folder
-    measured = replace(measured, file_bytes=sum(file.stat().st_size for file in check_weight_files(folder)))
+    measured = replace(measured, file_bytes=_file_bytes(loaded))
     if loaded.missing:
         notes.append(
             f"{measured.name} lacks weights, which were initialized at random: {', '.join(loaded.missing[:3])}."

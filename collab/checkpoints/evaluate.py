@@ -11,6 +11,7 @@ from ..device import resolve_device
 from ..errors import ConfigurationError
 from ..evaluation.evaluate import evaluate as evaluate_model
 from ..evaluation.options import EvaluateOptions
+from ..graphs.served import find_graph, load_graph
 from ..io.checkpoint import Checkpoint
 from ..io.history import read_history
 from ..io.load import load_source
@@ -32,7 +33,7 @@ def evaluate(
     """Measures a model in a folder or on the Hub on labelled rows, and a second model on the same rows.
 
     Args:
-        model: folder or Hub id of an original or a converted model.
+        model: folder or Hub id of an original or a converted model, or a folder that `collab export` wrote.
         source: the rows; None for the task's own, if it has any.
         task: the task; None for that of the model's head.
         against: folder or Hub id of a second model.
@@ -50,7 +51,7 @@ def evaluate(
     """
     options = options or EvaluateOptions()
     load_options = load_options or LoadOptions()
-    found = resolve_source(model, load_options.revision)
+    found, graph = find_graph(model) or (resolve_source(model, load_options.revision), None)
     task = task or task_of(read_config(found.folder), (found.folder / "modules.json").is_file())
     source = source or task.held_out
     if source is None:
@@ -58,8 +59,11 @@ def evaluate(
     progress("reading the rows", 0, None)
     examples = read_examples(source, task, options.label_column, options.samples)
     progress("loading the model", 0, None)
-    loaded = _load(found, load_options, task, options)
-    second = None if against is None else _load(resolve_source(against), load_options, task, options)
+    loaded = _load(found, graph, load_options, task, options)
+    second = None
+    if against is not None:
+        other, other_graph = find_graph(against) or (resolve_source(against), None)
+        second = _load(other, other_graph, load_options, task, options)
     return evaluate_model(loaded, examples, task, against=second, options=options, progress=progress)
 
 
@@ -69,7 +73,11 @@ def check_recordable(folder: Path) -> None:
         raise ConfigurationError(f"{folder} has no report to add the evaluation to. Omit --record.")
 
 
-def _load(source: Source, load_options: LoadOptions, task: Task, options: EvaluateOptions) -> Checkpoint:
+def _load(
+    source: Source, graph: Path | None, load_options: LoadOptions, task: Task, options: EvaluateOptions
+) -> Checkpoint:
+    if graph is not None:
+        return load_graph(source, graph, task.auto_class)
     loaded = load_source(source, load_options, auto_class=task.auto_class)
     if task.head is not None:
         loaded.require_head(task.kind)

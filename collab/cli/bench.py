@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from ..evaluation.options import BenchOptions
+from ..graphs.options import RUNTIMES
 from .command import command, gathers
 from .options.measuring import against_option, figure_option, lengths_option, rounds_option
 from .options.model import device_option, dtype_option, model_weights, seed_option
@@ -15,6 +16,7 @@ from .session import Session
 
 @command(
     "collab bench converted --against original",
+    "collab bench served --against original --runtime openvino",
     "collab bench converted --against original --batch-size 1 --length 16 --length 64 --figure speed.png",
 )
 @against_option
@@ -31,6 +33,13 @@ from .session import Session
 @rounds_option(BenchOptions.rounds)
 @dtype_option(BenchOptions.dtype)
 @device_option()
+@click.option(
+    "--runtime",
+    type=click.Choice(RUNTIMES),
+    show_default="torch",
+    help="What runs models that are not exported: onnxruntime and openvino with a graph in float32 that is written for "
+    "the measurement. Each model then runs in a process of its own. Exported folders run in their own runtime.",
+)
 @click.option("--compile", is_flag=True, help="Run the models through torch.compile.")
 @click.option(
     "--memory/--no-memory",
@@ -41,7 +50,7 @@ from .session import Session
 @figure_option
 @model_weights
 def bench(figure: Path | None, session: Session) -> None:
-    """Measure speed, memory and size of MODEL, original or converted, on random inputs without padding."""
+    """Measure speed, memory and size of MODEL, original, converted or exported, on random inputs without padding."""
     if figure is not None:
         from ..figures.style import check_figure
 

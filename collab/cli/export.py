@@ -2,33 +2,52 @@
 
 from __future__ import annotations
 
+from typing import get_args
+
 import click
 
-from .command import command
+from ..errors import ConfigurationError
+from ..graphs.options import FORMATS, ExportOptions, GraphFormat, GraphPrecision
+from .command import command, gathers
+from .options.calibration import export_calibration_options
 from .options.model import model_in, model_out
 from .session import Session
 
 
+def _options(form: GraphFormat, precision: GraphPrecision | None, int8: bool) -> ExportOptions:
+    if int8 and precision not in (None, "int8"):
+        raise ConfigurationError(f"--int8 is --precision int8, not {precision}.")
+    return ExportOptions(form, "int8" if int8 else precision or "float32")
+
+
 @command(
-    "collab export converted served --format onnx",
+    "collab export half served --format openvino --precision int8 --calibration sentences.txt",
     "collab export sentence-transformers/all-MiniLM-L6-v2 served --format onnx --int8",
 )
+@gathers("options", _options)
 @click.option(
     "--format",
     "form",
-    type=click.Choice(["onnx"]),
+    type=click.Choice(FORMATS),
     required=True,
-    expose_value=False,
-    help="onnx: a graph for onnxruntime, of any batch size and length.",
+    help="onnx: a graph for onnxruntime; openvino: one for OpenVINO. Both take any batch size and length.",
 )
-@click.option("--int8", is_flag=True, help="Write a second graph with int8 weights beside it.")
+@click.option(
+    "--precision",
+    type=click.Choice(get_args(GraphPrecision)),
+    show_default="float32",
+    help="Precision of the arithmetic. int8: for OpenVINO with the ranges of activations from --calibration; for "
+    "onnxruntime a second graph beside the one in float32. bfloat16: OpenVINO alone.",
+)
+@click.option("--int8", is_flag=True, help="The same as --precision int8.")
+@export_calibration_options
 @model_in
 @model_out
 def export(session: Session) -> None:
     """Write MODEL, original or converted, in another format to the folder OUTPUT, and check it against PyTorch."""
     session.begin()
-    from ..checkpoints.export_onnx import export_onnx
+    from ..checkpoints.export import export as export_checkpoint
     from ..steps.export import Export
     from .outcome import finish
 
-    finish(session, session.call(export_onnx), Export)
+    finish(session, session.call(export_checkpoint), Export)

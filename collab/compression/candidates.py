@@ -239,12 +239,16 @@ class Candidates:
     def _expected(self) -> list[list]:
         return outputs_on(self.native, self.native, self._held_out)
 
-    def _loss(self, widths: Widths) -> float:
-        """One minus the agreement of the model at some widths with the original, on held-out rows."""
-        agreed = compare_outputs(self._expected, outputs_on(self.native, self.build(widths), self._held_out))
+    def loss(self, model: PreTrainedModel) -> float:
+        """How far a model's answers are from the original's on held-out rows; 0 where they are the same."""
+        agreed = compare_outputs(self._expected, outputs_on(self.native, model, self._held_out))
         if "kl" in agreed:
             return agreed["kl"]
         return agreed["absolute_difference"] if "absolute_difference" in agreed else 1 - agreed["embedding_cosine"]
+
+    def _loss(self, widths: Widths) -> float:
+        """The loss of the model at some widths."""
+        return self.loss(self.build(widths))
 
     def _renumbered(self, state: Mapping[str, Tensor], kept: Sequence[int]) -> dict[str, Tensor]:
         """The weights under the names that they have in a model without the dropped layers."""

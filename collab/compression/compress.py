@@ -26,6 +26,7 @@ from ..steps.step import Count, Parameters
 from .candidates import Candidates
 from .compressions import Compressions
 from .options import CompressionConfig
+from .refit import refit
 
 logger = logging.getLogger(__name__)
 
@@ -79,6 +80,7 @@ def compress(
         compressed = candidates.build(option.widths)
     else:
         option, compressed, speedup = _as_fast(compressions, config.speedup, progress)
+    compressed, refitted = _refitted(compressed, candidates, option, calibration, config, progress)
     notes = list(calibration.notes)
     widest = max(full["feed-forward"] for full in candidates.full)
     if candidates.tokens < widest:
@@ -98,6 +100,7 @@ def compress(
         agreement=agreed,
         agreement_by_source=by_source,
         speedup=speedup,
+        refitted=refitted,
         settings=config.to_dict(),
         calibration=calibration.summary,
         notes=tuple(notes),
@@ -105,6 +108,26 @@ def compress(
         parts=Parameters.of(parameters(model), parameters(compressed)),
     )
     return checkpoint.then(report, model=compressed, original=checkpoint)
+
+
+def _refitted(
+    compressed: PreTrainedModel,
+    candidates: Candidates,
+    option: PlanOption,
+    calibration: Calibration,
+    config: CompressionConfig,
+    progress: Progress,
+) -> tuple[PreTrainedModel, int]:
+    """A compressed model with output projections refitted in sequence, and their number; itself if that is no closer.
+
+    Healing ends farther from the original when it starts from the refitted projections (docs/benchmarks.md).
+    """
+    if config.healed:
+        return compressed, 0
+    model = candidates.build(option.widths)
+    count = refit(model, candidates.model, candidates.blocks, option.widths, calibration.train, progress)
+    closer = count > 0 and candidates.loss(model) < candidates.loss(compressed)
+    return (model, count) if closer else (compressed, 0)
 
 
 def _as_fast(

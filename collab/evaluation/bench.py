@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -19,7 +20,7 @@ from ..models.states import evaluating
 from ..progress import Progress, no_progress
 from .bench_report import BenchedModel, BenchReport, BenchSetting, PeakMemory
 from .options import REPORTED_LENGTHS, BenchOptions
-from .timing import Run, Spread, rounds_in_turn, wait
+from .timing import Run, Spread, TimedElsewhere, rounds_in_turn, wait
 
 _WARM = 2
 """Calls before the clock starts, which choose kernels and fill caches."""
@@ -58,36 +59,93 @@ def bench(
         raise ConfigurationError(f"Give one model, or two to compare, not {len(models)}.")
     names = names or [type(model).__name__ for model in models]
     device = resolve_device(options.device)
-    lengths, notes = lengths_of(models, names, options)
-    grid = [(rows, length) for rows in sorted(set(options.batch_sizes)) for length in lengths]
-    vocabulary = min(getattr(model.config, "vocab_size", 0) or 0 for model in models) or None
-    settings = []
-    memories: list[PeakMemory | None] = [None] * len(models)
+    table = Grid.of(models, names, options)
     with _placed(models, device, options) as placed, _compiled(placed, options) as callables:
-        progress("measuring", 0, len(grid))
-        for done, (rows, length) in enumerate(grid, 1):
-            with _too_large(rows, length):
-                runs: list[Run] = [
-                    (call, [random_inputs(model, rows, length or 1, vocabulary=vocabulary, seed=options.seed)])
-                    for model, call in zip(placed, callables, strict=True)
-                ]
-                settings.append(_measure(runs, rows, length, options))
-                if device.type == "cuda" and options.memory and done == len(grid):
-                    memories = [_peak(model, run) for model, run in zip(placed, runs, strict=True)]
-            progress("measuring", done, len(grid))
+
+        def runs_at(rows: int, length: int | None) -> list[Run]:
+            return [
+                (call, [random_inputs(model, rows, length or 1, vocabulary=table.vocabulary, seed=options.seed)])
+                for model, call in zip(placed, callables, strict=True)
+            ]
+
+        settings = measure(table, runs_at, options, progress)
+        memories: list[PeakMemory | None] = [None] * len(models)
+        if device.type == "cuda" and options.memory:
+            runs = runs_at(*table.sizes[-1])
+            memories = [_peak(model, run) for model, run in zip(placed, runs, strict=True)]
         caches = [cache_bytes(model) for model in placed]
-    return BenchReport(
-        models=tuple(_measured(*entry) for entry in zip(names, models, caches, memories, strict=True)),
-        settings=tuple(settings),
-        unit="tokens" if grid[0][1] is not None else _UNITS[input_kind(models[0])],
-        rounds=options.rounds,
-        dtype=options.dtype,
-        device=device_name(device),
-        threads=torch.get_num_threads(),
-        compiled=options.compile,
-        memory_at=grid[-1],
-        notes=notes,
-    )
+    measured = tuple(_measured(*entry) for entry in zip(names, models, caches, memories, strict=True))
+    return table.report(measured, settings, options, device)
+
+
+@dataclass(frozen=True)
+class Grid:
+    """What models are measured on.
+
+    Attributes:
+        sizes: batch sizes, each with a length, or None for inputs of one size.
+        unit: what inputs are counted in.
+        vocabulary: token ids are below it; None for models without.
+        notes: notes for the user.
+    """
+
+    sizes: list[tuple[int, int | None]]
+    unit: str
+    vocabulary: int | None
+    notes: tuple[str, ...]
+
+    @classmethod
+    def of(cls, models: Sequence[PreTrainedModel], names: Sequence[str], options: BenchOptions) -> Grid:
+        """The sizes that all models take; errors as `lengths_of`."""
+        lengths, notes = lengths_of(models, names, options)
+        sizes = [(rows, length) for rows in sorted(set(options.batch_sizes)) for length in lengths]
+        vocabulary = min(getattr(model.config, "vocab_size", 0) or 0 for model in models) or None
+        unit = "tokens" if lengths[0] is not None else _UNITS[input_kind(models[0])]
+        return cls(sizes, unit, vocabulary, notes)
+
+    def report(
+        self,
+        models: tuple[BenchedModel, ...],
+        settings: Sequence[BenchSetting],
+        options: BenchOptions,
+        device: torch.device,
+    ) -> BenchReport:
+        """The report of a measurement."""
+        return BenchReport(
+            models=models,
+            settings=tuple(settings),
+            unit=self.unit,
+            rounds=options.rounds,
+            dtype=options.dtype,
+            device=device_name(device),
+            threads=torch.get_num_threads(),
+            compiled=options.compile,
+            memory_at=self.sizes[-1],
+            notes=self.notes,
+        )
+
+
+def measure(
+    grid: Grid, runs_at: Callable[[int, int | None], list[Run]], options: BenchOptions, progress: Progress
+) -> list[BenchSetting]:
+    """Times models at every size.
+
+    Args:
+        grid: the sizes.
+        runs_at: the models with inputs of a batch size and length.
+        options: rounds.
+        progress: called after every size.
+
+    Raises:
+        OutOfMemoryError: if a batch is too large; names its size and length.
+    """
+    settings = []
+    progress("measuring", 0, len(grid.sizes))
+    for done, (rows, length) in enumerate(grid.sizes, 1):
+        with _too_large(rows, length):
+            settings.append(_measure(runs_at(rows, length), rows, length, options))
+        progress("measuring", done, len(grid.sizes))
+    return settings
 
 
 def _measured(name: str, model: PreTrainedModel, cache: CacheBytes | None, memory: PeakMemory | None) -> BenchedModel:
@@ -148,6 +206,7 @@ def _peak(model: PreTrainedModel, run: Run) -> PeakMemory:
     """Peak memory of a model's weights and one call on a GPU."""
     device = model.device
     call, batches = run
+    assert not isinstance(call, TimedElsewhere)
     torch.cuda.reset_peak_memory_stats(device)
     before = torch.cuda.memory_allocated(device)
     with torch.no_grad():

@@ -9,12 +9,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 from transformers import PreTrainedModel
 
 from ..data.features import Batch, Feature, row_batches
 from ..errors import ConfigurationError
+from ..graphs.served import session_of
 from ..io.checkpoint import Checkpoint
 from ..modeling.collab_model import CollaborativeMixin
 from ..models.inputs import on_device
@@ -48,13 +49,13 @@ def agreement(
 
 
 def agreement_by_source(
-    original: PreTrainedModel, converted: PreTrainedModel, batches: Iterable[Batch], sources: Iterable[str] = ()
+    original: PreTrainedModel, converted: nn.Module, batches: Iterable[Batch], sources: Iterable[str] = ()
 ) -> tuple[dict[str, float] | None, dict[str, dict[str, float]]]:
     """The agreement on all batches, and on those of each source.
 
     Args:
         original: a native model.
-        converted: its conversion.
+        converted: its conversion, or a graph of it.
         batches: keyword arguments for both.
         sources: the source of each batch; none if all have the same.
 
@@ -156,8 +157,9 @@ def compare(model: Checkpoint, against: Checkpoint, features: Sequence[Feature],
 
     Returns:
         ``agreement`` (see there), ``hidden_cosine`` (mean over the tokens, for the hidden states after every layer, an
-        encoder's before its decoder's), ``parameters`` and ``bytes`` of both, and ``tokens_per_second`` of both,
-        medians of the rounds, with their ratio and the lowest and highest of a round.
+        encoder's before its decoder's; empty for graphs), ``parameters`` and ``bytes`` of both (of a graph, its
+        files), and ``tokens_per_second`` of both, medians of the rounds, with their ratio and the lowest and highest
+        of a round.
     """
     first, second = model.model, against.model
     batches = batches_of(model, _evenly(features, _COMPARED))
@@ -165,9 +167,9 @@ def compare(model: Checkpoint, against: Checkpoint, features: Sequence[Feature],
     return {
         "model": against.name,
         "agreement": agreement(second, first, batches),
-        "hidden_cosine": _hidden_cosine(first, second, batches),
+        "hidden_cosine": [] if session_of(first) or session_of(second) else _hidden_cosine(first, second, batches),
         "parameters": _both(first, second, count_parameters),
-        "bytes": _both(first, second, lambda model: count_bytes(model.parameters())),
+        "bytes": _both(first, second, _bytes),
         "tokens_per_second": speeds(first, second, timed, rounds),
     }
 
@@ -213,6 +215,11 @@ def _hidden_cosine(first: PreTrainedModel, second: PreTrainedModel, batches: Seq
             sums = sums + np.array([cosine.sum().item() for cosine in cosines])
             totals = totals + np.array([cosine.numel() for cosine in cosines])
     return [float(cosine) for cosine in np.atleast_1d(sums / np.maximum(totals, 1))]
+
+
+def _bytes(model: PreTrainedModel) -> int:
+    session = session_of(model)
+    return count_bytes(model.parameters()) if session is None else session.bytes
 
 
 def _both(first: PreTrainedModel, second: PreTrainedModel, measure: Any) -> dict[str, int]:

@@ -7,13 +7,15 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 from transformers import PreTrainedModel
 
-from ..data.features import collate, text_features
+from ..data.features import Batch, collate, text_features
 from ..errors import DataError, ExtraError
+from ..graphs.served import session_of
 from ..io.checkpoint import Checkpoint
+from ..io.read import read_json, read_object
 from ..models.inputs import has_decoder, on_device
 from ..models.padding import seen_tokens
 
@@ -87,9 +89,49 @@ def _encoder(loaded: Checkpoint) -> Any:
         from sentence_transformers import SentenceTransformer
     except ImportError as error:
         raise ExtraError(f"{loaded.name} is a sentence-transformers model: pip install 'collab[demo]'.") from error
+    if session_of(loaded.model) is not None:
+        return _pooled_graph(loaded)
     encoder = SentenceTransformer(str(loaded.folder), device=str(loaded.model.device))
     transformer = encoder[0]
     for name, child in transformer.named_children():
         if isinstance(child, PreTrainedModel):
             setattr(transformer, name, loaded.model)
     return encoder.eval()
+
+
+class _Graph(nn.Module):
+    """A graph as the first module of a sentence-transformers model, whose others work on its states."""
+
+    def __init__(self, loaded: Checkpoint, others: Sequence[nn.Module]) -> None:
+        super().__init__()
+        self._loaded = loaded
+        self._others = nn.ModuleList(others)
+
+    def preprocess(self, sentences: Sequence[str]) -> Batch:
+        """Tokenizes sentences, cut as the folder says."""
+        assert self._loaded.folder is not None
+        settings = self._loaded.folder / "sentence_bert_config.json"
+        longest = read_object(settings).get("max_seq_length") if settings.is_file() else None
+        features = text_features(self._loaded.model, self._loaded.tokenizer, sentences, longest)
+        return collate(self._loaded.model, self._loaded.tokenizer, features)
+
+    def forward(self, batch: Batch) -> dict[str, Tensor]:
+        """``sentence_embedding`` of a batch."""
+        values = {**batch, "token_embeddings": self._loaded.model(**batch).last_hidden_state}
+        for module in self._others:
+            values = module(values)
+        return values
+
+
+def _pooled_graph(loaded: Checkpoint) -> Any:
+    """A graph with the modules of sentence-transformers that the folder names after it."""
+    from sentence_transformers.sentence_transformer import modules
+
+    assert loaded.folder is not None
+    others = []
+    for entry in read_json(loaded.folder / "modules.json")[1:]:
+        kind = getattr(modules, str(entry["type"]).rpartition(".")[2], None)
+        if kind is None:
+            raise DataError(f"{loaded.name} has a module {entry['type']} after the model, which collab does not run.")
+        others.append(kind.load(str(loaded.folder / entry["path"])))
+    return _Graph(loaded, others).eval()

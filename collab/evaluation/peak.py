@@ -19,6 +19,7 @@ from ..io.load import load
 from ..models.inputs import random_inputs
 from .bench import too_large
 from .bench_report import PeakMemory
+from .worker import resident
 
 _STATUS = Path("/proc/self/status")
 
@@ -65,21 +66,15 @@ def peak_memory(
     return PeakMemory(**json.loads(process.stdout.splitlines()[-1])), None
 
 
-def _status(field: str) -> int:
-    """A field of this process's status, in bytes: VmRSS (current) or VmHWM (peak)."""
-    line = next(line for line in _STATUS.read_text().splitlines() if line.startswith(f"{field}:"))
-    return int(line.split()[1]) * 1024
-
-
 def _main(request: dict) -> None:
     torch.set_num_threads(request["threads"])
-    libraries = _status("VmRSS")
+    libraries = resident("VmRSS")
     model = load(request["folder"], with_processor=False).model.to(getattr(torch, request["dtype"]))
     with contextlib.suppress(OSError):  # if not allowed, the peak includes loading
         Path("/proc/self/clear_refs").write_text("5")  # resets the peak
     with torch.no_grad():
         model(**random_inputs(model, request["rows"], request["length"] or 1))
-    print(json.dumps({"peak_bytes": _status("VmHWM"), "libraries_bytes": libraries}))
+    print(json.dumps({"peak_bytes": resident("VmHWM"), "libraries_bytes": libraries}))
 
 
 if __name__ == "__main__":

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +12,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-Run = tuple[Callable[..., Any], Sequence[dict[str, Tensor]]]
+
+class TimedElsewhere(ABC):
+    """A model that runs in another process, which measures its calls."""
+
+    @abstractmethod
+    def seconds(self, batch: Mapping[str, Tensor]) -> float:
+        """Seconds of one call."""
+
+
+Run = tuple[Callable[..., Any] | TimedElsewhere, Sequence[dict[str, Tensor]]]
 """A model and its batches."""
 
 
@@ -41,13 +51,20 @@ def time_in_turn(runs: Sequence[Run], *, backwards: bool = False) -> list[float]
     with torch.no_grad():
         for batches in zip(*(batches for _, batches in runs), strict=True):
             for number in order:
-                device = next(iter(batches[number].values())).device
-                wait(device)
-                start = time.perf_counter()
-                runs[number][0](**batches[number])
-                wait(device)
-                seconds[number] += time.perf_counter() - start
+                seconds[number] += _seconds(runs[number][0], batches[number])
     return seconds
+
+
+def _seconds(call: Callable[..., Any] | TimedElsewhere, batch: dict[str, Tensor]) -> float:
+    """Seconds of one call."""
+    if isinstance(call, TimedElsewhere):
+        return call.seconds(batch)
+    device = next(iter(batch.values())).device
+    wait(device)
+    start = time.perf_counter()
+    call(**batch)
+    wait(device)
+    return time.perf_counter() - start
 
 
 def rounds_in_turn(runs: Sequence[Run], rounds: int, *, warm: int = 1) -> list[list[float]]:

@@ -16,10 +16,10 @@ _FARTHER = 1.5
 _SMALLEST = 0.01
 
 
-def agreement_sentence(agreement: Agreement, when: str = "Measured") -> str:
-    """Agreement with the original in a sentence, which begins with when it was measured."""
+def agreement_sentence(agreement: Agreement, when: str = "Measured", other: str = "the original") -> str:
+    """Agreement with another model in a sentence, which begins with what or when was measured."""
     values = ", ".join(f"{name} {short(value)}" for name, value in named(agreement).items())
-    return f"{when} against the original, on {agreement['rows']:.0f} held-out rows: {values}."
+    return f"{when} against {other}, on {agreement['rows']:.0f} held-out rows: {values}."
 
 
 def named(agreement: Agreement) -> dict[str, float]:

@@ -76,6 +76,7 @@ class Compression(Founding):
         agreement_by_source: the same by source of the rows, if there are several.
         speedup: times as fast as the original, measured on 8 rows of that length on this machine; None if the budget
             was another.
+        refitted: number of output projections that were refitted in sequence (`collab.compression.refit`).
         settings: the `CompressionConfig`.
         calibration: what the compression was calibrated on.
         notes: notes for the user.
@@ -95,6 +96,7 @@ class Compression(Founding):
     agreement: dict[str, float] | None
     agreement_by_source: dict[str, dict[str, float]]
     speedup: float | None
+    refitted: int
     settings: Json
     calibration: DataSummary
     notes: tuple[str, ...]

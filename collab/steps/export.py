@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from .step import Count, Json, Step, table
+from .agreement import agreement_sentence, sources_text
+from .step import Count, DataSummary, Json, Step, table
 
 
 @dataclass(frozen=True)
@@ -96,12 +97,15 @@ class Export(Step):
     """A model written as a graph.
 
     Attributes:
-        format: ``onnx``.
-        opset: version of the operators.
+        format: ``onnx`` or ``openvino``.
+        precision: of the arithmetic; see `ExportOptions`.
+        opset: version of the ONNX operators that the graph was traced to.
         inputs: names of the inputs.
         outputs: names of the outputs.
-        verification: difference from PyTorch (see `GraphDifference`).
-        int8: the same of the graph with int8 weights; None without one.
+        verification: by file, the difference from PyTorch on random inputs (`collab.graphs.check.Comparison`).
+        calibration: the rows of `agreement`, which also gave the ranges of activations; None without.
+        agreement: of the graph in that precision with the model in memory, on held-out rows.
+        agreement_by_source: the same by source of the rows, if there are several.
         bytes: size of every graph, by file.
         model: name of the model.
         random: weights that the checkpoint lacks, initialized at random.
@@ -109,14 +113,17 @@ class Export(Step):
     """
 
     kind: ClassVar[str] = "export"
-    title: ClassVar[str] = "ONNX"
+    title: ClassVar[str] = "Graph"
 
     format: str
+    precision: str
     opset: int
     inputs: list[str]
     outputs: list[str]
-    verification: Json
-    int8: Json | None
+    verification: dict[str, Json]
+    calibration: DataSummary | None
+    agreement: dict[str, float] | None
+    agreement_by_source: dict[str, dict[str, float]]
     bytes: dict[str, int]
     model: str
     random: list[str]
@@ -124,17 +131,22 @@ class Export(Step):
 
     def summary(self) -> str:
         """Size of the graphs, and how far they are from PyTorch."""
-        shapes = ", ".join("×".join(map(str, shape)) for shape in self.verification["shapes"])
         measures = ("largest_difference", "mean_difference", "lowest_cosine")
         rows = []
-        checks = [(self.verification, (".1e", ".1e", ".6f")), (self.int8, (".4f", ".4f", ".4f"))]
-        for (file, size), (check, forms) in zip(self.bytes.items(), checks, strict=False):
-            values = (
-                [] if check is None else [f"{check[name]:{form}}" for name, form in zip(measures, forms, strict=True)]
-            )
-            rows.append([f"`{file}`", f"{size / 1e6:.2f} MB", *values])
-        return (
-            f"ONNX opset {self.opset}. Compared with PyTorch in onnxruntime {self.versions['onnxruntime']} on random "
-            f"inputs of shapes {shapes}, padded and not; the differences are over all outputs without padding:\n\n"
+        for file, check in self.verification.items():
+            low = self.precision != "float32" and file != "model.onnx"
+            forms = (".4f", ".4f", ".4f") if low else (".1e", ".1e", ".6f")
+            values = [f"{check[name]:{form}}" for name, form in zip(measures, forms, strict=True)]
+            rows.append([f"`{file}`", f"{self.bytes[file] / 1e6:.2f} MB", *values])
+        shapes = ", ".join("×".join(map(str, shape)) for shape in next(iter(self.verification.values()))["shapes"])
+        runtime = "OpenVINO" if self.format == "openvino" else "onnxruntime"
+        version = self.versions["openvino" if self.format == "openvino" else "onnxruntime"]
+        text = (
+            f"For {runtime}, in {self.precision}. Compared with PyTorch in {runtime} {version} on random inputs of "
+            f"shapes {shapes}, padded and not; the differences are over all outputs without padding:\n\n"
             + table(["", "size", "largest difference", "mean difference", "cosine"], rows)
         )
+        if self.agreement is None or self.calibration is None:
+            return text
+        sentence = agreement_sentence(self.agreement, f"The {self.precision} graph", "the model in PyTorch")
+        return "\n\n".join(filter(None, [text, sentence, sources_text(self.agreement_by_source)]))

@@ -106,7 +106,7 @@ _MODULES = {
     "heal": _TRAINING,
     "finetune": _TRAINING,
     "export": (
-        "collab.checkpoints.export_onnx",
+        "collab.checkpoints.export",
         "onnx",
         "onnxruntime",
         "onnxscript",

@@ -72,6 +72,30 @@ def calibration_options(*, weights_alone: bool = True) -> Decorator:
     )
 
 
+def _measured_on(
+    calibration: tuple[str, ...], unlabelled: Unlabelled, calibration_samples: int, max_length: int | None
+) -> CalibrationRequest | None:
+    if not calibration:
+        return None
+    return CalibrationRequest(unlabelled.sources(calibration), CalibrationOptions(calibration_samples, max_length))
+
+
+export_calibration_options = gathers(
+    "calibration",
+    _measured_on,
+    click.option(
+        "--calibration",
+        metavar="SOURCE",
+        multiple=True,
+        show_default="synthetic in int8, none otherwise",
+        help=f"Data to measure the ranges of activations on, and how far the graph agrees: {SOURCES}. {SEVERAL}",
+    ),
+    unlabelled_options("--calibration-"),
+    samples_option(CalibrationOptions.samples, "--calibration-samples"),
+    max_length_option,
+)
+"""--calibration and what belongs to it, for a graph."""
+
 solver_options = gathers(
     "solver",
     SolverOptions,

@@ -11,13 +11,12 @@ import torch
 from numpy.typing import NDArray
 
 from ..errors import VerificationError
-from .graph import Graph
+from .runtime import open_graph
 from .samples import samples
+from .trace import Graph
 
 TOLERANCE = 1e-4
 """Largest difference allowed from PyTorch, relative to the largest entry of the output if that is above one."""
-
-Outputs = dict[str, NDArray[Any]]
 
 
 @dataclass(frozen=True)
@@ -50,17 +49,6 @@ class Comparison:
         }
 
 
-def session(file: Path) -> Any:
-    """An onnxruntime session on the CPU, with as many threads as torch has."""
-    import onnxruntime
-
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = torch.get_num_threads()
-    options.add_session_config_entry("session.intra_op.allow_spinning", "0")  # leaves cores to other work
-    options.log_severity_level = 3
-    return onnxruntime.InferenceSession(str(file), options, providers=["CPUExecutionProvider"])
-
-
 def check_graph(graph: Graph, file: Path) -> Comparison:
     """Compares a graph with its model on several batch sizes and lengths, with padding.
 
@@ -77,7 +65,7 @@ def check_graph(graph: Graph, file: Path) -> Comparison:
     comparison = compare_graph(graph, file)
     if not comparison.relative <= TOLERANCE:
         raise VerificationError(
-            f"The ONNX graph differs from PyTorch by {comparison.largest:.2e} in {comparison.where}; {TOLERANCE:.0e} "
+            f"The graph differs from PyTorch by {comparison.largest:.2e} in {comparison.where}; {TOLERANCE:.0e} "
             "is allowed."
         )
     return comparison
@@ -85,8 +73,7 @@ def check_graph(graph: Graph, file: Path) -> Comparison:
 
 def compare_graph(graph: Graph, file: Path) -> Comparison:
     """Runs a graph and its model on the same inputs; padding is not compared."""
-    runner = session(file)
-    names = {value.name for value in runner.get_inputs()}
+    session = open_graph(file)
     shapes: list[list[int]] = []
     differences: list[tuple[float, float, str]] = []
     total, count = 0.0, 0
@@ -96,12 +83,13 @@ def compare_graph(graph: Graph, file: Path) -> Comparison:
         shapes.append(shape)
         with torch.no_grad():
             expected = [value.numpy() for value in graph(inputs)]
-        feed = {name: value.numpy() for name, value in inputs.items() if name in names}
-        actual = runner.run(list(graph.outputs), feed)
+        feed = {name: value.numpy() for name, value in inputs.items() if name in session.inputs}
+        results = session.run(feed)
+        actual = [results[name] for name in graph.outputs]
         mask = inputs["attention_mask"].numpy().astype(bool) if "attention_mask" in inputs else None
         for name, output, reference in zip(graph.outputs, actual, expected, strict=True):
             if output.shape != reference.shape:
-                raise VerificationError(f"{name} of the ONNX graph has shape {output.shape}, not {reference.shape}.")
+                raise VerificationError(f"{name} of the graph has shape {output.shape}, not {reference.shape}.")
             if mask is not None and output.shape[: mask.ndim] == mask.shape:
                 output, reference = output[mask], reference[mask]
             difference = np.abs(output - reference)

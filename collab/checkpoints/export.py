@@ -1,0 +1,250 @@
+"""Exports a model in a folder as a graph into another folder (`collab export`)."""
+
+from __future__ import annotations
+
+import importlib
+import logging
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Unpack
+
+from transformers import PreTrainedModel
+
+from ..calibration.options import CalibrationRequest
+from ..data.features import Batch, Feature, collate, length_of
+from ..data.prepare import Rows, rows_of
+from ..errors import ConfigurationError, ExtraError
+from ..evaluation.compare import agreement_by_source
+from ..graphs.check import Comparison, check_graph, compare_graph
+from ..graphs.int8 import quantize
+from ..graphs.openvino import write_openvino
+from ..graphs.options import INT8_FILE, ONNX_FILE, OPENVINO_FILE, ExportOptions
+from ..graphs.runtime import graph_parts, open_graph, precision_settings
+from ..graphs.samples import check_exportable
+from ..graphs.served import GraphModule
+from ..graphs.trace import Graph, write_graph
+from ..io.card import CARD_FILE, render_card, source_metadata, with_sections
+from ..io.checkpoint import Checkpoint
+from ..io.history import write_history
+from ..io.load import load_source
+from ..io.options import LoadOptions, TransformOptions
+from ..io.read import Source
+from ..io.staging import check_space, staged
+from ..io.write import carry_over
+from ..models.inputs import input_kind
+from ..models.layers import count_parameters
+from ..steps.export import Export
+from ..steps.step import installed_versions
+from .transform import Run, transform
+
+logger = logging.getLogger(__name__)
+
+_TOGETHER = 16
+"""Calibration rows of one length that a graph runs on at a time."""
+
+
+def export(
+    model: str,
+    output: str | Path,
+    options: ExportOptions | None = None,
+    *,
+    calibration: CalibrationRequest | None = None,
+    **more: Unpack[TransformOptions],
+) -> Checkpoint:
+    """Writes a model as a graph into a folder that appears whole or not at all.
+
+    The graph takes any batch size and length. In float32 it is checked against PyTorch before it is put in place; in
+    lower precision its differences, and its agreement with the model on held-out rows, go into the report.
+
+    Args:
+        model: folder or Hub id of an original or a converted model.
+        output: folder to write.
+        options: format and precision.
+        calibration: rows to measure the ranges of activations on, and the agreement; by default random words. Only its
+            `source` and `options` count.
+        **more: see [`TransformOptions`][collab.TransformOptions].
+
+    Returns:
+        The model, with an `Export` as its report.
+
+    Raises:
+        ExtraError: if a package that writes or runs the graph is not installed.
+        CheckpointError: if the model cannot be read.
+        ConfigurationError: if calibration rows are needed and none are given.
+        DataError: if they cannot be read or used.
+        UnsupportedArchitectureError: if the model is not one forward pass over text or images, or cannot be traced.
+        OutputError: if the folder cannot be written; nothing is left behind.
+        VerificationError: if the graph does not compute what the model computes; nothing is left behind.
+    """
+    options = options or ExportOptions()
+    for name in options.packages:
+        try:
+            importlib.import_module(name)
+        except ImportError as error:
+            raise ExtraError(
+                f"Exporting to {_TITLES[options.format]} needs {name}: pip install 'collab[{options.extra}]'."
+            ) from error
+
+    def write(checkpoint: Checkpoint, run: Run) -> Checkpoint:
+        rows = None
+        if options.precision == "int8" or calibration is not None:
+            run.progress("reading the rows", 0, None)
+            rows = _rows(checkpoint, calibration or CalibrationRequest(), options)
+        return _write(checkpoint, run, options, rows)
+
+    return transform(model, output, [], load=_load, write=write, **more)
+
+
+_TITLES = {"onnx": "ONNX", "openvino": "OpenVINO"}
+
+
+def _rows(checkpoint: Checkpoint, request: CalibrationRequest, options: ExportOptions) -> Rows | None:
+    """The rows to measure ranges and agreement on; None for inputs other than text without data."""
+    model, source = checkpoint.model, request.source
+    needed = options.format == "openvino" and options.precision == "int8"
+    if source == "default" and input_kind(model) == "text":
+        source = "synthetic"
+        if needed:
+            logger.warning(
+                "The ranges of activations are measured on random words. Text such as the model will read gives a "
+                "more faithful graph (--calibration)."
+            )
+    if source in ("default", "none"):
+        if needed:
+            raise ConfigurationError(
+                f"int8 for OpenVINO measures the ranges of activations: give {input_kind(model)} with --calibration "
+                "(calibration=)."
+            )
+        return None
+    return rows_of(
+        model,
+        checkpoint.processor,
+        source,
+        samples=request.options.samples,
+        held_out=lambda count: request.options.period,
+        max_length=request.options.max_length,
+        seed=request.options.seed,
+    )
+
+
+def _load(source: Source, options: LoadOptions) -> Checkpoint:
+    loaded = load_source(source, options)
+    check_exportable(loaded.model)
+    if loaded.missing:
+        logger.warning("Not in the checkpoint, so initialized at random: %s.", ", ".join(loaded.missing))
+    loaded.model.float()
+    return loaded
+
+
+def _write(checkpoint: Checkpoint, run: Run, options: ExportOptions, rows: Rows | None) -> Checkpoint:
+    """Writes the graph, config, report, card and the other files of the model."""
+    size = 4 * count_parameters(checkpoint.model)
+    check_space(run.output, size + (size // 3 if options.precision == "int8" else 0))
+    name = run.output.name
+    with staged(run.output, run.save_options.overwrite) as folder:
+        _write_config(checkpoint.model, folder)
+        carry_over(checkpoint, folder)
+        exported = checkpoint.then(_write_graph(checkpoint, folder, options, rows, run))
+        history = checkpoint.history.then(exported.steps, command=run.save_options.command)
+        write_history(folder, history)
+        card = with_sections(_card(checkpoint, exported.report, name), exported.steps, name)
+        (folder / CARD_FILE).write_text(card, encoding="utf-8")
+    logger.info("Wrote %s.", run.output)
+    return replace(exported, history=history)
+
+
+def _write_config(network: PreTrainedModel, folder: Path) -> None:
+    """Writes the model's config without auto_map, so that tokenizers do not ask to trust remote code."""
+    if hasattr(network.config, "auto_map"):
+        del network.config.auto_map
+    network.config.architectures = [type(network).__name__]
+    network.config.save_pretrained(folder)
+
+
+def _write_graph(checkpoint: Checkpoint, folder: Path, options: ExportOptions, rows: Rows | None, run: Run) -> Export:
+    """Writes the graph, and in int8 for onnxruntime a second one, and compares them with the model."""
+    model = checkpoint.model
+    run.progress("tracing, and checking against PyTorch", 0, None)
+    graph = Graph(model)
+    plain, small = folder / ONNX_FILE, folder / INT8_FILE
+    opset = write_graph(graph, plain)
+    files = [plain]
+    checks: dict[str, Comparison] = {}
+    if options.format == "openvino":
+        files = [folder / OPENVINO_FILE]
+        run.progress("writing for OpenVINO", 0, None)
+        batches = [] if rows is None else _of_one_length(checkpoint, rows.train)
+        write_openvino(plain, files[0], options.precision, batches)
+        for path in graph_parts(plain):
+            path.unlink()
+    elif options.precision == "int8":
+        files.append(small)
+        quantize(plain, small)
+    for file in files:
+        exact = options.precision == "float32" or file == plain
+        checks[file.name] = check_graph(graph, file) if exact else compare_graph(graph, file)
+    agreed: dict[str, float] | None = None
+    by_source: dict[str, dict[str, float]] = {}
+    if rows is not None:
+        run.progress("comparing with the model", 0, None)
+        held_out = [
+            (batch, source) for source, part in rows.held_out.items() for batch in _of_one_length(checkpoint, part)
+        ]
+        agreed, by_source = agreement_by_source(
+            model,
+            GraphModule(open_graph(files[-1])),
+            [batch for batch, _ in held_out],
+            [source for _, source in held_out] if len(rows.held_out) > 1 else (),
+        )
+    return Export(
+        format=options.format,
+        precision=options.precision,
+        opset=opset,
+        inputs=list(graph.inputs),
+        outputs=list(graph.outputs),
+        verification={name: check.to_dict() for name, check in checks.items()},
+        calibration=None if rows is None else rows.summary,
+        agreement=agreed,
+        agreement_by_source=by_source,
+        bytes={file.name: sum(path.stat().st_size for path in graph_parts(file)) for file in files},
+        model=checkpoint.name,
+        random=checkpoint.missing,
+        versions=installed_versions(*options.packages),
+    )
+
+
+def _of_one_length(checkpoint: Checkpoint, features: Sequence[Feature]) -> list[Batch]:
+    """Batches of rows that need no padding, which would count among the activations."""
+    by_length: dict[int, list[Feature]] = {}
+    for feature in features:
+        by_length.setdefault(length_of(feature), []).append(feature)
+    make = partial(collate, checkpoint.model, checkpoint.processor)
+    return [
+        make(same[first : first + _TOGETHER])
+        for _, same in sorted(by_length.items())
+        for first in range(0, len(same), _TOGETHER)
+    ]
+
+
+def _card(checkpoint: Checkpoint, export: Export, name: str) -> str:
+    """The card, without its section."""
+    original, history = source_metadata(checkpoint.folder), checkpoint.history
+    layers = history.layers
+    return render_card(
+        export.format,
+        original,
+        {
+            "library_name": export.format,
+            "tags": list(dict.fromkeys([*original.get("tags", []), export.format])),
+            **{key: original[key] for key in ("base_model",) if key in original},
+        },
+        title=name,
+        forms=" and ".join(sorted({layer["form"] for layer in layers})),
+        ratio=history.report["parameters"]["query_key"]["ratio"] if layers else None,
+        images="pixel_values" in export.inputs,
+        inputs=export.inputs,
+        outputs=export.outputs,
+        settings=precision_settings(export.precision),
+    )

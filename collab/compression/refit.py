@@ -1,0 +1,249 @@
+"""Output projections refitted in sequence, on the compressed model's own inputs.
+
+The parts of a layer are narrowed for the inputs that the layer has in the original. In the compressed model the layers
+before it have changed them, and a dropped layer adds nothing. For W_O and W_2 of one layer after the other, let a be
+the projection's inputs in the compressed model, s the sum that its output enters, and t the same sum in the original,
+after the layers that were dropped behind it. Then
+
+    Δ = (aᵀa + λI)⁻¹ aᵀ (t - s)
+
+is added to the projection, and to its bias by a column of ones in a: the least-squares correction of all errors so far.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from ..data.features import Batch
+from ..models.inputs import on_device
+from ..models.padding import without_padding
+from ..models.states import evaluating, frozen
+from ..planning.allocation import Widths
+from ..progress import Progress
+from .blocks import Block
+
+logger = logging.getLogger(__name__)
+
+_RIDGE = 1e-2
+"""λ relative to the mean square of an input."""
+
+_SAME = 1e-4
+"""Largest relative difference of a sum from its terms."""
+
+_LEAST = 1e-9
+"""Relative squared error of a sum below which there is nothing to correct."""
+
+
+@dataclass
+class _Call:
+    """The arguments of a layer for one batch, without the states that it transforms."""
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+    def run(self, layer: nn.Module, states: Tensor) -> Tensor:
+        """The layer's output states for input states."""
+        if "hidden_states" in self.kwargs:
+            output = layer(*self.args, **self.kwargs | {"hidden_states": states})
+        else:
+            output = layer(states, *self.args[1:], **self.kwargs)
+        return output[0] if isinstance(output, tuple) else output
+
+
+def refit(
+    model: PreTrainedModel,
+    original: PreTrainedModel,
+    blocks: Sequence[Block],
+    widths: Widths,
+    batches: Sequence[Batch],
+    progress: Progress,
+) -> int:
+    """Refits the output projections of a compressed model, in place; weights that it shares stay as they are.
+
+    Args:
+        model: the compressed model.
+        original: the original with collaborative layers of full width.
+        blocks: the original's layers.
+        widths: what is left of each of them; None for a layer that was dropped.
+        batches: rows.
+        progress: called after every layer.
+
+    Returns:
+        The number of projections that were refitted: 0 if layers share their weights, or if no sum was recognized.
+    """
+    if any(block.passes > 1 for block in blocks):
+        return 0
+    kept = [number for number, chosen in enumerate(widths) if chosen is not None]
+    count = 0
+    with evaluating(model, original), frozen(model), torch.no_grad():
+        moved = [on_device(batch, original.device) for batch in batches]
+        states, calls = _calls(original, blocks, moved)
+        ours, masks = list(states), [batch.get("attention_mask") for batch in moved]
+        progress("refitting", 0, len(kept))
+        following = [*kept[1:], len(blocks)]
+        for place, (number, after) in enumerate(zip(kept, following, strict=True)):
+            layer = model.get_submodule(f"{blocks[0].list_name}.{place}")
+            natives = {later: original.get_submodule(blocks[later].name) for later in range(number, after)}
+            sums = _sums(natives[number], blocks[number], calls[number][0], states[0])
+            attention, down = _parts(blocks[number])
+            aims: dict[str, list[Tensor]] = {part: [] for part in sums}
+            for each, mask in enumerate(masks):
+                for later, native in natives.items():
+                    watched = [attention] * (later == number) + [down] * (later == after - 1)
+                    with _watching(native, {part: sums[part] for part in watched if part in sums}) as seen:
+                        states[each] = calls[later][each].run(native, states[each])
+                    for part in watched:
+                        if part in sums:
+                            aims[part].append(without_padding(seen[part], mask))
+            for part in sums:
+                count += _correct(layer, part, sums, calls[number], ours, aims[part], masks)
+            ours = [call.run(layer, hidden) for call, hidden in zip(calls[number], ours, strict=True)]
+            progress("refitting", place + 1, len(kept))
+    return count
+
+
+def _calls(
+    model: PreTrainedModel, blocks: Sequence[Block], batches: Sequence[Batch]
+) -> tuple[list[Tensor], list[list[_Call]]]:
+    """The states that enter the first layer, by batch, and the arguments of every layer, by layer and batch."""
+    first: list[Tensor] = []
+    calls: list[list[_Call]] = [[] for _ in blocks]
+
+    def record(number: int) -> Any:
+        def hook(module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
+            if number == 0:
+                first.append(args[0] if args else kwargs["hidden_states"])
+            rest = {name: None if name == "hidden_states" else value for name, value in kwargs.items()}
+            calls[number].append(_Call((None, *args[1:]) if args else (), rest))
+
+        return hook
+
+    with contextlib.ExitStack() as hooks:
+        for number, block in enumerate(blocks):
+            layer = model.get_submodule(block.name)
+            hooks.enter_context(layer.register_forward_pre_hook(record(number), with_kwargs=True))
+        for batch in batches:
+            model(**batch)
+    return first, calls
+
+
+def _sums(layer: nn.Module, block: Block, call: _Call, states: Tensor) -> dict[str, str]:
+    """Where the output of W_O and of W_2 is added to the states: by projection, the module that reads the sum.
+
+    The name of the layer itself, "", stands for what it returns. A projection whose output is normalized or scaled
+    before it is added has no such place.
+    """
+    seen: list[tuple[str, Tensor]] = [("", states)]  # what modules are given and return, in order
+    outputs: dict[str, tuple[int, Tensor]] = {}
+    parts = _parts(block)
+
+    def enter(name: str) -> Any:
+        def hook(module: nn.Module, args: tuple) -> None:
+            if args and isinstance(args[0], Tensor) and args[0].shape == states.shape:
+                seen.append((name, args[0]))
+
+        return hook
+
+    def leave(name: str) -> Any:
+        def hook(module: nn.Module, args: tuple, output: Any) -> None:
+            tensor = output[0] if isinstance(output, tuple) else output
+            if name in parts:
+                outputs[name] = len(seen), tensor
+            if isinstance(tensor, Tensor) and tensor.shape == states.shape:
+                seen.append((f"after {name}", tensor))
+
+        return hook
+
+    with contextlib.ExitStack() as hooks:
+        for name, module in layer.named_modules():
+            if name:
+                hooks.enter_context(module.register_forward_pre_hook(enter(name)))
+                hooks.enter_context(module.register_forward_hook(leave(name)))
+        returned = call.run(layer, states)
+    seen.append(("", returned))
+    places = {}
+    for part, (start, output) in outputs.items():
+        for name, tensor in seen[start:]:
+            rest = tensor - output
+            if not name.startswith("after ") and any(_same(rest, before) for _, before in seen[:start]):
+                places[part] = name
+                break
+    return places
+
+
+def _parts(block: Block) -> tuple[str, str]:
+    """The names of W_O and W_2 within a layer."""
+    output, down = (name.removeprefix(f"{block.name}.") for name in (block.output, block.down))
+    return output, down
+
+
+def _same(first: Tensor, second: Tensor) -> bool:
+    return float((first - second).norm()) <= _SAME * float(second.norm()) > 0
+
+
+@contextlib.contextmanager
+def _watching(layer: nn.Module, sums: Mapping[str, str]) -> Iterator[dict[str, Tensor]]:
+    """The sums of projections in the next run of a layer, by projection, and its inputs as ``inputs of`` it."""
+    seen: dict[str, Tensor] = {}
+    with contextlib.ExitStack() as hooks:
+        for part, name in sums.items():
+
+            def enter(module: nn.Module, args: tuple, part: str = part) -> None:
+                seen.setdefault(part, args[0])
+
+            def leave(module: nn.Module, args: tuple, output: Any, part: str = part) -> None:
+                seen[part] = output[0] if isinstance(output, tuple) else output
+
+            def given(module: nn.Module, args: tuple, part: str = part) -> None:
+                seen[f"inputs of {part}"] = args[0]
+
+            reader = layer.get_submodule(name)
+            hooks.enter_context(reader.register_forward_pre_hook(enter) if name else layer.register_forward_hook(leave))
+            hooks.enter_context(layer.get_submodule(part).register_forward_pre_hook(given))
+        yield seen
+
+
+def _correct(
+    layer: nn.Module,
+    part: str,
+    sums: Mapping[str, str],
+    calls: Sequence[_Call],
+    states: Sequence[Tensor],
+    aims: Sequence[Tensor],
+    masks: Sequence[Tensor | None],
+) -> bool:
+    """Adds the correction to one projection of a layer, whose sum is to come close to `aims`; whether there was one."""
+    linear = layer.get_submodule(part)
+    assert isinstance(linear, nn.Linear)
+    width = linear.in_features + (linear.bias is not None)
+    products = torch.zeros(width, width, dtype=torch.float64, device=linear.weight.device)
+    missing = torch.zeros(width, linear.out_features, dtype=torch.float64, device=linear.weight.device)
+    error = whole = 0.0
+    for call, hidden, aim, mask in zip(calls, states, aims, masks, strict=True):
+        with _watching(layer, {part: sums[part]}) as seen:
+            call.run(layer, hidden)
+        inputs, actual = (without_padding(seen[name], mask).float() for name in (f"inputs of {part}", part))
+        if linear.bias is not None:
+            inputs = torch.cat([inputs, inputs.new_ones(len(inputs), 1)], dim=1)  # (N, width)
+        rest = aim.float() - actual  # (N, D)
+        products += inputs.T @ inputs
+        missing += inputs.T @ rest
+        error, whole = error + float(rest.square().sum()), whole + float(aim.float().square().sum())
+    if error <= _LEAST * whole:
+        return False
+    ridge = _RIDGE * products.diagonal().mean() * torch.eye(width, dtype=products.dtype, device=products.device)
+    change = torch.linalg.solve(products + ridge, missing).T.to(linear.weight)  # (D, width)
+    logger.info("%s: relative squared error of the sum before %.5f", part, error / whole)
+    columns = linear.in_features
+    linear.weight = nn.Parameter(linear.weight + change[:, :columns], requires_grad=linear.weight.requires_grad)
+    if linear.bias is not None:
+        linear.bias = nn.Parameter(linear.bias + change[:, columns], requires_grad=linear.bias.requires_grad)
+    return True

@@ -1,0 +1,66 @@
+"""Graphs for OpenVINO, in int8 by NNCF if asked.
+
+NNCF measures the ranges of activations on calibration rows, moves outliers of activations into the weights
+(SmoothQuant, Xiao et al. 2023) and corrects biases. Weights and activations of every matrix product are then int8.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from torch import Tensor
+
+from ..data.features import Batch
+from .options import GraphPrecision
+
+PRECISION_KEY = ["collab", "precision"]
+"""Where a graph says the precision that it is to be run in."""
+
+
+def write_openvino(onnx_file: Path, output: Path, precision: GraphPrecision, batches: Sequence[Batch] = ()) -> None:
+    """Writes an ONNX graph as OpenVINO's own format.
+
+    Args:
+        onnx_file: the graph.
+        output: file to write; its weights go into a file of the same name that ends in ``.bin``.
+        precision: the precision to run it in; ``int8`` quantizes it.
+        batches: rows to measure the ranges of activations on, without padding.
+    """
+    import openvino
+
+    model = openvino.convert_model(onnx_file)
+    if precision == "int8":
+        model = _quantized(model, batches)
+    model.set_rt_info(precision, PRECISION_KEY)
+    openvino.save_model(model, output, compress_to_fp16=False)
+
+
+def _quantized(model: object, batches: Sequence[Batch]) -> object:
+    """The graph with int8 weights and activations."""
+    with _quiet():
+        import nncf
+
+        names = {name for each in model.inputs for name in each.names}  # type: ignore[attr-defined]
+        data = nncf.Dataset([_feed(batch, names) for batch in batches])
+        return nncf.quantize(model, data, model_type=nncf.ModelType.TRANSFORMER, subset_size=len(batches))
+
+
+def _feed(batch: Mapping[str, Tensor], names: set[str]) -> dict[str, object]:
+    return {name: value.numpy() for name, value in batch.items() if name in names}
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Silences NNCF, which prints bars and logs to streams of its own."""
+    logger = logging.getLogger("nncf")
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+        before = logger.level
+        logger.setLevel(logging.ERROR)
+        try:
+            yield
+        finally:
+            logger.setLevel(before)

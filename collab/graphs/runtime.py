@@ -1,0 +1,126 @@
+"""Runtimes that run a written graph on a CPU: onnxruntime and OpenVINO."""
+
+from __future__ import annotations
+
+import importlib
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+from numpy.typing import NDArray
+
+from ..errors import CheckpointError, ExtraError, first_line
+from .openvino import PRECISION_KEY
+from .options import GRAPH_FILES, OPENVINO_FILE, Runtime
+
+Arrays = dict[str, NDArray[Any]]
+
+_HINTS = {"float32": "f32", "bfloat16": "bf16"}
+
+
+def precision_settings(precision: str) -> dict[str, str]:
+    """OpenVINO's settings for a precision; of an int8 graph it chooses that of the rest by the processor."""
+    return {"INFERENCE_PRECISION_HINT": _HINTS[precision]} if precision in _HINTS else {}
+
+
+class Session(ABC):
+    """A graph in a runtime, with as many threads as torch has, which sleep while it does not run.
+
+    Attributes:
+        inputs: names of the inputs.
+        outputs: names of the outputs.
+        bytes: size of the graph and its weights on disk.
+        runtime: name of the runtime.
+    """
+
+    runtime: ClassVar[Runtime]
+
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    bytes: int
+
+    @abstractmethod
+    def run(self, feed: Mapping[str, NDArray[Any]]) -> Arrays:
+        """The outputs for inputs, both by name."""
+
+
+class OnnxSession(Session):
+    """A graph in onnxruntime."""
+
+    runtime = "onnxruntime"
+
+    def __init__(self, file: Path) -> None:
+        import onnxruntime
+
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = torch.get_num_threads()
+        options.add_session_config_entry("session.intra_op.allow_spinning", "0")  # leaves cores to other work
+        options.log_severity_level = 3
+        self._session = onnxruntime.InferenceSession(str(file), options, providers=["CPUExecutionProvider"])
+        self.inputs = tuple(value.name for value in self._session.get_inputs())
+        self.outputs = tuple(value.name for value in self._session.get_outputs())
+
+    def run(self, feed: Mapping[str, NDArray[Any]]) -> Arrays:
+        """See `Session`."""
+        return dict(zip(self.outputs, self._session.run(list(self.outputs), dict(feed)), strict=True))
+
+
+class OpenVinoSession(Session):
+    """A graph in OpenVINO, in the precision that it names."""
+
+    runtime = "openvino"
+
+    def __init__(self, file: Path) -> None:
+        import openvino
+
+        core = openvino.Core()
+        model = core.read_model(file)
+        precision = model.get_rt_info(PRECISION_KEY).astype(str) if model.has_rt_info(PRECISION_KEY) else ""
+        settings: dict[str, Any] = {
+            "PERFORMANCE_HINT": "LATENCY",
+            "INFERENCE_NUM_THREADS": torch.get_num_threads(),
+            **precision_settings(precision),
+        }
+        self._compiled = core.compile_model(model, "CPU", settings)
+        self.inputs = tuple(value.any_name for value in self._compiled.inputs)
+        self.outputs = tuple(value.any_name for value in self._compiled.outputs)
+
+    def run(self, feed: Mapping[str, NDArray[Any]]) -> Arrays:
+        """See `Session`."""
+        outputs = self._compiled(dict(feed))
+        return {name: outputs[name] for name in self.outputs}
+
+
+def graph_in(folder: Path) -> Path | None:
+    """The graph in a folder, or the file itself if it is one; None if there is none."""
+    if folder.name in GRAPH_FILES and folder.is_file():
+        return folder
+    return next((folder / name for name in GRAPH_FILES if (folder / name).is_file()), None)
+
+
+def graph_parts(file: Path) -> list[Path]:
+    """The files of a graph: itself, and its weights if they are beside it."""
+    return [*file.parent.glob(f"{file.name}*"), *([file.with_suffix(".bin")] if file.suffix == ".xml" else [])]
+
+
+def open_graph(file: Path) -> Session:
+    """A graph, ready to run.
+
+    Raises:
+        ExtraError: if its runtime is not installed.
+        CheckpointError: if the file is damaged.
+    """
+    runtime = GRAPH_FILES[file.name]
+    try:
+        importlib.import_module(runtime)
+    except ImportError as error:
+        extra = "openvino" if file.name == OPENVINO_FILE else "onnx"
+        raise ExtraError(f"{file} needs {runtime}: pip install 'collab[{extra}]'.") from error
+    try:
+        session = OpenVinoSession(file) if file.name == OPENVINO_FILE else OnnxSession(file)
+        session.bytes = sum(path.stat().st_size for path in graph_parts(file))
+        return session
+    except Exception as error:  # each runtime has its own exceptions
+        raise CheckpointError(f"{file} could not be read: {first_line(error)}. Export the model again.") from error

@@ -1,1 +1,0 @@
-"""Models as ONNX graphs: inputs → graph → check against PyTorch → int8 → a folder."""
