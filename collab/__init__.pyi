@@ -32,6 +32,7 @@ from .evaluation.evaluate import evaluate as evaluate
 from .evaluation.options import BenchOptions as BenchOptions
 from .evaluation.options import EvaluateOptions as EvaluateOptions
 from .evaluation.timing import Spread as Spread
+from .graphs.options import ExportOptions as ExportOptions
 from .heads.inspection import Inspection as Inspection
 from .heads.inspection import LayerInspection as LayerInspection
 from .heads.inspection import inspect as inspect

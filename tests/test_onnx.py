@@ -63,8 +63,8 @@ def test_every_form(form: str, rank: int, content: str, tmp_path: Path) -> None:
     """At batch sizes and lengths that were neither traced nor checked by the export itself."""
     model = converted(tiny_model(BERT), rank, form, content=content)
     step = collab.checkpoints.export(saved(model, tmp_path), tmp_path / "out")
-    assert step.report.verification["largest_difference"] < 1e-4
-    assert len({tuple(shape) for shape in step.report.verification["shapes"]}) == 5
+    assert step.report.verification["model.onnx"]["largest_difference"] < 1e-4
+    assert len({tuple(shape) for shape in step.report.verification["model.onnx"]["shapes"]}) == 5
     for batch, length in ((1, 2), (5, 3), (2, 40)):
         inputs = text(batch, length)
         with torch.no_grad():
@@ -148,16 +148,17 @@ class TestCommand:
         card = ModelCard.load(out / "README.md")
         assert card.data.to_dict()["license"] == "mit"
         assert {"mine", "onnx"} <= set(card.data.tags)
-        assert "## ONNX" in card.text
-        assert f"{record['verification']['largest_difference']:.1e}" in card.text
+        assert "## Graph" in card.text
+        assert f"{record['verification']['model.onnx']['largest_difference']:.1e}" in card.text
         assert {path.name for path in out.parent.iterdir()} == {"native", "model", "out"}
 
     def test_int8(self, exported: tuple[Path, Path, Result]) -> None:
         """Smaller, near, and not the same; the weights are integers, and the cores, which must not be, are not."""
         _, out, result = exported
         record = json.loads(result.stdout)
-        assert record["int8"]["lowest_cosine"] > 0.98
-        assert 1e-4 < record["int8"]["mean_difference"] < 0.1
+        check = record["verification"]["model_quantized.onnx"]
+        assert check["lowest_cosine"] > 0.98
+        assert 1e-4 < check["mean_difference"] < 0.1
         small = onnx.load(str(out / "model_quantized.onnx")).graph
         types = {len(weight.dims): set() for weight in small.initializer}
         for weight in small.initializer:
@@ -239,7 +240,7 @@ class TestRefusals:
             onnx.save(graph, str(arguments[1]))
             return opset
 
-        module = importlib.import_module("collab.checkpoints.export")
+        module = importlib.import_module("collab.graphs.write")
         write = module.write_graph
         monkeypatch.setattr(module, "write_graph", spoil)
         model = saved(tiny_model(BY_TYPE["vit"], ViTForImageClassification), tmp_path)

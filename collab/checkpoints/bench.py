@@ -106,7 +106,7 @@ def _bench_apart(paths: Sequence[str], names: Sequence[str], options: BenchOptio
 
         def runs_at(rows: int, length: int | None) -> list[Run]:
             for process in processes:
-                process.prepare(rows, length, grid.vocabulary, options.seed)
+                process.prepare([(rows, length)], grid.vocabulary, options.seed)
             return [(process, [{}]) for process in processes]
 
         settings = measure(grid, runs_at, options, progress)
@@ -116,7 +116,7 @@ def _bench_apart(paths: Sequence[str], names: Sequence[str], options: BenchOptio
             name=name,
             class_name=type(checkpoint.model).__name__,
             parameters=count_parameters(checkpoint.model),
-            file_bytes=_file_bytes(checkpoint),
+            file_bytes=file_bytes(checkpoint),
             attention=_runtime(checkpoint.model),
             cache=None,
             memory=memory,
@@ -131,7 +131,7 @@ def _runtime(model: PreTrainedModel) -> str:
     return "torch" if session is None else session.runtime
 
 
-def _file_bytes(loaded: Checkpoint) -> int:
+def file_bytes(loaded: Checkpoint) -> int:
     """Size of the weights files, or of the graph."""
     assert loaded.folder is not None
     session = session_of(loaded.model)
@@ -146,7 +146,7 @@ def _measured(
     """Adds the size of the files, and on a CPU the peak memory of a separate process."""
     assert loaded.folder is not None
     folder = loaded.folder
-    measured = replace(measured, file_bytes=_file_bytes(loaded))
+    measured = replace(measured, file_bytes=file_bytes(loaded))
     if loaded.missing:
         notes.append(
             f"{measured.name} lacks weights, which were initialized at random: {', '.join(loaded.missing[:3])}."

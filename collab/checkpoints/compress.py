@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import replace
 from pathlib import Path
 from typing import Unpack
@@ -11,13 +12,16 @@ from ..compression.compress import compress as compress_model
 from ..compression.compressions import require_compressible, require_rows
 from ..compression.options import CompressionConfig
 from ..data.source import DataSource
+from ..graphs.options import ExportOptions
 from ..io.checkpoint import Checkpoint
 from ..io.load import load_native
 from ..io.options import LoadOptions, TransformOptions
 from ..io.read import Source
 from ..training.options import HealRequest
 from .calibrate import calibrate
+from .export import require_packages
 from .heal import healed
+from .serving import graph_timer
 from .speed import speed
 from .transform import Run, transform
 from .vocabulary import fewer_tokens
@@ -32,6 +36,7 @@ def compress(
     heal: HealRequest | None = None,
     keep_tokens: str | DataSource | None = None,
     measure_speed: bool = False,
+    serve: ExportOptions | None = None,
     **more: Unpack[TransformOptions],
 ) -> Checkpoint:
     """Compresses a checkpoint into a folder that appears whole or not at all.
@@ -44,7 +49,9 @@ def compress(
         heal: data to heal the compressed model on; None for no training. Unfinished healing is kept in
             `OUTPUT.training`, and the same call resumes it.
         keep_tokens: as in `collab.checkpoints.convert`. What is left out counts towards a budget of parameters.
-        measure_speed: whether to measure how many times as fast as the original the result is.
+        measure_speed: whether to measure how many times as fast as the original the result is, in PyTorch.
+        serve: format and precision of the graph that `CompressionConfig.speedup` is measured of, in its runtime, beside
+            the original's graph in float32; None to measure in PyTorch. `collab.checkpoints.export` writes the graph.
         **more: see [`TransformOptions`][collab.TransformOptions].
 
     Returns:
@@ -55,10 +62,16 @@ def compress(
             No output is left behind.
     """
     config = replace(config, healed=heal is not None)
+    if serve is not None:
+        require_packages(serve)
 
     def narrow(checkpoint: Checkpoint, run: Run) -> Checkpoint:
         moments, _ = calibrate(checkpoint, calibration or CalibrationRequest(), progress=run.progress)
-        return compress_model(checkpoint, config, require_rows(moments), progress=run.progress)
+        with contextlib.ExitStack() as stack:
+            timer = None
+            if serve is not None and config.speedup is not None:
+                timer = stack.enter_context(graph_timer(checkpoint, serve, config.length, run.progress))
+            return compress_model(checkpoint, config, require_rows(moments), timer=timer, progress=run.progress)
 
     verbs = [
         None if keep_tokens is None else fewer_tokens(keep_tokens, calibration, heal),

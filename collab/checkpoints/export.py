@@ -4,27 +4,21 @@ from __future__ import annotations
 
 import importlib
 import logging
-from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Unpack
 
-from transformers import PreTrainedModel
-
 from ..calibration.options import CalibrationRequest
-from ..data.features import Batch, Feature, collate, length_of
-from ..data.prepare import Rows, rows_of
+from ..data.prepare import Rows, of_one_length, rows_of
 from ..errors import ConfigurationError, ExtraError
 from ..evaluation.compare import agreement_by_source
 from ..graphs.check import Comparison, check_graph, compare_graph
-from ..graphs.int8 import quantize
-from ..graphs.openvino import write_openvino
-from ..graphs.options import INT8_FILE, ONNX_FILE, OPENVINO_FILE, ExportOptions
+from ..graphs.options import ONNX_FILE, ExportOptions
 from ..graphs.runtime import graph_parts, open_graph, precision_settings
 from ..graphs.samples import check_exportable
 from ..graphs.served import GraphModule
-from ..graphs.trace import Graph, write_graph
+from ..graphs.trace import Graph
+from ..graphs.write import write_config, write_graphs
 from ..io.card import CARD_FILE, render_card, source_metadata, with_sections
 from ..io.checkpoint import Checkpoint
 from ..io.history import write_history
@@ -40,9 +34,6 @@ from ..steps.step import installed_versions
 from .transform import Run, transform
 
 logger = logging.getLogger(__name__)
-
-_TOGETHER = 16
-"""Calibration rows of one length that a graph runs on at a time."""
 
 
 def export(
@@ -79,13 +70,7 @@ def export(
         VerificationError: if the graph does not compute what the model computes; nothing is left behind.
     """
     options = options or ExportOptions()
-    for name in options.packages:
-        try:
-            importlib.import_module(name)
-        except ImportError as error:
-            raise ExtraError(
-                f"Exporting to {_TITLES[options.format]} needs {name}: pip install 'collab[{options.extra}]'."
-            ) from error
+    require_packages(options)
 
     def write(checkpoint: Checkpoint, run: Run) -> Checkpoint:
         rows = None
@@ -98,6 +83,17 @@ def export(
 
 
 _TITLES = {"onnx": "ONNX", "openvino": "OpenVINO"}
+
+
+def require_packages(options: ExportOptions) -> None:
+    """Raises an ExtraError if a package that writes or runs the graph is not installed."""
+    for name in options.packages:
+        try:
+            importlib.import_module(name)
+        except ImportError as error:
+            raise ExtraError(
+                f"Exporting to {_TITLES[options.format]} needs {name}: pip install 'collab[{options.extra}]'."
+            ) from error
 
 
 def _rows(checkpoint: Checkpoint, request: CalibrationRequest, options: ExportOptions) -> Rows | None:
@@ -144,7 +140,7 @@ def _write(checkpoint: Checkpoint, run: Run, options: ExportOptions, rows: Rows 
     check_space(run.output, size + (size // 3 if options.precision == "int8" else 0))
     name = run.output.name
     with staged(run.output, run.save_options.overwrite) as folder:
-        _write_config(checkpoint.model, folder)
+        write_config(checkpoint.model, folder)
         carry_over(checkpoint, folder)
         exported = checkpoint.then(_write_graph(checkpoint, folder, options, rows, run))
         history = checkpoint.history.then(exported.steps, command=run.save_options.command)
@@ -155,42 +151,25 @@ def _write(checkpoint: Checkpoint, run: Run, options: ExportOptions, rows: Rows 
     return replace(exported, history=history)
 
 
-def _write_config(network: PreTrainedModel, folder: Path) -> None:
-    """Writes the model's config without auto_map, so that tokenizers do not ask to trust remote code."""
-    if hasattr(network.config, "auto_map"):
-        del network.config.auto_map
-    network.config.architectures = [type(network).__name__]
-    network.config.save_pretrained(folder)
-
-
 def _write_graph(checkpoint: Checkpoint, folder: Path, options: ExportOptions, rows: Rows | None, run: Run) -> Export:
     """Writes the graph, and in int8 for onnxruntime a second one, and compares them with the model."""
     model = checkpoint.model
     run.progress("tracing, and checking against PyTorch", 0, None)
     graph = Graph(model)
-    plain, small = folder / ONNX_FILE, folder / INT8_FILE
-    opset = write_graph(graph, plain)
-    files = [plain]
+    batches = [] if rows is None else of_one_length(model, checkpoint.processor, rows.train)
+    files, opset = write_graphs(graph, folder, options, batches)
     checks: dict[str, Comparison] = {}
-    if options.format == "openvino":
-        files = [folder / OPENVINO_FILE]
-        run.progress("writing for OpenVINO", 0, None)
-        batches = [] if rows is None else _of_one_length(checkpoint, rows.train)
-        write_openvino(plain, files[0], options.precision, batches)
-        for path in graph_parts(plain):
-            path.unlink()
-    elif options.precision == "int8":
-        files.append(small)
-        quantize(plain, small)
     for file in files:
-        exact = options.precision == "float32" or file == plain
+        exact = options.precision == "float32" or file.name == ONNX_FILE
         checks[file.name] = check_graph(graph, file) if exact else compare_graph(graph, file)
     agreed: dict[str, float] | None = None
     by_source: dict[str, dict[str, float]] = {}
     if rows is not None:
         run.progress("comparing with the model", 0, None)
         held_out = [
-            (batch, source) for source, part in rows.held_out.items() for batch in _of_one_length(checkpoint, part)
+            (batch, source)
+            for source, part in rows.held_out.items()
+            for batch in of_one_length(model, checkpoint.processor, part)
         ]
         agreed, by_source = agreement_by_source(
             model,
@@ -213,19 +192,6 @@ def _write_graph(checkpoint: Checkpoint, folder: Path, options: ExportOptions, r
         random=checkpoint.missing,
         versions=installed_versions(*options.packages),
     )
-
-
-def _of_one_length(checkpoint: Checkpoint, features: Sequence[Feature]) -> list[Batch]:
-    """Batches of rows that need no padding, which would count among the activations."""
-    by_length: dict[int, list[Feature]] = {}
-    for feature in features:
-        by_length.setdefault(length_of(feature), []).append(feature)
-    make = partial(collate, checkpoint.model, checkpoint.processor)
-    return [
-        make(same[first : first + _TOGETHER])
-        for _, same in sorted(by_length.items())
-        for first in range(0, len(same), _TOGETHER)
-    ]
 
 
 def _card(checkpoint: Checkpoint, export: Export, name: str) -> str:

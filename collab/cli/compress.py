@@ -9,6 +9,8 @@ import click
 from ..calibration.options import CalibrationRequest
 from ..compression.options import CompressionConfig
 from ..errors import ConfigurationError
+from ..graphs.options import PRECISIONS, RUNTIMES, ExportOptions, GraphPrecision, Runtime
+from ..io.options import SaveOptions
 from ..planning.budget import PARTS, Part
 from ..training.options import HealOptions, HealRequest, RunOptions, TrainingPrecision
 from .command import Parsed, command, gathers
@@ -19,7 +21,7 @@ from .options.model import keep_tokens_option, model_in, model_out, seed_option
 from .options.training import heal_options
 from .session import Session
 
-_RUN = RunOptions(steps=200, batch_size=64, evaluations=2, precision="auto")
+_RUN = RunOptions(steps=1200, evaluations=3, precision="auto")
 
 
 def _parts(text: str) -> tuple[Part, ...]:
@@ -51,16 +53,26 @@ def _heal(
     run = RunOptions(
         steps=heal_steps,
         batch_size=_RUN.batch_size,
-        evaluations=max(_RUN.evaluations, heal_steps // 200),
+        evaluations=max(2, min(_RUN.evaluations, heal_steps // 200)),
         precision=heal_precision,
         seed=seed,
     )
     return HealRequest(source, HealOptions("layers", 65536, calibration.options.max_length, run))
 
 
+def _serve(runtime: Runtime, precision: GraphPrecision) -> ExportOptions | None:
+    """The graph to write of the result; None for PyTorch alone."""
+    if runtime == "torch":
+        if precision != "float32":
+            raise ConfigurationError("--precision is of a graph; name what will run it with --runtime.")
+        return None
+    return ExportOptions("onnx" if runtime == "onnxruntime" else "openvino", precision)
+
+
 @command(
     "collab compress sentence-transformers/all-MiniLM-L6-v2 half --flops 0.5 --calibration sentences.txt",
     "collab compress ./my-classifier faster --speedup 1.8 --calibration sentences.txt --heal-steps 1000",
+    "collab compress ./my-model small --speedup 4 --runtime openvino --precision int8 --calibration sentences.txt",
     "collab compress bert-base-uncased small --params 0.6 --only values,feed-forward",
 )
 @gathers("config", CompressionConfig)
@@ -90,19 +102,56 @@ def _heal(
     default=_RUN.precision,
     help="Precision of the arithmetic in healing. auto: bfloat16 where the processor multiplies it faster.",
 )
+@gathers("serve", _serve)
+@click.option(
+    "--runtime",
+    type=click.Choice(RUNTIMES),
+    default="torch",
+    help="What will serve the result. Besides torch, a graph for it is written to OUTPUT-RUNTIME, and --speedup is of "
+    "that graph beside the original's in float32.",
+)
+@click.option(
+    "--precision", type=click.Choice(PRECISIONS), default="float32", help="Precision of that graph; see collab export."
+)
 @seed_option
 @model_in
 @speed_option
 @model_out
-def compress(output: Path, heal: HealRequest | None, session: Session) -> None:
+def compress(
+    output: Path,
+    heal: HealRequest | None,
+    serve: ExportOptions | None,
+    config: CompressionConfig,
+    calibration: CalibrationRequest,
+    save_options: SaveOptions,
+    session: Session,
+) -> None:
     """Make every part of MODEL, a folder or a Hub id, smaller, and write the result to the folder OUTPUT.
 
     Give one budget: --flops, --params or --speedup. Needs no labels.
     """
     session.begin(trains=heal is not None)
     from ..checkpoints.compress import compress as compress_checkpoint
+    from ..checkpoints.serving import serve as serve_checkpoint
+    from ..io.staging import check_output
     from ..steps.compression import Compression
     from .outcome import finish
 
+    folder = output.with_name(f"{output.name}-{serve.runtime}") if serve is not None else None
+    if folder is not None:
+        check_output(folder, None, save_options.overwrite)
     compressed = session.call(compress_checkpoint)
-    finish(session, compressed, Compression, f"collab export {output} served --format onnx --int8")
+    served = None
+    if serve is not None:
+        known = None if calibration.source == "default" else calibration
+        served = session.call(
+            serve_checkpoint,
+            model=str(output),
+            output=folder,
+            options=serve,
+            original=compressed.original,
+            length=config.length,
+            calibration=known,
+        )
+    following = f"collab export {output} served --format openvino --precision int8" if served is None else None
+    finish(session, compressed, Compression, following, served)

@@ -48,7 +48,13 @@ def show_steps(steps: Sequence[Step], *, details: bool = True) -> None:
         click.echo(re.sub(r"\n(?:[ \t]*\n){2,}", "\n\n", capture.get()).strip())
 
 
-def finish(session: Session, checkpoint: Checkpoint, kind: type[Step], following: str | None = None) -> None:
+def finish(
+    session: Session,
+    checkpoint: Checkpoint,
+    kind: type[Step],
+    following: str | None = None,
+    served: Checkpoint | None = None,
+) -> None:
     """Shows the outcome of a command: the summary of its steps, with ``-v`` their details, and what to do next.
 
     Args:
@@ -56,6 +62,7 @@ def finish(session: Session, checkpoint: Checkpoint, kind: type[Step], following
         checkpoint: the outcome.
         kind: the type of the command's own step. Steps before it prepare it, and are not shown.
         following: a command that the user may want next.
+        served: the graph that was written of the outcome, with its steps.
     """
     first = next(number for number, step in enumerate(checkpoint.steps) if isinstance(step, kind))
     steps = checkpoint.steps[first:]
@@ -67,10 +74,17 @@ def finish(session: Session, checkpoint: Checkpoint, kind: type[Step], following
             click.echo(note)
         checked = ": reloaded, and equal to the model in memory" if kind is not Export else ""
         click.echo(f"Wrote {session.output}{checked}.")
+        if served is not None:
+            click.echo()
+            show_steps(served.steps, details=False)
+            click.echo(f"Wrote {session.output}-{served.report.runtime}.")
         if following is not None:
             click.echo(f"Next: {following}")
 
-    session.result(_record(checkpoint, steps), show)
+    record = _record(checkpoint, steps)
+    if served is not None:
+        record |= {"served": {step.kind: step.to_dict() for step in served.steps}}
+    session.result(record, show)
 
 
 def _record(checkpoint: Checkpoint, steps: Sequence[Step]) -> Json:

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 import click
 
 from ..errors import CheckpointError, CollabError, ConfigurationError, first_line, is_short_of_memory
+from ..graphs.options import GRAPH_FILES
 from ..io.options import TransformOptions
 from ..processes import is_main_process
 from .interrupts import Interrupts
@@ -142,7 +143,7 @@ class Session:
         if self._bars is not None:
             self._bars.show(phase, what, done, total)
         elif new and phase != "loading the model":  # which was said at the beginning
-            self.say(phase[0].upper() + phase[1:])
+            self.say(what[0].upper() + what[1:])
 
     def result(self, record: dict[str, Any], show: Callable[[], None]) -> None:
         """Prints what came out: as JSON, or by `show`."""
@@ -200,7 +201,7 @@ def _check_folder(model: str) -> None:
     """Checks, before anything slow, that there is a folder where the name cannot be one on the Hub."""
     try:
         folder = Path(model).expanduser()
-        missing = not folder.is_dir()
+        missing = not folder.is_dir() and not (folder.name in GRAPH_FILES and folder.is_file())
     except (OSError, RuntimeError, ValueError):  # a name that the file system does not take, or nobody's home
         folder, missing = Path(), True
     if missing and (model.startswith((".", "/", "~")) or model.count("/") > 1):

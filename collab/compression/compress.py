@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from statistics import median
 from typing import Any
 
@@ -30,6 +30,9 @@ from .refit import refit
 
 logger = logging.getLogger(__name__)
 
+Timer = Callable[[PreTrainedModel], float]
+"""Measures how many times as fast as the original a model is."""
+
 _ROUNDS = 41
 _TRIES = 4
 _CLOSE = 0.03  # relative to the speed that was asked for
@@ -40,6 +43,7 @@ def compress(
     config: CompressionConfig,
     calibration: Calibration,
     *,
+    timer: Timer | None = None,
     progress: Progress = no_progress,
 ) -> Checkpoint:
     """Makes every part of an encoder smaller within one budget, in closed form, without training.
@@ -54,6 +58,8 @@ def compress(
             `collab.keep_tokens` made it, what was left out counts towards a budget of parameters.
         config: the budget and which parts may change.
         calibration: result of `collab.calibrate` for this model.
+        timer: measures for `CompressionConfig.speedup` how many times as fast as the original a model is; None to
+            measure both in PyTorch.
         progress: called while the model runs and layers are solved.
 
     Returns:
@@ -79,7 +85,7 @@ def compress(
         option = compressions.within(budget)
         compressed = candidates.build(option.widths)
     else:
-        option, compressed, speedup = _as_fast(compressions, config.speedup, progress)
+        option, compressed, speedup = _as_fast(compressions, config.speedup, timer, progress)
     compressed, refitted = _refitted(compressed, candidates, option, calibration, config, progress)
     notes = list(calibration.notes)
     widest = max(full["feed-forward"] for full in candidates.full)
@@ -131,15 +137,28 @@ def _refitted(
 
 
 def _as_fast(
-    compressions: Compressions, wanted: float, progress: Progress
+    compressions: Compressions, wanted: float, timer: Timer | None, progress: Progress
 ) -> tuple[PlanOption, PreTrainedModel, float]:
     """The widths whose model is as many times as fast as the original as the budget asks, measured.
 
-    The times of the layers say what to build; the time of the whole model, how far to correct them.
+    The times of the layers in PyTorch say what to build; the time of the whole model, how far to correct them.
     """
     candidates = compressions.candidates
-    rows = candidates.random_rows()
     asked = wanted
+    if timer is None:
+        rows = candidates.random_rows()
+
+        def timer(model: PreTrainedModel) -> float:
+            return _times_as_fast(model, candidates.native, rows)
+
+    else:
+        whole = timer(candidates.native)
+        if whole >= wanted * (1 - _CLOSE):
+            raise BudgetError(
+                f"speedup={wanted:.3g} needs no compression: the original is {whole:.2f} times as fast already in this "
+                "runtime and precision (collab export)."
+            )
+        asked = wanted / whole
     best: tuple[PlanOption, PreTrainedModel, float] | None = None
     for number in range(_TRIES):
         try:
@@ -150,13 +169,13 @@ def _as_fast(
             break
         progress("measuring speed", number, _TRIES)
         model = candidates.build(option.widths)
-        speed = _times_as_fast(model, candidates.native, rows)
+        speed = timer(model)
         logger.info("For %.2f times as fast, %.2f was asked for: %.2f times.", wanted, asked, speed)
         if best is None or abs(speed - wanted) < abs(best[2] - wanted):
             best = option, model, speed
         if abs(speed / wanted - 1) <= _CLOSE:
             break
-        asked = max(asked * wanted / speed, (1 + wanted) / 2)
+        asked = max(asked * wanted / speed, (1 + asked) / 2)
     if best is None or best[2] < wanted * (1 - 2 * _CLOSE):
         fastest = "" if best is None else f"; the closest was {best[2]:.2f}"
         raise BudgetError(f"speedup={wanted:.3g} cannot be reached on this processor with these parts{fastest}.")

@@ -17,8 +17,10 @@ from ..models.inputs import has_decoder, input_kind, longest_text
 from ..steps.step import DataSummary
 from .features import (
     VIDEOS,
+    Batch,
     Feature,
     audio_features,
+    collate,
     image_features,
     length_of,
     row_features,
@@ -36,6 +38,7 @@ For an encoder-decoder, pairs are sources with their targets; for sources alone 
 
 _UNKNOWN = 0.2
 _REPEATS = 4
+_TOGETHER = 16
 
 
 @dataclass(frozen=True)
@@ -209,6 +212,18 @@ def features_of(
         logger.warning("Text longer than %d tokens was truncated.", longest)
     _warn_of_unknown(processor, features, summary["source"])
     return features, summary
+
+
+def of_one_length(model: PreTrainedModel, processor: Any | None, features: Sequence[Feature]) -> list[Batch]:
+    """Batches of at most 16 rows that need no padding, which would count among the activations of a graph."""
+    by_length: dict[int, list[Feature]] = {}
+    for feature in features:
+        by_length.setdefault(length_of(feature), []).append(feature)
+    return [
+        collate(model, processor, same[first : first + _TOGETHER])
+        for _, same in sorted(by_length.items())
+        for first in range(0, len(same), _TOGETHER)
+    ]
 
 
 def _warn_of_unknown(tokenizer: Any, features: Sequence[Feature], source: str) -> None:

@@ -52,12 +52,12 @@ class Worker(TimedElsewhere):
         )
         self._ask({"load": model, "dtype": str(dtype).removeprefix("torch."), "threads": torch.get_num_threads()})
 
-    def prepare(self, rows: int, length: int | None, vocabulary: int | None, seed: int) -> None:
-        """Makes random inputs of one size, which the next calls of `seconds` run on."""
-        self._ask({"rows": rows, "length": length, "vocabulary": vocabulary, "seed": seed})
+    def prepare(self, sizes: Sequence[tuple[int, int | None]], vocabulary: int | None = None, seed: int = 0) -> None:
+        """Makes random inputs of some batch sizes and lengths, all of which every later call of `seconds` runs on."""
+        self._ask({"sizes": sizes, "vocabulary": vocabulary, "seed": seed})
 
     def seconds(self, batch: Mapping[str, Tensor]) -> float:
-        """Seconds of one call on the inputs that were prepared."""
+        """Seconds of one round over the inputs that were prepared."""
         return self._ask({"run": True})["seconds"]
 
     def memory(self) -> PeakMemory | None:
@@ -119,7 +119,7 @@ def _answers(requests: Iterator[str]) -> Iterator[dict[str, Any]]:
     """The answers to requests, one by one."""
     libraries = resident("VmRSS") if _STATUS.is_file() else 0
     model: Any = None
-    batch: dict[str, Tensor] = {}
+    batches: list[dict[str, Tensor]] = []
     for line in requests:
         request = json.loads(line)
         if "load" in request:
@@ -128,14 +128,15 @@ def _answers(requests: Iterator[str]) -> Iterator[dict[str, Any]]:
             with contextlib.suppress(OSError):  # if not allowed, the peak includes loading
                 Path("/proc/self/clear_refs").write_text("5")  # resets the peak
             yield {}
-        elif "rows" in request:
-            length, vocabulary = request["length"] or 1, request["vocabulary"]
-            batch = random_inputs(model, request["rows"], length, vocabulary=vocabulary, seed=request["seed"])
+        elif "sizes" in request:
+            more = {"vocabulary": request["vocabulary"], "seed": request["seed"]}
+            batches = [random_inputs(model, rows, length or 1, **more) for rows, length in request["sizes"]]
             yield {}
         elif "run" in request:
             with torch.no_grad():
                 start = time.perf_counter()
-                model(**batch)
+                for batch in batches:
+                    model(**batch)
                 yield {"seconds": time.perf_counter() - start}
         else:
             known = _STATUS.is_file()

@@ -9,13 +9,12 @@ from __future__ import annotations
 import contextlib
 import io
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-
-from torch import Tensor
 
 from ..data.features import Batch
 from .options import GraphPrecision
+from .samples import feed_of
 
 PRECISION_KEY = ["collab", "precision"]
 """Where a graph says the precision that it is to be run in."""
@@ -44,13 +43,9 @@ def _quantized(model: object, batches: Sequence[Batch]) -> object:
     with _quiet():
         import nncf
 
-        names = {name for each in model.inputs for name in each.names}  # type: ignore[attr-defined]
-        data = nncf.Dataset([_feed(batch, names) for batch in batches])
+        names = [each.any_name for each in model.inputs]  # type: ignore[attr-defined]
+        data = nncf.Dataset([feed_of(batch, names) for batch in batches])
         return nncf.quantize(model, data, model_type=nncf.ModelType.TRANSFORMER, subset_size=len(batches))
-
-
-def _feed(batch: Mapping[str, Tensor], names: set[str]) -> dict[str, object]:
-    return {name: value.numpy() for name, value in batch.items() if name in names}
 
 
 @contextlib.contextmanager

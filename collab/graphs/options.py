@@ -56,6 +56,18 @@ class ExportOptions:
         return onnx if self.format == "onnx" else ("onnx", "onnxscript", "openvino", "nncf")
 
     @property
+    def file(self) -> str:
+        """Name of the graph in that precision."""
+        if self.format == "openvino":
+            return OPENVINO_FILE
+        return INT8_FILE if self.precision == "int8" else ONNX_FILE
+
+    @property
+    def runtime(self) -> Runtime:
+        """What runs the graph."""
+        return "openvino" if self.format == "openvino" else "onnxruntime"
+
+    @property
     def extra(self) -> str:
         """The extra of collab that has these packages."""
         return self.format

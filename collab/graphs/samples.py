@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from transformers import PreTrainedModel
 
@@ -94,3 +97,11 @@ def samples(model: PreTrainedModel, seed: int = 0) -> list[dict[str, Tensor]]:
     generator = torch.Generator().manual_seed(seed)
     sizes = ((1, 1), (1, 7), (3, 16), (4, 33), (2, _LONGEST))
     return [sample(model, batch, length, generator) for batch, length in sizes]
+
+
+def feed_of(batch: Mapping[str, Tensor], names: Iterable[str]) -> dict[str, NDArray[Any]]:
+    """The inputs of a graph from a model's batch, with what a model takes for granted and a graph has to be given."""
+    if "input_ids" in batch:
+        ids = batch["input_ids"]
+        batch = {"attention_mask": torch.ones_like(ids), "token_type_ids": torch.zeros_like(ids), **batch}
+    return {name: batch[name].numpy() for name in names}

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from transformers import PretrainedConfig, PreTrainedModel
 from transformers.utils import ModelOutput
 
@@ -16,42 +16,11 @@ from ..io.history import read_history
 from ..io.load import config_of, model_class_of
 from ..io.read import Source, read_config, resolve_source
 from .runtime import Session, graph_in, open_graph
-
-
-class _Served:
-    """The part of a served model that is not its class's: it has no weights, and a session computes what it returns."""
-
-    session: Session
-
-    def forward(self, **inputs: Any) -> ModelOutput:
-        """The outputs that the graph has."""
-        if "input_ids" in inputs:  # what a model takes for granted, a graph has to be given
-            ids = inputs["input_ids"]
-            inputs = {"attention_mask": torch.ones_like(ids), "token_type_ids": torch.zeros_like(ids)} | inputs
-        feed = {name: inputs[name].numpy() for name in self.session.inputs}
-        return ModelOutput({name: torch.from_numpy(value) for name, value in self.session.run(feed).items()})
-
-    @property
-    def device(self) -> torch.device:
-        """The processor, where graphs run."""
-        return torch.device("cpu")
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """That of the outputs."""
-        return torch.float32
-
-    def to(self, *args: Any, **kwargs: Any) -> Any:
-        """The model itself; a graph cannot be moved or cast."""
-        return self
-
-    def __call__(self, **inputs: Any) -> ModelOutput:
-        """See `forward`."""
-        return self.forward(**inputs)
+from .samples import feed_of
 
 
 def served(model_class: type[PreTrainedModel], config: PretrainedConfig, session: Session) -> PreTrainedModel:
-    """A graph as a model of its class, without weights.
+    """A graph as a model of its class. Its parameters have shapes, but take no memory and are all zero.
 
     Args:
         model_class: class of the model that the graph was written from.
@@ -60,8 +29,14 @@ def served(model_class: type[PreTrainedModel], config: PretrainedConfig, session
     """
     with torch.device("meta"):
         model: Any = model_class(config)
-    model.__class__ = type(model_class.__name__, (_Served, model_class), {})
-    model.session = session
+    for module in model.modules():
+        for name, parameter in module.named_parameters(recurse=False):
+            setattr(module, name, nn.Parameter(torch.zeros(()).expand(parameter.shape), requires_grad=False))
+        for name, buffer in module.named_buffers(recurse=False):
+            setattr(module, name, torch.zeros((), dtype=buffer.dtype).expand(buffer.shape))
+    model.tie_weights()
+    model.forward = GraphModule(session).forward
+    model.graph_session = session
     return model.eval()
 
 
@@ -72,14 +47,15 @@ class GraphModule(nn.Module):
         super().__init__()
         self.session = session
 
-    def forward(self, **inputs: Tensor) -> ModelOutput:
+    def forward(self, **inputs: Any) -> ModelOutput:
         """The outputs that the graph has."""
-        return _Served.forward(self, **inputs)  # type: ignore[arg-type]
+        outputs = self.session.run(feed_of(inputs, self.session.inputs))
+        return ModelOutput({name: torch.from_numpy(value) for name, value in outputs.items()})
 
 
 def session_of(model: nn.Module) -> Session | None:
     """The graph that a model is; None for a model in PyTorch."""
-    return model.session if isinstance(model, _Served) else None
+    return getattr(model, "graph_session", None)
 
 
 def find_graph(name: str) -> tuple[Source, Path] | None:

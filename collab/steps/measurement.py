@@ -97,7 +97,8 @@ class Speed(Step):
         length: tokens of a row; None for inputs of one size.
         device: name of the device.
         threads: number of torch threads.
-        dtype: dtype of the weights.
+        dtype: dtype of the weights; of a graph its precision, where the original's is float32.
+        runtime: what ran both: ``torch``, ``onnxruntime`` or ``openvino``.
     """
 
     kind: ClassVar[str] = "speed"
@@ -111,11 +112,13 @@ class Speed(Step):
     device: str
     threads: int
     dtype: str
+    runtime: str = "torch"
 
     def summary(self) -> str:
         """The ratio, and what it was measured on."""
         what = f"{self.rows} rows of {self.length} tokens" if self.length is not None else f"{self.rows} inputs"
+        before = "before" if self.runtime == "torch" else f"the original in float32, both in {self.runtime},"
         return (
-            f"{self.ratio:.2f} times as fast as before ({self.low:.2f} to {self.high:.2f}) on {what}, in "
+            f"{self.ratio:.2f} times as fast as {before} ({self.low:.2f} to {self.high:.2f}) on {what}, in "
             f"{self.dtype} on {self.device} with {self.threads} thread{'s' if self.threads > 1 else ''}."
         )

@@ -101,7 +101,7 @@ def heal(
             options.run,
             rows,
             Work(folder, restart, f"heal {options} {teacher.name_or_path}"),
-            find_rate=lambda: _learning_rate(model, teacher, list(parameters.values()), rows, options),
+            find_rate=lambda: _learning_rate(model, teacher, list(parameters.values()), rows, options, progress),
             progress=progress,
             teacher=teacher,
         )
@@ -184,12 +184,14 @@ def _learning_rate(
     parameters: list[nn.Parameter],
     data: RunData,
     options: HealOptions,
+    progress: Progress,
 ) -> float:
-    """The learning rate to heal with; see `find_learning_rate`."""
+    """The learning rate to heal with (`find_learning_rate`); its backward pass tells how long the steps will take."""
     device = resolve_device(options.run.device)
     student, teacher = student.eval().to(device), teacher.eval().to(device)
     size = options.run.batch_size // options.run.gradient_accumulation_steps
-    steps = steps_of(options.run, len(data.train)) if options.trainable == "layers" else 1
+    count = steps_of(options.run, len(data.train))
+    steps = count if options.trainable == "layers" else 1
 
     def taught(features: Sequence[Feature]) -> Iterator[tuple[Any, Batch]]:
         for part in batches_by_length(data.collate, features[:_TRIED], size):
@@ -197,8 +199,12 @@ def _learning_rate(
             yield teacher_outputs(teacher, batch), batch
 
     def backward() -> None:
+        start = time.perf_counter()
         for expected, batch in taught(data.train):
             distillation_loss(student, teacher, expected, batch)[0].backward()
+        rows = min(_TRIED, len(data.train))
+        seconds = (time.perf_counter() - start) / rows * count * options.run.batch_size
+        progress(f"training, about {max(1, round(seconds / 60))} minutes", 0, count)
 
     with short_of_memory():
         held_out = list(taught(data.held_out))  # once for all learning rates

@@ -1,0 +1,99 @@
+"""Six kinds of text: rows to learn from and rows to judge by, and models compressed and healed on them."""
+
+from __future__ import annotations
+
+import gzip
+import random
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from common import demo_folder, shared_data, stsb
+from compression import embed
+from healing import wikitext_sentences
+from scipy.stats import spearmanr
+from transformers import AutoModel, AutoTokenizer, PreTrainedModel
+
+import collab
+
+KINDS = ("STS-B", "SST-2", "WikiText", "Multi30k", "questions", "dialogue")
+JUDGED = 900
+BUDGETS = {"half": {"flops": 0.5}, "third": {"flops": 0.33}, "three layers dropped": {"flops": 0.51, "drop_layers": 3}}
+STEPS = 1200
+
+
+def texts() -> dict[str, tuple[list[str], list[str]]]:
+    """By kind, rows to learn from and rows to judge by."""
+    data = shared_data() / "data"
+
+    def lines(name: str) -> list[str]:
+        file = data / name
+        content = file.read_bytes()
+        text = (gzip.decompress(content) if file.suffix == ".gz" else content).decode()
+        return [line for line in text.splitlines() if line.strip()]
+
+    def sentences(name: str) -> list[str]:
+        return [line.rpartition("\t")[0] for line in lines(name)[1:]]
+
+    first, second, _ = stsb("train")
+    questions = lines("questions/questions.txt")
+    random.Random(0).shuffle(questions)
+    wikitext = wikitext_sentences()
+    return {
+        "STS-B": (list(dict.fromkeys(first + second)), [text for part in stsb("dev")[:2] for text in part]),
+        "SST-2": (sentences("sst2/train.tsv"), sentences("sst2/dev.tsv")),
+        "WikiText": (wikitext[1000:], wikitext[:1000]),
+        "Multi30k": (lines("multi30k/train.en.gz"), lines("multi30k/test_2017_flickr.en.gz")),
+        "questions": (questions[JUDGED:], questions[:JUDGED]),
+        "dialogue": (lines("dialogue/train.txt"), lines("dialogue/validation.txt")),
+    }
+
+
+class Judge:
+    """Cosine to the original's embeddings on every kind of text, and Spearman on STS-B dev."""
+
+    def __init__(self) -> None:
+        self.tokenizer: Any = AutoTokenizer.from_pretrained(demo_folder())
+        generator = random.Random(1)
+        self.texts = {}
+        for kind, (_, judged) in texts().items():
+            few = kind == "STS-B" or len(judged) <= JUDGED
+            self.texts[kind] = judged if few else generator.sample(judged, JUDGED)
+        original = AutoModel.from_pretrained(demo_folder()).eval()
+        self.expected = {kind: embed(original, self.tokenizer, rows) for kind, rows in self.texts.items()}
+        self.scores = stsb("dev")[2]
+
+    def measure(self, model: PreTrainedModel) -> dict[str, float]:
+        """``spearman`` ×100, and the mean cosine by kind."""
+        measured = {}
+        for kind, rows in self.texts.items():
+            actual = embed(model, self.tokenizer, rows)
+            measured[kind] = float((actual * self.expected[kind]).sum(1).mean())
+            if kind == "STS-B":
+                first, second = np.split(actual, 2)
+                measured["spearman"] = 100 * float(spearmanr((first * second).sum(1), self.scores).statistic)
+        return measured
+
+
+def made(name: str, folder: Path, kinds: Sequence[str] = KINDS, steps: int = STEPS, seed: int = 0, **run: Any) -> float:
+    """Compresses the demo checkpoint into a folder, calibrated and healed on some kinds of text; CPU seconds."""
+    known = texts()
+    mixture = collab.Mixture({kind: known[kind][0] for kind in kinds})
+    settings = BUDGETS[name] | ({"only": ("layers",)} if "drop_layers" in BUDGETS[name] else {})
+    options = collab.HealOptions(
+        "layers",
+        samples=65536,
+        max_length=128,
+        run=collab.RunOptions(**{"steps": steps, "evaluations": 3, "precision": "auto", "seed": seed} | run),
+    )
+    start = time.process_time()
+    collab.checkpoints.compress(
+        str(demo_folder()),
+        folder,
+        collab.CompressionConfig(**settings),
+        calibration=collab.CalibrationRequest(mixture, collab.CalibrationOptions(2048, 128, seed=seed)),
+        heal=collab.HealRequest(mixture, options),
+    )
+    return time.process_time() - start

@@ -1,0 +1,135 @@
+"""The speed of a model where it will be served: of its graph, beside that of the original in float32."""
+
+from __future__ import annotations
+
+import copy
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Unpack
+
+import torch
+from transformers import PreTrainedModel
+
+from ..calibration.options import CalibrationRequest
+from ..data.features import Batch, synthetic_features
+from ..data.prepare import of_one_length
+from ..device import device_name
+from ..evaluation.timing import Spread, rounds_in_turn
+from ..evaluation.worker import Worker, workers
+from ..graphs.options import GRAPH_FILES, ExportOptions
+from ..graphs.trace import Graph
+from ..graphs.write import write_config, write_graphs
+from ..io.checkpoint import Checkpoint
+from ..io.options import TransformOptions
+from ..models.inputs import has_length, input_kind, longest_input
+from ..progress import Progress, no_progress
+from ..steps.measurement import Speed
+from .export import export
+
+_ROWS, _LENGTH = 8, 128
+_ROUNDS = 21
+_RANGES = 64
+"""Rows that the ranges of activations are measured on for a graph that is only timed."""
+
+
+class GraphTimer:
+    """Measures how many times as fast as the original's graph in float32 a model's graph is, in the same runtime.
+
+    Args:
+        original: the original.
+        options: format and precision of the graphs that are timed.
+        length: tokens of a row.
+        folder: folder for the graphs.
+        progress: called before every graph.
+    """
+
+    def __init__(
+        self, original: Checkpoint, options: ExportOptions, length: int, folder: Path, progress: Progress
+    ) -> None:
+        self._original, self._options, self._folder, self._progress = original, options, folder, progress
+        self._length = min(length, longest_input(original.model)) if has_length(original.model) else None
+        self._count = 0
+        self._reference = self._write(original.model, ExportOptions(options.format))
+
+    def __call__(self, model: PreTrainedModel) -> float:
+        """How many times as fast a model is."""
+        self._progress("measuring speed in the runtime", 0, None)
+        return self.speed(self._write(model, self._options)).ratio
+
+    def speed(self, graph: Path) -> Speed:
+        """The speed of a graph that was written before."""
+        with workers([str(self._reference), str(graph)], torch.float32) as processes:
+            ratios = Spread.of([before / after for before, after in self._rounds(processes)])
+        return Speed(
+            ratio=ratios.median,
+            low=ratios.low,
+            high=ratios.high,
+            rows=_ROWS,
+            length=self._length,
+            device=device_name(torch.device("cpu")),
+            threads=torch.get_num_threads(),
+            dtype=self._options.precision,
+            runtime=GRAPH_FILES[self._options.file],
+        )
+
+    def _rounds(self, processes: list[Worker]) -> list[list[float]]:
+        vocabulary = getattr(self._original.model.config, "vocab_size", None)
+        for process in processes:
+            process.prepare([(_ROWS, self._length)], vocabulary)
+        return rounds_in_turn([(process, [{}]) for process in processes], _ROUNDS, warm=3)
+
+    def _write(self, model: PreTrainedModel, options: ExportOptions) -> Path:
+        folder = self._folder / str(self._count)
+        self._count += 1
+        folder.mkdir()
+        network = model if model.dtype == torch.float32 else copy.deepcopy(model).float()
+        write_config(network, folder)
+        write_graphs(Graph(network), folder, options, self._batches())
+        return folder / options.file
+
+    def _batches(self) -> list[Batch]:
+        model, processor = self._original.model, self._original.processor
+        if input_kind(model) != "text":
+            return []
+        return of_one_length(model, processor, synthetic_features(model, processor, _RANGES))
+
+
+def serve(
+    model: str,
+    output: str | Path,
+    options: ExportOptions,
+    *,
+    original: Checkpoint,
+    length: int = _LENGTH,
+    calibration: CalibrationRequest | None = None,
+    **more: Unpack[TransformOptions],
+) -> Checkpoint:
+    """Writes a model's graph, and measures its speed beside the original's in float32.
+
+    Args:
+        model: folder of the model.
+        output: folder to write.
+        options: format and precision.
+        original: the model that it was made from.
+        length: tokens of a row that speed is measured on.
+        calibration: as in `collab.checkpoints.export`.
+        **more: see `TransformOptions`.
+
+    Returns:
+        The model, with an `Export` and a `Speed` as its last steps.
+
+    Raises:
+        CollabError: as `collab.checkpoints.export`.
+    """
+    exported = export(model, output, options, calibration=calibration, **more)
+    with graph_timer(original, options, length, more.get("progress", no_progress)) as timer:
+        return exported.then(timer.speed(Path(output).expanduser() / options.file))
+
+
+@contextmanager
+def graph_timer(original: Checkpoint, options: ExportOptions, length: int, progress: Progress) -> Iterator[GraphTimer]:
+    """A `GraphTimer` whose graphs are gone with the context."""
+    with tempfile.TemporaryDirectory(prefix="collab-") as folder:
+        yield GraphTimer(original, options, length, Path(folder), progress)
