@@ -133,7 +133,7 @@ class TestCompress:
 
     def test_drops_layers(self, tmp_path: Path) -> None:
         model = tiny_model(BERT, num_hidden_layers=4)
-        compression = compressed(model, flops=0.5, drop_layers=2, only=("layers",))
+        compression = compressed(model, flops=0.5, drop_layers=2, only=("layers",), healed=True)  # not refitted
         assert sum(layer.dropped for layer in compression.report.layers) == 2
         config = compression.model.config
         assert config.num_hidden_layers == 2
@@ -145,6 +145,16 @@ class TestCompress:
         assert collab.expand(compression.model).model.config.num_hidden_layers == 2
         compression.model.save_pretrained(tmp_path)
         assert AutoModel.from_pretrained(tmp_path).config.collab_dropped_layers == config.collab_dropped_layers
+
+    def test_refitted_in_sequence_where_nothing_trains(self) -> None:
+        """What is left of a layer corrects the errors before it; weights that are the original's stay as they are."""
+        model = tiny_model(BERT, num_hidden_layers=4)
+        before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+        alone = compressed(model, flops=0.5, drop_layers=2, only=("layers",), healed=True).report
+        refitted = compressed(model, flops=0.5, drop_layers=2, only=("layers",)).report
+        assert (alone.refitted, refitted.refitted) == (0, 3)  # the first W_O is the original's
+        assert refitted.agreement["embedding_cosine"] > alone.agreement["embedding_cosine"]
+        assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
 
     def test_budget_of_parameters_shares_dimensions(self) -> None:
         model = tiny_model(BERT)

@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedModel
+from transformers import Cache, PreTrainedModel
 
 from ..data.features import Batch
 from ..models.inputs import on_device
@@ -102,12 +102,17 @@ def refit(
                         states[each] = calls[later][each].run(native, states[each])
                     for part in watched:
                         if part in sums:
-                            aims[part].append(without_padding(seen[part], mask))
+                            aims[part].append(_tokens(seen[part], mask))
             for part in sums:
                 count += _correct(layer, part, sums, calls[number], ours, aims[part], masks)
             ours = [call.run(layer, hidden) for call, hidden in zip(calls[number], ours, strict=True)]
             progress("refitting", place + 1, len(kept))
     return count
+
+
+def _tokens(states: Tensor, mask: Tensor | None) -> Tensor:
+    """The states of the tokens that are not padding, (N, D)."""
+    return without_padding(states, mask).flatten(0, -2)
 
 
 def _calls(
@@ -121,8 +126,9 @@ def _calls(
         def hook(module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
             if number == 0:
                 first.append(args[0] if args else kwargs["hidden_states"])
-            rest = {name: None if name == "hidden_states" else value for name, value in kwargs.items()}
-            calls[number].append(_Call((None, *args[1:]) if args else (), rest))
+            # The layers run again on other states, so not on a cache of keys, which would grow.
+            rest = {name: None if name == "hidden_states" else _without_cache(value) for name, value in kwargs.items()}
+            calls[number].append(_Call((None, *map(_without_cache, args[1:])) if args else (), rest))
 
         return hook
 
@@ -133,6 +139,10 @@ def _calls(
         for batch in batches:
             model(**batch)
     return first, calls
+
+
+def _without_cache(value: Any) -> Any:
+    return None if isinstance(value, Cache) else value
 
 
 def _sums(layer: nn.Module, block: Block, call: _Call, states: Tensor) -> dict[str, str]:
@@ -155,9 +165,9 @@ def _sums(layer: nn.Module, block: Block, call: _Call, states: Tensor) -> dict[s
     def leave(name: str) -> Any:
         def hook(module: nn.Module, args: tuple, output: Any) -> None:
             tensor = output[0] if isinstance(output, tuple) else output
-            if name in parts:
-                outputs[name] = len(seen), tensor
             if isinstance(tensor, Tensor) and tensor.shape == states.shape:
+                if name in parts:
+                    outputs[name] = len(seen), tensor
                 seen.append((f"after {name}", tensor))
 
         return hook
@@ -230,7 +240,7 @@ def _correct(
     for call, hidden, aim, mask in zip(calls, states, aims, masks, strict=True):
         with _watching(layer, {part: sums[part]}) as seen:
             call.run(layer, hidden)
-        inputs, actual = (without_padding(seen[name], mask).float() for name in (f"inputs of {part}", part))
+        inputs, actual = (_tokens(seen[name], mask).float() for name in (f"inputs of {part}", part))
         if linear.bias is not None:
             inputs = torch.cat([inputs, inputs.new_ones(len(inputs), 1)], dim=1)  # (N, width)
         rest = aim.float() - actual  # (N, D)
