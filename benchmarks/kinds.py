@@ -77,8 +77,20 @@ class Judge:
         return measured
 
 
-def made(name: str, folder: Path, kinds: Sequence[str] = KINDS, steps: int = STEPS, seed: int = 0, **run: Any) -> float:
-    """Compresses the demo checkpoint into a folder, calibrated and healed on some kinds of text; CPU seconds."""
+def made(
+    name: str,
+    folder: Path,
+    kinds: Sequence[str] = KINDS,
+    steps: int = STEPS,
+    seed: int = 0,
+    *,
+    healed: bool = True,
+    **run: Any,
+) -> float:
+    """Compresses the demo checkpoint into a folder, calibrated and healed on some kinds of text; CPU seconds.
+
+    Without steps it is not healed; `healed` then says whether it is to be healed by other means.
+    """
     known = texts()
     mixture = collab.Mixture({kind: known[kind][0] for kind in kinds})
     settings = BUDGETS[name] | ({"only": ("layers",)} if "drop_layers" in BUDGETS[name] else {})
@@ -86,14 +98,20 @@ def made(name: str, folder: Path, kinds: Sequence[str] = KINDS, steps: int = STE
         "layers",
         samples=65536,
         max_length=128,
-        run=collab.RunOptions(**{"steps": steps, "evaluations": 3, "precision": "auto", "seed": seed} | run),
+        run=collab.RunOptions(**{"steps": max(1, steps), "evaluations": 3, "precision": "auto", "seed": seed} | run),
     )
+    calibration = collab.CalibrationOptions(2048, 128, seed=seed)
     start = time.process_time()
-    collab.checkpoints.compress(
-        str(demo_folder()),
-        folder,
-        collab.CompressionConfig(**settings),
-        calibration=collab.CalibrationRequest(mixture, collab.CalibrationOptions(2048, 128, seed=seed)),
-        heal=collab.HealRequest(mixture, options),
-    )
+    if steps:
+        collab.checkpoints.compress(
+            str(demo_folder()),
+            folder,
+            collab.CompressionConfig(**settings),
+            calibration=collab.CalibrationRequest(mixture, calibration),
+            heal=collab.HealRequest(mixture, options),
+        )
+    else:
+        original = collab.load(str(demo_folder()))
+        moments = collab.calibrate(original, mixture, options=calibration)
+        collab.save(collab.compress(original, collab.CompressionConfig(**settings, healed=healed), moments), folder)
     return time.process_time() - start

@@ -1,0 +1,243 @@
+"""Variants of healing at equal CPU seconds: optimizers, batches, objectives, rows, starting points.
+
+The demo checkpoint at half of its layers' arithmetic, compressed on four kinds of text (STS-B, SST-2, WikiText-2,
+Multi30k) and healed on the same for so many CPU seconds, is judged on these and on two that it has never seen,
+questions and dialogue. The learning rate rises over a tenth of the time and falls linearly to zero.
+
+    OMP_NUM_THREADS=1 python benchmarks/healing_variants.py [--seconds 150] [--variant "Adam, 32 rows"]
+
+Writes results/healing_variants.json and .md; rows are kept as they finish.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from common import demo_folder, kept, machine, markdown, my_turn, write
+from kinds import KINDS, Judge, made, texts
+from torch import Tensor, nn
+from transformers import AutoModel
+
+import collab
+
+WORK = Path(__file__).parent / "work" / "kinds"
+HEALED_ON = KINDS[:4]
+PER_KIND = 12_000
+
+VARIANTS: dict[str, dict[str, Any]] = {
+    "Adam, 32 rows, float32": {"bfloat16": False},
+    "Adam, 32 rows": {},
+    "Adam, 16 rows, 3e-4, refitted first": {"rows": 16, "rate": 3e-4, "refitted": True},
+    "Adam, 32 rows, refitted first": {"refitted": True},
+    "Adam, 32 rows, 1e-3": {"rate": 1e-3, "beta": 0.98},
+    "Adam, 64 rows, 1e-3": {"rows": 64, "rate": 1e-3},
+    "Adam, 64 rows, 2e-3": {"rows": 64, "rate": 2e-3},
+    "Adam, 32 rows, last three states": {"last": 3},
+    "Adam, 64 rows, embeddings too": {"rows": 64, "rate": 1e-3, "embedding": 1.0},
+    "Adam, 64 rows, 15 % random words in half of them": {"rows": 64, "rate": 1e-3, "replaced": 0.15},
+    "Muon, 64 rows, 5e-4": {"optimizer": "muon", "rows": 64},
+    "Muon, 64 rows, 1e-3": {"optimizer": "muon", "rows": 64, "rate": 1e-3},
+    "Muon, 64 rows, 2e-3": {"optimizer": "muon", "rows": 64, "rate": 2e-3},
+    "Muon, 64 rows, 4e-3": {"optimizer": "muon", "rows": 64, "rate": 4e-3},
+    "Muon, 40 rows, 1.2e-3": {"optimizer": "muon", "rows": 40, "rate": 1.2e-3, "beta": 0.98},
+    "SOAP, 64 rows, 1e-3": {"optimizer": "soap", "rows": 64, "rate": 1e-3, "beta": 0.99},
+}
+DEFAULTS = {
+    "optimizer": "adam",
+    "rows": 32,
+    "rate": 5e-4,
+    "beta": 0.999,
+    "bfloat16": True,
+    "last": 0,
+    "embedding": 0.0,
+    "replaced": 0.0,
+    "refitted": False,
+}
+
+
+class Muon:
+    """Orthogonalized momentum for matrices (Jordan et al. 2024)."""
+
+    def __init__(self, weights: Sequence[nn.Parameter], momentum: float = 0.9) -> None:
+        self._weights, self._momentum = weights, momentum
+        self._sums = [torch.zeros_like(weight) for weight in weights]
+
+    def step(self, rate: float) -> None:
+        """One step."""
+        for weight, total in zip(self._weights, self._sums, strict=True):
+            total.mul_(self._momentum).add_(weight.grad)
+            change = _orthogonal(weight.grad + self._momentum * total)
+            weight.data.add_(change, alpha=-rate * 0.2 * max(weight.shape) ** 0.5)
+
+
+def _orthogonal(matrix: Tensor) -> Tensor:
+    """About the closest matrix with orthonormal rows or columns, by five Newton-Schulz iterations."""
+    wide = matrix.T if matrix.shape[0] > matrix.shape[1] else matrix
+    wide = wide.bfloat16() / (wide.norm() + 1e-7)
+    for _ in range(5):
+        square = wide @ wide.T
+        wide = 3.4445 * wide + (-4.7750 * square + 2.0315 * square @ square) @ wide
+    return (wide.T if matrix.shape[0] > matrix.shape[1] else wide).float()
+
+
+class Soap:
+    """Adam in the eigenvectors of the gradients' products (Vyas et al. 2024), of sides up to 400."""
+
+    def __init__(self, weights: Sequence[nn.Parameter], beta: float, every: int = 20) -> None:
+        self._weights, self._beta, self._every, self._steps = weights, beta, every, 0
+        self._mean = [torch.zeros_like(weight) for weight in weights]
+        self._square = [torch.zeros_like(weight) for weight in weights]
+        self._sides: list[list[Tensor | None]] = [
+            [torch.zeros(size, size) if size <= 400 else None for size in weight.shape] for weight in weights
+        ]
+        self._bases: list[list[Tensor | None]] = [[None, None] for _ in weights]
+
+    def step(self, rate: float) -> None:
+        """One step; the first only finds the eigenvectors."""
+        self._steps += 1
+        for number, weight in enumerate(self._weights):
+            gradient, bases, sides = weight.grad, self._bases[number], self._sides[number]
+            assert gradient is not None
+            for axis, side in enumerate(sides):
+                if side is not None:
+                    side.lerp_(gradient @ gradient.T if axis == 0 else gradient.T @ gradient, 0.05)
+                    if self._steps == 1:
+                        bases[axis] = torch.linalg.eigh(side)[1]
+                    elif self._steps % self._every == 0:
+                        bases[axis] = torch.linalg.qr(side @ bases[axis])[0]
+            if self._steps == 1:
+                continue
+            mean, square, steps = self._mean[number], self._square[number], self._steps - 1
+            mean.lerp_(gradient, 0.1)
+            square.lerp_(_rotated(gradient, bases).square(), 1 - self._beta)
+            scale = (square / (1 - self._beta**steps)).sqrt() + 1e-8
+            change = _rotated(mean, bases) / (1 - 0.9**steps) / scale
+            weight.data.add_(_rotated(change, [None if each is None else each.T for each in bases]), alpha=-rate)
+
+
+def _rotated(matrix: Tensor, bases: Sequence[Tensor | None]) -> Tensor:
+    left, right = bases
+    matrix = matrix if left is None else left.T @ matrix
+    return matrix if right is None else matrix @ right
+
+
+def relative(student: Tensor, teacher: Tensor) -> Tensor:
+    """Squared error relative to the teacher's spread."""
+    return (student - teacher).square().sum() / (teacher - teacher.mean(0)).square().sum()
+
+
+def pooled(states: Tensor, mask: Tensor) -> Tensor:
+    """Normalized means over the tokens, (B, D)."""
+    weight = mask.unsqueeze(-1).float()
+    return nn.functional.normalize((states.float() * weight).sum(1) / weight.sum(1), dim=-1)
+
+
+def batches(tokenizer: Any, rows: Sequence[list[int]], size: int, replaced: float) -> Iterator[tuple[Tensor, Tensor]]:
+    """Padded batches of rows of similar length, in random order, without end."""
+    generator = np.random.default_rng(0)
+    words = np.setdiff1d(np.arange(len(tokenizer)), tokenizer.all_special_ids)
+    lengths = np.array([len(row) for row in rows])
+    while True:
+        order = generator.permutation(len(rows))
+        for start in range(0, len(order) - size, size * 32):
+            part = order[start : start + size * 32]
+            part = part[np.argsort(lengths[part], kind="stable")]
+            chunks = [part[first : first + size] for first in range(0, len(part) - size + 1, size)]
+            for number in generator.permutation(len(chunks)):
+                chosen = [list(rows[row]) for row in chunks[number]]
+                for row in chosen if replaced else ():
+                    if generator.random() < 0.5:
+                        for place in range(1, len(row) - 1):
+                            if generator.random() < replaced:
+                                row[place] = int(generator.choice(words))
+                padded = tokenizer.pad({"input_ids": chosen}, return_tensors="pt")
+                yield padded["input_ids"], padded["attention_mask"]
+
+
+def heal(
+    model: Any, teacher: Any, tokenizer: Any, rows: Sequence[list[int]], seconds: float, how: dict[str, Any]
+) -> int:
+    """Heals for so many CPU seconds; returns the number of steps."""
+    torch.manual_seed(0)
+    trained = [weight for name, weight in model.named_parameters() if name.startswith("encoder.")]
+    for weight in model.parameters():
+        weight.requires_grad_(False)
+    for weight in trained:
+        weight.requires_grad_(True)
+    matrices = [weight for weight in trained if weight.ndim == 2] if how["optimizer"] != "adam" else []
+    others = [weight for weight in trained if not any(weight is matrix for matrix in matrices)]
+    adam = torch.optim.Adam(others, betas=(0.9, how["beta"]))
+    second: Callable[[float], None] = lambda rate: None  # noqa: E731
+    if how["optimizer"] == "muon":
+        second = Muon(matrices).step
+    elif how["optimizer"] == "soap":
+        second = Soap(matrices, how["beta"]).step
+    start, steps = time.process_time(), 0
+    for ids, mask in batches(tokenizer, rows, how["rows"], how["replaced"]):
+        done = (time.process_time() - start) / seconds
+        if done >= 1:
+            break
+        with torch.autocast("cpu", torch.bfloat16, enabled=how["bfloat16"]):
+            given = {"input_ids": ids, "attention_mask": mask, "output_hidden_states": True}
+            with torch.no_grad():
+                expected = teacher(**given).hidden_states
+            actual = model(**given).hidden_states
+        seen = mask.bool()
+        pairs = list(zip(actual, expected, strict=True))[1:][-how["last"] :]
+        loss = torch.stack([relative(left[seen].float(), right[seen].float()) for left, right in pairs]).mean()
+        if how["embedding"]:
+            loss = loss + how["embedding"] * relative(pooled(actual[-1], mask), pooled(expected[-1], mask))
+        loss.backward()
+        rate = how["rate"] * max(1e-3, min(done / 0.1, (1 - done) / 0.9))
+        adam.param_groups[0]["lr"] = rate
+        adam.step()
+        second(rate)
+        for weight in trained:
+            weight.grad = None
+        steps += 1
+    return steps
+
+
+def main() -> None:
+    """Runs the variants that are missing."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seconds", type=float, default=150)
+    parser.add_argument("--variant", action="append", choices=list(VARIANTS))
+    chosen = parser.parse_args()
+    judge = Judge()
+    known = texts()
+    sentences = [text for kind in HEALED_ON for text in known[kind][0][:PER_KIND]]
+    rows = judge.tokenizer(sentences, truncation=True, max_length=128)["input_ids"]
+    teacher = AutoModel.from_pretrained(demo_folder()).eval()
+    for name in chosen.variant or VARIANTS:
+        if any(row["variant"] == name for row in kept("healing_variants").get("rows", [])):
+            continue
+        how = DEFAULTS | VARIANTS[name]
+        folder = WORK / f"start{'-refitted' * how['refitted']}"
+        if not folder.is_dir():
+            made("half", folder, HEALED_ON, steps=0, healed=not how["refitted"])
+        model = collab.load(str(folder)).model
+        steps = heal(model, teacher, judge.tokenizer, rows, chosen.seconds, how)
+        row = {"variant": name, "seconds": chosen.seconds, "steps": steps} | judge.measure(model.eval())
+        with my_turn("healing_variants"):
+            every = [*kept("healing_variants").get("rows", []), row]
+            write("healing_variants", {"machine": machine(), "rows": every}, table(every))
+
+
+def table(rows: list[dict[str, Any]]) -> str:
+    """A row for each variant."""
+    cells = [
+        [row["variant"], str(row["steps"]), f"{row['spearman']:.2f}", *(f"{row[kind]:.4f}" for kind in KINDS)]
+        for row in rows
+    ]
+    return markdown(["variant", "steps", "Spearman", *KINDS], cells)
+
+
+if __name__ == "__main__":
+    main()
