@@ -7,6 +7,7 @@ import os
 import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -57,8 +58,9 @@ class Rows:
 
     @property
     def all_held_out(self) -> list[Feature]:
-        """The rows to judge by, of all sources."""
-        return [feature for features in self.held_out.values() for feature in features]
+        """The rows to judge by, of all sources in turn, so that the first ones are of every source."""
+        in_turn = zip_longest(*self.held_out.values())
+        return [feature for features in in_turn for feature in features if feature is not None]
 
 
 def rows_of(
