@@ -204,7 +204,8 @@ def _learning_rate(
             distillation_loss(student, teacher, expected, batch)[0].backward()
         rows = min(_TRIED, len(data.train))
         seconds = (time.perf_counter() - start) / rows * count * options.run.batch_size
-        progress(f"training, about {max(1, round(seconds / 60))} minutes", 0, count)
+        minutes = max(1, round(seconds / 60))
+        progress(f"training, about {minutes} minute{'s' * (minutes > 1)}", 0, count)
 
     with short_of_memory():
         held_out = list(taught(data.held_out))  # once for all learning rates
