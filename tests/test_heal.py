@@ -125,11 +125,10 @@ class TestHeal:
         healing = collab.heal(model, teacher, options=FEW)
         assert not healing.report.improved
         record = healing.report.to_dict()
-        assert min(evaluation["loss"] for evaluation in record["evaluations"]) < record["before"]["loss"]
         assert record["after"] == record["before"]
         with torch.no_grad():
             assert torch.equal(model(**inputs).logits, before)
-        assert "divergence of the answers" in caplog.messages[-1]
+        assert "it is left unchanged" in caplog.messages[-1]
 
     @pytest.mark.slow
     def test_finds_a_learning_rate(self) -> None:
@@ -193,10 +192,10 @@ class TestHeal:
         inputs = probe_inputs(model)
         with torch.no_grad():
             answers = [network(**inputs, output_hidden_states=True) for network in (model, teacher)]
-            errors = relative_errors(teacher, *answers, inputs)
+            errors = relative_errors(*answers, inputs)
             for states in answers[0].hidden_states:
                 states[inputs["attention_mask"] == 0] = 1e6
-            assert torch.equal(errors, relative_errors(teacher, *answers, inputs))
+            assert torch.equal(errors, relative_errors(*answers, inputs))
         assert errors.shape == (2,)
 
     @pytest.mark.slow

@@ -17,8 +17,8 @@ class Healing(Step):
         data: source and number of the rows, with those held out.
         settings: the `HealOptions`, with the learning rate that was used.
         parameters: number of trained parameters.
-        before: metrics on the held-out rows: ``loss``, the mean relative squared error of hidden states and logits, and
-            the agreement with the teacher.
+        before: metrics on the held-out rows: ``loss``, the mean relative squared error of the hidden states, to which
+            that of the outputs is added (`collab.training.distillation`), and the agreement with the teacher.
         after: the same afterwards.
         improved: whether the model is better than before; if not, it is unchanged.
         steps: number of steps.

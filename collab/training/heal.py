@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,9 @@ logger = logging.getLogger(__name__)
 _TRIED = 64
 """Training rows to find the learning rate on, and as many held-out rows whose loss it must not raise."""
 
+_DIVERGENCE = 1e-3
+"""The least divergence of the outputs to measure theirs by, in nats; that of rounding to bfloat16 is below it."""
+
 _PERIOD = 8
 _HELD_OUT = 512
 
@@ -53,7 +57,7 @@ def heal(
     restart: bool = False,
     progress: Progress = no_progress,
 ) -> Checkpoint:
-    """Trains a converted model, in place, to match its original's hidden states after every layer, and its logits.
+    """Trains a converted model, in place, to match its original's hidden states after every layer, and its outputs.
 
     The best weights on the held-out rows are kept. The model is left unchanged if they do not lower the loss, or if its
     outputs diverge more from the teacher's than before.
@@ -94,6 +98,8 @@ def heal(
         evaluating(model, teacher),
         _training_only(model, options.trainable) as parameters,
     ):
+        divergence = max((agreed or {}).get("kl", 1.0), _DIVERGENCE)
+        loss = partial(distillation_loss, model, teacher, divergence=divergence)
         initial = {name: parameter.detach().clone() for name, parameter in parameters.items()}
         result = run(
             DistillationTrainer,
@@ -101,9 +107,10 @@ def heal(
             options.run,
             rows,
             Work(folder, restart, f"heal {options} {teacher.name_or_path}"),
-            find_rate=lambda: _learning_rate(model, teacher, list(parameters.values()), rows, options, progress),
+            find_rate=lambda: _learning_rate(model, teacher, loss, list(parameters.values()), rows, options, progress),
             progress=progress,
             teacher=teacher,
+            divergence=divergence,
         )
         before = result.start.before | (agreed or {})
         agreed, after_by_source = agreement_by_source(teacher, model, batches, sources)
@@ -181,6 +188,7 @@ def _what_got_worse(before: dict[str, float], after: dict[str, float]) -> tuple[
 def _learning_rate(
     student: PreTrainedModel,
     teacher: PreTrainedModel,
+    loss_of: Callable[..., tuple[Tensor, Any]],
     parameters: list[nn.Parameter],
     data: RunData,
     options: HealOptions,
@@ -201,7 +209,7 @@ def _learning_rate(
     def backward() -> None:
         start = time.perf_counter()
         for expected, batch in taught(data.train):
-            distillation_loss(student, teacher, expected, batch)[0].backward()
+            loss_of(expected, batch)[0].backward()
         rows = min(_TRIED, len(data.train))
         seconds = (time.perf_counter() - start) / rows * count * options.run.batch_size
         minutes = max(1, round(seconds / 60))
@@ -211,7 +219,7 @@ def _learning_rate(
         held_out = list(taught(data.held_out))  # once for all learning rates
 
         def loss() -> float:
-            return sum(float(distillation_loss(student, teacher, *pair)[0]) for pair in held_out)
+            return sum(float(loss_of(*pair)[0]) for pair in held_out)
 
         return find_learning_rate(parameters, backward, loss, steps)
 
