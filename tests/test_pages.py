@@ -114,6 +114,22 @@ class TestHeadsPage:
         assert [path.name for path in Path().glob("*.html")] == ["there.html"]
         assert Path("there.html").read_text() == "mine"
 
+    def test_a_compressed_model_stands_beside_its_original_without_the_dropped_layer(
+        self, original: Path, tmp_path: Path
+    ) -> None:
+        (tmp_path / "rows.txt").write_text("a b c d\nx y z\nh e l l o\nm n o p\n" * 10)
+        request = collab.CalibrationRequest(collab.DataSource(str(tmp_path / "rows.txt")))
+        config = collab.CompressionConfig(flops=0.4, drop_layers=1)
+        collab.checkpoints.compress(str(original), tmp_path / "half", config, calibration=request, heal=None)
+        pages = [tmp_path / "heads.html", tmp_path / "report.html"]
+        done = heads(tmp_path / "half", "--html", pages[0], "--against", original)
+        assert done.exit_code == 0, done.stderr
+        data = page_data(pages[0])
+        assert [layer is None for layer in data["models"][1]["heads"]].count(True) == 1
+        assert None not in data["models"][0]["heads"]
+        assert run("report", tmp_path / "half", "--html", pages[1]).exit_code == 0
+        assert "dropped" in pages[1].read_text(encoding="utf-8")
+
     def test_an_exported_graph_is_refused(self, pruned: Path) -> None:
         (pruned / "model.onnx").touch()
         done = heads(pruned, "--html", pruned.parent / "heads.html")

@@ -62,7 +62,11 @@ def write_report_page(file: Path, report: ModelReport) -> None:
             ("Parameters", "The original's, and what is left of them.", _parameters(history)),
             ("Widths by layer", "A whole bar is the original's width.", _widths(report)),
             ("Agreement", "With the original, or as the step says, on rows that were held out.", _agreements(history)),
-            ("Errors by layer", "The longest bar of each chart is its largest error.", _errors(history)),
+            (
+                "Errors by layer",
+                "As the step left them, before later ones. The longest bar of a chart is its largest error.",
+                _errors(history),
+            ),
             ("Forms compared", "The candidates of the conversion: predicted error and parameters.", _forms(history)),
             ("Training", "Measured on held-out rows in the course of training.", _training(history)),
         ],

@@ -56,7 +56,7 @@ def layer_widths(model: PreTrainedModel) -> tuple[LayerWidths, ...]:
             layer.full_rank,
             len(layer.heads),
             layer.total,
-            layer.head_dim if layer.converted is None else layer.converted.value_width,
+            layer.value_width,
             layer.head_dim,
             width,
         )

@@ -155,7 +155,7 @@ function choose(changes) {
   for (const name of Object.keys(chosen)) document.getElementById(name).value = chosen[name];
   const score = data.scores[chosen.show];
   document.getElementById("meaning").textContent = score
-    ? `${chosen.show}: ${score.meaning}. Numbers and colours run from 0 to 100 over all heads shown; strong: the head matters more.`
+    ? `${chosen.show}: ${score.meaning}. Numbers and colours run from 0, the head that matters least of all shown, to 100.`
     : "Squares: each row of pixels is a token, each column a token that it attends to. Point at a token on the left below for its weights.";
   data.models.forEach((model, number) => {
     drawGrid(model, panels[number].grid);
