@@ -51,8 +51,10 @@ from .io.options import LoadOptions as LoadOptions
 from .io.options import SaveOptions as SaveOptions
 from .io.options import TransformOptions as TransformOptions
 from .io.read import Source as Source
+from .io.report import ModelReport as ModelReport
 from .io.write import save as save
 from .models.cache import CacheBytes as CacheBytes
+from .models.widths import LayerWidths as LayerWidths
 from .planning.config import ConversionConfig as ConversionConfig
 from .planning.plan import Plan as Plan
 from .planning.plan import PlanOption as PlanOption

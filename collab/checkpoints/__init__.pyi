@@ -11,3 +11,4 @@ from .heal import heal as heal
 from .inspect import inspect as inspect
 from .plan import plan as plan
 from .prune import prune as prune
+from .report import report as report

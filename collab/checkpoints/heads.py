@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 from ..data.prepare import Unlabelled
 from ..data.task import Task
+from ..errors import ConfigurationError
+from ..graphs.served import find_graph
 from ..heads.options import RowOptions, ScoreOptions
 from ..heads.rows import HeadRows, head_rows
 from ..heads.scores import HeadScores, score_rows
@@ -57,6 +59,7 @@ def score_heads(
         The scores, with the model and the rows.
 
     Raises:
+        ConfigurationError: if the folder holds an exported graph, whose attention cannot be observed.
         CollabError: as raised by `collab.load` and `collab.score_heads`.
     """
     if isinstance(model, Checkpoint):
@@ -64,6 +67,11 @@ def score_heads(
     else:
         progress("loading the model", 0, None)
         load_options = load_options or LoadOptions()
+        if find_graph(model) is not None:
+            raise ConfigurationError(
+                f"{model} is an exported graph, whose attention cannot be observed. Give the model that it was "
+                "exported from."
+            )
         loaded = load_to_score(resolve_source(model, load_options.revision), load_options, task)
     scored = head_rows(loaded, data, task, rows)
     return ScoredHeads(score_rows(loaded, scored, options, progress), loaded, scored)

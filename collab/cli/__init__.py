@@ -21,6 +21,7 @@ from .heal import heal
 from .inspect import inspect
 from .plan import plan
 from .prune import prune
+from .report import report
 
 
 @click.group(
@@ -32,5 +33,19 @@ def main() -> None:
     """Make pretrained transformers smaller and faster without labels: collaborative attention, and compression."""
 
 
-for command in (convert, compress, plan, heal, finetune, evaluate, inspect, heads, prune, expand, bench, export):
+for command in (
+    convert,
+    compress,
+    plan,
+    heal,
+    finetune,
+    evaluate,
+    inspect,
+    report,
+    heads,
+    prune,
+    expand,
+    bench,
+    export,
+):
     main.add_command(command)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,29 +11,54 @@ import click
 from ..data.source import NamedSource
 from ..errors import ConfigurationError
 from ..heads.options import ScoreOptions
+from ..io.options import LoadOptions
 from .command import command, gathers
 from .options.data import Unlabelled, data_options
 from .options.heads import head_rows_options, scoring_options
+from .options.measuring import page_options
 from .options.model import model_in
 from .session import Session
 
 if TYPE_CHECKING:
     from ..checkpoints.heads import ScoredHeads
+    from ..figures.heads_page import ShownModel
+
+
+_ROWS = 3
+"""Rows of --data on the page, if no sentence is given."""
 
 
 @dataclass(frozen=True)
 class _Drawing:
-    """The figures to draw, and their folder."""
+    """The figures to draw and their folder, and the page to write."""
 
     figures: Path | None
+    html: Path | None
+    overwrite: bool
     sentences: tuple[str, ...]
     layers: tuple[int, ...]
+    against: str | None
 
     def __post_init__(self) -> None:
-        if self.sentences and self.figures is None:
-            raise ConfigurationError("--sentence draws figures; say with --figures where to.")
-        if self.layers and not self.sentences:
-            raise ConfigurationError("--layer says which attention maps to draw; say with --sentence of what.")
+        if self.sentences and self.figures is None and self.html is None:
+            raise ConfigurationError("--sentence draws figures; say with --figures or --html where to.")
+        if self.layers and not (self.sentences and self.figures):
+            raise ConfigurationError(
+                "--layer says which attention maps to draw; say with --sentence of what, and with --figures where to."
+            )
+        if self.html is None and (self.against is not None or self.overwrite):
+            option = "--overwrite" if self.against is None else "--against"
+            raise ConfigurationError(f"{option} belongs to the page; say with --html where to write it.")
+
+    def check(self) -> None:
+        """Checks, before any work is done, that everything can be written."""
+        from ..figures.pages import check_page
+        from ..figures.style import figure_folder
+
+        if self.html is not None:
+            check_page(self.html, self.overwrite)
+        if self.figures is not None:
+            figure_folder(self.figures)
 
     def draw(self, scored: list[ScoredHeads], names: list[str]) -> list[Path]:
         """Draws the scores on each data set; returns the files."""
@@ -49,6 +74,23 @@ class _Drawing:
             written.append(draw_comparison(first.scores, scored[1].scores, self.figures, (names[0], names[1])))
         return written
 
+    def write(self, scored: ScoredHeads, original: ScoredHeads | None) -> list[Path]:
+        """Writes the page, if there is to be one; returns the file."""
+        from ..figures.heads_page import write_heads_page
+
+        if self.html is None:
+            return []
+        write_heads_page(self.html, self._shown(scored), None if original is None else self._shown(original))
+        return [self.html]
+
+    def _shown(self, scored: ScoredHeads) -> ShownModel:
+        from ..figures.heads_page import ShownModel
+        from ..heads.maps import sentence_features
+
+        sentences = self.sentences
+        features = sentence_features(scored.checkpoint, sentences) if sentences else scored.rows.features[:_ROWS]
+        return ShownModel(scored.checkpoint, scored.scores, features)
+
 
 def _data2(data2: str | None, unlabelled: Unlabelled) -> NamedSource | None:
     return None if data2 is None else unlabelled.source(data2)
@@ -56,6 +98,7 @@ def _data2(data2: str | None, unlabelled: Unlabelled) -> NamedSource | None:
 
 @command(
     "collab heads ./model --data sentences.txt --figures figures",
+    'collab heads ./converted --data sentences.txt --html heads.html --against ./model --sentence "The cat sat."',
     "collab heads ./classifier --data dev.tsv --task classification --score gradient --score ablation --json",
 )
 @gathers("data2", _data2)
@@ -73,30 +116,43 @@ def _data2(data2: str | None, unlabelled: Unlabelled) -> NamedSource | None:
     "--sentence",
     "sentences",
     multiple=True,
-    help="Draw the attention maps of this sentence; may be given several times.",
+    help="Draw the attention maps of this sentence; may be given several times. Without it, the page of --html shows "
+    "the first rows of --data.",
 )
 @click.option("--layer", "layers", type=int, multiple=True, help="Draw the maps of this layer only; from 0.")
+@page_options
+@click.option("--against", metavar="MODEL", help="The original, to be shown beside MODEL on the page.")
 @model_in
-def heads(data: NamedSource, data2: NamedSource | None, drawing: _Drawing, session: Session) -> None:
+def heads(
+    data: NamedSource,
+    data2: NamedSource | None,
+    against: str | None,
+    drawing: _Drawing,
+    load_options: LoadOptions,
+    session: Session,
+) -> None:
     """Score every head of MODEL, original or converted: what it attends to, and what is lost without it."""
     session.interrupted = "Interrupted."
     session.begin()
     from ..checkpoints.heads import notes, score_heads
-    from ..figures.style import figure_folder
     from .head_tables import show_scores
 
-    if drawing.figures is not None:
-        figure_folder(drawing.figures)  # before the work, so that what is missing is known at once
+    drawing.check()
     sources, scored = [data], [session.call(score_heads)]
     if data2 is not None:
         sources.append(data2)
         scored.append(session.call(score_heads, model=scored[0].checkpoint, data=data2))
     names = [source if isinstance(source, str) else Path(source.path).name for source in sources]
-    written = drawing.draw(scored, names)
+    original = None
+    if against is not None:
+        original = session.call(score_heads, model=against, load_options=replace(load_options, revision=None))
+    written = drawing.draw(scored, names) + drawing.write(scored[0], original)
     first, second = scored[0].scores, scored[1].scores if data2 is not None else None
     record: dict[str, Any] = first.to_dict()
     if second is not None:
         record["data2"] = second.to_dict()
+    if original is not None:
+        record["against"] = original.scores.to_dict()
 
     def show() -> None:
         show_scores(first, second, notes(scored[0].checkpoint))

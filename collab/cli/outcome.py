@@ -41,11 +41,16 @@ class _Card(Markdown):
 
 def show_steps(steps: Sequence[Step], *, details: bool = True) -> None:
     """Prints steps as their sections of the card, or only the summaries of them."""
-    console = Console()
     for step in steps:
-        with console.capture() as capture:
-            console.print(_Card(step.section() if details else step.summary()))
-        click.echo(re.sub(r"\n(?:[ \t]*\n){2,}", "\n\n", capture.get()).strip())
+        show_markdown(step.section() if details else step.summary())
+
+
+def show_markdown(text: str) -> None:
+    """Prints a card, or a section of one."""
+    console = Console()
+    with console.capture() as capture:
+        console.print(_Card(text))
+    click.echo(re.sub(r"\n(?:[ \t]*\n){2,}", "\n\n", capture.get()).strip())
 
 
 def finish(

@@ -10,15 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from ..data.features import collate, row_features
-from ..errors import DataError
+from ..heads.maps import AttentionMap, attention_maps, sentence_features
 from ..heads.options import SCORES
 from ..heads.scores import HeadScores, rank_correlation
-from ..heads.statistics import record_attention
 from ..io.checkpoint import Checkpoint
-from ..models.inputs import on_device
-from ..models.layers import AttentionLayer, attention_layers, check_numbers
-from ..models.recording import LayerPass
+from ..models.layers import attention_layers, check_numbers
 from .style import BLUE, VERMILION, pyplot, save
 
 logger = logging.getLogger(__name__)
@@ -101,47 +97,36 @@ def draw_attention(
         ConfigurationError: if there is no such layer.
         DataError: if the model has no tokenizer.
     """
-    model = loaded.model
-    if model.main_input_name != "input_ids":
-        raise DataError("Attention maps are drawn for models that take text.")
-    model_layers = attention_layers(model)
-    numbers = range(len(model_layers)) if layers is None else layers
-    check_numbers(model_layers, numbers)
+    layers_of_model = attention_layers(loaded.model)
+    numbers = range(len(layers_of_model)) if layers is None else layers
+    check_numbers(layers_of_model, numbers)
     folder.mkdir(parents=True, exist_ok=True)
     written = []
-    for place, sentence in enumerate(sentences):
-        features = row_features(model, loaded.tokenizer, [sentence])
-        batch = on_device(collate(model, loaded.tokenizer, features), model.device)
-        read, answered = (
-            loaded.tokenizer.convert_ids_to_tokens(batch[name].flatten().tolist()) if name in batch else []
-            for name in ("input_ids", "decoder_input_ids")
-        )
-        if len(read) > TOKENS:
-            logger.warning("Sentence %d has %d tokens; its maps show the first %d.", place + 1, len(read), TOKENS)
-        passes: list[LayerPass] = []
-        record_attention(model, model_layers, batch, passes.append)
-        attention = {each.layer.name: each.weights for each in reversed(passes)}  # of a shared layer the first
+    for place, feature in enumerate(sentence_features(loaded, sentences)):
+        maps = attention_maps(loaded, feature)
+        longest = max((max(len(each.queries), len(each.keys)) for each in maps.values()), default=0)
+        if longest > TOKENS:
+            logger.warning("Sentence %d has %d tokens; its maps show the first %d.", place + 1, longest, TOKENS)
         for number in numbers:
-            layer = model_layers[number]
-            if layer.heads:
+            name = layers_of_model[number].name
+            if name in maps:
                 file = folder / f"attention-{place + 1}-layer-{number}.png"
-                queries = answered if answered and layer.kind != "encoder" else read
-                keys = read if layer.kind == "cross" else queries
-                _attention(attention[layer.name][0].float().cpu().numpy(), layer, queries[:TOKENS], keys[:TOKENS], file)
+                _attention(maps[name].cut(TOKENS), file)
                 written.append(file)
     return written
 
 
-def _attention(weights: np.ndarray, layer: AttentionLayer, queries: list[str], keys: list[str], file: Path) -> None:
+def _attention(attention: AttentionMap, file: Path) -> None:
+    queries, keys = attention.queries, attention.keys
     width, height = (max(1.8, 0.13 * len(tokens) + 0.9) for tokens in (keys, queries))
-    figure, axes = _grid(len(layer.heads), (width, height))
-    for place, (axis, head) in enumerate(zip(axes, layer.heads, strict=False)):
-        axis.imshow(weights[place, : len(queries), : len(keys)], cmap=_MAP, vmin=0, vmax=1)
+    figure, axes = _grid(len(attention.heads), (width, height))
+    for axis, head, weights in zip(axes, attention.heads, attention.weights, strict=False):
+        axis.imshow(weights, cmap=_MAP, vmin=0, vmax=1)
         axis.set_title(f"head {head}", fontsize=8)
         axis.set_xticks(range(len(keys)), keys, rotation=90, fontsize=5)
         axis.set_yticks(range(len(queries)), queries, fontsize=5)
         axis.tick_params(length=0)
-    figure.suptitle(f"{layer.name}: rows attend to columns; dark 0, light 1", fontsize=9)
+    figure.suptitle(f"{attention.layer}: rows attend to columns; dark 0, light 1", fontsize=9)
     save(figure, file, 300)
 
 

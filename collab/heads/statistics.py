@@ -22,7 +22,7 @@ class AttentionStatistics:
     """Sums over query tokens, for the heads of one layer."""
 
     def __init__(self, layer: AttentionLayer) -> None:
-        heads, width = len(layer.heads), layer.head_dim
+        heads, width = len(layer.heads), layer.value_width
         self._layer = layer
         self._tokens = 0
         self._sums = {name: torch.zeros(heads, dtype=torch.float64) for name in NAMES[:-1]}

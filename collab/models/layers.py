@@ -63,6 +63,11 @@ class AttentionLayer:
         return self.projection("query").out_features // self.total
 
     @property
+    def value_width(self) -> int:
+        """The width of each head's values: d, or less after a compression."""
+        return self.head_dim if self.converted is None else self.converted.value_width
+
+    @property
     def full_rank(self) -> int:
         """K, the width of the original queries."""
         return self.total * self.head_dim
@@ -101,8 +106,7 @@ class AttentionLayer:
     @property
     def shares_values(self) -> bool:
         """Whether several heads read the same values (grouped keys and values)."""
-        width = self.head_dim if self.converted is None else self.converted.value_width
-        return bool(self.heads) and self.projection("value").out_features < len(self.heads) * width
+        return bool(self.heads) and self.projection("value").out_features < len(self.heads) * self.value_width
 
     @property
     def query_key_parameters(self) -> int:

@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from ...evaluation.options import REPORTED_LENGTHS
-from ..command import Decorator
+from ..command import Decorator, combined
 
 against_option = click.option(
     "--against", metavar="MODEL", help="Another model, measured on the same rows and in turn with the first."
@@ -16,6 +16,14 @@ figure_option = click.option(
     "--figure",
     type=click.Path(path_type=Path, dir_okay=False),
     help="Draw the result to this file: .png, .pdf or .svg.",
+)
+page_options = combined(
+    click.option(
+        "--html",
+        type=click.Path(path_type=Path, dir_okay=False),
+        help="Write a page to this file, which opens in any browser without a network.",
+    ),
+    click.option("--overwrite", is_flag=True, help="Replace the page if it exists."),
 )
 lengths_option = click.option(
     "--length",

@@ -1,0 +1,64 @@
+"""The widths of a model's layers, and those that they had in the original."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from transformers import PreTrainedModel
+
+from ..modeling.collab_model import outermost
+from .families import family_of
+from .layers import attention_layers
+
+
+@dataclass(frozen=True)
+class LayerWidths:
+    """Widths of an attention layer and of the feed-forward layer beside it.
+
+    Attributes:
+        name: module name of the attention layer.
+        rank: R, query/key dimensions of all heads together.
+        full_rank: K, those of the original layer.
+        heads: heads left.
+        total_heads: H of the original layer.
+        value_width: width of each head's values.
+        head_dim: d of the original layer.
+        neurons: width of the feed-forward layer; None where it is not known.
+    """
+
+    name: str
+    rank: int
+    full_rank: int
+    heads: int
+    total_heads: int
+    value_width: int
+    head_dim: int
+    neurons: int | None = None
+
+
+def layer_widths(model: PreTrainedModel) -> tuple[LayerWidths, ...]:
+    """The widths of every attention layer, in the order of the model.
+
+    Raises:
+        UnsupportedArchitectureError: if the model belongs to no family or has no attention layers.
+    """
+    layers = attention_layers(model)
+    known = family_of(model).base.feed_forward_classes
+    neurons: list[int | None] = [
+        holder.get_submodule(known[type(holder)].down).in_features for _, holder in outermost(model, known)
+    ]
+    if len(neurons) != len(layers):  # a decoder has two attention layers to a feed-forward layer
+        neurons = [None] * len(layers)
+    return tuple(
+        LayerWidths(
+            layer.name,
+            layer.full_rank if layer.converted is None else layer.converted.spec.rank,
+            layer.full_rank,
+            len(layer.heads),
+            layer.total,
+            layer.value_width,
+            layer.head_dim,
+            width,
+        )
+        for layer, width in zip(layers, neurons, strict=True)
+    )
