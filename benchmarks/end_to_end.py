@@ -37,7 +37,7 @@ from torch import Tensor, nn
 from transformers import AutoModel, BertConfig, BertModel
 
 import collab
-from collab.graphs.check import session
+from collab.graphs.runtime import OnnxSession
 from collab.graphs.trace import Graph, write_graph
 from collab.modeling.collab_attention import CollaborativeSelfAttention
 
@@ -151,7 +151,7 @@ def measure(models: Models, folder: Path, device: str, hows: Sequence[str], roun
         for name, model in few.items():
             file = folder / f"{name.replace('/', '-')}.onnx"
             write_graph(Graph(model), file)
-            graphs[name] = session(file)
+            graphs[name] = OnnxSession(file)
     rows: list[dict[str, Any]] = []
     for how in hows:
         for batch, length in SHAPES:
@@ -172,7 +172,7 @@ def measure(models: Models, folder: Path, device: str, hows: Sequence[str], roun
                 given = inputs | {"attention_mask": mask, "token_type_ids": torch.zeros_like(mask)}
                 arrays = {name: value.numpy() for name, value in given.items()}
                 runs = {
-                    name: (lambda input_ids, graph=graph, arrays=arrays: graph.run(None, arrays))
+                    name: (lambda input_ids, graph=graph, arrays=arrays: graph.run(arrays))
                     for name, graph in graphs.items()
                 }
             rows += [{"how": how} | row for row in in_turn(runs, inputs, rounds)]

@@ -238,7 +238,7 @@ def draw(rows: list[dict[str, Any]]) -> None:
     """Cosine over six kinds of text against speed at 8 x 128."""
     from matplotlib import pyplot
 
-    figure, axes = pyplot.subplots(figsize=(7, 4.2), layout="constrained")
+    figure, axes = pyplot.subplots(figsize=(7, 4.8), layout="constrained")
     colors = dict(
         zip(MODELS, ("black", COLORS["concat"], COLORS["cp"], COLORS["tucker"], COLORS["rival"]), strict=True)
     )
@@ -254,7 +254,7 @@ def draw(rows: list[dict[str, Any]]) -> None:
         axes.scatter([], [], color="grey", marker=marker, label=f"{runtime}, {precision}")
     axes.set_xlabel("times as fast as the original in onnxruntime, 8 × 128 tokens")
     axes.set_ylabel("cosine to the original's embeddings")
-    axes.legend(fontsize=8, ncols=2, loc="lower left")
+    figure.legend(fontsize=8, ncols=4, loc="outside lower center")
     axes.grid(alpha=0.3)
     figure.savefig(RESULTS / "serving.png", dpi=150)
     pyplot.close(figure)

@@ -62,7 +62,7 @@ def main() -> None:
 
 def table(rows: list[dict[str, Any]]) -> str:
     """A row for each model; the kind that was left out in bold."""
-    headings = ["left out", "model", "Spearman", *KINDS]
+    headings = ["model", "left out", "Spearman", *KINDS]
     cells = []
     for row in sorted(rows, key=lambda row: (row["left_out"] != "none", row["left_out"], row["model"], row["recipe"])):
         cosines = [f"**{row[kind]:.4f}**" if kind == row["left_out"] else f"{row[kind]:.4f}" for kind in KINDS]
@@ -74,7 +74,7 @@ def table(rows: list[dict[str, Any]]) -> str:
                 *([f"seed {row['seed']}"] if row["seed"] else []),
             ]
         )
-        cells.append([row["left_out"], settings, f"{row['spearman']:.2f}", *cosines])
+        cells.append([settings, row["left_out"], f"{row['spearman']:.2f}", *cosines])
     return markdown(headings, cells)
 
 
