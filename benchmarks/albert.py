@@ -127,12 +127,11 @@ def table(results: list[dict[str, Any]]) -> str:
             f"{row['accuracy']:.4f}",
             f"{row['kl']:.4f}",
             *(f"{row['refined'][name]:.4f}" if "refined" in row else "" for name in ("accuracy", "kl")),
-            f"{row['refined']['cpu_seconds'] - row['cpu_seconds']:.0f}" if "refined" in row else "",
         ]
         for row in results
     ]
     headings = ["form", "R of 256", "calibration", "query/key left", "held-out score error", "masked accuracy", "KL"]
-    return markdown([*headings, "refined: masked accuracy", "KL", "CPU s"], cells)
+    return markdown([*headings, "refined: masked accuracy", "refined: KL"], cells)
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ import csv
 import json
 import os
 import platform
+import re
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -21,6 +22,8 @@ from collab.evaluation.timing import Run, time_in_turn
 from collab.steps.step import installed_versions
 
 RESULTS = Path(__file__).parent / "results"
+WIDEST = 9
+"""Columns of a table that a page has room for, if their cells are short."""
 # Okabe and Ito's colours, which colour-blind readers can tell apart.
 COLORS = {"rival": "#D55E00", "collab": "#0072B2", "concat": "#999999", "cp": "#0072B2", "tucker": "#009E73"}
 
@@ -105,6 +108,15 @@ def my_turn(name: str) -> Iterator[None]:
 
 
 def markdown(headings: list[str], rows: list[list[str]]) -> str:
-    """A Markdown table, the first column to the left and the others to the right."""
-    lines = [f"| {' | '.join(headings)} |", f"|---|{'---:|' * (len(headings) - 1)}"]
+    """A Markdown table, with columns of numbers to the right.
+
+    What is too wide for a page is transposed, where that makes it narrower.
+    """
+    if len(headings) > WIDEST and len(rows) + 1 < len(headings):
+        headings, *rows = [list(column) for column in zip(headings, *rows, strict=True)]
+    sides = [
+        "---:" if all(re.match(r"[^a-zA-Z]*\d", cell) for cell in column if cell) else "---"
+        for column in list(zip(*rows, strict=True))[1:]
+    ]
+    lines = [f"| {' | '.join(headings)} |", f"|{'|'.join(['---', *sides])}|"]
     return "\n".join(lines + [f"| {' | '.join(row)} |" for row in rows])

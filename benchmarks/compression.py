@@ -241,31 +241,36 @@ def speeds(models: dict[str, PreTrainedModel], original: PreTrainedModel, rounds
 
 def table(rows: list[dict[str, Any]]) -> str:
     """All rows: quality before and after healing as means over the seeds with their ranges, seconds, and speed."""
-    headings = ["way", "multiply-adds", "seeds", "Spearman", "cosine", "WikiText", "SST-2", "paragraphs", "CPU s"]
-    headings += [f"{rows} x {length}" for rows, length in SHAPES]
+    quality = ["way", "multiply-adds", "seeds", "Spearman", "cosine", "WikiText", "SST-2", "paragraphs"]
+    speed = ["way", "multiply-adds", "CPU s", *(f"{rows} × {length}" for rows, length in SHAPES)]
     by_row: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
     for row in sorted(rows, key=lambda row: (row["dropped"], -row["flops"], row["way"], row["text"], row["steps"])):
         by_row.setdefault((row["dropped"], row["budget"], row["way"], row["text"], row["steps"]), []).append(row)
-    cells = []
+    cells, times = [], []
     for (dropped, _, way, text, steps), same in by_row.items():
         asked = f", as fast as without {dropped} layers" if dropped and way != "layers" else ""
         gone = f", {dropped} dropped" if dropped and way == "layers" else ""
         healed = f", healed {steps} steps" if steps else ", untrained"
+        row_of = [f"{way}{asked}{gone}{TEXTS[text]}{healed}", f"{median(row['flops'] for row in same):.2f}"]
         cells.append(
             [
-                f"{way}{asked}{gone}{TEXTS[text]}{healed}",
-                f"{median(row['flops'] for row in same):.2f}",
+                *row_of,
                 str(len(same)),
                 spread([row["spearman"] for row in same], 2),
                 *(
                     spread([row[f"cosine_{name}"] for row in same if f"cosine_{name}" in row], 3)
                     for name in ("stsb", "wikitext", "sst2", "paragraphs")
                 ),
+            ]
+        )
+        times.append(
+            [
+                *row_of,
                 f"{median(row['seconds'] for row in same):.0f}",
                 *(f"{median(speeds):.2f}" for speeds in zip(*(row["speed"] for row in same), strict=True)),
             ]
         )
-    return markdown(headings, cells)
+    return f"### Quality\n\n{markdown(quality, cells)}\n\n### Time and speed\n\n{markdown(speed, times)}"
 
 
 def spread(values: list[float], digits: int) -> str:

@@ -37,8 +37,7 @@ from torch import Tensor, nn
 from transformers import AutoModel, BertConfig, BertModel
 
 import collab
-from collab.graphs.options import ONNX_FILE
-from collab.graphs.runtime import open_graph
+from collab.graphs.runtime import OnnxSession
 from collab.graphs.trace import Graph, write_graph
 from collab.modeling.collab_attention import CollaborativeSelfAttention
 
@@ -150,10 +149,9 @@ def measure(models: Models, folder: Path, device: str, hows: Sequence[str], roun
     graphs = {}
     if "onnxruntime" in hows:
         for name, model in few.items():
-            file = folder / name.replace("/", "-") / ONNX_FILE
-            file.parent.mkdir()
+            file = folder / f"{name.replace('/', '-')}.onnx"
             write_graph(Graph(model), file)
-            graphs[name] = open_graph(file)
+            graphs[name] = OnnxSession(file)
     rows: list[dict[str, Any]] = []
     for how in hows:
         for batch, length in SHAPES:

@@ -237,11 +237,10 @@ def table(result: Measured) -> str:
             f"{row['reload']:.0e}",
             *(f"{narrow['converted']:.0e} ({narrow['native']:.0e})" for narrow in row["narrow"].values()),
             "" if row["padding"] is None else f"{row['padding']:.0e}",
-            f"{row['seconds']:.0f}",
         ]
         for name, row in sorted(result["families"].items())
     ]
-    headings = ["family", "lines", "classes", "full rank", "without collab", "bfloat16", "float16", "padding", "s"]
+    headings = ["family", "lines", "classes", "full rank", "without collab", "bfloat16", "float16", "padding"]
     parts = ["### Families", markdown(headings, cells)]
     cells = [
         [
@@ -253,12 +252,11 @@ def table(result: Measured) -> str:
             f"{row['cosine']:.4f}",
             f"{row['reload_difference']:.1e}",
             f"{row['onnx_difference']:.1e}",
-            *(f"{row['seconds'][name]:.0f}" for name in ("convert", "reload", "onnx")),
         ]
         for row in result["shapes"]
     ]
     headings = ["", "layers", "R", "query/key left", "difference", "cosine", "without collab", "ONNX"]
-    return "\n\n".join([*parts, "### Real shapes", markdown([*headings, "convert s", "reload s", "ONNX s"], cells)])
+    return "\n\n".join([*parts, "### Real shapes", markdown(headings, cells)])
 
 
 def main() -> None:

@@ -186,8 +186,8 @@ def label(row: dict[str, Any]) -> str:
 
 def table(result: dict[str, Any]) -> str:
     """The results as tables: at equal R and at equal parameters."""
-    headings = ["", "R", "query/key left", "score error", "Spearman", "cosine", "paragraphs", "solve s", "command s"]
-    headings += ["refined: Spearman", "cosine", "paragraphs", "CPU s"]
+    headings = ["", "R", "query/key left", "score error", "Spearman", "cosine", "paragraphs"]
+    headings += [f"refined: {what}" for what in ("Spearman", "cosine", "paragraphs")]
     parts = [f"Original: Spearman {result['original_spearman']:.2f}."]
     if any(outdated(row) for row in result["rows"]):
         parts.append("† From before refinement and before the calibration data changed; not run again.")
@@ -205,8 +205,6 @@ def table(result: dict[str, Any]) -> str:
                     f"{row['query_key_ratio']:.3f}",
                     f"{row['score_error']:.4f}",
                     *quality(row),
-                    f"{row['solve_seconds']:.1f}",
-                    f"{row['seconds']:.1f}",
                     *refined(row),
                 ]
                 for row in rows
@@ -224,7 +222,7 @@ def quality(row: dict[str, Any]) -> list[str]:
 def refined(row: dict[str, Any]) -> list[str]:
     """What refinement makes of a row."""
     after = row.get("refined")
-    return ["", "", "", ""] if after is None else [*quality(after), f"{after['refine_cpu_seconds']:.1f}"]
+    return ["", "", ""] if after is None else quality(after)
 
 
 def draw(result: dict[str, Any]) -> None:

@@ -158,33 +158,30 @@ def _done(setting: dict[str, Any], rows: list[dict[str, Any]]) -> bool:
 
 
 def table(result: dict[str, Any]) -> str:
-    """Before and after."""
-    headings = ["form, R", "healed on", "query/key left", "Spearman before", "after", "cosine before", "after"]
-    headings += ["relative error before", "after", "learning rate", "seconds"]
+    """Before → after healing."""
+    headings = ["form, R", "healed on", "query/key left", "Spearman", "cosine", "relative error", "learning rate"]
     cells = [
         [
             f"{row['form']}, {row['rank']}",
             row["data"],
             f"{row['query_key_ratio']:.3f}",
-            *(f"{row[when]['spearman']:.2f}" for when in ("before", "after")),
-            *(f"{row[when]['cosine']:.4f}" for when in ("before", "after")),
-            *(f"{row['loss'][when]:.4f}" for when in ("before", "after")),
+            " → ".join(f"{row[when]['spearman']:.2f}" for when in ("before", "after")),
+            " → ".join(f"{row[when]['cosine']:.4f}" for when in ("before", "after")),
+            " → ".join(f"{row['loss'][when]:.4f}" for when in ("before", "after")),
             f"{row['learning_rate']:.1e}",
-            f"{row['after']['seconds']:.0f}",
         ]
         for row in result["rows"]
     ]
     parts = [f"Original: Spearman {result['original_spearman']:.2f}.", markdown(headings, cells)]
     if result["budgets"]:
-        headings = ["cp, R = 64", "CPU s, of which refinement", "steps of healing", "Spearman before healing", "after"]
-        headings += ["cosine before healing", "after"]
+        headings = ["cp, R = 64", "CPU s, of which refinement", "steps of healing", "Spearman", "cosine"]
         cells = [
             [
                 f"{row['budget']} CPU seconds, {'refined and healed' if row['refine'] == 'auto' else 'healed alone'}",
                 f"{row['cpu_seconds']:.0f}, {row['refine_cpu_seconds']:.0f}",
                 str(row["steps"]),
-                *(f"{row[when]['spearman']:.2f}" for when in ("before", "after")),
-                *(f"{row[when]['cosine']:.4f}" for when in ("before", "after")),
+                " → ".join(f"{row[when]['spearman']:.2f}" for when in ("before", "after")),
+                " → ".join(f"{row[when]['cosine']:.4f}" for when in ("before", "after")),
             ]
             for row in result["budgets"]
         ]

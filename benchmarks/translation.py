@@ -263,7 +263,6 @@ def table(result: dict[str, Any]) -> str:
                     f"{row['form']}, {label(row)}",
                     str(row["rank"]),
                     f"{row['parameters']['query_key'] / full:.3f}",
-                    f"{row['parameters']['model'] / 1e6:.2f}",
                     "{value:.1f} ({low:.1f} to {high:.1f})".format(**test),
                     *(
                         "{value:+.1f} ({low:+.1f} to {high:+.1f})".format(**each) if each else ""
@@ -273,7 +272,7 @@ def table(result: dict[str, Any]) -> str:
                     f"{row['seconds']:.0f}" if row["seconds"] else "",
                 ]
             )
-        headings = ["", "R", "query/key parameters", "parameters, millions", "BLEU, test_2017"]
+        headings = ["", "R", "query/key left", "BLEU, test_2017"]
         headings += ["less the reference or control", "less concat of this R", "BLEU, val", "CPU s"]
         parts += [f"### {title}", markdown(headings, cells)]
     return "\n\n".join(parts + head_tables(result["heads"]))

@@ -62,12 +62,19 @@ def main() -> None:
 
 def table(rows: list[dict[str, Any]]) -> str:
     """A row for each model; the kind that was left out in bold."""
-    headings = ["left out", "model", "recipe", "steps", "seed", "CPU s", "Spearman", *KINDS]
+    headings = ["model", "left out", "CPU s", "Spearman", *KINDS]
     cells = []
     for row in sorted(rows, key=lambda row: (row["left_out"] != "none", row["left_out"], row["model"], row["recipe"])):
         cosines = [f"**{row[kind]:.4f}**" if kind == row["left_out"] else f"{row[kind]:.4f}" for kind in KINDS]
-        settings = [str(row[name]) for name in ("left_out", "model", "recipe", "steps", "seed")]
-        cells.append([*settings, f"{row['cpu_seconds']:.0f}", f"{row['spearman']:.2f}", *cosines])
+        settings = ", ".join(
+            [
+                row["model"],
+                *([] if row["recipe"] == "now" else [row["recipe"]]),
+                *([] if row["steps"] == STEPS else [f"{row['steps']} steps"]),
+                *([f"seed {row['seed']}"] if row["seed"] else []),
+            ]
+        )
+        cells.append([settings, row["left_out"], f"{row['cpu_seconds']:.0f}", f"{row['spearman']:.2f}", *cosines])
     return markdown(headings, cells)
 
 

@@ -23,11 +23,15 @@ from collab.cli import main
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 API = sorted((DOCS / "api").glob("*.md"))
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(DOCS.glob("*.md")), *API]
+BENCHMARKS = sorted((DOCS / "benchmarks").glob("*.md"))
+RESULTS = ROOT / "benchmarks" / "results"
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(DOCS.glob("*.md")), *BENCHMARKS, *API]
 """Not the changelog, which names what is gone."""
 
 EXAMPLES = {
     "classifier_budget": r"query/key parameters left: 3\d%",
+    "compress_and_serve": r"layers left: 50%[\s\S]*exhibition\? -> The museum",
+    "compress_classifier": r"layers left: 50%[\s\S]*P\(liked\)",
     "convert_embedder": r"exhibition\? -> The museum",
     "heads_and_prune": r"heads: 72 before, 54 after",
     "heal_on_text": r"improved: True",
@@ -110,6 +114,24 @@ def test_links_between_pages_lead_somewhere(page: Path) -> None:
         assert linked.exists(), f"{page.name} links to {target}"
         if anchor:
             assert anchor in _anchors(linked), f"{page.name} links to {target}"
+
+
+def test_the_table_of_the_readme_is_the_one_that_the_benchmark_wrote() -> None:
+    assert (RESULTS / "frontier.md").read_text(encoding="utf-8").strip() in (ROOT / "README.md").read_text(
+        encoding="utf-8"
+    )
+
+
+@pytest.mark.parametrize("table", sorted(RESULTS.glob("*.md")), ids=lambda table: table.stem)
+def test_the_tables_of_the_benchmarks_are_no_wider_than_a_page(table: Path) -> None:
+    if table.stem != "pruning":  # its columns are ten fractions of heads, with numbers of three digits
+        rows = [line for line in table.read_text(encoding="utf-8").splitlines() if line.startswith("|")]
+        assert max(row.count("|") for row in rows) <= 11
+
+
+@pytest.mark.parametrize("page", BENCHMARKS, ids=lambda page: page.stem)
+def test_every_benchmark_is_in_the_summary(page: Path) -> None:
+    assert f"(benchmarks/{page.name})" in (DOCS / "benchmarks.md").read_text(encoding="utf-8")
 
 
 def test_packages_import_only_from_those_above_them_in_the_architecture() -> None:
