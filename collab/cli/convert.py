@@ -118,7 +118,6 @@ def _heal(heal: tuple[str, ...], unlabelled: Unlabelled, heal_steps: int, max_le
 @speed_option
 @model_out
 @click.option("--max-shard-size", default=SaveOptions.max_shard_size, help="Largest weights file.")
-@click.option("--base-model", show_default="MODEL", help="Hub id of the original, for the model card.")
 @click.option("--push-to-hub", metavar="REPO", help="Upload the result to this Hub id.")
 def convert(
     output: Path, heal: HealRequest | None, dtype: Dtype | None, push_to_hub: str | None, session: Session

@@ -29,6 +29,12 @@ model_out = gathers(
     SaveOptions,
     click.argument("output", type=click.Path(path_type=Path)),
     click.option("--overwrite", is_flag=True, help="Replace a model that collab wrote to OUTPUT."),
+    click.option(
+        "--base-model",
+        metavar="ID",
+        show_default="MODEL, or the base_model in its card",
+        help="Hub id of the original, for the model card.",
+    ),
 )
 """OUTPUT, and how to write it."""
 
