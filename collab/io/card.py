@@ -128,9 +128,8 @@ def with_loading(card: str, name: str, auto_class: str, *, own_code: bool) -> st
     argument = ", trust_remote_code=True" if own_code else ""
     code = f'from transformers import {auto_class}\n\nmodel = {auto_class}.from_pretrained("FOLDER_OR_ID"{argument})'
     block = f"## Loading\n\n```python\n{code}\n```\n"
-    ours = (
-        re.search(r"^## Loading\n\n```python\n.*?\n```\n", text, flags=re.DOTALL | re.MULTILINE) if own_code else None
-    )
+    pattern = r"^## Loading\n\n```python\n.*?\n```\n"
+    ours = re.search(pattern, text, flags=re.DOTALL | re.MULTILINE) if own_code else None
     text = f"# {name}\n\n{block}" if ours is None else text[: ours.start()] + block + text[ours.end() :]
     return f"---\n{data.to_yaml()}\n---\n\n{text}" if data.to_dict() else text
 

@@ -109,6 +109,7 @@ def _card(checkpoint: Checkpoint, folder: Path, name: str, options: SaveOptions,
     """The card: that of the source with the new sections, or a new one where the model is of another kind now."""
     model, source, steps = checkpoint.model, checkpoint.folder, checkpoint.steps
     before = fitting(source_metadata(source), model, source)
+    before.pop("base_model", None)
     base_model = base_model_of(checkpoint, options)
     based = {} if base_model is None else {"base_model": base_model}
     sentence_transformers = (folder / "modules.json").is_file()
@@ -162,7 +163,7 @@ def expanded_card(
         auto_class: the Auto class that loads it with its head.
         library: the library that loads it.
     """
-    base = before.get("base_model") or history.source
+    base = before.get("base_model") or (Path(history.source).name if history.source else None)
     return render_card(
         "expanded",
         before,
