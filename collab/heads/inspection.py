@@ -255,10 +255,10 @@ def _explain(
     converted = [inspection for inspection in inspections if inspection.form != "original"]
     if converted:
         first = converted[0]
-        form = form_named(first.form)
+        form, ranks = form_named(first.form), _range([each.rank for each in converted])
         sentences.append(
-            f"The queries and keys of a layer have {_range([each.rank for each in converted])} dimensions for all heads "
-            f"together instead of {full} (R, the rank), and {form.sharing}."
+            f"The queries and keys of a layer have {ranks} dimensions for all heads together (R, the rank) instead of "
+            f"{full}, and {form.sharing}."
         )
         sentences += _narrower(model, layers, inspections)
         if not form.separate:
