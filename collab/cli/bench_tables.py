@@ -84,7 +84,7 @@ def _sizes(report: BenchReport, labels: list[str]) -> Table:
     )
     for label, model in zip(labels, report.models, strict=True):
         memory = model.memory
-        row = [label, "" if model.parameters is None else f"{model.parameters:,}", _megabytes(model.file_bytes)]
+        row = [label, f"{model.parameters:,}", _megabytes(model.file_bytes)]
         if measured:
             row.append(_megabytes(None if memory is None else memory.peak_bytes))
         if resident:

@@ -67,8 +67,8 @@ def _comparison(against: Json, first: str, second: str) -> str:
     agreement = [f"{name} {value:.4f}" for name, value in named(against["agreement"] or {}).items()]
     agreement.append("cosine of hidden states by layer " + " ".join(f"{each:.4f}" for each in against["hidden_cosine"]))
     rows = [
-        ["parameters", *(_count(parameters[which]) for which in _PAIR), _part(parameters)],
-        ["megabytes", *(f"{size[which] / 1e6:,.1f}" for which in _PAIR), _part(size)],
+        ["parameters", *(f"{parameters[which]:,}" for which in _PAIR), _ratio(parameters)],
+        ["megabytes", *(f"{size[which] / 1e6:,.1f}" for which in _PAIR), _ratio(size)],
         [
             "tokens per second",
             *(f"{speed[which]:,.0f}" for which in _PAIR),
@@ -81,14 +81,8 @@ def _comparison(against: Json, first: str, second: str) -> str:
 _PAIR = ("model", "against")
 
 
-def _count(number: int | None) -> str:
-    return "not known" if number is None else f"{number:,}"
-
-
-def _part(counts: Mapping[str, int | None]) -> str:
-    """The ratio of two counts; empty if one is not known."""
-    first, second = counts["model"], counts["against"]
-    return "" if first is None or second is None else f"{first / second:.2f}"
+def _ratio(pair: Mapping[str, int]) -> str:
+    return f"{pair['model'] / pair['against']:.2f}"
 
 
 def _interval(result: dict[str, float], sign: bool = False) -> str:

@@ -52,8 +52,8 @@ keep_tokens_option = grouped(
         "--keep-tokens",
         metavar="FILE|auto",
         help="Leave out of tokenizer and embedding all tokens that this text does not use: a file, of a table the text "
-        "in every column, or auto for the text of --calibration or --heal. Exact on text of the same tokens; other words "
-        "are split or become unknown.",
+        "in every column, or auto for the text of --calibration or --heal. Exact on text of the same tokens; other "
+        "words are split or become unknown.",
     ),
 )
 seed_option = grouped(
