@@ -34,7 +34,7 @@ def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ]
     (model / "modules.json").write_text(json.dumps(modules))
     (model / "config_sentence_transformers.json").write_text("{}")
-    (folder / "rows.tsv").write_text("good\t1\nbad\t0\nfine\t1\npoor\t0\n")
+    (folder / "rows.tsv").write_text("good\t1\nbad\t0\n" * 32)
     collab.checkpoints.convert(str(model), folder / "converted", collab.ConversionConfig(rank=16))
     return folder
 
@@ -43,7 +43,7 @@ def run(*arguments: object, fails: int = 0) -> str:
     """What a command prints."""
     result = CliRunner().invoke(main, [str(argument) for argument in arguments])
     assert result.exit_code == fails, result.output
-    return result.output
+    return result.output if fails else result.stdout
 
 
 @pytest.mark.parametrize("which", ["embedder", "converted"])
