@@ -312,5 +312,5 @@ class TestEveryStepGoesOn:
 
     def test_the_report_beside_a_graph_is_read(self) -> None:
         shown = run("inspect", EXPORTED / "graph")
-        assert "Then: heal." in shown.output
-        assert "Then: export." in shown.output
+        assert "After that it was healed" in shown.output
+        assert "exported" in shown.output

@@ -329,8 +329,10 @@ class TestWidth:
         choice = PlanOption(0.5, 0.5, "tucker", 1024, widths, 0.1, [0.1], 0.5, 0.9, flops, {}, CACHE, True)
         spectra = [Spectrum(name, "encoder", [1024, 4096], [0.5, 1.0], [0.5, 1.0], [0.95, 1.0]) for name in self.NAMES]
         layers = {name: {"queries-keys": 4096} for name in self.NAMES}
-        show_plan(Plan("params", layers, [choice] * 3, None, 10**9, 10**10, CACHE, spectra, "Take it.", "Refined."))
-        self.check(capsys, "query/key", "model", "512 tokens", "cross keys", "12,582,912", "12,582,913", "product")
+        show_plan(
+            Plan("params", layers, [choice] * 3, None, 10**9, 10**10, CACHE, spectra, "Take it.", "Refined."), "model"
+        )
+        self.check(capsys, "query/key", "of model", "512 tokens", "cross keys", "12,582,912", "12,582,913", "product")
 
     def test_bench(self, capsys: pytest.CaptureFixture[str]) -> None:
         names = ("/a/folder/" + "of-a-long-name-" * 8, "original")
@@ -356,7 +358,19 @@ class TestWidth:
         work = dict.fromkeys((32, 128, 512, 2048), 10**11)
         layers = tuple(
             LayerInspection(
-                name, "encoder", "original", 12 + i, 128, 4096, {"content_bias": (16, 4096)}, 10**8, 10**8, work, work
+                name,
+                "encoder",
+                "original",
+                12 + i,
+                128,
+                4096,
+                {"content_bias": (16, 4096)},
+                10**8,
+                10**8,
+                work,
+                work,
+                4096,
+                128,
             )
             for i, name in enumerate(self.NAMES)
         )

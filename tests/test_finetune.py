@@ -118,7 +118,7 @@ class TestTasks:
         assert [step["step"] for step in report["original_history"]] == ["finetune"]
         assert [step["step"] for step in report["history"]] == ["heal"]
         inspected = run("inspect", tmp_path / "healed").stdout
-        assert inspected.index("The original: finetune.") < inspected.index("Then: heal.")
+        assert inspected.index("Its original was fine-tuned before.") < inspected.index("After that it was healed.")
         finetune(tmp_path / "smaller", tmp_path / "again", data(folder), options=short)
         refused = run("heal", tmp_path / "again", tmp_path / "never", *healing)
         assert refused.exit_code == 2

@@ -185,7 +185,7 @@ class TestCommand:
         for text_part in ("model.onnx", "largest difference", "Wrote"):
             assert text_part in result.stdout
         assert "model_quantized" not in result.stdout
-        assert AutoConfig.from_pretrained(tmp_path / "out").model_type == "collab_vit"
+        assert AutoConfig.from_pretrained(tmp_path / "out").model_type == "vit"  # which every library knows
 
 
 @pytest.mark.slow
@@ -256,7 +256,7 @@ class TestRefusals:
         self.refused(collab.errors.OutputError, "input folder", model, model)
         (tmp_path / "mine").mkdir()
         (tmp_path / "mine" / "file").write_text("mine")
-        self.refused(collab.errors.OutputError, "--overwrite", model, tmp_path / "mine")
+        self.refused(collab.errors.OutputError, "did not write", model, tmp_path / "mine")
 
     def test_no_model(self, tmp_path: Path) -> None:
         (tmp_path / "empty").mkdir()

@@ -21,12 +21,13 @@ from ..graphs.trace import Graph
 from ..graphs.write import write_config, write_graphs
 from ..io.card import CARD_FILE, render_card, source_metadata, with_sections
 from ..io.checkpoint import Checkpoint
+from ..io.head import fitting
 from ..io.history import write_history
 from ..io.load import load_source
-from ..io.options import LoadOptions, TransformOptions
+from ..io.options import LoadOptions, SaveOptions, TransformOptions
 from ..io.read import Source
 from ..io.staging import check_space, staged
-from ..io.write import carry_over
+from ..io.write import base_model_of, carry_over
 from ..models.inputs import input_kind
 from ..models.layers import count_parameters
 from ..steps.export import Export
@@ -145,7 +146,7 @@ def _write(checkpoint: Checkpoint, run: Run, options: ExportOptions, rows: Rows 
         exported = checkpoint.then(_write_graph(checkpoint, folder, options, rows, run))
         history = checkpoint.history.then(exported.steps, command=run.save_options.command)
         write_history(folder, history)
-        card = with_sections(_card(checkpoint, exported.report, name), exported.steps, name)
+        card = with_sections(_card(checkpoint, exported.report, name, run.save_options), exported.steps, name)
         (folder / CARD_FILE).write_text(card, encoding="utf-8")
     logger.info("Wrote %s.", run.output)
     return replace(exported, history=history)
@@ -194,9 +195,10 @@ def _write_graph(checkpoint: Checkpoint, folder: Path, options: ExportOptions, r
     )
 
 
-def _card(checkpoint: Checkpoint, export: Export, name: str) -> str:
+def _card(checkpoint: Checkpoint, export: Export, name: str, options: SaveOptions) -> str:
     """The card, without its section."""
-    original, history = source_metadata(checkpoint.folder), checkpoint.history
+    original = fitting(source_metadata(checkpoint.folder), checkpoint.model, checkpoint.folder)
+    base_model, history = base_model_of(checkpoint, options), checkpoint.history
     layers = history.layers
     return render_card(
         export.format,
@@ -204,7 +206,7 @@ def _card(checkpoint: Checkpoint, export: Export, name: str) -> str:
         {
             "library_name": export.format,
             "tags": list(dict.fromkeys([*original.get("tags", []), export.format])),
-            **{key: original[key] for key in ("base_model",) if key in original},
+            **({} if base_model is None else {"base_model": base_model}),
         },
         title=name,
         forms=" and ".join(sorted({layer["form"] for layer in layers})),

@@ -24,28 +24,66 @@ from .prune import prune
 from .report import report
 
 
-@click.group(
-    context_settings={"help_option_names": ["-h", "--help"]},
-    epilog="Example:  collab convert sentence-transformers/all-MiniLM-L6-v2 smaller --rank 128",
-)
+class Commands(click.Group):
+    """Commands in the order of a user's work, each with the whole first sentence of its help."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """The names, in the order in which the commands were added."""
+        return list(self.commands)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Writes the commands with their summaries, which click would cut."""
+        with formatter.section("Commands, in the order of use"):
+            formatter.write_dl([(name, SUMMARIES[name]) for name in self.list_commands(ctx)])
+
+
+SUMMARIES = {
+    "plan": "Show what several budgets would cost and lose, before anything is written.",
+    "compress": "Make every part of a model smaller and faster within one budget, and heal it.",
+    "convert": "Turn attention into collaborative attention, whose heads share dimensions.",
+    "heal": "Train a converted or compressed model to give its original's outputs, without labels.",
+    "evaluate": "Measure a model on labelled rows, alone or beside another.",
+    "bench": "Measure speed, memory and size, alone or beside another.",
+    "export": "Write a model as an ONNX or OpenVINO graph, in int8 if wanted.",
+    "finetune": "Train a model on the labels of a task.",
+    "heads": "Score attention heads by several measures.",
+    "prune": "Remove the heads that matter least.",
+    "inspect": "Show the widths, parameters and arithmetic of a model, and what was done to it.",
+    "report": "Show every step that was taken with a model, on the terminal or as a page.",
+    "expand": "Write a converted model in its original class, which needs no code of its own.",
+}
+"""What `collab --help` says of each command, in the order of a user's work."""
+
+EXAMPLES = """
+\b
+Smaller and faster, then served in int8:
+  collab plan MODEL --whole --calibration sentences.txt
+  collab compress MODEL half --flops 0.5 --calibration sentences.txt
+  collab export half served --format openvino --precision int8 --calibration sentences.txt
+  collab bench served --against MODEL --runtime openvino
+
+\b
+Collaborative attention, healed and measured:
+  collab convert MODEL converted --rank 128 --calibration sentences.txt
+  collab heal converted healed --data sentences.txt
+  collab evaluate healed --against MODEL --data dev.tsv --task classification
+
+\b
+A classifier, and fewer heads:
+  collab finetune MODEL tuned --task classification --train train.tsv --eval dev.tsv
+  collab prune tuned pruned --heads 0.4 --data dev.tsv --task classification
+
+\b
+MODEL is a folder or a Hub id. collab COMMAND --help says more.
+"""
+
+
+@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]}, epilog=EXAMPLES)
 @click.version_option(__version__, prog_name="collab")
 def main() -> None:
     """Make pretrained transformers smaller and faster without labels: collaborative attention, and compression."""
 
 
-for command in (
-    convert,
-    compress,
-    plan,
-    heal,
-    finetune,
-    evaluate,
-    inspect,
-    report,
-    heads,
-    prune,
-    expand,
-    bench,
-    export,
-):
+_COMMANDS = (plan, compress, convert, heal, evaluate, bench, export, finetune, heads, prune, inspect, report, expand)
+for command in _COMMANDS:
     main.add_command(command)

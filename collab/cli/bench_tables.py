@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.table import Table
 
+from ..steps.step import display_names
 from .tables import cache_sentence, caption, plain_table
 
 if TYPE_CHECKING:
@@ -16,10 +17,10 @@ if TYPE_CHECKING:
 def show_bench(report: BenchReport) -> None:
     """Speed, memory and size, of a model or of two."""
     console = Console()
-    labels = ["model", "against"][: len(report.models)]
+    labels = display_names([model.name for model in report.models])
     console.print(_speeds(report, labels))
     if len(report.models) == 2:
-        console.print(_ratios(report))
+        console.print(_ratios(report, *labels))
     console.print(_sizes(report, labels))
     for label, model in zip(labels, report.models, strict=True):
         if model.cache is not None:
@@ -37,7 +38,7 @@ def _speeds(report: BenchReport, labels: list[str]) -> Table:
         ["", "batch", *(["length"] * text), "ms", "quartiles", f"{report.unit}/s"],
         caption=caption(
             *(
-                f"{label}: {model.name}, a {model.class_name};"
+                f"{label}: {'' if label == model.name else f'{model.name}, '}a {model.class_name};"
                 for label, model in zip(labels, report.models, strict=True)
             ),
             f"ms: of a call, median and quartiles of {report.rounds} rounds.",
@@ -51,13 +52,13 @@ def _speeds(report: BenchReport, labels: list[str]) -> Table:
     return table
 
 
-def _ratios(report: BenchReport) -> Table:
+def _ratios(report: BenchReport, first: str, second: str) -> Table:
     """How many times as fast the first model is as the second."""
     text = report.unit == "tokens"
     table = plain_table(
-        "How many times as fast model is",
+        f"How many times as fast {first} is as {second}",
         ["batch", *(["length"] * text), "ratio", "quartiles"],
-        caption="ratio: of the medians, with the quartiles of single rounds; above 1 model is faster.",
+        caption=f"ratio: of the medians, with the quartiles of single rounds; above 1 {first} is faster.",
     )
     for setting in report.settings:
         if setting.ratio is not None:

@@ -6,7 +6,7 @@ import shlex
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar, get_args
 
 import click
 
@@ -23,6 +23,23 @@ def combined(*options: Decorator) -> Decorator:
     def decorate(function: Function) -> Function:
         for option in reversed(options):
             function = option(function)
+        return function
+
+    return decorate
+
+
+Group = Literal["Options", "Data", "Healing", "Training", "Pruning", "Output", "Expert"]
+"""Sections of a command's help, in their order; options are in the first if nothing else is said."""
+
+
+def grouped(group: Group, *options: Decorator) -> Decorator:
+    """Several decorators as one, whose options stand in a section of the help; those of a section keep their own."""
+
+    def decorate(function: Function) -> Function:
+        before = len(getattr(function, "__click_params__", ()))
+        function = combined(*options)(function)
+        for param in vars(function).get("__click_params__", ())[before:]:
+            vars(param).setdefault("group", group)
         return function
 
     return decorate
@@ -91,6 +108,18 @@ class Command(click.Command):
             click.Option(["-q", "--quiet"], is_flag=True, help="No output but errors."),
         ]
 
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Writes the options in the sections of `Group`."""
+        sections: dict[str, list[tuple[str, str]]] = {group: [] for group in get_args(Group)}
+        for param in self.get_params(ctx):
+            record = None if isinstance(param, click.Argument) else param.get_help_record(ctx)
+            if record is not None:
+                sections["Output" if param.name in _OUTPUT else getattr(param, "group", "Options")].append(record)
+        for group, records in sections.items():
+            if records:
+                with formatter.section(group):
+                    formatter.write_dl(records)
+
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Reads the options; none may hold a NUL, which no shell passes and no file system takes."""
         if any("\0" in arg for arg in args):
@@ -109,6 +138,10 @@ class Command(click.Command):
             for name, build in vars(self.callback).get("gathered", {}).items():
                 values[name] = build(**values.named_in(build))
             self.callback(**values.named_in(self.callback), session=session)
+
+
+_OUTPUT = ("as_json", "verbose", "quiet", "help")
+"""Options that every command has."""
 
 
 def _check_value(ctx: click.Context, param: click.Parameter) -> None:

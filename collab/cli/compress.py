@@ -13,7 +13,7 @@ from ..graphs.options import PRECISIONS, RUNTIMES, ExportOptions, GraphPrecision
 from ..io.options import SaveOptions
 from ..planning.budget import PARTS, Part
 from ..training.options import HealOptions, HealRequest, RunOptions, TrainingPrecision
-from .command import Parsed, command, gathers
+from .command import Parsed, command, gathers, grouped
 from .options.calibration import calibration_options, flops_option
 from .options.data import Unlabelled
 from .options.measuring import speed_option
@@ -79,11 +79,20 @@ def _serve(runtime: Runtime, precision: GraphPrecision) -> ExportOptions | None:
 @flops_option()
 @click.option("--params", type=float, help="The largest fraction of the whole model's parameters to keep, such as 0.6.")
 @click.option("--speedup", type=float, help="How many times as fast to be on this processor, such as 1.8.")
-@click.option(
-    "--only", type=Parsed("parts", _parts), default=",".join(PARTS), help="The parts that may become smaller."
+@grouped(
+    "Expert",
+    click.option(
+        "--only", type=Parsed("parts", _parts), default=",".join(PARTS), help="The parts that may become smaller."
+    ),
 )
-@click.option(
-    "--drop-layers", type=int, show_default="as many as are predicted to lose least", help="Number of layers to drop."
+@grouped(
+    "Expert",
+    click.option(
+        "--drop-layers",
+        type=int,
+        show_default="as many as are predicted to lose least",
+        help="Number of layers to drop.",
+    ),
 )
 @click.option("--length", default=CompressionConfig.length, help="Tokens of a row, for --flops and --speedup.")
 @click.option(
@@ -96,11 +105,14 @@ def _serve(runtime: Runtime, precision: GraphPrecision) -> ExportOptions | None:
 @calibration_options(weights_alone=False)
 @keep_tokens_option
 @heal_options(_RUN.steps, "the rows of --calibration")
-@click.option(
-    "--heal-precision",
-    type=click.Choice(["auto", "float32", "bfloat16"]),
-    default=_RUN.precision,
-    help="Precision of the arithmetic in healing. auto: bfloat16 where the processor multiplies it faster.",
+@grouped(
+    "Healing",
+    click.option(
+        "--heal-precision",
+        type=click.Choice(["auto", "float32", "bfloat16"]),
+        default=_RUN.precision,
+        help="Precision of the arithmetic in healing. auto: bfloat16 where the processor multiplies it faster.",
+    ),
 )
 @gathers("serve", _serve)
 @click.option(

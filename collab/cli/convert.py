@@ -14,7 +14,7 @@ from ..errors import ConfigurationError
 from ..io.options import SaveOptions
 from ..planning.config import AllocationRule, ConversionConfig, Optimize, Refine
 from ..training.options import HealOptions, HealRequest, RunOptions
-from .command import Parsed, command, gathers
+from .command import Parsed, command, gathers, grouped
 from .options.calibration import calibration_options, content_option, params_option, solver_options
 from .options.data import Unlabelled
 from .options.measuring import speed_option
@@ -78,36 +78,51 @@ def _heal(heal: tuple[str, ...], unlabelled: Unlabelled, heal_steps: int, max_le
     help=" ".join(f"{form}: {text}." for form, text in DESCRIPTIONS.items())
     + " auto: the best of them for --params or --max-error.",
 )
-@click.option(
-    "--optimize",
-    type=click.Choice(get_args(Optimize)),
-    default="size",
-    help="What --form auto looks at: error and parameters, or the time estimated for a CPU at 16 to 512 tokens.",
+@grouped(
+    "Expert",
+    click.option(
+        "--optimize",
+        type=click.Choice(get_args(Optimize)),
+        default="size",
+        help="What --form auto looks at: error and parameters, or the time estimated for a CPU at 16 to 512 tokens.",
+    ),
 )
-@click.option(
-    "--allocation",
-    type=click.Choice(get_args(AllocationRule)),
-    default="auto",
-    help="How --params is divided among the layers: by what their scores lose, or the same part "
-    "for each. auto: balanced, but uniform if the calibration is synthetic.",
+@grouped(
+    "Expert",
+    click.option(
+        "--allocation",
+        type=click.Choice(get_args(AllocationRule)),
+        default="auto",
+        help="How --params is divided among the layers: by what their scores lose, or the same part "
+        "for each. auto: balanced, but uniform if the calibration is synthetic.",
+    ),
 )
 @content_option
-@click.option(
-    "--refine",
-    type=Parsed("auto|none|steps", _refine),
-    default="auto",
-    help="Train each converted layer alone, on the rows of the calibration and without labels, to give the original's "
-    "attention output: auto, none, or a number of steps of 32 rows.",
+@grouped(
+    "Expert",
+    click.option(
+        "--refine",
+        type=Parsed("auto|none|steps", _refine),
+        default="auto",
+        help="Train each converted layer alone, on the rows of the calibration and without labels, to give the "
+        "original's attention output: auto, none, or a number of steps of 32 rows.",
+    ),
 )
-@click.option(
-    "--compare/--no-compare", default=True, help="Predict what every form would have given with as many parameters."
+@grouped(
+    "Expert",
+    click.option(
+        "--compare/--no-compare", default=True, help="Predict what every form would have given with as many parameters."
+    ),
 )
 @gathers("heal", _heal)
 @calibration_options()
-@click.option(
-    "--calibration-in-order",
-    is_flag=True,
-    help="Calibrate every layer with the layers before it converted; as many passes as there are layers.",
+@grouped(
+    "Expert",
+    click.option(
+        "--calibration-in-order",
+        is_flag=True,
+        help="Calibrate every layer with the layers before it converted; as many passes as there are layers.",
+    ),
 )
 @keep_tokens_option
 @heal_options(HealOptions().run.steps)
@@ -117,9 +132,8 @@ def _heal(heal: tuple[str, ...], unlabelled: Unlabelled, heal_steps: int, max_le
 @model_in
 @speed_option
 @model_out
-@click.option("--max-shard-size", default=SaveOptions.max_shard_size, help="Largest weights file.")
-@click.option("--base-model", show_default="MODEL", help="Hub id of the original, for the model card.")
-@click.option("--push-to-hub", metavar="REPO", help="Upload the result to this Hub id.")
+@grouped("Output", click.option("--max-shard-size", default=SaveOptions.max_shard_size, help="Largest weights file."))
+@grouped("Output", click.option("--push-to-hub", metavar="REPO", help="Upload the result to this Hub id."))
 def convert(
     output: Path, heal: HealRequest | None, dtype: Dtype | None, push_to_hub: str | None, session: Session
 ) -> None:

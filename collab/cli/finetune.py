@@ -11,7 +11,7 @@ from ..data.task import TRAINABLE_KINDS
 from ..errors import ConfigurationError
 from ..heads.options import MidwayPruning, PruneOptions, RowOptions
 from ..training.options import FinetuneOptions
-from .command import command, gathers
+from .command import command, gathers, grouped
 from .options.data import (
     LABELLED,
     label_column_option,
@@ -83,21 +83,33 @@ def _pruning(prune_heads: float | None, prune_at: float, seed: int) -> MidwayPru
 @split_option("--train-split", "train_split")
 @split_option("--eval-split", "eval_split", "validation")
 @label_column_option
-@click.option("--labels", help="Names of the classes in the order of their numbers: negative,positive.")
+@grouped(
+    "Data", click.option("--labels", help="Names of the classes in the order of their numbers: negative,positive.")
+)
 @samples_option(None)
-@click.option("--new-head", is_flag=True, help="Replace the head of a model that is for other labels.")
+@grouped("Data", click.option("--new-head", is_flag=True, help="Replace the head of a model that is for other labels."))
 @teacher_option("the labels alone")
 @gathers("options", FinetuneOptions)
 @gathers("pruning", _pruning)
-@click.option("--distill", default=FinetuneOptions.distill, help="How much the teacher's answers count, from 0 to 1.")
+@grouped(
+    "Training",
+    click.option(
+        "--distill", default=FinetuneOptions.distill, help="How much the teacher's answers count, from 0 to 1."
+    ),
+)
 @click.option("--epochs", default=_RUN.epochs, help="Passes over the data, if --steps is not given.")
 @training_steps_option(None)
 @learning_rate_option(_RUN.learning_rate)
-@click.option(
-    "--prune-heads", type=float, help="Remove this part of all heads on the way, by gradient; see collab prune."
+@grouped(
+    "Pruning",
+    click.option(
+        "--prune-heads", type=float, help="Remove this part of all heads on the way, by gradient; see collab prune."
+    ),
 )
-@click.option("--prune-at", default=0.5, help="After this part of the training, by --prune-heads.")
-@click.option("--dropout", type=float, show_default="the model's own", help="Every dropout probability.")
+@grouped("Pruning", click.option("--prune-at", default=0.5, help="After this part of the training, by --prune-heads."))
+@grouped(
+    "Training", click.option("--dropout", type=float, show_default="the model's own", help="Every dropout probability.")
+)
 @training_options(_RUN)
 @max_length_option
 @restart_option

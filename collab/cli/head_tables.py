@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from ..heads.options import SCORES
+from ..steps.compression import CompressedLayer
 from ..steps.step import shortened
 from .tables import cache_sentence, plain_table
 
@@ -98,6 +99,8 @@ def show_inspection(inspection: Inspection) -> None:
         numbers = (layer.heads, layer.head_dim, layer.rank, layer.query_key, layer.value_output)
         layers.add_row(group, layer.kind, layer.form, *(f"{number:,}" for number in numbers))
     console.print(layers)
+    if any(layer.form != "original" for layer in inspection.layers):
+        console.print(_widths(groups))
     for table in _work(groups, list(first.flops)):
         console.print(table)
     count = inspection.parameters
@@ -110,6 +113,17 @@ def show_inspection(inspection: Inspection) -> None:
         console.print(cache_sentence(inspection.cache), highlight=False)
     for sentence in (*inspection.explanation, *_past(inspection)):
         console.print(sentence, markup=False, highlight=False)
+
+
+def _widths(groups: Sequence[tuple[str, LayerInspection]]) -> Table:
+    """What is left of every part of every layer."""
+    known = any(layer.neurons is not None for _, layer in groups)
+    table = plain_table("Widths, of those in the original", CompressedLayer.HEADINGS[: 4 if known else 3])
+    for group, layer in groups:
+        total = layer.rank_original
+        row = [f"{layer.rank} of {total}", f"{layer.value_width} of {layer.head_dim}" if layer.heads else ""]
+        table.add_row(group, *row, *[f"{layer.neurons} of {layer.neurons_original}"] * known)
+    return table
 
 
 def _work(groups: Sequence[tuple[str, LayerInspection]], lengths: Sequence[int]) -> Iterator[Table]:
@@ -127,18 +141,45 @@ def _work(groups: Sequence[tuple[str, LayerInspection]], lengths: Sequence[int])
         yield table
 
 
+_DONE = {
+    "convert": "converted",
+    "compress": "compressed",
+    "prune": "pruned",
+    "heal": "healed",
+    "finetune": "fine-tuned",
+    "evaluate": "evaluated",
+    "expand": "expanded",
+    "export": "exported",
+}
+
+
 def _past(inspection: Inspection) -> list[str]:
     """The history of the model, in sentences."""
     history = inspection.history
-    lines = [f"The original: {kind}." for kind in history.original_kinds]
+    if not history:
+        return []
+    lines = []
+    if history.original_kinds:
+        lines.append(f"Its original was {_listed(history.original_kinds)} before.")
     settings, layers = history.settings, history.layers
+    source = f" from {history.source}" if history.source else ""
     if settings and layers:  # a report of a compression has no layers
         errors = (layer["error"] if layer["score_error"] is None else layer["score_error"] for layer in layers)
         lines.append(
-            f"Converted from {history.source} with rank {settings.get('rank')}, params {settings.get('params')}; "
-            f"errors by layer {', '.join(f'{error:.3f}' for error in errors)}. More in collab_report.json."
+            f"It was converted{source} with rank {settings.get('rank')}, params {settings.get('params')}; "
+            f"errors by layer {', '.join(f'{error:.3f}' for error in errors)}."
         )
-    return [*lines, *(f"Then: {kind}." for kind in history.kinds)]
+        if history.kinds:
+            lines.append(f"After that it was {_listed(history.kinds)}.")
+    elif history.kinds:
+        lines.append(f"It was made{source}: {_listed(history.kinds)}.")
+    return [*lines, "More is in collab_report.json."]
+
+
+def _listed(kinds: Sequence[str]) -> str:
+    """What was done, in its order."""
+    done = [_DONE.get(kind, kind) for kind in kinds]
+    return done[0] if len(done) == 1 else f"{', '.join(done[:-1])} and then {done[-1]}"
 
 
 def _alike(layers: Sequence[LayerInspection], names: Sequence[str]) -> list[tuple[str, LayerInspection]]:

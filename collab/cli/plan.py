@@ -10,6 +10,7 @@ from ..compression.options import CompressionConfig
 from ..decomposition.options import Content, SolverOptions
 from ..errors import ConfigurationError
 from ..planning.config import ConversionConfig
+from ..steps.step import display_names
 from .command import command, gathers
 from .options.calibration import calibration_options, content_option, flops_option, params_option, solver_options
 from .options.measuring import figure_option
@@ -49,7 +50,9 @@ def _config(
 @calibration_options()
 @solver_options
 @model_in
-def plan(params: tuple[float, ...], flops: tuple[float, ...], figure: Path | None, session: Session) -> None:
+def plan(
+    model: str, params: tuple[float, ...], flops: tuple[float, ...], figure: Path | None, session: Session
+) -> None:
     """Show what converting or compressing MODEL would cost and how faithful it would be. Writes nothing."""
     if figure is not None:
         from ..figures.style import check_figure
@@ -63,4 +66,4 @@ def plan(params: tuple[float, ...], flops: tuple[float, ...], figure: Path | Non
     planned = session.call(plan_checkpoint, fractions=flops or params or None)
     if figure is not None:
         draw_plan(planned, figure)
-    session.result(planned.to_dict(), lambda: show_plan(planned))
+    session.result(planned.to_dict(), lambda: show_plan(planned, *display_names([model])))

@@ -8,7 +8,7 @@ import click
 
 from ..heads.options import PruneOptions, ScoreOptions, parse_keep
 from ..training.options import HealOptions, HealRequest, RunOptions, Trainable
-from .command import Parsed, command, gathers
+from .command import Parsed, command, gathers, grouped
 from .options.data import Unlabelled, data_options
 from .options.heads import head_rows_options, scoring_options
 from .options.measuring import speed_option
@@ -48,11 +48,11 @@ def _heal(
 @data_options()
 @head_rows_options
 @gathers("scoring", _scoring)
-@click.option("--score", default="gradient", help="What heads are ranked by; see collab heads.")
+@grouped("Options", click.option("--score", default="gradient", help="What heads are ranked by; see collab heads."))
 @scoring_options
 @click.option("--steps", default=1, help="Remove them in so many steps, scoring anew.")
 @heal_options(HealOptions().run.steps)
-@trainable_option("attention", "--heal-trainable")
+@grouped("Healing", trainable_option("attention", "--heal-trainable"))
 @model_in
 @speed_option
 @model_out

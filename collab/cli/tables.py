@@ -22,11 +22,11 @@ _WIDTH = 80
 _PARTS: tuple[Part, ...] = ("queries-keys", "values", "feed-forward")
 
 
-def show_plan(plan: Plan) -> None:
-    """The budgets of a plan, and what each would give."""
+def show_plan(plan: Plan, name: str) -> None:
+    """The budgets of a plan of the model of that name, and what each would give."""
     console = Console()
     options = sorted(plan.options, key=lambda option: (-option.model, option.form))
-    console.print(_budgets(plan, options))
+    console.print(_budgets(plan, options, name))
     console.print(_running_costs(plan, options))
     if plan.spectra:
         console.print(_components(plan.spectra))
@@ -36,7 +36,7 @@ def show_plan(plan: Plan) -> None:
         console.print(_widths(plan, option))
 
 
-def _budgets(plan: Plan, options: Sequence[PlanOption]) -> Table:
+def _budgets(plan: Plan, options: Sequence[PlanOption], name: str) -> Table:
     """Error and size of every option."""
     left = [] if plan.spectra else [plan.unit, "left"]
     if plan.spectra:
@@ -47,9 +47,9 @@ def _budgets(plan: Plan, options: Sequence[PlanOption]) -> Table:
             "divergence of classes. It adds up the losses of every change alone"
         )
     table = plain_table(
-        "What each budget would give",
-        ["form", "rank", *left, "error", "query/key", "model", ""],
-        caption=f"error: {error}; query/key, model: the part of the parameters that is left; *: nothing smaller is "
+        f"What each budget would give of {name}",
+        ["form", "rank", *left, "error", "query/key", "all", ""],
+        caption=f"error: {error}; query/key, all: the part of these parameters that is left; *: nothing smaller is "
         "closer.",
     )
     for option in options:

@@ -50,7 +50,9 @@ class CompressionConfig:
         budgets = given(self, ("flops", "params", "speedup"))
         if len(budgets) != 1:
             raise ConfigurationError(
-                f"Give one budget: flops, params or speedup, not {' and '.join(budgets) or 'none of them'}."
+                "Give one budget: flops (--flops 0.5 keeps half of the layers' arithmetic), params (--params 0.5 keeps "
+                "half of the model's parameters) or speedup (--speedup 1.8 makes it 1.8 times as fast)"
+                + (f"; {' and '.join(budgets)} were given." if budgets else ".")
             )
         for name, value in given(self, ("flops", "params")).items():
             check_fraction(name, value)

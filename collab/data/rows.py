@@ -87,7 +87,7 @@ def _columns(records: Records, kind: InputKind) -> tuple[str, ...]:
     if column is None:
         raise DataError(
             f"{records.source.path} has several columns; name the one of the text with --text-column (columns=): "
-            f"{', '.join(names)}."
+            f"{records.columns_text}"
         )
     return (column,)
 

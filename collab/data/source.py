@@ -24,6 +24,9 @@ _BUILDERS = {
     ".parquet": "parquet",
 }
 
+_SHOWN = 40
+"""Characters of a column's name in a message; the first row of a file without a header may hold whole sentences."""
+
 
 def check_length(max_length: int | None) -> None:
     """Raises a ConfigurationError for a largest number of tokens that leaves no room for text."""
@@ -160,8 +163,26 @@ class Records(Iterable[dict[str, Any]]):
     def require(self, name: str) -> str:
         """Returns the name of a column; DataError if there is no such column."""
         if name not in self.names:
-            raise DataError(f"{self.source.path} has no column {name!r}; it has {', '.join(self.names)}.")
+            raise DataError(f"{self.source.path} has no column {name!r}; {self.columns_text}")
         return name
+
+    @property
+    def columns_text(self) -> str:
+        """The columns for a message, and what to do where the first row of a table was read as their names."""
+        if self.numbered:
+            return f"it was read without a header, and its columns are numbered 0 to {len(self.names) - 1}."
+        names = ", ".join(name if len(name) <= _SHOWN else f"{name[:_SHOWN]}…" for name in self.names)
+        if _BUILDERS.get(Path(self.source.path).suffix) != "csv":
+            return f"it has {names}."
+        return (
+            f"its first line names {names}. If that is a row and not a header, give the numbers of the columns, from "
+            "0: for pairs with labels --text-column 0 --text-column 1 --label-column 2."
+        )
+
+    @property
+    def numbered(self) -> bool:
+        """Whether a table was read without a header, its columns by number."""
+        return _BUILDERS.get(Path(self.source.path).suffix) == "csv" and _are_numbers(self.source.columns)
 
 
 def open_records(source: DataSource, *, kind: InputKind = "text", seed: int | None = None) -> Records:
@@ -210,14 +231,26 @@ def open_records(source: DataSource, *, kind: InputKind = "text", seed: int | No
     except DataError:
         raise
     except Exception as error:  # every loader has its own exceptions
+        if os.path.exists(path):  # Path's own raises for names that are too long
+            raise DataError(f"{path} could not be read: {first_line(error)}") from error
+        if _is_path(source.path):
+            raise DataError(f"There is no file or folder {source.path!r}.") from error
         raise DataError(
             f"No file {source.path!r} was found, and no data set of that name on the Hub or in the local cache: "
             f"{first_line(error)}"
-            if not os.path.exists(path)  # Path's own raises for names that are too long
-            else f"{path} could not be read: {first_line(error)}"
         ) from error
     names = [str(name) for name in stream.column_names or []]
     return Records(source, stream, names, dict(stream.features or {}))
+
+
+def _is_path(name: str) -> bool:
+    """Whether a name can only be that of a file or folder here: data sets on the Hub are called user/name or name."""
+    return Path(name).suffix in _BUILDERS or name.startswith(("/", ".", "~")) or name.count("/") > 1
+
+
+def _are_numbers(columns: tuple[str, ...]) -> bool:
+    """Whether columns are given by number, as in a file without a header."""
+    return bool(columns) and all(name.isdigit() for name in columns)
 
 
 def _csv_options(path: Path, columns: tuple[str, ...]) -> tuple[dict[str, Any], list[str]]:
@@ -228,7 +261,7 @@ def _csv_options(path: Path, columns: tuple[str, ...]) -> tuple[dict[str, Any], 
     with path.open(newline="", encoding="utf-8-sig") as file:
         quoting = options.get("quoting", csv.QUOTE_MINIMAL)
         names = next(csv.reader(file, delimiter=options.get("sep", ","), quoting=quoting), [])
-    if columns and all(name.isdigit() for name in columns):  # no header
+    if _are_numbers(columns):  # no header
         names = [str(number) for number in range(len(names))]
         options |= {"header": None, "names": names}
     return options, names

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from torch import nn
 from transformers import PreTrainedModel
 
 from ..decomposition import form_named
@@ -13,9 +14,11 @@ from ..errors import ConfigurationError
 from ..evaluation.options import REPORTED_LENGTHS
 from ..io.checkpoint import Checkpoint
 from ..modeling.collab_attention import LayerKind
+from ..modeling.collab_model import outermost
 from ..models.cache import CacheBytes, cache_bytes
+from ..models.families import families, native_type
 from ..models.inputs import encoder_of, lengths_within
-from ..models.layers import AttentionLayer, attention_layers, parameters, passes_per_layer
+from ..models.layers import AttentionLayer, attention_layers, dropped_layers, parameters, passes_per_layer
 from ..planning.cost import LayerShape
 from ..steps.history import History
 
@@ -38,6 +41,10 @@ class LayerInspection:
         flops: by sequence length, 2 × the multiply-adds of query/key projections, scores and content term for one
             sequence.
         flops_original: the same for the original layer.
+        rank_original: K.
+        value_width: dimensions of a head's values.
+        neurons: width of the feed-forward layer that follows; None if it is not known.
+        neurons_original: the same in the original.
     """
 
     name: str
@@ -51,6 +58,10 @@ class LayerInspection:
     value_output: int
     flops: dict[int, int]
     flops_original: dict[int, int]
+    rank_original: int
+    value_width: int
+    neurons: int | None = None
+    neurons_original: int | None = None
 
 
 @dataclass(frozen=True)
@@ -104,7 +115,8 @@ def inspect(
     if not lengths or min(lengths) < 1:
         raise ConfigurationError("Lengths must be at least 1 token.")
     layers = attention_layers(model)
-    inspections = tuple(_layer(layer, lengths) for layer in layers)
+    neurons = _neurons(model, len(layers))
+    inspections = tuple(_layer(layer, lengths, *widths) for layer, widths in zip(layers, neurons, strict=True))
     return Inspection(
         model.config.model_type,
         encoder_of(model).config.hidden_size,
@@ -117,7 +129,9 @@ def inspect(
     )
 
 
-def _layer(layer: AttentionLayer, lengths: Sequence[int]) -> LayerInspection:
+def _layer(
+    layer: AttentionLayer, lengths: Sequence[int], neurons: int | None, neurons_original: int | None
+) -> LayerInspection:
     module = layer.converted
     parts = {role: layer.projection(role) for role in ("query", "key", "value") if layer.heads}
     shapes = {
@@ -161,7 +175,64 @@ def _layer(layer: AttentionLayer, lengths: Sequence[int]) -> LayerInspection:
         layer.value_output_parameters,
         flops,
         original,
+        layer.full_rank,
+        layer.head_dim if module is None else module.value_width,
+        neurons,
+        neurons_original,
     )
+
+
+def _narrower(
+    model: PreTrainedModel, layers: Sequence[AttentionLayer], inspections: Sequence[LayerInspection]
+) -> list[str]:
+    """What besides queries and keys is narrower in a converted model than in the original, and what is not."""
+    sentences = []
+    head_dim = layers[0].head_dim
+    values = [inspection.value_width for inspection in inspections if inspection.value_width]
+    if any(width < head_dim for width in values):
+        sentences.append(f"The values of a head have {_range(values)} dimensions instead of {head_dim}.")
+    elif all(inspection.heads == layer.total for inspection, layer in zip(inspections, layers, strict=True)):
+        sentences.append("Values and the output projection are as wide as in the original.")
+    widths = [inspection.neurons for inspection in inspections if inspection.neurons is not None]
+    full = [inspection.neurons_original for inspection in inspections if inspection.neurons_original is not None]
+    if widths != full:
+        sentences.append(f"The feed-forward layers have {_range(widths)} neurons instead of {full[0]}.")
+    dropped = dropped_layers(model)
+    if dropped:
+        several = len(dropped) > 1
+        total = len(dropped) + model.config.num_hidden_layers
+        sentences.append(
+            f"Of the original's {total} layers, numbered from 0, layer{'s' if several else ''} "
+            f"{', '.join(map(str, dropped))} {'are' if several else 'is'} left out; names of layers here are those in "
+            "this model."
+        )
+    return sentences
+
+
+def _range(widths: Sequence[int]) -> str:
+    """The widths from the least to the largest."""
+    least, most = min(widths), max(widths)
+    return str(least) if least == most else f"{least} to {most}"
+
+
+def _neurons(model: PreTrainedModel, count: int) -> list[tuple[int | None, int | None]]:
+    """Width of each feed-forward layer, and in the original, if there are as many as attention layers."""
+    unknown: list[tuple[int | None, int | None]] = [(None, None)] * count
+    family = families().get(native_type(model.config.model_type))
+    places = {} if family is None else family.base.feed_forward_classes
+    blocks = list(outermost(model, places))
+    if len(blocks) != count:
+        return unknown
+    config = encoder_of(model).config
+    widths: list[tuple[int | None, int | None]] = []
+    for _, block in blocks:
+        place = places[type(block)]
+        down = block.get_submodule(place.down)
+        full = getattr(config, place.config_name, None)
+        widths.append(
+            (down.in_features, full) if isinstance(down, nn.Linear) and isinstance(full, int) else (None, None)
+        )
+    return widths
 
 
 def _width(layer: AttentionLayer) -> int:
@@ -184,11 +255,12 @@ def _explain(
     converted = [inspection for inspection in inspections if inspection.form != "original"]
     if converted:
         first = converted[0]
-        form = form_named(first.form)
+        form, ranks = form_named(first.form), _range([each.rank for each in converted])
         sentences.append(
-            f"Converted, the layers have R shared dimensions instead of {full} (here {first.rank} in {first.name}), "
-            f"and {form.sharing}. Values and the output projection stay as in the original."
+            f"The queries and keys of a layer have {ranks} dimensions for all heads together (R, the rank) instead of "
+            f"{full}, and {form.sharing}."
         )
+        sentences += _narrower(model, layers, inspections)
         if not form.separate:
             sentences.append(
                 f"A head's scores run over R dimensions instead of {head_dim}, so where R is above {head_dim} long "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -95,6 +96,42 @@ def with_sections(card: str, steps: Sequence[Step], name: str, *, changed: bool 
     header = f"---\n{data.to_yaml()}\n---\n\n" if data.to_dict() else ""
     sections = "".join(f"\n\n## {step.title}\n\n{step.section()}" for step in steps)
     return f"{header}{text.rstrip()}{sections}\n"
+
+
+def with_metadata(card: str, metadata: Mapping[str, Any]) -> str:
+    """A card with other values of the entries of its header that models inherit, of tags and of the library.
+
+    Args:
+        card: the card; empty for none.
+        metadata: the values; an entry that is not there is left out.
+    """
+    data: Any
+    data, text = parse_card(card)
+    for name in (*_HEADER, "library_name"):
+        if name in metadata:
+            setattr(data, name, metadata[name])
+        else:
+            data.__dict__.pop(name, None)
+    return f"---\n{data.to_yaml()}\n---\n\n{text}" if data.to_dict() else text
+
+
+def with_loading(card: str, name: str, auto_class: str, *, own_code: bool) -> str:
+    """A card that says how a model with a new head is loaded; what another's card said of its model is left out.
+
+    Args:
+        card: the card of the model that it was made of.
+        name: name of the model.
+        auto_class: the Auto class that loads it.
+        own_code: whether its code is in the folder.
+    """
+    data, text = parse_card(card)
+    argument = ", trust_remote_code=True" if own_code else ""
+    code = f'from transformers import {auto_class}\n\nmodel = {auto_class}.from_pretrained("FOLDER_OR_ID"{argument})'
+    block = f"## Loading\n\n```python\n{code}\n```\n"
+    pattern = r"^## Loading\n\n```python\n.*?\n```\n"
+    ours = re.search(pattern, text, flags=re.DOTALL | re.MULTILINE) if own_code else None
+    text = f"# {name}\n\n{block}" if ours is None else text[: ours.start()] + block + text[ours.end() :]
+    return f"---\n{data.to_yaml()}\n---\n\n{text}" if data.to_dict() else text
 
 
 def _latest(results: list[EvalResult]) -> list[EvalResult]:

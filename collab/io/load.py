@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 import transformers
-from transformers import AutoConfig, PreTrainedModel
+from transformers import CONFIG_MAPPING, AutoConfig, PreTrainedModel
 from transformers import initialization as init
 
 from ..errors import CheckpointError, UnsupportedArchitectureError, WeightsError
@@ -24,6 +24,7 @@ from .failures import reading
 from .history import read_history
 from .options import LoadOptions
 from .read import (
+    GRAPH_OF,
     Source,
     check_weight_files,
     check_weights_for,
@@ -216,7 +217,10 @@ def config_of(source: Source) -> Any:
         for name, values in _FLAGS.items():
             if name in raw and raw[name] not in values:
                 raise CheckpointError(f"{name} in config.json of {source.name} cannot be {json.dumps(raw[name])[:80]}.")
-        config = AutoConfig.from_pretrained(source.folder, local_files_only=True, trust_remote_code=False)
+        if GRAPH_OF in raw:
+            config: Any = CONFIG_MAPPING[raw["model_type"]].from_dict(raw)
+        else:
+            config = AutoConfig.from_pretrained(source.folder, local_files_only=True, trust_remote_code=False)
         for name, most in _SIZES.items():
             size = getattr(config, name, 1)
             if type(size) is not int or not 0 < size <= most:

@@ -32,11 +32,12 @@ class SaveOptions:
         overwrite: whether to replace what collab wrote there earlier; other files are never overwritten.
         restart: whether to discard unfinished training for the same output instead of resuming it.
         max_shard_size: size of a weights file at most, for example ``"5GB"``; a larger model is split.
-        base_model: name of the original for the model card; None for the name of the source.
+        base_model: Hub id of the original, for the model card; None for that of the source, or else what the source's
+            card names.
         command: the command line, for report and card.
 
     Raises:
-        ConfigurationError: if `max_shard_size` is not a size.
+        ConfigurationError: if `max_shard_size` is not a size, or `base_model` no Hub id.
     """
 
     overwrite: bool = False
@@ -48,6 +49,8 @@ class SaveOptions:
     def __post_init__(self) -> None:
         if not re.fullmatch(r"0*[1-9]\d*([KMGT]i?B)", self.max_shard_size, flags=re.IGNORECASE):
             raise ConfigurationError(f"max_shard_size {self.max_shard_size!r} is not a size; use 500MB or 5GB, say.")
+        if self.base_model is not None and not re.fullmatch(r"\w[\w.-]*(/\w[\w.-]*)?", self.base_model):
+            raise ConfigurationError(f"base_model {self.base_model!r} is not a Hub id such as user/model or model.")
 
 
 class TransformOptions(TypedDict, total=False):

@@ -22,6 +22,9 @@ from .failures import reading
 
 logger = logging.getLogger(__name__)
 
+GRAPH_OF = "collab_graph_of"
+"""Entry of a graph's config.json, which is of the native class: type and class of the converted model."""
+
 _SAFETENSORS, _PICKLE = "model.safetensors", "pytorch_model.bin"
 # What transformers looks for, in its order.
 WEIGHT_FILES = (_SAFETENSORS, f"{_SAFETENSORS}.index.json", _PICKLE, f"{_PICKLE}.index.json")
@@ -30,6 +33,7 @@ _FILES = (".json", ".txt", ".safetensors", ".bin", ".model")
 _FLOATS = ("F64", "F32", "F16", "BF16", "torch.float64", "torch.float32", "torch.float16", "torch.bfloat16")
 # What is read of a config before transformers checks it.
 _CONFIG_TYPES = {
+    GRAPH_OF: dict,
     "architectures": list,
     "id2label": dict,
     "label2id": dict,
@@ -92,7 +96,8 @@ def resolve_source(model: str, revision: str | None = None) -> Source:
     except CheckpointError:
         raise
     except (HFValidationError, OSError, ValueError, RuntimeError) as error:
-        raise CheckpointError(f"There is no folder {_shown(model)}, and it is not a valid Hub id either.") from error
+        hint = "" if _is_path(model) else " A model on the Hub is called user/name or name."
+        raise CheckpointError(f"There is no folder {_shown(model)}.{hint}") from error
     try:
         return _download(model, revision)
     except (OSError, ValueError, HfHubHTTPError) as error:
@@ -101,6 +106,11 @@ def resolve_source(model: str, revision: str | None = None) -> Source:
             f"{model!r} is not a local folder, and was not found{at} on the Hugging Face Hub or in the local cache: "
             f"{first_line(error)}"
         ) from error
+
+
+def _is_path(name: str) -> bool:
+    """Whether a name can only be that of a folder here: models on the Hub are called user/name or name."""
+    return name.startswith(("/", ".", "~")) or name.count("/") > 1
 
 
 def _shown(name: str) -> str:
@@ -232,7 +242,7 @@ def _dtypes(files: list[Path]) -> dict[str, str]:
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """The config of a model's folder.
+    """The config of a model's folder; of a graph, that of the model that it was written of.
 
     Raises:
         CheckpointError: if there is none, or it does not name a `model_type`.
@@ -243,6 +253,8 @@ def read_config(folder: Path) -> dict[str, Any]:
         hint = f" The transformer of this sentence-transformers model is in {folder / inside}." if inside else ""
         raise CheckpointError(f"{folder} has no config.json, so it is not a transformers model.{hint}")
     config = read_object(path)
+    if isinstance(config.get(GRAPH_OF), dict):
+        config |= config[GRAPH_OF]
     if not isinstance(config.get("model_type"), str):
         raise CheckpointError(f"{path} does not name a model_type, so collab cannot tell what the model is.")
     for key, expected in _CONFIG_TYPES.items():

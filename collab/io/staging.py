@@ -44,9 +44,14 @@ def check_output(output: Path, source: Path | None = None, overwrite: bool = Fal
     if taken:
         if not target.is_dir():
             raise OutputError(f"{output} is not a folder. Choose a name that does not exist yet.")
-        if any(target.iterdir()) and not overwrite:
-            raise OutputError(f"{output} exists already. Pass overwrite=True (--overwrite) to replace it.")
         foreign = _foreign_files(target)
+        if foreign and not (target / MANIFEST).is_file():
+            raise OutputError(
+                f"{output} exists already, and collab did not write it: it holds {', '.join(foreign[:3])}"
+                f"{' and more' if len(foreign) > 3 else ''}. Choose another folder."
+            )
+        if any(target.iterdir()) and not overwrite and not foreign:
+            raise OutputError(f"{output} exists already. Pass overwrite=True (--overwrite) to replace it.")
         if foreign:
             raise OutputError(
                 f"{output} holds files that collab did not write and that would be lost: {', '.join(foreign[:5])}"

@@ -6,6 +6,7 @@ import json
 import logging
 import shutil
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +14,24 @@ from transformers import PreTrainedModel
 
 from .. import modeling
 from ..errors import VerificationError
-from ..modeling.collab_model import auto_classes
+from ..modeling.collab_model import CollaborativeMixin, auto_classes
 from ..models.layers import count_bytes
 from ..steps.conversion import VocabularyCut
 from ..steps.export import Expansion
 from ..steps.history import History
 from ..steps.step import Founding
-from .card import CARD_FILE, TAGS, render_card, settings_of, source_metadata, with_sections
+from .card import (
+    CARD_FILE,
+    TAGS,
+    render_card,
+    settings_of,
+    source_metadata,
+    with_loading,
+    with_metadata,
+    with_sections,
+)
 from .checkpoint import Checkpoint, read_processor
+from .head import SENTENCE_FILES, fitting, has_new_head, head_of, is_embedder
 from .history import write_history
 from .options import SaveOptions
 from .read import read_modules, read_object
@@ -46,10 +57,6 @@ _CARRIED = (
     # image processors
     "preprocessor_config.json",
     "processor_config.json",
-    # sentence-transformers
-    "modules.json",
-    "sentence_*_config.json",
-    "config_sentence_transformers.json",
     # the rest
     "generation_config.json",
     "LICENSE*",
@@ -101,23 +108,26 @@ def save(checkpoint: Checkpoint, output: str | Path, options: SaveOptions | None
 def _card(checkpoint: Checkpoint, folder: Path, name: str, options: SaveOptions, history: History) -> str:
     """The card: that of the source with the new sections, or a new one where the model is of another kind now."""
     model, source, steps = checkpoint.model, checkpoint.folder, checkpoint.steps
+    before = fitting(source_metadata(source), model, source)
+    before.pop("base_model", None)
+    base_model = base_model_of(checkpoint, options)
+    based = {} if base_model is None else {"base_model": base_model}
     sentence_transformers = (folder / "modules.json").is_file()
     library = "sentence-transformers" if sentence_transformers else "transformers"
     founding = next((step for step in steps if isinstance(step, Founding)), None)
     if founding is not None:
-        before = source_metadata(source)
-        base_model = options.base_model or _base_model(checkpoint)
+        name_of = base_model or Path(checkpoint.name).name
         card = render_card(
             "converted",
             before,
             {
-                "base_model": base_model,
+                **based,
                 "library_name": library,
                 "tags": list(dict.fromkeys([*before.get("tags", []), *TAGS])),
             },
-            title=base_model.rpartition("/")[2],
+            title=name_of.rpartition("/")[2],
             adjective=founding.adjective,
-            introduction=founding.introduction(_linked(base_model)),
+            introduction=founding.introduction(_linked(name_of, base_model is not None)),
             auto_class=auto_class_of(model),
             sentence_transformers=sentence_transformers,
             command=options.command,
@@ -128,29 +138,32 @@ def _card(checkpoint: Checkpoint, folder: Path, name: str, options: SaveOptions,
     elif checkpoint.step(Expansion) is not None and checkpoint.original is not None:
         native_class, auto_class = type(model).__name__, auto_class_of(checkpoint.original.model)
         given = {"native_class": native_class, "auto_class": auto_class, "library": library}
-        card = expanded_card(checkpoint.history, source, name, **given)
+        card = expanded_card(checkpoint.history, before | based, name, **given)
     else:
         file = None if source is None else source / CARD_FILE
         there = file is not None and file.is_file()
         card = file.read_text(encoding="utf-8", errors="replace") if there else ""  # type: ignore[union-attr]
+        card = with_metadata(card, {**before, **based})
+        head = head_of(model)
+        if head is not None and has_new_head(model, source):
+            card = with_loading(card, name, head.auto_class, own_code=isinstance(model, CollaborativeMixin))
     return with_sections(card, steps, name, changed=True)
 
 
 def expanded_card(
-    history: History, source: Path | None, name: str, *, native_class: str, auto_class: str, library: str
+    history: History, before: Mapping[str, Any], name: str, *, native_class: str, auto_class: str, library: str
 ) -> str:
     """The card of an expanded model, without its section.
 
     Args:
         history: history of the converted model.
-        source: its folder.
+        before: header of its card.
         name: name of the expanded model.
         native_class: its class.
         auto_class: the Auto class that loads it with its head.
         library: the library that loads it.
     """
-    before = source_metadata(source)
-    base = before.get("base_model") or history.source
+    base = before.get("base_model") or (Path(history.source).name if history.source else None)
     return render_card(
         "expanded",
         before,
@@ -187,11 +200,14 @@ def carry_over(checkpoint: Checkpoint, folder: Path) -> None:
     carried = _CARRIED if not cut else _CARRIED[_CARRIED.index("preprocessor_config.json") :]
     patterns = (*carried, "*.py") if trusted else carried
     own = {path.name for path in Path(modeling.__path__[0]).glob("collab_*.py")}  # written with models that run on it
+    embedder = is_embedder(checkpoint.model, source)
+    patterns = (*patterns, *SENTENCE_FILES) if embedder else patterns
     for path in sorted({path for pattern in patterns for path in source.glob(pattern) if path.is_file()}):
         # generation_config.json is written with models that generate
         if path.name not in own and not (folder / path.name).exists():
             shutil.copyfile(path, folder / path.name)
-    _copy_sentence_transformers_modules(source, folder)
+    if embedder:
+        _copy_sentence_transformers_modules(source, folder)
     if cut:
         checkpoint.tokenizer.save_pretrained(folder)
     else:
@@ -238,15 +254,24 @@ def _pin_image_processor(source: Path, folder: Path) -> None:
     path.write_text(json.dumps(settings, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
-def _base_model(checkpoint: Checkpoint) -> str:
-    if checkpoint.source is not None:
-        return checkpoint.source.hub_id or checkpoint.source.folder.name
-    name = checkpoint.model.name_or_path or checkpoint.model.config.model_type
-    return Path(name).name if Path(name).is_dir() else name
+def base_model_of(checkpoint: Checkpoint, options: SaveOptions) -> str | None:
+    """The Hub id of the model that a checkpoint was made of, for the card; None if none is known.
+
+    It is the one that was given, that of the model which was read, or the one in the card of the folder. The name of a
+    folder is none.
+    """
+    source, history = checkpoint.source, checkpoint.history
+    if options.base_model is not None:
+        return options.base_model
+    if source is not None and source.hub_id is not None:
+        return source.hub_id
+    carried = source_metadata(checkpoint.folder).get("base_model")
+    local = history.source is not None and history.revision is None and carried == Path(history.source).name
+    return None if local else carried  # earlier versions wrote names of folders
 
 
-def _linked(base_model: str) -> str:
-    return f"[`{base_model}`](https://huggingface.co/{base_model})" if "/" in base_model else f"`{base_model}`"
+def _linked(name: str, on_hub: bool) -> str:
+    return f"[`{name}`](https://huggingface.co/{name})" if on_hub and "/" in name else f"`{name}`"
 
 
 def auto_class_of(model: PreTrainedModel) -> str:

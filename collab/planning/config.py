@@ -71,8 +71,9 @@ class ConversionConfig:
         amounts = given(self, ("rank", *_BUDGETS))
         if len(amounts) != 1:
             raise ConfigurationError(
-                "Say how much to keep by exactly one of rank, params and max_error, "
-                f"not by {' and '.join(amounts) or 'none of them'}."
+                "Say how much to keep by one of rank (--rank 128 keeps 128 query/key dimensions), params (--params 0.5 "
+                "keeps half of the query/key parameters) and max_error (--max-error 0.1)"
+                + (f"; {' and '.join(amounts)} were given." if amounts else ".")
             )
         if self.form not in (*FORMS, "auto"):
             raise ConfigurationError(f"Unknown form {self.form!r}; choose one of {', '.join(FORMS)}, auto.")

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import ClassVar
 
 from .agreement import named
-from .step import Json, Metric, Step, installed_versions, measured, table
+from .step import Json, Metric, Step, display_names, installed_versions, measured, table
 
 
 @dataclass(frozen=True)
@@ -45,13 +45,13 @@ class Evaluation(Step):
     def summary(self) -> str:
         """The metrics, and how the models agree."""
         rows = [[metric, _interval(result)] for metric, result in self.metrics.items()]
-        headings = ["", "value (95 % interval)"]
+        first, *others = display_names([self.model, *([] if self.against is None else [self.against["model"]])])
+        headings = ["95 % intervals in brackets", first, *others, *["difference"] * len(others)]
         if self.against is not None:
-            headings += [Path(self.against["model"]).name, "difference"]
             for row, metric in zip(rows, self.metrics, strict=True):
                 row += [_interval(self.against[which][metric], which == "difference") for which in _COMPARED]
         text = f"{self.task} on `{self.data['source']}` ({self.data['rows']} rows):\n\n{table(headings, rows)}"
-        return text if self.against is None else f"{text}\n\n{_comparison(self.against)}"
+        return text if self.against is None else f"{text}\n\n{_comparison(self.against, first, others[0])}"
 
     def model_index(self) -> tuple[Metric, ...]:
         """See `Step`."""
@@ -61,21 +61,28 @@ class Evaluation(Step):
 _COMPARED = ("metrics", "difference")
 
 
-def _comparison(against: Json) -> str:
-    """Agreement, size and speed of two models."""
-    speed = against["tokens_per_second"]
-    pairs = [
-        *([name, f"{value:.4f}"] for name, value in named(against["agreement"] or {}).items()),
-        ["cosine of hidden states by layer", " ".join(f"{cosine:.4f}" for cosine in against["hidden_cosine"])],
-        ["parameters", "{model:,} of {against:,}".format(**against["parameters"])],
-        ["bytes", "{model:,} of {against:,}".format(**against["bytes"])],
+def _comparison(against: Json, first: str, second: str) -> str:
+    """Agreement, size and speed of two models of these names."""
+    speed, parameters, size = against["tokens_per_second"], against["parameters"], against["bytes"]
+    agreement = [f"{name} {value:.4f}" for name, value in named(against["agreement"] or {}).items()]
+    agreement.append("cosine of hidden states by layer " + " ".join(f"{each:.4f}" for each in against["hidden_cosine"]))
+    rows = [
+        ["parameters", *(f"{parameters[which]:,}" for which in _PAIR), _ratio(parameters)],
+        ["megabytes", *(f"{size[which] / 1e6:,.1f}" for which in _PAIR), _ratio(size)],
         [
             "tokens per second",
-            f"{speed['model']:,.0f} against {speed['against']:,.0f}: {speed['ratio']:.2f} times "
-            f"({speed['ratio_low']:.2f} to {speed['ratio_high']:.2f})",
+            *(f"{speed[which]:,.0f}" for which in _PAIR),
+            f"{speed['ratio']:.2f} ({speed['ratio_low']:.2f} to {speed['ratio_high']:.2f})",
         ],
     ]
-    return table([f"against {Path(against['model']).name}", ""], pairs)
+    return table(["", first, second, "ratio"], rows) + f"\n\n{first} against {second}: {', '.join(agreement)}."
+
+
+_PAIR = ("model", "against")
+
+
+def _ratio(pair: Mapping[str, int]) -> str:
+    return f"{pair['model'] / pair['against']:.2f}"
 
 
 def _interval(result: dict[str, float], sign: bool = False) -> str:

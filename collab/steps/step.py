@@ -214,6 +214,12 @@ def short(value: float) -> str:
     return f"{value:.4f}" if value == 0 or abs(value) >= 0.01 else f"{value:.2g}"
 
 
+def display_names(names: Sequence[str]) -> list[str]:
+    """Names of models for a table: the last part of each, where these differ, and otherwise the whole."""
+    last = [name.rstrip("/").rpartition("/")[2] or name for name in names]
+    return last if len(set(last)) == len(last) else list(names)
+
+
 def shortened(names: Sequence[str]) -> tuple[str, list[str]]:
     """The common part of module names, with a star for the rest, and the rest of each."""
     parts = [name.split(".") for name in names]

@@ -11,7 +11,7 @@ from ...calibration.options import CalibrationOptions, CalibrationRequest
 from ...data.source import Mixture, NamedSource
 from ...decomposition.options import CONTENTS, METHODS, SolverOptions, SolverPrecision
 from ...errors import ConfigurationError
-from ..command import Decorator, gathers
+from ..command import Decorator, gathers, grouped
 from .data import SEVERAL, SOURCES, Unlabelled, max_length_option, samples_option, unlabelled_options
 from .model import device_option
 
@@ -54,20 +54,26 @@ def calibration_options(*, weights_alone: bool = True) -> Decorator:
         "calibration",
         _calibration,
         gathers("calibration_source", _source),
-        click.option(
-            "--calibration",
-            metavar="SOURCE",
-            multiple=True,
-            show_default=f"synthetic for models of text{others}",
-            help=f"Data to calibrate on: {SOURCES}{without}. {SEVERAL}",
+        grouped(
+            "Data",
+            click.option(
+                "--calibration",
+                metavar="SOURCE",
+                multiple=True,
+                show_default=f"synthetic for models of text{others}",
+                help=f"Data to calibrate on: {SOURCES}{without}. {SEVERAL}",
+            ),
         ),
         unlabelled_options("--calibration-"),
         samples_option(CalibrationOptions.samples, "--calibration-samples"),
         max_length_option,
-        click.option(
-            "--calibration-cache",
-            type=click.Path(path_type=Path, dir_okay=False),
-            help="Keep the moments in this file, or use those that it holds.",
+        grouped(
+            "Expert",
+            click.option(
+                "--calibration-cache",
+                type=click.Path(path_type=Path, dir_okay=False),
+                help="Keep the moments in this file, or use those that it holds.",
+            ),
         ),
     )
 
@@ -83,12 +89,15 @@ def _measured_on(
 export_calibration_options = gathers(
     "calibration",
     _measured_on,
-    click.option(
-        "--calibration",
-        metavar="SOURCE",
-        multiple=True,
-        show_default="synthetic in int8, none otherwise",
-        help=f"Data to measure the ranges of activations on, and how far the graph agrees: {SOURCES}. {SEVERAL}",
+    grouped(
+        "Data",
+        click.option(
+            "--calibration",
+            metavar="SOURCE",
+            multiple=True,
+            show_default="synthetic in int8, none otherwise",
+            help=f"Data to measure the ranges of activations on, and how far the graph agrees: {SOURCES}. {SEVERAL}",
+        ),
     ),
     unlabelled_options("--calibration-"),
     samples_option(CalibrationOptions.samples, "--calibration-samples"),
@@ -96,34 +105,40 @@ export_calibration_options = gathers(
 )
 """--calibration and what belongs to it, for a graph."""
 
-solver_options = gathers(
-    "solver",
-    SolverOptions,
-    click.option(
-        "--solver",
-        "method",
-        type=click.Choice(METHODS),
-        default=SolverOptions.method,
-        help="structured: collab's own. tensorly: the reference, on the dense tensor; slow.",
+solver_options = grouped(
+    "Expert",
+    gathers(
+        "solver",
+        SolverOptions,
+        click.option(
+            "--solver",
+            "method",
+            type=click.Choice(METHODS),
+            default=SolverOptions.method,
+            help="structured: collab's own. tensorly: the reference, on the dense tensor; slow.",
+        ),
+        click.option("--max-sweeps", default=SolverOptions.max_sweeps, help="Largest number of sweeps of the solver."),
+        click.option(
+            "--tolerance", default=SolverOptions.tolerance, help="Stop when a sweep lowers the relative error by less."
+        ),
+        click.option(
+            "--precision",
+            type=click.Choice(get_args(SolverPrecision)),
+            default=SolverOptions.precision,
+            help="Precision of the arithmetic.",
+        ),
+        device_option("cpu"),
     ),
-    click.option("--max-sweeps", default=SolverOptions.max_sweeps, help="Largest number of sweeps of the solver."),
-    click.option(
-        "--tolerance", default=SolverOptions.tolerance, help="Stop when a sweep lowers the relative error by less."
-    ),
-    click.option(
-        "--precision",
-        type=click.Choice(get_args(SolverPrecision)),
-        default=SolverOptions.precision,
-        help="Precision of the arithmetic.",
-    ),
-    device_option("cpu"),
 )
-content_option = click.option(
-    "--content",
-    type=click.Choice(CONTENTS),
-    default="exact",
-    help="exact: the query bias becomes an additive term of the scores. folded: it becomes an offset of the queries, "
-    "so that every attention kernel applies and less is stored.",
+content_option = grouped(
+    "Expert",
+    click.option(
+        "--content",
+        type=click.Choice(CONTENTS),
+        default="exact",
+        help="exact: the query bias becomes an additive term of the scores. folded: it becomes an offset of the "
+        "queries, so that every attention kernel applies and less is stored.",
+    ),
 )
 
 

@@ -12,7 +12,7 @@ import click
 from ...data.source import DataSource, Mixture, NamedSource, check_weight
 from ...data.task import GLUE, KINDS, Task, task_named
 from ...errors import ConfigurationError
-from ..command import Decorator, gathers
+from ..command import Decorator, gathers, grouped
 
 LABELLED = "a file (CSV, TSV, JSON Lines, Parquet) or a data set on the Hub"
 SOURCES = (
@@ -22,33 +22,43 @@ SOURCES = (
 
 SEVERAL = "May be given several times: sources are mixed evenly by tokens, or by weights (wiki.txt=2)."
 
-text_column_option = click.option(
-    "--text-column",
-    multiple=True,
-    help="Column with the text; twice for pairs. In a file without a header, its number from 0.",
+text_column_option = grouped(
+    "Data",
+    click.option(
+        "--text-column",
+        multiple=True,
+        help="Column with the text; twice for pairs. In a file without a header, its number from 0.",
+    ),
 )
-label_column_option = click.option(
-    "--label-column", help="Column with the labels. In a file without a header, its number from 0."
+label_column_option = grouped(
+    "Data",
+    click.option("--label-column", help="Column with the labels. In a file without a header, its number from 0."),
 )
-max_length_option = click.option(
-    "--max-length", type=int, show_default="as many as the model takes", help="Largest number of tokens in a row."
+max_length_option = grouped(
+    "Data",
+    click.option(
+        "--max-length", type=int, show_default="as many as the model takes", help="Largest number of tokens in a row."
+    ),
 )
 
 
 def subset_option(flag: str = "--subset") -> Decorator:
     """--subset, by whatever flag."""
-    return click.option(flag, "subset", help="Configuration of a data set on the Hub.")
+    return grouped("Data", click.option(flag, "subset", help="Configuration of a data set on the Hub."))
 
 
 def split_option(flag: str = "--split", name: str = "split", default: str = "train") -> Decorator:
     """--split, by whatever flag, or the split of one of several data sets."""
-    return click.option(flag, name, default=default, help="Split of a data set on the Hub.")
+    return grouped("Data", click.option(flag, name, default=default, help="Split of a data set on the Hub."))
 
 
 def samples_option(default: int | None, flag: str = "--samples") -> Decorator:
     """--samples: how much of the data to use."""
     says = "all" if default is None else None
-    return click.option(flag, type=int, default=default, show_default=says, help="Largest number of rows to use.")
+    return grouped(
+        "Data",
+        click.option(flag, type=int, default=default, show_default=says, help="Largest number of rows to use."),
+    )
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from ...heads.options import RowOptions, ScoreOptions
-from ..command import combined, gathers
+from ..command import combined, gathers, grouped
 from .data import label_column_option, max_length_option, samples_option, task_option
 from .model import seed_option
 
@@ -20,7 +20,8 @@ head_rows_options = combined(
         seed_option,
     ),
 )
-scoring_options = combined(
+scoring_options = grouped(
+    "Expert",
     click.option("--normalize", is_flag=True, help="Divide the gradient scores of each layer by their norm."),
     click.option(
         "--ablation-samples", default=ScoreOptions.ablation_samples, help="Largest number of rows for the ablation."

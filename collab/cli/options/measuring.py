@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from ...evaluation.options import REPORTED_LENGTHS
-from ..command import Decorator, combined
+from ..command import Decorator, grouped
 
 against_option = click.option(
     "--against", metavar="MODEL", help="Another model, measured on the same rows and in turn with the first."
@@ -17,7 +17,8 @@ figure_option = click.option(
     type=click.Path(path_type=Path, dir_okay=False),
     help="Draw the result to this file: .png, .pdf or .svg.",
 )
-page_options = combined(
+page_options = grouped(
+    "Output",
     click.option(
         "--html",
         type=click.Path(path_type=Path, dir_okay=False),
@@ -34,11 +35,14 @@ lengths_option = click.option(
     show_default=f"{', '.join(map(str, REPORTED_LENGTHS))}, or what the model takes where that is less",
     help="Tokens of a row; may be given several times.",
 )
-speed_option = click.option(
-    "--speed/--no-speed",
-    "measure_speed",
-    default=True,
-    help="Measure for a few seconds how many times as fast as the original the result is.",
+speed_option = grouped(
+    "Output",
+    click.option(
+        "--speed/--no-speed",
+        "measure_speed",
+        default=True,
+        help="Measure for a few seconds how many times as fast as the original the result is.",
+    ),
 )
 
 

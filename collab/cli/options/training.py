@@ -7,12 +7,13 @@ from typing import get_args
 import click
 
 from ...training.options import PRECISIONS, RunOptions, Trainable
-from ..command import Decorator, combined, gathers
+from ..command import Decorator, gathers, grouped
 from .data import SEVERAL, SOURCES
 from .model import device_option, seed_option
 
-restart_option = click.option(
-    "--restart", is_flag=True, help="Forget unfinished training of OUTPUT instead of going on with it."
+restart_option = grouped(
+    "Output",
+    click.option("--restart", is_flag=True, help="Forget unfinished training of OUTPUT instead of going on with it."),
 )
 
 
@@ -26,8 +27,11 @@ def training_steps_option(default: int | None) -> Decorator:
 
 def learning_rate_option(default: float | None, says: str | None = None) -> Decorator:
     """--learning-rate, with a default or what the help says of it."""
-    return click.option(
-        "--learning-rate", type=float, default=default, show_default=says, help="The highest learning rate."
+    return grouped(
+        "Training",
+        click.option(
+            "--learning-rate", type=float, default=default, show_default=says, help="The highest learning rate."
+        ),
     )
 
 
@@ -53,38 +57,44 @@ def training_options(default: RunOptions) -> Decorator:
     Args:
         default: the values that are not given.
     """
-    return gathers(
-        "run",
-        RunOptions,
-        click.option("--batch-size", default=default.batch_size, help="Rows of a batch."),
-        click.option(
-            "--gradient-accumulation-steps",
-            default=default.gradient_accumulation_steps,
-            help="Pieces that a batch is computed in, one after the other, to save memory.",
+    return grouped(
+        "Training",
+        gathers(
+            "run",
+            RunOptions,
+            click.option("--batch-size", default=default.batch_size, help="Rows of a batch."),
+            click.option(
+                "--gradient-accumulation-steps",
+                default=default.gradient_accumulation_steps,
+                help="Pieces that a batch is computed in, one after the other, to save memory.",
+            ),
+            click.option(
+                "--warmup", default=default.warmup, help="Part of the steps over which the learning rate rises."
+            ),
+            click.option("--weight-decay", default=default.weight_decay, help="Weight decay of AdamW."),
+            click.option(
+                "--evaluations",
+                default=default.evaluations,
+                help="How often to measure on the held-out rows and keep a checkpoint.",
+            ),
+            click.option("--patience", type=int, help="Stop after so many evaluations without improvement."),
+            click.option(
+                "--precision",
+                type=click.Choice(PRECISIONS),
+                default=default.precision,
+                help="Precision of the arithmetic. auto: bfloat16 where the processor multiplies it faster.",
+            ),
+            click.option("--gradient-checkpointing", is_flag=True, help="Less memory, more time."),
+            device_option(),
+            seed_option,
         ),
-        click.option("--warmup", default=default.warmup, help="Part of the steps over which the learning rate rises."),
-        click.option("--weight-decay", default=default.weight_decay, help="Weight decay of AdamW."),
-        click.option(
-            "--evaluations",
-            default=default.evaluations,
-            help="How often to measure on the held-out rows and keep a checkpoint.",
-        ),
-        click.option("--patience", type=int, help="Stop after so many evaluations without improvement."),
-        click.option(
-            "--precision",
-            type=click.Choice(PRECISIONS),
-            default=default.precision,
-            help="Precision of the arithmetic. auto: bfloat16 where the processor multiplies it faster.",
-        ),
-        click.option("--gradient-checkpointing", is_flag=True, help="Less memory, more time."),
-        device_option(),
-        seed_option,
     )
 
 
 def heal_options(steps: int | None, says: str | None = None) -> Decorator:
     """--heal, --heal-steps and --restart, with the default number of steps and what the help says of the source's."""
-    return combined(
+    return grouped(
+        "Healing",
         click.option(
             "--heal",
             metavar="SOURCE",
