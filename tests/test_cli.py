@@ -251,7 +251,7 @@ class TestCalibration:
         (tmp_path / "empty.txt").write_text("")
         (tmp_path / "one.txt").write_text("a b\n")
         for options, message, code in (
-            (["--calibration", text, "--text-column", "text"], "it has id, first, second", 1),
+            (["--calibration", text, "--text-column", "text"], "its first line names id, first, second", 1),
             (["--calibration", text], "several columns", 1),
             (["--calibration", tmp_path / "empty.txt"], "no rows", 1),
             (["--calibration", tmp_path / "one.txt"], "At least 2 rows", 1),
@@ -500,7 +500,8 @@ class TestBadInput:
         run(model, tmp_path / "out", "--rank", 8, *options, fails=2)
 
     def test_no_rank(self, run: Run, model: Path, tmp_path: Path) -> None:
-        assert "one of rank, params and max_error" in run(model, tmp_path / "out", fails=2).stderr
+        stderr = run(model, tmp_path / "out", fails=2).stderr
+        assert all(example in stderr for example in ("--rank 128", "--params 0.5", "--max-error 0.1"))
 
     @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
     def test_no_cuda(self, run: Run, model: Path, tmp_path: Path) -> None:
@@ -510,7 +511,11 @@ class TestBadInput:
     def test_output_exists(self, run: Run, model: Path, tmp_path: Path) -> None:
         (tmp_path / "out").mkdir()
         (tmp_path / "out" / "config.json").write_text("{}")
-        assert "--overwrite" in run(model, tmp_path / "out", "--rank", 8, fails=1).stderr
+        foreign = run(model, tmp_path / "out", "--rank", 8, fails=1).stderr
+        assert "collab did not write it: it holds config.json" in foreign
+        assert "--overwrite" not in foreign
+        run(model, tmp_path / "own", "--rank", 8)
+        assert "--overwrite" in run(model, tmp_path / "own", "--rank", 8, fails=1).stderr
 
     def test_output_is_not_a_model(self, run: Run, model: Path, tmp_path: Path) -> None:
         (tmp_path / "thesis").mkdir()

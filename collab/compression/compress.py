@@ -126,7 +126,7 @@ def _refitted(
 ) -> tuple[PreTrainedModel, int]:
     """A compressed model with output projections refitted in sequence, and their number; itself if that is no closer.
 
-    Healing ends farther from the original when it starts from the refitted projections (docs/benchmarks.md).
+    Healing ends farther from the original when it starts from the refitted projections (docs/benchmarks/unseen.md).
     """
     if config.healed:
         return compressed, 0

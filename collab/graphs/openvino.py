@@ -31,7 +31,7 @@ def write_openvino(onnx_file: Path, output: Path, precision: GraphPrecision, bat
     """
     import openvino
 
-    model = openvino.convert_model(onnx_file)
+    model = openvino.Core().read_model(onnx_file)  # convert_model would split a path at its commas
     if precision == "int8":
         model = _quantized(model, batches)
     model.set_rt_info(precision, PRECISION_KEY)

@@ -178,7 +178,7 @@ class Conversions:
 
         A balanced budget of parameters is divided for the least sum of the layers' squared relative errors, in closed
         form (`LayerProblem.decay`), each relative to the layer's own scores. Weighting layers by the effect of their
-        scores on the model's output measured far worse (docs/benchmarks.md).
+        scores on the model's output measured far worse (docs/benchmarks/calibration.md).
         """
         content = self._config.content
         if budget.unit == "rank":

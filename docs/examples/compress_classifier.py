@@ -83,9 +83,15 @@ collab.save(half, output / "half")
 tokenizer.save_pretrained(output / "half")
 print(f"arithmetic of the layers left: {half.report.flops.ratio:.0%}")
 
-# 3. Write the graph in int8. Its output is the logits.
+# 3. Write the graph in int8. Its output is the logits; the text says how large
+#    activations become.
 collab.checkpoints.export(
-    str(output / "half"), output / "served", collab.ExportOptions("openvino", "int8")
+    str(output / "half"),
+    output / "served",
+    collab.ExportOptions("openvino", "int8"),
+    calibration=collab.CalibrationRequest(
+        collab.Mixture({"opinions": LIKED + DISLIKED})
+    ),
 )
 
 # 4. Compare the answers. Serving needs only openvino and the tokenizer.
