@@ -258,7 +258,7 @@ class TestCalibration:
             (["--calibration", "not/there"], "no data set of that name", 1),
             (["--text-column", "text"], "give one by --calibration", 2),
             (["--calibration-samples", 1], "at least 2 rows", 2),
-            (["--params", 0.5], "not by rank and params", 2),
+            (["--params", 0.5], "rank and params were given", 2),
             (["--form", "auto"], "needs a budget", 2),
         ):
             assert message in run(embedder, out, "--rank", 8, *options, fails=code).stderr.replace("\n", " "), options

@@ -31,7 +31,8 @@ def calibrate_in_order(
     """Calibrates every layer on a model whose earlier layers are already converted.
 
     A layer is then solved for the inputs that it will have after conversion, errors of earlier layers included. Takes
-    as many passes over the data as there are layers. Not the default; docs/benchmarks/calibration.md shows what it gains.
+    as many passes over the data as there are layers. Not the default; what it gains is in
+    docs/benchmarks/calibration.md.
 
     Args:
         checkpoint: a native model, which is not changed, with its tokenizer or image processor.

@@ -29,7 +29,8 @@ def find_learning_rate(
 
     In whole layers, the steps of many weights add up in the first step, but not over many steps. What serves `steps` of
     them is then larger by √(steps/10), up to 5e-4: for half of the demo checkpoint's arithmetic and 200 steps, 5e-4,
-    and not the 1.25e-4 of the first step; over more steps, 1e-3 ends farther from the original (docs/benchmarks/healing.md).
+    and not the 1.25e-4 of the first step; over more steps, 1e-3 ends farther from the original
+    (docs/benchmarks/unseen.md).
 
     Args:
         parameters: parameters to train; their values are restored.
