@@ -14,7 +14,7 @@ from ..io.options import LoadOptions, SaveOptions, TransformOptions
 from ..io.read import Source, resolve_source
 from ..io.staging import check_output, check_space
 from ..io.write import save
-from ..processes import is_main_process
+from ..processes import from_main, is_main_process
 from ..progress import Progress, no_progress
 from ..training.work import exclusive_lock, finish, work_folder
 
@@ -46,6 +46,22 @@ Verb = Callable[[Checkpoint, Run], Checkpoint]
 """Does something to a model: a checkpoint with one step more."""
 
 
+def by_main(original: Checkpoint, make: Callable[[], Checkpoint]) -> Checkpoint:
+    """What the main process makes of a checkpoint, while the others wait for it.
+
+    Solving and measuring are its own, because two processors may round, and measure, differently.
+    """
+    made = from_main(lambda: _split(make(), original))
+    checkpoint, is_original = made
+    return replace(checkpoint, original=original) if is_original else checkpoint
+
+
+def _split(made: Checkpoint, original: Checkpoint) -> tuple[Checkpoint, bool]:
+    """A checkpoint without its original if that is one that every process has, and whether it is."""
+    is_original = made.original is original
+    return (replace(made, original=None) if is_original else made), is_original
+
+
 def write(checkpoint: Checkpoint, run: Run) -> Checkpoint:
     """Writes a model and checks what was written, as the last verb."""
     run.progress("writing and checking", 0, None)
@@ -65,7 +81,8 @@ def transform(
     """Loads a model, applies verbs, and saves the result in a folder that appears whole or not at all.
 
     Whatever can be refused cheaply is refused first: the output, the space for it, a lock that another command holds,
-    and, with the model, a tokenizer that cannot be read.
+    and, with the model, a tokenizer that cannot be read. Of several processes, only the main one looks at the output
+    and writes it.
 
     Args:
         model: folder or Hub id.
@@ -87,9 +104,10 @@ def transform(
     output, progress = Path(output).expanduser(), options.get("progress", no_progress)
     progress("loading the model", 0, None)
     source = resolve_source(model, load_options.revision)
-    check_output(output, source.folder, save_options.overwrite)
-    weights = [*source.folder.glob("*.safetensors"), *source.folder.glob("*.bin")]
-    check_space(output, sum(file.stat().st_size for file in weights) // _LEAST, "takes at least")
+    if is_main_process():
+        check_output(output, source.folder, save_options.overwrite)
+        weights = [*source.folder.glob("*.safetensors"), *source.folder.glob("*.bin")]
+        check_space(output, sum(file.stat().st_size for file in weights) // _LEAST, "takes at least")
     run = Run(output, save_options, progress)
     with exclusive_lock(run.work) if trains else contextlib.nullcontext():
         checkpoint = load(source, load_options)

@@ -6,9 +6,12 @@ without them. `session.Session.begin` imports them, once a command knows that wh
 
 from __future__ import annotations
 
+from typing import Any
+
 import click
 
 from .. import __version__
+from ..processes import is_first_to_fail
 from .bench import bench
 from .compress import compress
 from .convert import convert
@@ -23,7 +26,21 @@ from .plan import plan
 from .prune import prune
 
 
+class _Commands(click.Group):
+    """The commands. Of several processes that fail, only the first says why."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Runs the command that was named."""
+        try:
+            return super().invoke(ctx)
+        except click.ClickException as error:
+            if is_first_to_fail():
+                raise
+            ctx.exit(error.exit_code)
+
+
 @click.group(
+    cls=_Commands,
     context_settings={"help_option_names": ["-h", "--help"]},
     epilog="Example:  collab convert sentence-transformers/all-MiniLM-L6-v2 smaller --rank 128",
 )

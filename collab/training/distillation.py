@@ -13,11 +13,19 @@ from ..data.features import Batch
 from ..models.layers import dropped_layers
 from ..models.outputs import matched_states, outputs_of
 from ..models.padding import output_mask
+from ..models.states import evaluating
+from ..processes import processes, rank, summed
 from .trainer import GuardedTrainer
 
 
 def relative_errors(
-    model: PreTrainedModel, student: Any, teacher: Any, inputs: Mapping[str, Tensor], dropped: Sequence[int] = ()
+    model: PreTrainedModel,
+    student: Any,
+    teacher: Any,
+    inputs: Mapping[str, Tensor],
+    dropped: Sequence[int] = (),
+    *,
+    divided: bool = False,
 ) -> Tensor:
     """Relative squared errors of the student's hidden states after every layer, and of its logits if it has any.
 
@@ -30,6 +38,8 @@ def relative_errors(
         teacher: the teacher's outputs with hidden states, without gradients.
         inputs: what both were given, whose masks, (B, T) or (B, choices, T), tell what is padding.
         dropped: numbers of the teacher's layers that the student lacks.
+        divided: whether the processes have a part each of the rows. The mean of their errors, and of the gradients, is
+            then that of all rows.
 
     Returns:
         Shape (layers,) or (layers + logits,).
@@ -37,14 +47,36 @@ def relative_errors(
     pairs = list(matched_states(student, teacher, inputs, dropped))
     logits = (outputs_of(model, returned, output_mask(inputs)) for returned in (student, teacher))
     pairs += [(ours.rows, theirs.rows) for ours, theirs in zip(*logits, strict=True) if ours.kind != "states"]
-    return torch.stack([_relative(*pair) for pair in pairs])
+    rows = [tuple(states.flatten(0, -2).float() for states in pair) for pair in pairs]  # (N, D) each
+    spreads = (_divided_spreads if divided else _spreads)([theirs for _, theirs in rows])
+    return torch.stack(
+        [(ours - theirs).square().sum() / spread for (ours, theirs), spread in zip(rows, spreads, strict=True)]
+    )
 
 
-def _relative(student: Tensor, teacher: Tensor) -> Tensor:
-    student, teacher = (states.flatten(0, -2).float() for states in (student, teacher))  # (N, D)
-    spread = (teacher - teacher.mean(dim=0)).square().sum()
-    # A single row has no spread.
-    return (student - teacher).square().sum() / torch.where(spread > 0, spread, teacher.square().sum() + 1e-12)
+def _spreads(rows: Sequence[Tensor]) -> list[Tensor]:
+    """‖t - t̄‖² of rows t, (N, D) each; ‖t‖² where that is 0, as of a single row."""
+    spreads = [(states - states.mean(dim=0)).square().sum() for states in rows]
+    return [
+        torch.where(spread > 0, spread, states.square().sum() + 1e-12)
+        for spread, states in zip(spreads, rows, strict=True)
+    ]
+
+
+def _divided_spreads(rows: Sequence[Tensor]) -> list[Tensor]:
+    """`_spreads` of the rows of all processes together, divided by their number."""
+    widths = [states.shape[1] for states in rows]
+    sums = summed(torch.cat([states.double().sum(0) for states in rows]))
+    counts = summed(torch.tensor([len(states) for states in rows], device=sums.device)).tolist()
+    means = [part / count for part, count in zip(sums.split(widths), counts, strict=True)]  # (D,) each
+    squares = summed(
+        torch.stack(
+            [(states - mean).square().sum() for states, mean in zip(rows, means, strict=True)]
+            + [states.double().square().sum() for states in rows]
+        )
+    )
+    spreads, sizes = squares.chunk(2)
+    return list((torch.where(spreads > 0, spreads, sizes + 1e-12) / processes()).float())
 
 
 def teacher_outputs(teacher: nn.Module, inputs: Batch) -> Any:
@@ -69,6 +101,7 @@ class DistillationTrainer(GuardedTrainer):
 
     def __init__(self, *, teacher: PreTrainedModel, **arguments: Any) -> None:
         super().__init__(**arguments)
+        self.args.ddp_find_unused_parameters = None  # a pooler, for example, has no part in the loss
         self._teacher = teacher.eval().to(self.args.device)
 
     def compute_loss(
@@ -77,13 +110,25 @@ class DistillationTrainer(GuardedTrainer):
         """See `distillation_loss`. The teacher computes in the precision of the training, too."""
         with self.accelerator.autocast():
             expected = teacher_outputs(self._teacher, inputs)
-        loss, actual = distillation_loss(model, self._teacher, expected, inputs)
+        actual = model(**inputs, output_hidden_states=True)
+        dropped = dropped_layers(self.accelerator.unwrap_model(model))
+        divided = processes() > 1 and model.training
+        loss = relative_errors(self._teacher, actual, expected, inputs, dropped, divided=divided).mean()
         return (loss, actual) if return_outputs else loss
 
-    def prediction_step(
-        self, model: nn.Module, inputs: Batch, prediction_loss_only: bool, ignore_keys: Any = None
-    ) -> tuple[Tensor, None, None]:
-        """Only the loss."""
-        with torch.no_grad():
-            inputs = self._prepare_inputs(inputs)
-            return self.compute_loss(model, inputs).detach(), None, None
+    def evaluate(self, *arguments: Any, metric_key_prefix: str = "eval", **named: Any) -> dict[str, float]:
+        """The mean loss of the held-out rows, whose batches the processes divide, whatever their number."""
+        rows: Any = self.eval_dataset
+        size = self.args.per_device_eval_batch_size
+        parts = [rows[first : first + size] for first in range(0, len(rows), size)]
+        losses = torch.zeros(len(parts), device=self.args.device)
+        model = self.accelerator.unwrap_model(self.model).to(self.args.device)
+        with evaluating(model), torch.no_grad(), self.compute_loss_context_manager():
+            for number in range(rank(), len(parts), processes()):
+                batch = self._prepare_inputs(self.data_collator(parts[number]))
+                losses[number] = self.compute_loss(model, batch)
+        of_rows = summed(losses).repeat_interleave(torch.tensor([*map(len, parts)], device=losses.device))
+        metrics = {f"{metric_key_prefix}_loss": float(of_rows.cpu().numpy().mean())}
+        self.log(metrics)
+        self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
+        return metrics
