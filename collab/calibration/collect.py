@@ -87,12 +87,11 @@ class Collector:
 
     def add_other_processes(self) -> None:
         """Adds the sums of the other processes, which all call this, layer by layer."""
-        everywhere = gathered(
-            {hold: {name: len(sums) for name, sums in self._sums[hold].items()} for hold in self._sums}
-        )
+        own = {(hold, name): len(sums) for hold in self._sums for name, sums in self._sums[hold].items()}
+        everywhere = gathered(own)
         for hold, by_layer in self._sums.items():
             for name, sums in by_layer.items():
-                passes = max(counts[hold][name] for counts in everywhere)
+                passes = max(counts[hold, name] for counts in everywhere)
                 sums += [sums[0].another() for _ in range(passes - len(sums))]  # this process had no such batch
                 for accumulator in sums:
                     accumulator.add_other_processes()

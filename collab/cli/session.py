@@ -88,7 +88,7 @@ class Session:
         self.as_json: bool = values.pop("as_json")
         quiet, verbose = values.pop("quiet"), values.pop("verbose")
         self.quiet = quiet or not is_main_process()
-        self.verbosity = -1 if quiet else verbose
+        self.verbosity = -1 if self.quiet else verbose
         self.interrupted = INTERRUPTED
         self._phases = Phases()
         self._bars: Bars | None = None

@@ -89,11 +89,10 @@ def _predict_examples(
             raise DataError("Similarity needs pairs: name two text columns (columns=, --text-column).")
         progress("measuring", 0, None)
         own = examples.texts[rank() :: processes()]
-        parts = gathered(Embedder(loaded, options.max_length).similarities(own) if own else None)
+        parts = gathered(Embedder(loaded, options.max_length).similarities(own) if own else np.empty(0))
         similarities = np.empty(len(examples.texts), dtype=parts[0].dtype)
         for number, part in enumerate(parts):
-            if part is not None:
-                similarities[number :: processes()] = part
+            similarities[number :: processes()] = part
         columns = {
             "predicted": similarities,
             "label": np.array(numbers(examples)),

@@ -49,9 +49,8 @@ def relative_errors(
     pairs += [(ours.rows, theirs.rows) for ours, theirs in zip(*logits, strict=True) if ours.kind != "states"]
     rows = [tuple(states.flatten(0, -2).float() for states in pair) for pair in pairs]  # (N, D) each
     spreads = (_divided_spreads if divided else _spreads)([theirs for _, theirs in rows])
-    return torch.stack(
-        [(ours - theirs).square().sum() / spread for (ours, theirs), spread in zip(rows, spreads, strict=True)]
-    )
+    distances = [(ours - theirs).square().sum() for ours, theirs in rows]
+    return torch.stack([distance / spread for distance, spread in zip(distances, spreads, strict=True)])
 
 
 def _spreads(rows: Sequence[Tensor]) -> list[Tensor]:

@@ -80,8 +80,8 @@ def _check_shared(work: Path) -> None:
             mark.unlink(missing_ok=True)
     if hosts:
         raise TrainingError(
-            f"{', '.join(sorted(set(hosts)))} does not see {work}. Several machines need an output on a file system that "
-            "all of them share."
+            f"{', '.join(sorted(set(hosts)))} does not see {work}. Several machines need an output on a file system "
+            "that all of them share."
         )
 
 
