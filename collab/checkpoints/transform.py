@@ -8,13 +8,17 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Unpack
 
+from torch import Tensor
+from transformers import PretrainedConfig, PreTrainedModel
+
 from ..io.checkpoint import Checkpoint
 from ..io.load import load_source
 from ..io.options import LoadOptions, SaveOptions, TransformOptions
 from ..io.read import Source, resolve_source
 from ..io.staging import check_output, check_space
 from ..io.write import save
-from ..processes import from_main, is_main_process
+from ..models.assembly import assemble
+from ..processes import from_main, is_main_process, processes
 from ..progress import Progress, no_progress
 from ..training.work import exclusive_lock, finish, work_folder
 
@@ -47,19 +51,43 @@ Verb = Callable[[Checkpoint, Run], Checkpoint]
 
 
 def by_main(original: Checkpoint, make: Callable[[], Checkpoint]) -> Checkpoint:
-    """What the main process makes of a checkpoint, while the others wait for it.
+    """What the main process makes of a checkpoint, while the others wait for it, and then build the same model.
 
     Solving and measuring are its own, because two processors may round, and measure, differently.
     """
-    made = from_main(lambda: _split(make(), original))
-    checkpoint, is_original = made
-    return replace(checkpoint, original=original) if is_original else checkpoint
+    if processes() == 1:
+        return make()
+    made = make() if is_main_process() else None
+    sent = from_main(lambda: _Sent.of(made) if made is not None else None)
+    return made if made is not None else sent.build(original)  # type: ignore[union-attr]
 
 
-def _split(made: Checkpoint, original: Checkpoint) -> tuple[Checkpoint, bool]:
-    """A checkpoint without its original if that is one that every process has, and whether it is."""
-    is_original = made.original is original
-    return (replace(made, original=None) if is_original else made), is_original
+@dataclass(frozen=True)
+class _Sent:
+    """A checkpoint as it is sent to another process, which builds the model: transformers prepares classes then."""
+
+    checkpoint: Checkpoint
+    model_class: type[PreTrainedModel]
+    config: PretrainedConfig
+    state: dict[str, Tensor]
+    trainable: dict[str, bool]
+
+    @classmethod
+    def of(cls, made: Checkpoint) -> _Sent:
+        """What the main process made, without what every process has."""
+        model = made.model
+        return cls(
+            replace(made, model=None, processor=None, original=None),  # type: ignore[arg-type]
+            type(model),
+            model.config,
+            {name: tensor.cpu() for name, tensor in model.state_dict().items()},
+            {name: parameter.requires_grad for name, parameter in model.named_parameters()},
+        )
+
+    def build(self, original: Checkpoint) -> Checkpoint:
+        """The checkpoint in another process."""
+        model = assemble(self.model_class, self.config, self.state, original.model, self.trainable)
+        return replace(self.checkpoint, model=model, processor=original.processor, original=original)
 
 
 def write(checkpoint: Checkpoint, run: Run) -> Checkpoint:
