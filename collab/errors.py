@@ -69,6 +69,10 @@ class TrainingError(CollabError, RuntimeError):
     """Training cannot continue: the loss is NaN, memory is short, or the work folder holds another run."""
 
 
+class ProcessError(CollabError, RuntimeError):
+    """The processes that work together cannot reach each other, or one of them has ended."""
+
+
 class ExtraError(CollabError, ImportError):
     """A required package is not installed; it comes with one of collab's extras."""
 

@@ -1,20 +1,193 @@
-"""This process among those that train together, as ``torchrun`` and ``accelerate launch`` say it in the environment."""
+"""The processes that do the work of a command together, as ``torchrun`` and ``accelerate launch`` start them.
+
+They communicate by torch.distributed: gloo between CPUs, NCCL between GPUs. In a single process every function does
+nothing, or returns what it is given. Nothing at the top imports torch, which is slow.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import os
+import socket
+from collections.abc import Callable, Iterator, Mapping
+from datetime import timedelta
+from typing import TYPE_CHECKING, TypeVar
+
+from .errors import ConfigurationError, ProcessError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Value = TypeVar("Value")
+
+_MEETING = timedelta(minutes=10)
+"""Within this time all processes must have started."""
+
+_WORK = timedelta(days=30)
+"""As long may a process wait for the work of another. That one has ended is noticed at once: its connections close."""
 
 
 def processes() -> int:
-    """Number of processes of the training."""
+    """Number of processes that work together."""
     return int(os.environ.get("WORLD_SIZE", "1"))
 
 
+def rank() -> int:
+    """Number of this process among them, from 0."""
+    return int(os.environ.get("RANK", "0"))
+
+
 def local_rank() -> int:
-    """Rank of this process among those of the training on this machine."""
+    """Number of this process among those on this machine."""
     return int(os.environ.get("LOCAL_RANK", "0"))
 
 
 def is_main_process() -> bool:
-    """Whether this is the main process of the training, the one that writes."""
-    return int(os.environ.get("RANK", "0")) == 0
+    """Whether this is the main process, the one that prints and writes."""
+    return rank() == 0
+
+
+def connect() -> None:
+    """Connects this process with the others, unless it is or there are none.
+
+    Raises:
+        ProcessError: if the others do not answer.
+    """
+    if processes() == 1:
+        return
+    import torch
+    from torch import distributed
+
+    if distributed.is_initialized():
+        return
+    gpus = torch.cuda.is_available() and distributed.is_nccl_available()
+    try:
+        store, number, count = next(distributed.rendezvous("env://", timeout=_MEETING))
+        distributed.init_process_group(
+            "cpu:gloo,cuda:nccl" if gpus else "gloo", store=store, rank=number, world_size=count, timeout=_WORK
+        )
+    except (RuntimeError, ValueError, OSError) as error:
+        address = ":".join(os.environ.get(name, "?") for name in ("MASTER_ADDR", "MASTER_PORT"))
+        raise ProcessError(
+            f"Process {rank()} of {processes()} cannot reach the others at {address}. Start all of them with torchrun "
+            "or accelerate launch, on a port that is free."
+        ) from error
+
+
+def disconnect() -> None:
+    """Waits for the other processes, which have come to the end of their work, too, and leaves them."""
+    if processes() == 1:
+        return
+    from torch import distributed
+
+    if distributed.is_initialized():
+        wait_for_everyone()
+        distributed.destroy_process_group()
+
+
+def wait_for_everyone() -> None:
+    """Waits until all processes have reached this point."""
+    gathered(None)
+
+
+def from_main(compute: Callable[[], Value]) -> Value:
+    """What the main process computes, while the others wait for it.
+
+    Raises:
+        ProcessError: if another process has ended.
+    """
+    if processes() == 1:
+        return compute()
+    connect()
+    from torch import distributed
+
+    values = [compute() if is_main_process() else None]
+    with _connected():
+        distributed.broadcast_object_list(values, src=0)
+    return values[0]  # type: ignore[return-value]
+
+
+def gathered(value: Value) -> list[Value]:
+    """The values of all processes, in their order.
+
+    Raises:
+        ProcessError: if another process has ended.
+    """
+    if processes() == 1:
+        return [value]
+    connect()
+    from torch import distributed
+
+    values: list[Value | None] = [None] * processes()
+    with _connected():
+        distributed.all_gather_object(values, value)
+    return values  # type: ignore[return-value]
+
+
+def summed(tensor: Tensor) -> Tensor:
+    """The sum of the tensors of all processes, in the memory of this one's. All processes get the same bits.
+
+    Raises:
+        ProcessError: if another process has ended.
+    """
+    if processes() > 1:
+        connect()
+        from torch import distributed
+
+        with _connected():
+            distributed.all_reduce(tensor)
+    return tensor
+
+
+def check_same(facts: Mapping[str, object]) -> None:
+    """Checks that all processes were started alike.
+
+    Args:
+        facts: what must be the same in all of them, by what it is called in a message.
+
+    Raises:
+        ConfigurationError: if something is not.
+    """
+    first, *others = gathered((socket.gethostname(), dict(facts)))
+    for number, (host, theirs) in enumerate(others, 1):
+        for name, value in first[1].items():
+            if theirs[name] != value:
+                raise ConfigurationError(
+                    f"The processes differ in {name}: {value} in process 0 ({first[0]}), {theirs[name]} in process "
+                    f"{number} ({host}). Start all of them alike."
+                )
+
+
+def is_first_to_fail() -> bool:
+    """Whether this process is the one to say why the work ends: others fail because it does, or as it does.
+
+    Before they are connected, it is the main process.
+    """
+    if processes() > 1:
+        from torch import distributed
+        from torch.distributed import distributed_c10d
+
+        if distributed.is_initialized():
+            with contextlib.suppress(RuntimeError):  # the process that kept the count has ended
+                return distributed_c10d._get_default_store().add("collab_failed", 1) == 1
+    return is_main_process()
+
+
+def has_lost_another(error: BaseException) -> bool:
+    """Whether an error of torch's says that another process has ended."""
+    texts = ("gloo", "Connection closed by peer", "Connection reset by peer", "NCCL", "ProcessGroup")
+    return processes() > 1 and isinstance(error, RuntimeError) and any(text in str(error) for text in texts)
+
+
+@contextlib.contextmanager
+def _connected() -> Iterator[None]:
+    """Turns the errors of a lost connection into a ProcessError."""
+    try:
+        yield
+    except RuntimeError as error:
+        if has_lost_another(error):
+            raise ProcessError(LOST) from error
+        raise
+
+
+LOST = "Another process of this command has ended, so this one has, too. Nothing was written to the output."

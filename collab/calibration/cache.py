@@ -17,7 +17,7 @@ from ..errors import CalibrationError, OutputError
 from ..io.staging import atomic_write
 from ..reparametrization.moments import LayerMoments
 
-_FORMAT = "collab calibration 3"
+_FORMAT = "collab calibration 4"
 _NAMES = {"model": "another model", "data": "other data or another max_length", "settings": "another seed or version"}
 
 

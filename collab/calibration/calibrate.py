@@ -29,6 +29,7 @@ from ..models.inputs import (
     with_targets,
 )
 from ..models.layers import native_layers
+from ..processes import from_main, is_main_process, processes, rank
 from ..progress import Progress, no_progress
 from ..reparametrization.moments import LayerMoments
 from ..steps.step import DataSummary
@@ -80,7 +81,8 @@ def calibrate(
 ) -> Calibration:
     """Computes the moments that a conversion needs, in one forward and backward pass over the data.
 
-    Memory does not grow with the number of rows: the sums are D×D matrices in float64.
+    Memory does not grow with the number of rows: the sums are D×D matrices in float64. Several processes divide the
+    batches, and all get the moments of all of them, up to rounding in float64; but each runs the whole of a callable.
 
     Args:
         checkpoint: a native model, which is not changed, with its tokenizer or image processor: needed for text, and
@@ -114,18 +116,21 @@ def calibrate(
         batches = _Batches([], [], {"source": "callable"})
     else:
         batches = _prepare(checkpoint, data, options)
-        every = [*batches.train, *batches.held_out]
-        key = moments_cache.fingerprint(model, every, options.seed) if cache is not None else {}
-        if cache is not None and cache.exists():
-            return _calibration(model, *moments_cache.read(cache, key), batches)
-        with collector.watching(progress, total=len(every)):
-            for part, hold in ((batches.train, False), (batches.held_out, True)):
-                collector.holding = hold
-                for batch in part:
-                    with _accepting(model, batch):
-                        model(**on_device(batch, model.device))
+        every = [(batch, hold) for hold in (False, True) for batch in (batches.held_out if hold else batches.train)]
+        stored = None
+        if cache is not None:
+            key = moments_cache.fingerprint(model, [batch for batch, _ in every], options.seed)
+            stored = from_main(lambda: moments_cache.read(cache, key) if cache.exists() else None)
+        if stored is not None:
+            return _calibration(model, *stored, batches)
+        own = list(enumerate(every, 1))[rank() :: processes()]
+        with collector.watching(progress, total=len(own)):
+            for collector.number, (batch, collector.holding) in own:
+                with _accepting(model, batch):
+                    model(**on_device(batch, model.device))
+        collector.add_other_processes()
     moments, held_moments = collector.finish()
-    if cache is not None:
+    if cache is not None and is_main_process():
         moments_cache.write(cache, key, moments, held_moments)
     return _calibration(model, moments, held_moments, batches)
 

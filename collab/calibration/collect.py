@@ -18,6 +18,7 @@ from ..models.outputs import outputs_of
 from ..models.padding import output_mask
 from ..models.recording import LayerPass, recording
 from ..models.states import eager_attention, evaluating, frozen
+from ..processes import gathered
 from ..progress import Progress, no_progress
 from ..reparametrization.moments import (
     Accumulator,
@@ -38,12 +39,15 @@ class Collector:
 
     Attributes:
         holding: whether the next calls are held out; None to use `period`.
+        number: number of the next call, from 1, which its random draws depend on; None to count the calls.
     """
 
     def __init__(self, model: PreTrainedModel, seed: int, period: int) -> None:
         self.model = model
         self.period = period
         self.holding: bool | None = None
+        self.number: int | None = None
+        self._seed = seed
         self._layers = native_layers(model)
         # Allocated before the first pass, so that they do not fragment the memory of its activations.
         self._sums: dict[bool, dict[str, list[Accumulator]]] = {
@@ -51,8 +55,8 @@ class Collector:
         }
         self._passes: list[LayerPass] = []
         self._given: dict[str, Any] = {}  # to the model
-        self._generator = torch.Generator().manual_seed(seed)
-        self._batches = 0
+        self._generator = torch.Generator()
+        self._calls = 0
 
     @contextlib.contextmanager
     def watching(self, progress: Progress = no_progress, total: int | None = None) -> Iterator[None]:
@@ -66,8 +70,9 @@ class Collector:
         """
 
         def learn(module: nn.Module, args: tuple, output: Any) -> None:
-            self._learn(output)
-            progress("calibrating", self._batches, total)
+            self._calls += 1
+            self._learn(output, self._calls if self.number is None else self.number)
+            progress("calibrating", self._calls, total)
 
         model = self.model
         progress("calibrating", 0, total)
@@ -79,6 +84,17 @@ class Collector:
                 yield
         finally:
             self._passes.clear()
+
+    def add_other_processes(self) -> None:
+        """Adds the sums of the other processes, which all call this, layer by layer."""
+        own = {(hold, name): len(sums) for hold in self._sums for name, sums in self._sums[hold].items()}
+        everywhere = gathered(own)
+        for hold, by_layer in self._sums.items():
+            for name, sums in by_layer.items():
+                passes = max(counts[hold, name] for counts in everywhere)
+                sums += [sums[0].another() for _ in range(passes - len(sums))]  # this process had no such batch
+                for accumulator in sums:
+                    accumulator.add_other_processes()
 
     def finish(self) -> tuple[dict[str, LayerMoments], dict[str, LayerMoments] | None]:
         """The moments of every attention layer by module name, and those of the held-out calls, if there were any.
@@ -108,13 +124,15 @@ class Collector:
         terms = layer.positions
         return Accumulator(*shape) if terms is None else DisentangledAccumulator(*shape, terms)
 
-    def _learn(self, output: Any) -> None:
-        self._batches += 1
+    def _learn(self, output: Any, number: int) -> None:
+        """Adds one call; its draws depend on the seed and its number, not on what was called before it, or where."""
+        self._generator.manual_seed((self._seed * 1_000_003 + number) % 2**63)
+        hold = number % self.period == 0 if self.holding is None else self.holding
         for layer_pass in self._passes:
             read = {layer_pass.queries, layer_pass.keys, layer_pass.weights}  # each tensor once
             if not all(map(_finite, read)):
                 raise CalibrationError(
-                    f"Activations of {layer_pass.layer.name} are NaN or infinite in batch {self._batches}, so "
+                    f"Activations of {layer_pass.layer.name} are NaN or infinite in batch {number}, so "
                     "calibration is impossible. Check the model in its dtype, or use other data."
                 )
         targets = _directions(self.model, output, output_mask(self._given), self._generator)
@@ -133,12 +151,12 @@ class Collector:
             for layer_pass, gradient in zip(self._passes, gradients, strict=True):
                 if gradient is None:  # the output does not depend on this pass
                     gradient = torch.zeros_like(layer_pass.weights)
-                self._add(layer_pass, times[layer_pass.layer.name], gradient.float())
+                self._add(layer_pass, self._sums[hold], times[layer_pass.layer.name], gradient.float())
                 times[layer_pass.layer.name] += 1
         self._passes.clear()
 
-    def _add(self, layer_pass: LayerPass, number: int, gradient: Tensor) -> None:
-        """Adds the `number`-th pass of a layer in this call, with the gradient by its attention weights."""
+    def _add(self, layer_pass: LayerPass, sums: dict[str, list[Accumulator]], number: int, gradient: Tensor) -> None:
+        """Adds to the sums the `number`-th pass of a layer in this call, with the gradient by its attention weights."""
         queries, keys = layer_pass.queries.detach().float(), layer_pass.keys.detach().float()
         weights = layer_pass.weights.detach().float()
         # Through the softmax: ∂/∂s = p (∂/∂p - Σ p ∂/∂p).
@@ -147,7 +165,6 @@ class Collector:
         seen = layer_pass.seen(self._given)
         if seen is not None:
             scores, tokens = scores * seen[:, None, :, None].to(scores), int(seen.sum())
-        sums = self._sums[self._batches % self.period == 0 if self.holding is None else self.holding]
         accumulators = sums[layer_pass.layer.name]
         if number == len(accumulators):
             accumulators.append(accumulators[0].another())

@@ -27,7 +27,7 @@ from ..training.options import HealRequest
 from .calibrate import calibrate
 from .heal import healed
 from .speed import speed
-from .transform import Run, Verb, transform
+from .transform import Run, Verb, by_main, transform
 from .vocabulary import fewer_tokens
 
 
@@ -121,12 +121,16 @@ class _Convert:
         """See `Verb`."""
         request = _calibration_request(checkpoint.model, self._config, self._calibration, self._heal)
         moments, notes = calibrate(checkpoint, request, self._config, progress=run.progress)
-        converted = convert_model(
-            checkpoint, self._config, calibration=moments, share=self._heal is None, progress=run.progress
-        )
-        if self._pruned is not None:
-            converted = self._pruned.prune_again(converted)
-        return replace(converted, notes=(*converted.notes, *notes))
+
+        def solve() -> Checkpoint:
+            converted = convert_model(
+                checkpoint, self._config, calibration=moments, share=self._heal is None, progress=run.progress
+            )
+            if self._pruned is not None:
+                converted = self._pruned.prune_again(converted)
+            return replace(converted, notes=(*converted.notes, *notes))
+
+        return by_main(checkpoint, solve)
 
     def cast(self, checkpoint: Checkpoint, run: Run) -> Checkpoint:
         """Casts the result, as a verb."""

@@ -20,9 +20,9 @@ from ..io.load import load, load_source
 from ..io.options import LoadOptions, SaveOptions, TransformOptions
 from ..io.read import Source, read_config, resolve_source
 from ..io.staging import check_output
-from ..processes import is_main_process
+from ..processes import is_main_process, wait_for_everyone
 from ..training.options import FinetuneOptions
-from ..training.work import Start, exclusive_lock, finish, open_work, record_start, wait_for_everyone, work_folder
+from ..training.work import Start, exclusive_lock, finish, open_work, record_start, work_folder
 from .prune import prune
 from .transform import Run, transform
 

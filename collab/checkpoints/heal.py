@@ -17,7 +17,6 @@ from ..io.load import load
 from ..io.options import LoadOptions, TransformOptions
 from ..modeling.collab_model import CollaborativeMixin
 from ..models.states import in_float32
-from ..processes import processes
 from ..training.options import HealOptions, HealRequest
 from .transform import Run, Verb, transform
 
@@ -66,10 +65,6 @@ def healed(request: HealRequest) -> Verb:
     """
 
     def verb(checkpoint: Checkpoint, run: Run) -> Checkpoint:
-        if processes() > 1:
-            raise ConfigurationError(
-                "Conversion and pruning run in one process. Heal the result in several with collab heal."
-            )
         assert checkpoint.original is not None
         return _healed(checkpoint, checkpoint.original, request.source, request.options, run)
 

@@ -8,13 +8,17 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Unpack
 
+from torch import Tensor
+from transformers import PretrainedConfig, PreTrainedModel
+
 from ..io.checkpoint import Checkpoint
 from ..io.load import load_source
 from ..io.options import LoadOptions, SaveOptions, TransformOptions
 from ..io.read import Source, resolve_source
 from ..io.staging import check_output, check_space
 from ..io.write import save
-from ..processes import is_main_process
+from ..models.assembly import assemble
+from ..processes import from_main, is_main_process, processes
 from ..progress import Progress, no_progress
 from ..training.work import exclusive_lock, finish, work_folder
 
@@ -46,6 +50,46 @@ Verb = Callable[[Checkpoint, Run], Checkpoint]
 """Does something to a model: a checkpoint with one step more."""
 
 
+def by_main(original: Checkpoint, make: Callable[[], Checkpoint]) -> Checkpoint:
+    """What the main process makes of a checkpoint, while the others wait for it, and then build the same model.
+
+    Solving and measuring are its own, because two processors may round, and measure, differently.
+    """
+    if processes() == 1:
+        return make()
+    made = make() if is_main_process() else None
+    sent = from_main(lambda: _Sent.of(made) if made is not None else None)
+    return made if made is not None else sent.build(original)  # type: ignore[union-attr]
+
+
+@dataclass(frozen=True)
+class _Sent:
+    """A checkpoint as it is sent to another process, which builds the model: transformers prepares classes then."""
+
+    checkpoint: Checkpoint
+    model_class: type[PreTrainedModel]
+    config: PretrainedConfig
+    state: dict[str, Tensor]
+    trainable: dict[str, bool]
+
+    @classmethod
+    def of(cls, made: Checkpoint) -> _Sent:
+        """What the main process made, without what every process has."""
+        model = made.model
+        return cls(
+            replace(made, model=None, processor=None, original=None),  # type: ignore[arg-type]
+            type(model),
+            model.config,
+            {name: tensor.cpu() for name, tensor in model.state_dict().items()},
+            {name: parameter.requires_grad for name, parameter in model.named_parameters()},
+        )
+
+    def build(self, original: Checkpoint) -> Checkpoint:
+        """The checkpoint in another process."""
+        model = assemble(self.model_class, self.config, self.state, original.model, self.trainable)
+        return replace(self.checkpoint, model=model, processor=original.processor, original=original)
+
+
 def write(checkpoint: Checkpoint, run: Run) -> Checkpoint:
     """Writes a model and checks what was written, as the last verb."""
     run.progress("writing and checking", 0, None)
@@ -65,7 +109,8 @@ def transform(
     """Loads a model, applies verbs, and saves the result in a folder that appears whole or not at all.
 
     Whatever can be refused cheaply is refused first: the output, the space for it, a lock that another command holds,
-    and, with the model, a tokenizer that cannot be read.
+    and, with the model, a tokenizer that cannot be read. Of several processes, only the main one looks at the output
+    and writes it.
 
     Args:
         model: folder or Hub id.
@@ -87,9 +132,10 @@ def transform(
     output, progress = Path(output).expanduser(), options.get("progress", no_progress)
     progress("loading the model", 0, None)
     source = resolve_source(model, load_options.revision)
-    check_output(output, source.folder, save_options.overwrite)
-    weights = [*source.folder.glob("*.safetensors"), *source.folder.glob("*.bin")]
-    check_space(output, sum(file.stat().st_size for file in weights) // _LEAST, "takes at least")
+    if is_main_process():
+        check_output(output, source.folder, save_options.overwrite)
+        weights = [*source.folder.glob("*.safetensors"), *source.folder.glob("*.bin")]
+        check_space(output, sum(file.stat().st_size for file in weights) // _LEAST, "takes at least")
     run = Run(output, save_options, progress)
     with exclusive_lock(run.work) if trains else contextlib.nullcontext():
         checkpoint = load(source, load_options)

@@ -6,9 +6,12 @@ without them. `session.Session.begin` imports them, once a command knows that wh
 
 from __future__ import annotations
 
+from typing import Any
+
 import click
 
 from .. import __version__
+from ..processes import is_first_to_fail
 from .bench import bench
 from .compress import compress
 from .convert import convert
@@ -25,7 +28,19 @@ from .report import report
 
 
 class Commands(click.Group):
-    """Commands in the order of a user's work, each with the whole first sentence of its help."""
+    """Commands in the order of a user's work, each with the whole first sentence of its help.
+
+    Of several processes that fail, only the first says why.
+    """
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Runs the command that was named."""
+        try:
+            return super().invoke(ctx)
+        except click.ClickException as error:
+            if is_first_to_fail():
+                raise
+            ctx.exit(error.exit_code)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """The names, in the order in which the commands were added."""

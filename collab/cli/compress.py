@@ -12,6 +12,7 @@ from ..errors import ConfigurationError
 from ..graphs.options import PRECISIONS, RUNTIMES, ExportOptions, GraphPrecision, Runtime
 from ..io.options import SaveOptions
 from ..planning.budget import PARTS, Part
+from ..processes import is_main_process
 from ..training.options import HealOptions, HealRequest, RunOptions, TrainingPrecision
 from .command import Parsed, command, gathers, grouped
 from .options.calibration import calibration_options, flops_option
@@ -142,7 +143,7 @@ def compress(
 
     Give one budget: --flops, --params or --speedup. Needs no labels.
     """
-    session.begin(trains=heal is not None)
+    session.begin(trains=heal is not None, divides=True)
     from ..checkpoints.compress import compress as compress_checkpoint
     from ..checkpoints.serving import serve as serve_checkpoint
     from ..io.staging import check_output
@@ -150,11 +151,11 @@ def compress(
     from .outcome import finish
 
     folder = output.with_name(f"{output.name}-{serve.runtime}") if serve is not None else None
-    if folder is not None:
+    if folder is not None and is_main_process():
         check_output(folder, None, save_options.overwrite)
     compressed = session.call(compress_checkpoint)
     served = None
-    if serve is not None:
+    if serve is not None and is_main_process():
         known = None if calibration.source == "default" else calibration
         served = session.call(
             serve_checkpoint,

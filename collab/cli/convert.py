@@ -13,6 +13,7 @@ from ..device import Dtype
 from ..errors import ConfigurationError
 from ..io.options import SaveOptions
 from ..planning.config import AllocationRule, ConversionConfig, Optimize, Refine
+from ..processes import is_main_process
 from ..training.options import HealOptions, HealRequest, RunOptions
 from .command import Parsed, command, gathers, grouped
 from .options.calibration import calibration_options, content_option, params_option, solver_options
@@ -141,7 +142,7 @@ def convert(
 
     Say how much to keep by one of --rank, --params and --max-error.
     """
-    session.begin(trains=heal is not None)
+    session.begin(trains=heal is not None, divides=True)
     import torch
 
     from ..checkpoints.convert import convert as convert_checkpoint
@@ -154,7 +155,7 @@ def convert(
     converted = session.call(convert_checkpoint, dtype=None if dtype is None else getattr(torch, dtype))
     following = f"collab heal {output} healed --data sentences.txt" if heal is None else None
     finish(session, converted, Conversion, following)
-    if push_to_hub is not None:
+    if push_to_hub is not None and is_main_process():
         session.interrupted = f"Interrupted. {output} is complete, but was not uploaded."
         session.progress("uploading", 0, None)
         click.echo(f"Uploaded to {push(output, push_to_hub)}", err=session.as_json)

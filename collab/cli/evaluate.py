@@ -8,6 +8,7 @@ import click
 
 from ..data.source import DataSource
 from ..evaluation.options import EvaluateOptions
+from ..processes import is_main_process
 from .command import command, command_line, gathers
 from .options.data import (
     LABELLED,
@@ -51,7 +52,7 @@ def _source(data: str | None, text_column: tuple[str, ...], subset: str | None, 
 @model_in
 def evaluate(model: str, recorded: bool, session: Session) -> None:
     """Measure MODEL, original or converted, on labelled data, with intervals, and beside another model."""
-    session.begin()
+    session.begin(divides=True)
     from ..checkpoints.evaluate import check_recordable
     from ..checkpoints.evaluate import evaluate as evaluate_checkpoint
     from ..io.history import record
@@ -61,6 +62,6 @@ def evaluate(model: str, recorded: bool, session: Session) -> None:
     if recorded:
         check_recordable(folder)
     step = session.call(evaluate_checkpoint).report
-    if recorded:
+    if recorded and is_main_process():
         record(folder, step, name=folder.resolve().name, command=command_line())
     session.result(step.to_dict() | {"command": command_line()}, lambda: show_steps([step]))

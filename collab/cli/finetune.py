@@ -121,7 +121,7 @@ def finetune(output: Path, session: Session) -> None:
     If interrupted, the same command goes on. Runs in several processes under accelerate launch; --batch-size is that of
     all of them together.
     """
-    session.begin(trains=True)
+    session.begin(trains=True, divides=True)
     from ..checkpoints.finetune import finetune as finetune_checkpoint
     from ..steps.training import Finetuning
     from .outcome import finish

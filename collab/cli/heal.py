@@ -42,7 +42,7 @@ def heal(output: Path, session: Session) -> None:
 
     Never makes it worse on the rows that it holds out. If interrupted, the same command goes on.
     """
-    session.begin(trains=True)
+    session.begin(trains=True, divides=True)
     from ..checkpoints.heal import heal as heal_checkpoint
     from ..steps.training import Healing
     from .outcome import finish

@@ -10,6 +10,7 @@ from ..compression.options import CompressionConfig
 from ..decomposition.options import Content, SolverOptions
 from ..errors import ConfigurationError
 from ..planning.config import ConversionConfig
+from ..processes import is_main_process
 from ..steps.step import display_names
 from .command import command, gathers
 from .options.calibration import calibration_options, content_option, flops_option, params_option, solver_options
@@ -58,12 +59,12 @@ def plan(
         from ..figures.style import check_figure
 
         check_figure(figure)
-    session.begin()
+    session.begin(divides=True)
     from ..checkpoints.plan import plan as plan_checkpoint
     from ..figures.plan import draw_plan
     from .tables import show_plan
 
     planned = session.call(plan_checkpoint, fractions=flops or params or None)
-    if figure is not None:
+    if figure is not None and is_main_process():
         draw_plan(planned, figure)
     session.result(planned.to_dict(), lambda: show_plan(planned, *display_names([model])))

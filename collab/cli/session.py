@@ -13,10 +13,26 @@ from typing import Any, TypeVar
 
 import click
 
-from ..errors import CheckpointError, CollabError, ConfigurationError, first_line, is_short_of_memory
+from .. import __version__
+from ..errors import (
+    CheckpointError,
+    CollabError,
+    ConfigurationError,
+    ProcessError,
+    first_line,
+    is_short_of_memory,
+)
 from ..graphs.options import GRAPH_FILES
 from ..io.options import TransformOptions
-from ..processes import is_main_process
+from ..processes import (
+    LOST,
+    check_same,
+    connect,
+    disconnect,
+    has_lost_another,
+    is_main_process,
+    processes,
+)
 from .interrupts import Interrupts
 from .libraries import import_libraries, set_up_logging
 from .progress import Bars, Phases
@@ -54,8 +70,8 @@ class Values(dict[str, Any]):
 class Session:
     """The messages of a command to its user: progress, the result, and how long it took.
 
-    Progress and times go to standard error, results to standard output. Of several processes that train together, only
-    the first says anything.
+    Progress and times go to standard error, results to standard output. Of several processes that work together, only
+    the main one says anything, but a failure, which the first to fail does.
 
     Args:
         values: the values of the command's options.
@@ -72,7 +88,7 @@ class Session:
         self.as_json: bool = values.pop("as_json")
         quiet, verbose = values.pop("quiet"), values.pop("verbose")
         self.quiet = quiet or not is_main_process()
-        self.verbosity = -1 if quiet else verbose
+        self.verbosity = -1 if self.quiet else verbose
         self.interrupted = INTERRUPTED
         self._phases = Phases()
         self._bars: Bars | None = None
@@ -88,6 +104,7 @@ class Session:
         try:
             with self._interrupts.handled():
                 yield
+                disconnect()
         except (Exception, KeyboardInterrupt) as error:
             message = self._message(error)
             if message is None:
@@ -97,20 +114,29 @@ class Session:
             self._stop_bars()
         self.say(self._phases.summary())
 
-    def begin(self, *, trains: bool = False) -> None:
+    def begin(self, *, trains: bool = False, divides: bool = False) -> None:
         """Says which model is being loaded, and imports the libraries, which takes seconds.
 
         Commands check what they were asked for before this.
 
         Args:
             trains: whether the command trains, so that it goes on where it was interrupted.
+            divides: whether several processes can divide the work.
 
         Raises:
+            ConfigurationError: if there are several processes, which differ or cannot divide the work.
+            ProcessError: if they cannot reach each other.
             CheckpointError: if the model can only be a folder and there is none.
             OutOfMemoryError: if the process may not have the memory that the libraries take.
         """
         if trains:
             self.interrupted = INTERRUPTED_TRAINING
+        if processes() > 1 and not divides:
+            name = click.get_current_context().info_name
+            raise ConfigurationError(
+                f"collab {name} runs in one process, but {processes()} were started. Start it without torchrun or "
+                "accelerate launch."
+            )
         model = self._values["model"]
         _check_folder(model)
         self.say(f"Loading {model}")
@@ -118,6 +144,23 @@ class Session:
             self._bars = Bars()
         self._interrupts.importing = True  # until the work begins, since what commands import next is slow, too
         import_libraries(self.verbosity)
+        if processes() > 1:
+            self._meet()
+
+    def _meet(self) -> None:
+        """Connects the processes, which must have been started alike."""
+        import torch
+        import transformers
+
+        connect()
+        check_same(
+            {
+                "their arguments": " ".join(sys.argv[1:]),
+                "the version of collab": __version__,
+                "the version of torch": torch.__version__,
+                "the version of transformers": transformers.__version__,
+            }
+        )
 
     def call(self, verb: Callable[..., Result], **more: Any) -> Result:
         """Calls the verb of the command with the values that its parameters are named after, and with other arguments.
@@ -171,10 +214,18 @@ class Session:
         if isinstance(error, ConfigurationError):
             return _WrongRequest(_brief(str(error)))
         if isinstance(error, CollabError):
-            return click.ClickException(_brief(str(error)))
+            message = _brief(str(error))
+            return click.ClickException(self._with_resumption(message) if isinstance(error, ProcessError) else message)
+        if has_lost_another(error):
+            return click.ClickException(self._with_resumption(LOST))
         if is_short_of_memory(error):
             return click.ClickException(f"There is too little memory for this: {first_line(error)}")
         return None
+
+    def _with_resumption(self, message: str) -> str:
+        """A message about the loss of another process, with what the same command does next."""
+        resumes = self.interrupted == INTERRUPTED_TRAINING
+        return f"{message} The same command {'goes on from the last checkpoint' if resumes else 'begins anew'}."
 
     def _last_words(self) -> None:
         self._stop_bars()

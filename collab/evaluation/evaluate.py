@@ -12,6 +12,7 @@ from ..data.features import Feature, text_features, without_labels
 from ..data.task import Task
 from ..errors import DataError
 from ..io.checkpoint import Checkpoint
+from ..processes import from_main, gathered, processes, rank
 from ..progress import Progress, no_progress
 from ..steps.measurement import Evaluation
 from .compare import check_comparable, check_tokenizers, compare
@@ -31,7 +32,7 @@ def evaluate(
     options: EvaluateOptions | None = None,
     progress: Progress = no_progress,
 ) -> Checkpoint:
-    """Measures a model on labelled rows, and a second model on the same rows.
+    """Measures a model on labelled rows, and a second model on the same rows. Several processes divide the rows.
 
     Args:
         checkpoint: the model with the task's head, on the device to run on, and its tokenizer.
@@ -62,7 +63,7 @@ def evaluate(
     if against is not None:
         reference, _ = _predict_examples(against, task, examples, options, progress)
         progress("comparing", 0, None)
-        compared = compare(checkpoint, against, features, rounds=options.rounds) | {
+        compared = from_main(lambda: compare(checkpoint, against, features, rounds=options.rounds)) | {
             "metrics": measured(reference),
             "difference": measured(columns, reference),
         }
@@ -87,15 +88,20 @@ def _predict_examples(
         if len(examples.texts[0]) != 2:
             raise DataError("Similarity needs pairs: name two text columns (columns=, --text-column).")
         progress("measuring", 0, None)
+        own = examples.texts[rank() :: processes()]
+        parts = gathered(Embedder(loaded, options.max_length).similarities(own) if own else np.empty(0))
+        similarities = np.empty(len(examples.texts), dtype=parts[0].dtype)
+        for number, part in enumerate(parts):
+            similarities[number :: processes()] = part
         columns = {
-            "predicted": Embedder(loaded, options.max_length).similarities(examples.texts),
+            "predicted": similarities,
             "label": np.array(numbers(examples)),
         }
         first = [pair[0] for pair in examples.texts]
         return columns, text_features(model, tokenizer, first, options.max_length)
     encoded = encode(task, examples, model, tokenizer, options.max_length)
     features, collate = prepare_eval(task, model, tokenizer, encoded, options.seed)
-    columns = predictions(task.kind, model, features, collate, progress)
+    columns = predictions(task.kind, model, features, collate, progress, divided=True)
     if task.kind == "translation":
-        columns |= written_ngrams(model, tokenizer, examples.texts, options.max_length, progress)
+        columns |= from_main(lambda: written_ngrams(model, tokenizer, examples.texts, options.max_length, progress))
     return columns, without_labels(features)

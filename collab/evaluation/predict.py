@@ -16,6 +16,7 @@ from ..data.features import Feature, within_tokens
 from ..errors import ExtraError
 from ..models.inputs import on_device
 from ..models.states import evaluating
+from ..processes import gathered, processes, rank
 from ..progress import Progress, no_progress
 from .metrics import Columns
 
@@ -29,6 +30,8 @@ def predictions(
     features: Sequence[Feature],
     collate: Collate,
     progress: Progress = no_progress,
+    *,
+    divided: bool = False,
 ) -> Columns:
     """A model's predictions for labelled rows.
 
@@ -38,24 +41,34 @@ def predictions(
         features: rows with ``labels``; for masked language models, already masked.
         collate: makes a batch of them.
         progress: progress callback, called after every batch.
+        divided: whether several processes, which all call this, divide the batches. All get all predictions.
 
     Returns:
         Predictions and labels, or counts, in the order of the rows.
     """
     batches = list(within_tokens(features, TOKENS))
     columns: dict[str, list[Any]] = {}
-    done = 0
-    progress("measuring", done, len(features))
+    own = batches[rank() :: processes()] if divided else batches
+    done, total = 0, sum(map(len, own))
+    progress("measuring", done, total)
     with evaluating(model), torch.no_grad():
-        for rows in batches:
+        for rows in own:
             batch = on_device(collate([features[row] for row in rows]), model.device)
             labels = batch.pop("labels")
             logits = model(**batch).logits.float()
             for name, values in _columns(kind, model, logits, labels).items():
                 columns.setdefault(name, []).extend(values)
             done += len(rows)
-            progress("measuring", done, len(features))
-    original_order = np.argsort([row for rows in batches for row in rows])
+            progress("measuring", done, total)
+    order = [row for rows in own for row in rows]
+    if divided:
+        everywhere = gathered((order, columns))
+        order = [row for rows, _ in everywhere for row in rows]
+        columns = {
+            name: [value for _, part in everywhere for value in part.get(name, ())]
+            for name in dict.fromkeys(name for _, part in everywhere for name in part)
+        }
+    original_order = np.argsort(order)
     return {name: np.asarray(values)[original_order] for name, values in columns.items()}
 
 

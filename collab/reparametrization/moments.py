@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ..decomposition import Metric
 from ..modeling.collab_disentangled import PositionTerms, RelativePositions
+from ..processes import summed
 
 
 @dataclass(frozen=True)
@@ -123,6 +124,12 @@ class Accumulator:
         self._weight += by_head.sum(dim=1).double()
         self.tokens += tokens
 
+    def add_other_processes(self) -> None:
+        """Adds what the accumulators of the other processes have, which all call this."""
+        for sums in (self._query, self._key, self._mean, self._weight):
+            summed(sums)
+        self.tokens = int(summed(torch.tensor(self.tokens)))
+
     def another(self) -> Accumulator:
         """An empty accumulator of the same shape."""
         return type(self)(len(self._query), len(self._key), len(self._weight), self._query.device)
@@ -225,6 +232,11 @@ class DisentangledAccumulator(Accumulator):
         if self._exchanged is not None:
             by_row = _by_row(gradients.mT, positions.places.mT, rows.shape[1])  # (B, H, S, J)
             self._exchanged.add(keys, rows, by_row, tokens, generator)
+
+    def add_other_processes(self) -> None:
+        super().add_other_processes()
+        if self._exchanged is not None:
+            self._exchanged.add_other_processes()
 
     def another(self) -> Accumulator:
         widths = len(self._query), len(self._key), len(self._weight)

@@ -76,7 +76,12 @@ def training_arguments(options: RunOptions, data: RunData, folder: Path) -> Trai
     if options.batch_size % (processes() * accumulated):
         raise ConfigurationError(
             f"A batch of {options.batch_size} rows cannot be divided among {processes()} processes with {accumulated} "
-            "accumulation steps each. Use another batch_size."
+            "accumulation steps each. Use another batch_size (--batch-size)."
+        )
+    if processes() > 1 and len(data.train) < options.batch_size:
+        raise ConfigurationError(
+            f"There are {len(data.train)} rows to train on, fewer than a batch of {options.batch_size}, which "
+            f"{processes()} processes divide. Use a smaller batch_size (--batch-size), more rows, or one process."
         )
     if precision == "bfloat16" and not cpu and not torch.cuda.is_bf16_supported():
         raise ConfigurationError("This GPU does not support bfloat16. Use precision float16 or float32.")

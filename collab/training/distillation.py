@@ -7,16 +7,21 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 from transformers import PreTrainedModel
 
 from ..data.features import Batch
 from ..models.layers import dropped_layers
 from ..models.outputs import matched_states, outputs_of
 from ..models.padding import output_mask
+from ..models.states import evaluating
+from ..processes import processes, rank, summed
 from .trainer import GuardedTrainer
 
 
-def relative_errors(student: Any, teacher: Any, inputs: Mapping[str, Tensor], dropped: Sequence[int] = ()) -> Tensor:
+def relative_errors(
+    student: Any, teacher: Any, inputs: Mapping[str, Tensor], dropped: Sequence[int] = (), *, divided: bool = False
+) -> Tensor:
     """Relative squared errors of the student's hidden states after every layer.
 
     Each is ‖s - t‖²/‖t - t̄‖² over the tokens that are not padding, with t̄ the teacher's mean over them. It is 1 for a
@@ -27,17 +32,25 @@ def relative_errors(student: Any, teacher: Any, inputs: Mapping[str, Tensor], dr
         teacher: the teacher's outputs with hidden states, without gradients.
         inputs: what both were given, whose masks, (B, T) or (B, choices, T), tell what is padding.
         dropped: numbers of the teacher's layers that the student lacks.
+        divided: whether the processes have a part each of the rows. The mean of their errors, and of the gradients, is
+            then that of all rows.
 
     Returns:
         Shape (layers,).
     """
-    return torch.stack([_relative(*pair) for pair in matched_states(student, teacher, inputs, dropped)])
+    return _relative(list(matched_states(student, teacher, inputs, dropped)), divided)
 
 
 def output_errors(
-    model: PreTrainedModel, student: Any, teacher: Any, inputs: Mapping[str, Tensor], divergence: float
-) -> list[Tensor]:
-    """Errors of the student's outputs, if the model has any besides hidden states.
+    model: PreTrainedModel,
+    student: Any,
+    teacher: Any,
+    inputs: Mapping[str, Tensor],
+    divergence: float,
+    *,
+    divided: bool = False,
+) -> Tensor:
+    """Errors of the student's outputs besides hidden states.
 
     Of logits it is their mean Kullback-Leibler divergence from the teacher's, relative to a given one; of numbers the
     relative squared error.
@@ -48,22 +61,57 @@ def output_errors(
         teacher: the teacher's outputs, without gradients.
         inputs: what both were given.
         divergence: the divergence that counts as 1, in nats.
+        divided: see `relative_errors`.
+
+    Returns:
+        Shape (outputs,); empty for a model without logits.
     """
-    errors = []
     outputs = (outputs_of(model, returned, output_mask(inputs)) for returned in (student, teacher))
-    for ours, theirs in zip(*outputs, strict=True):
-        if theirs.uncertain:
-            errors.append(theirs.of_seen(theirs.divergence(ours)).mean() / divergence)
-        elif theirs.kind == "numbers":
-            errors.append(_relative(ours.rows, theirs.rows))
-    return errors
+    pairs = list(zip(*outputs, strict=True))
+    numbers = [(ours.rows, theirs.rows) for ours, theirs in pairs if theirs.kind == "numbers"]
+    divergences = [theirs.of_seen(theirs.divergence(ours)) for ours, theirs in pairs if theirs.uncertain]
+    errors = [each.sum() / _mean_count(each, divided) / divergence for each in divergences]
+    errors += list(_relative(numbers, divided)) if numbers else []
+    return torch.stack(errors) if errors else torch.zeros(0)
 
 
-def _relative(student: Tensor, teacher: Tensor) -> Tensor:
-    student, teacher = (states.flatten(0, -2).float() for states in (student, teacher))  # (N, D)
-    spread = (teacher - teacher.mean(dim=0)).square().sum()
-    # A single row has no spread.
-    return (student - teacher).square().sum() / torch.where(spread > 0, spread, teacher.square().sum() + 1e-12)
+def _mean_count(values: Tensor, divided: bool) -> Tensor:
+    """The number of values, or the mean of the processes' numbers."""
+    count = torch.tensor(float(values.numel()), device=values.device)
+    return summed(count) / processes() if divided else count
+
+
+def _relative(pairs: Sequence[tuple[Tensor, Tensor]], divided: bool) -> Tensor:
+    """Relative squared errors of pairs of a student's and a teacher's states, (..., D) each; shape (pairs,)."""
+    rows = [tuple(states.flatten(0, -2).float() for states in pair) for pair in pairs]  # (N, D) each
+    spreads = (_divided_spreads if divided else _spreads)([theirs for _, theirs in rows])
+    distances = [(ours - theirs).square().sum() for ours, theirs in rows]
+    return torch.stack([distance / spread for distance, spread in zip(distances, spreads, strict=True)])
+
+
+def _spreads(rows: Sequence[Tensor]) -> list[Tensor]:
+    """‖t - t̄‖² of rows t, (N, D) each; ‖t‖² where that is 0, as of a single row."""
+    spreads = [(states - states.mean(dim=0)).square().sum() for states in rows]
+    return [
+        torch.where(spread > 0, spread, states.square().sum() + 1e-12)
+        for spread, states in zip(spreads, rows, strict=True)
+    ]
+
+
+def _divided_spreads(rows: Sequence[Tensor]) -> list[Tensor]:
+    """`_spreads` of the rows of all processes together, divided by their number."""
+    widths = [states.shape[1] for states in rows]
+    sums = summed(torch.cat([states.double().sum(0) for states in rows]))
+    counts = summed(torch.tensor([len(states) for states in rows], device=sums.device)).tolist()
+    means = [part / count for part, count in zip(sums.split(widths), counts, strict=True)]  # (D,) each
+    squares = summed(
+        torch.stack(
+            [(states - mean).square().sum() for states, mean in zip(rows, means, strict=True)]
+            + [states.double().square().sum() for states in rows]
+        )
+    )
+    spreads, sizes = squares.chunk(2)
+    return list((torch.where(spreads > 0, spreads, sizes + 1e-12) / processes()).float())
 
 
 def teacher_outputs(teacher: nn.Module, inputs: Batch) -> Any:
@@ -73,7 +121,13 @@ def teacher_outputs(teacher: nn.Module, inputs: Batch) -> Any:
 
 
 def distillation_loss(
-    student: nn.Module, teacher: PreTrainedModel, expected: Any, inputs: Batch, divergence: float = 1.0
+    student: nn.Module,
+    teacher: PreTrainedModel,
+    expected: Any,
+    inputs: Batch,
+    divergence: float = 1.0,
+    *,
+    divided: bool = False,
 ) -> tuple[Tensor, Any]:
     """The loss of a student, and its outputs.
 
@@ -82,16 +136,18 @@ def distillation_loss(
     give them up.
 
     Args:
-        student: the model that is trained.
+        student: the model that is trained, as it is or wrapped for several processes.
         teacher: the model to match.
         expected: the teacher's outputs with hidden states.
         inputs: what both are given.
         divergence: see `output_errors`; the divergence before training weighs both parts alike.
+        divided: see `relative_errors`.
     """
     actual = student(**inputs, output_hidden_states=True)
-    loss = relative_errors(actual, expected, inputs, dropped_layers(student)).mean()
-    outputs = output_errors(teacher, actual, expected, inputs, divergence)
-    return (loss + torch.stack(outputs).mean() if outputs else loss), actual
+    unwrapped = student.module if isinstance(student, DistributedDataParallel) else student
+    loss = relative_errors(actual, expected, inputs, dropped_layers(unwrapped), divided=divided).mean()
+    outputs = output_errors(teacher, actual, expected, inputs, divergence, divided=divided)
+    return (loss + outputs.mean() if len(outputs) else loss), actual
 
 
 class DistillationTrainer(GuardedTrainer):
@@ -105,6 +161,7 @@ class DistillationTrainer(GuardedTrainer):
 
     def __init__(self, *, teacher: PreTrainedModel, divergence: float, **arguments: Any) -> None:
         super().__init__(**arguments)
+        self.args.ddp_find_unused_parameters = None  # a pooler, for example, has no part in the loss
         self._divergence = divergence
         self._teacher = teacher.eval().to(self.args.device)
 
@@ -114,13 +171,23 @@ class DistillationTrainer(GuardedTrainer):
         """See `distillation_loss`. The teacher computes in the precision of the training, too."""
         with self.accelerator.autocast():
             expected = teacher_outputs(self._teacher, inputs)
-        loss, actual = distillation_loss(model, self._teacher, expected, inputs, self._divergence)
+        divided = processes() > 1 and model.training
+        loss, actual = distillation_loss(model, self._teacher, expected, inputs, self._divergence, divided=divided)
         return (loss, actual) if return_outputs else loss
 
-    def prediction_step(
-        self, model: nn.Module, inputs: Batch, prediction_loss_only: bool, ignore_keys: Any = None
-    ) -> tuple[Tensor, None, None]:
-        """Only the loss."""
-        with torch.no_grad():
-            inputs = self._prepare_inputs(inputs)
-            return self.compute_loss(model, inputs).detach(), None, None
+    def evaluate(self, *arguments: Any, metric_key_prefix: str = "eval", **named: Any) -> dict[str, float]:
+        """The mean loss of the held-out rows, whose batches the processes divide, whatever their number."""
+        rows: Any = self.eval_dataset
+        size = self.args.per_device_eval_batch_size
+        parts = [rows[first : first + size] for first in range(0, len(rows), size)]
+        losses = torch.zeros(len(parts), device=self.args.device)
+        model = self.accelerator.unwrap_model(self.model).to(self.args.device)
+        with evaluating(model), torch.no_grad(), self.compute_loss_context_manager():
+            for number in range(rank(), len(parts), processes()):
+                batch = self._prepare_inputs(self.data_collator(parts[number]))
+                losses[number] = self.compute_loss(model, batch)
+        of_rows = summed(losses).repeat_interleave(torch.tensor([*map(len, parts)], device=losses.device))
+        metrics = {f"{metric_key_prefix}_loss": float(of_rows.cpu().numpy().mean())}
+        self.log(metrics)
+        self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
+        return metrics

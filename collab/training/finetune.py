@@ -61,10 +61,10 @@ class TaskTrainer(GuardedTrainer):
         self._distill = distill
 
     def evaluate(self, *arguments: Any, metric_key_prefix: str = "eval", **named: Any) -> dict[str, float]:
-        """The metrics on all rows to evaluate on; every process computes them, so that all agree."""
+        """The metrics on all rows to evaluate on, which the processes divide; all of them get the same."""
         rows: Any = self.eval_dataset
         unwrapped: Any = self.accelerator.unwrap_model(self.model)
-        columns = predictions(self._task.kind, unwrapped, rows, self._collate_held_out)
+        columns = predictions(self._task.kind, unwrapped, rows, self._collate_held_out, divided=True)
         metrics = {f"{metric_key_prefix}_{name}": value for name, value in measure(self._task.kind, columns).items()}
         self.log(metrics)
         self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)

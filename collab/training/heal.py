@@ -26,6 +26,7 @@ from ..models.families import collaborative_layers
 from ..models.inputs import on_device
 from ..models.layers import FACTORS, count_parameters, entry_of
 from ..models.states import evaluating, set_dropout
+from ..processes import from_main
 from ..progress import Progress, no_progress
 from ..steps.training import Healing
 from .arguments import RunData, steps_of
@@ -60,7 +61,8 @@ def heal(
     """Trains a converted model, in place, to match its original's hidden states after every layer, and its outputs.
 
     The best weights on the held-out rows are kept. The model is left unchanged if they do not lower the loss, or if its
-    outputs diverge more from the teacher's than before.
+    outputs diverge more from the teacher's than before. Several processes divide the rows of every step, and the loss
+    is that of the whole step.
 
     Args:
         checkpoint: the converted model, with its tokenizer or image processor.
@@ -92,7 +94,7 @@ def heal(
     }
     batches = [batch for part in held_out.values() for batch in part]
     sources = [name for name, part in held_out.items() for _ in part] if len(held_out) > 1 else []
-    agreed, before_by_source = agreement_by_source(teacher, model, batches, sources)
+    agreed, before_by_source = from_main(lambda: agreement_by_source(teacher, model, batches, sources))
     with (
         temporary_work(work) as folder,
         evaluating(model, teacher),
@@ -113,7 +115,7 @@ def heal(
             divergence=divergence,
         )
         before = result.start.before | (agreed or {})
-        agreed, after_by_source = agreement_by_source(teacher, model, batches, sources)
+        agreed, after_by_source = from_main(lambda: agreement_by_source(teacher, model, batches, sources))
         after = result.best | (agreed or {})
         worse = _what_got_worse(before, after)
         if worse:

@@ -24,6 +24,7 @@ from transformers.utils import logging as transformers_logging
 from ..data.features import length_of
 from ..errors import ConfigurationError, TrainingError, is_short_of_memory
 from ..io.failures import writing
+from ..processes import connect, from_main
 from ..progress import Progress, no_progress
 from .arguments import RunData, training_arguments
 from .options import RunOptions
@@ -103,6 +104,7 @@ def run(
             with other settings or data.
         DeviceError: if the device is not available.
     """
+    connect()  # before accelerate does, with a time limit that the search for a learning rate may exceed
     arguments = training_arguments(options, data, work.folder)
     sampler = LengthSampler([length_of(row) for row in data.train], options.batch_size, options.seed)
     callbacks = [Marker(sampler), Reporter(progress)]
@@ -130,7 +132,7 @@ def run(
         with trainer.args.main_process_first(local=False, desc="work folder"):
             start = open_work(work.folder, fingerprint, work.restart)
         if start is None:
-            rate = options.learning_rate or (find_rate or _missing_rate)()
+            rate = options.learning_rate or from_main(find_rate or _missing_rate)
             start = Start(metrics_in(trainer.evaluate()), rate)
             if trainer.is_world_process_zero():
                 record_start(work.folder, fingerprint, start)

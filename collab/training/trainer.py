@@ -36,14 +36,6 @@ class GuardedTrainer(Trainer):
     def _get_train_sampler(self, train_dataset: Any = None) -> LengthSampler:
         return self._sampler
 
-    def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:
-        """Batches of all held-out rows: only training drops a smaller last batch."""
-        dropping, self.args.dataloader_drop_last = self.args.dataloader_drop_last, False
-        try:
-            return super().get_eval_dataloader(eval_dataset)
-        finally:
-            self.args.dataloader_drop_last = dropping
-
     def _issue_warnings_after_load(self, load_result: Any) -> None:
         """Warns of weights that a checkpoint lacks, but for tied ones, which are in it under one name."""
         tied = getattr(self.model, "all_tied_weights_keys", {})

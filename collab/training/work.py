@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import json
 import shutil
+import socket
 import tempfile
+import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +17,7 @@ from filelock import FileLock, Timeout
 from ..errors import ConfigurationError, TrainingError
 from ..io.failures import writing
 from ..io.staging import atomic_write
-from ..processes import is_main_process, processes
+from ..processes import from_main, gathered, is_main_process, processes, wait_for_everyone
 
 WHOLE = "collab_checkpoint_is_whole"
 """Marker file, written into a checkpoint last."""
@@ -31,14 +33,24 @@ def work_folder(output: Path, kind: str = "training") -> Path:
 
 @contextlib.contextmanager
 def exclusive_lock(work: Path) -> Iterator[None]:
-    """Keeps a work folder for this command, until the block ends or the process dies.
+    """Keeps a work folder for this command, until the block ends or the process dies. The main process has the lock.
 
     Raises:
-        TrainingError: if another command has it, or the folder cannot be made.
+        TrainingError: if another command has it, the folder cannot be made, or a process does not see it.
     """
-    if not is_main_process():
+    lock = _locked(work) if is_main_process() else None
+    try:
+        _check_shared(work)
         yield
-        return
+    finally:
+        if lock is not None:
+            lock.release()
+            if work.is_dir() and not _holds_something(work):
+                shutil.rmtree(work, ignore_errors=True)
+
+
+def _locked(work: Path) -> FileLock:
+    """The lock of a work folder, which is made where it is missing."""
     _check_own(work)
     with writing(str(work)):
         work.mkdir(parents=True, exist_ok=True)
@@ -50,12 +62,27 @@ def exclusive_lock(work: Path) -> Iterator[None]:
                 f"Another command is working in {work}, for the same output. Wait until it has finished, or choose "
                 "another output."
             ) from error
+    return lock
+
+
+def _check_shared(work: Path) -> None:
+    """Raises a TrainingError if a process, on another machine, does not see the work folder of the main process."""
+    if processes() == 1:
+        return
+    mark = work / from_main(lambda: f".run.{uuid.uuid4().hex}.partial.json")
     try:
-        yield
+        if is_main_process():
+            mark.touch()
+        wait_for_everyone()
+        hosts = [host for host in gathered(None if mark.is_file() else socket.gethostname()) if host is not None]
     finally:
-        lock.release()
-        if work.is_dir() and not _holds_something(work):
-            shutil.rmtree(work, ignore_errors=True)
+        if is_main_process():
+            mark.unlink(missing_ok=True)
+    if hosts:
+        raise TrainingError(
+            f"{', '.join(sorted(set(hosts)))} does not see {work}. Several machines need an output on a file system "
+            "that all of them share."
+        )
 
 
 def _check_own(work: Path) -> None:
@@ -95,13 +122,6 @@ def finish(work: Path) -> None:
     wait_for_everyone()
     if is_main_process():
         shutil.rmtree(work, ignore_errors=True)
-
-
-def wait_for_everyone() -> None:
-    """Waits until all processes of the training have reached this point."""
-    from accelerate import PartialState  # slow to import
-
-    PartialState().wait_for_everyone()
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,90 @@
+"""Several processes: the same moments, healing and predictions as one, whatever their number, and the same command."""
+
+from __future__ import annotations
+
+import json
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from processes import run
+from tiny import LETTERS
+from together import COUNTS, MODELS
+from transformers import AutoModelForSequenceClassification
+
+import collab
+from collab.processes import connect
+
+pytest.importorskip("accelerate", reason="the train extra is not installed")
+
+TEXT = [" ".join(LETTERS[(i * 7 + j * j) % 26] for j in range(2 + i % 9)) for i in range(40)]
+
+
+def test_any_number_of_processes_gives_what_one_gives(tmp_path: Path) -> None:
+    script = Path(__file__).with_name("together.py")  # all in one test, since its imports take longer than the work
+    done = subprocess.run([sys.executable, script, tmp_path], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-4000:]
+    alone, *others = (dict(np.load(tmp_path / f"{count}.npz")) for count in COUNTS)
+    for model in MODELS:
+        assert {f"{model}/weights", f"{model}/2", f"{model}/5"} <= {"/".join(name.split("/")[:2]) for name in alone}
+    assert alone["losses"][-1] < alone["losses"][0]
+    for together in others:
+        assert together.keys() == alone.keys()
+        for name, expected in alone.items():
+            if name.startswith("healed/") or name == "losses":
+                tolerance = 5e-6
+            elif "/weights/" in name:
+                tolerance = 1e-6
+            else:  # moments; predictions and the learning rate are the same
+                tolerance = 1e-12 * float(np.abs(expected).max()) if "/" in name else 0.0
+            np.testing.assert_allclose(together[name], expected, rtol=0, atol=tolerance, err_msg=name)
+    for count in (1, 4):  # a run of two processes, of which one was killed
+        resumed = np.load(tmp_path / f"resumed.{count}.npz")
+        assert resumed.files
+        for name in resumed.files:
+            np.testing.assert_allclose(resumed[name], alone[f"healed/{name}"], rtol=0, atol=5e-6, err_msg=name)
+
+
+def test_convert_and_heal_under_torchrun(original: Path, tmp_path: Path) -> None:
+    (tmp_path / "text.txt").write_text("\n".join(TEXT))
+    settings = ["--rank", "16", "--calibration", tmp_path / "text.txt", "--heal", tmp_path / "text.txt"]
+    settings += ["--heal-steps", "2", "--refine", "2", "--no-speed", "--json"]
+    assert run("convert", original, tmp_path / "alone", *settings).exit_code == 0
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "collab"]
+    line = [*launcher, "convert", original, tmp_path / "together", *settings]
+    done = subprocess.run([*map(str, line)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["history"]  # printed once
+    assert done.stderr.count("Calibrating") == 1
+    assert sorted(path.name for path in tmp_path.iterdir() if path.name.startswith("together")) == ["together"]
+    models = [AutoModelForSequenceClassification.from_pretrained(tmp_path / name) for name in ("alone", "together")]
+    for (name, ours), theirs in zip(models[1].state_dict().items(), models[0].state_dict().values(), strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-5, err_msg=name)
+
+
+class TestRefusals:
+    def test_a_command_that_has_no_use_for_several(self, original: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("WORLD_SIZE", "2")
+        refused = run("inspect", original)
+        assert refused.exit_code == 2
+        assert refused.output.count("Error:") == 1
+        assert "collab inspect runs in one process, but 2 were started" in refused.output
+
+    def test_only_the_main_process_says_why(self, original: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        for name, value in {"WORLD_SIZE": "2", "RANK": "1"}.items():
+            monkeypatch.setenv(name, value)
+        for refused in (run("inspect", original), run("convert", original)):
+            assert (refused.exit_code, refused.output) == (2, "")
+
+    def test_a_port_in_use(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        with socket.socket() as taken:
+            taken.bind(("127.0.0.1", 0))
+            taken.listen()
+            address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(taken.getsockname()[1])}
+            for name, value in {"WORLD_SIZE": "2", "RANK": "0", **address}.items():
+                monkeypatch.setenv(name, value)
+            with pytest.raises(collab.errors.ProcessError, match="Process 0 of 2 cannot reach the others at 127"):
+                connect()

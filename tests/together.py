@@ -1,0 +1,216 @@
+"""Work that 1, 2, 3 and 4 processes do together, forked after the imports, which take longer than the work.
+
+Called with a folder, in which each number of processes leaves a file of its results.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import socket
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tiny import BERT, BY_TYPE, converted, tiny_model
+from transformers import BertForSequenceClassification, PreTrainedModel
+
+import collab
+from collab.data.encoding import names_of
+from collab.evaluation.predict import predictions
+from collab.models.inputs import probe_inputs
+from collab.processes import (
+    check_same,
+    from_main,
+    gathered,
+    has_lost_another,
+    is_main_process,
+    processes,
+    rank,
+)
+from collab.training.work import exclusive_lock
+
+MODELS = ("albert", "deberta-v2", "eurobert", "t5")
+"""Passes that are pooled, positions as rows, rotary positions, and a decoder."""
+
+COUNTS = (1, 2, 3, 4)
+RUN = collab.RunOptions(batch_size=12, steps=6, evaluations=2, device="cpu")
+HEAL = collab.HealOptions(samples=64, trainable="all", run=RUN)
+
+
+def calibrated(model: PreTrainedModel, rows: list[Any]) -> tuple[collab.Calibration, int]:
+    """A calibration, and the number of batches that this process ran."""
+    calls: list[int] = []
+    options = collab.CalibrationOptions(held_out=0.5)
+    result = collab.calibrate(model, rows, options=options, progress=lambda what, done, total: calls.append(done))
+    return result, max(calls)
+
+
+def calibrate() -> dict[str, np.ndarray]:
+    """Moments of five batches, or of 2, which are fewer than the processes; and the weights of conversions by them."""
+    results = {}
+    for name in MODELS:
+        torch.manual_seed(0)
+        model = tiny_model(BY_TYPE[name])
+        rows = [batch | {} for count in (3, 1, 2, 4, 1) for batch in [probe_inputs(model, count)]]
+        for number in (2, 5):
+            calibration, calls = calibrated(model, rows[:number])
+            assert sum(gathered(calls)) == number
+            assert calls <= -(-number // processes())
+            assert calibration.held_out_moments is not None
+            for part, layers in (("train", calibration.moments), ("held", calibration.held_out_moments)):
+                for layer, moments in layers.items():
+                    for field, tensor in moments.tensors().items():
+                        assert len({each.tobytes() for each in gathered(tensor.numpy())}) == 1
+                        results[f"{name}/{number}/{part}/{layer}/{field}"] = tensor.numpy()
+        if is_main_process():
+            config = collab.ConversionConfig(params=0.5, allocation="balanced", refine="none", compare=False)
+            made = collab.convert(model, config, calibration=calibration)
+            results |= {f"{name}/weights/{key}": value.numpy() for key, value in made.model.state_dict().items()}
+    return results
+
+
+def pair() -> tuple[PreTrainedModel, PreTrainedModel]:
+    """A teacher, and a converted model."""
+    torch.manual_seed(0)
+    teacher = tiny_model(BERT, BertForSequenceClassification)
+    return converted(teacher), teacher
+
+
+def heal(folder: Path) -> dict[str, np.ndarray]:
+    """Healed weights and the losses on the way, which all processes agree on."""
+    model, teacher = pair()
+    healing = collab.heal(model, teacher, options=HEAL, work=folder / f"work.{processes()}").report
+    losses = [healing.before["loss"], *(entry["loss"] for entry in healing.evaluations)]
+    weights = {name: value.numpy() for name, value in model.state_dict().items()}
+    assert len({str(each) for each in gathered(losses)}) == 1
+    for name, value in weights.items():
+        assert all(np.array_equal(value, other) for other in gathered(value)), name
+    rate = np.array(healing.settings["run"]["learning_rate"])
+    return {f"healed/{name}": value for name, value in weights.items()} | {"losses": np.array(losses), "rate": rate}
+
+
+def predict() -> dict[str, np.ndarray]:
+    """Predictions for rows that the processes divide, in their order."""
+    model, _ = pair()
+    assert len(names_of(model)) == 2
+    rows = [
+        {"input_ids": [2 + (row * 7 + at) % 50 for at in range(2 + row % 30)], "labels": row % 2} for row in range(300)
+    ]
+
+    def collate(features: list[dict[str, object]]) -> dict[str, torch.Tensor]:
+        longest = max(len(row["input_ids"]) for row in features)  # type: ignore[arg-type]
+        ids = [row["input_ids"] + [1] * (longest - len(row["input_ids"])) for row in features]  # type: ignore
+        mask = [[1] * len(row["input_ids"]) + [0] * (longest - len(row["input_ids"])) for row in features]  # type: ignore
+        labels = torch.tensor([row["labels"] for row in features])
+        return {"input_ids": torch.tensor(ids), "attention_mask": torch.tensor(mask), "labels": labels}
+
+    return dict(predictions("classification", model, rows, collate, divided=True))
+
+
+def work(folder: Path) -> None:
+    """Everything, with one file of results."""
+    results = calibrate() | heal(folder) | predict()
+    assert from_main(rank) == 0
+    if is_main_process():
+        np.savez(folder / f"{processes()}.npz", **results)
+
+
+def interrupted(folder: Path) -> None:
+    """Healing of which process 1 ends at once in the middle, after the first checkpoint."""
+    model, teacher = pair()
+    if rank() == 1:
+        from collab.training.trainer import Marker
+
+        ended = Marker.on_step_end
+
+        def on_step_end(self: Marker, args: object, state: object, control: object, **more: object) -> object:
+            if state.global_step == 4:  # type: ignore[attr-defined]
+                os.kill(os.getpid(), 9)
+            return ended(self, args, state, control, **more)  # type: ignore[arg-type]
+
+        Marker.on_step_end = on_step_end  # type: ignore[method-assign,assignment]
+    try:
+        collab.heal(model, teacher, options=HEAL, work=folder / "work.killed")
+    except (RuntimeError, collab.CollabError) as error:
+        os._exit(3 if has_lost_another(error) or isinstance(error, collab.errors.ProcessError) else 4)
+
+
+def refused(folder: Path) -> None:
+    """Processes that were started differently, or do not see the same folder."""
+    with pytest.raises(collab.errors.ConfigurationError, match="differ in the version of x: 0 in process 0"):
+        check_same({"the version of x": rank()})
+    missing = pytest.raises(collab.errors.TrainingError, match=r"does not see .*file system that all of them share")
+    with missing, exclusive_lock(folder / f"not-shared.{rank()}"):
+        pass
+
+
+def resume(folder: Path) -> None:
+    """The rest of that healing."""
+    model, teacher = pair()
+    work = folder / f"work.resumed.{processes()}"
+    collab.heal(model, teacher, options=HEAL, work=work)
+    if is_main_process():
+        np.savez(folder / f"resumed.{processes()}.npz", **{k: v.numpy() for k, v in model.state_dict().items()})
+
+
+def launch(count: int, function: Callable[[Path], None], folder: Path) -> tuple[list[int | None], float]:
+    """Runs a function in so many processes; their exit codes, and the seconds that it took."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    context = multiprocessing.get_context("fork")
+    start = time.monotonic()
+    children = [context.Process(target=_child, args=(number, count, port, function, folder)) for number in range(count)]
+    for child in children:
+        child.start()
+    for child in children:
+        child.join()
+    return [child.exitcode for child in children], time.monotonic() - start
+
+
+def _child(number: int, count: int, port: int, function: Callable[[Path], None], folder: Path) -> None:
+    os.environ |= {
+        "RANK": str(number),
+        "LOCAL_RANK": str(number),
+        "WORLD_SIZE": str(count),
+        "LOCAL_WORLD_SIZE": str(count),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "GLOO_SOCKET_IFNAME": "lo",
+        "ACCELERATE_USE_CPU": "true",
+    }
+    torch.set_num_threads(1)
+    function(folder)
+
+
+def main() -> None:
+    """Runs all of it."""
+    import shutil
+
+    folder = Path(sys.argv[1])
+    import collab.training.heal  # noqa: F401  # before the fork
+
+    for count in COUNTS:
+        codes, seconds = launch(count, work, folder)
+        assert codes == [0] * count, codes
+        print(f"{count} processes: {seconds:.1f} s")
+    codes, _ = launch(2, refused, folder)
+    assert codes == [0, 0], codes
+    codes, seconds = launch(2, interrupted, folder)
+    assert codes == [3, -9], codes
+    print(f"killed: {seconds:.1f} s")
+    assert seconds < 60
+    for count in (1, 4):
+        shutil.copytree(folder / "work.killed", folder / f"work.resumed.{count}")
+        codes, seconds = launch(count, resume, folder)
+        assert codes == [0] * count, codes
+
+
+if __name__ == "__main__":
+    main()
