@@ -40,7 +40,7 @@ MODELS = ("albert", "deberta-v2", "eurobert", "t5")
 
 COUNTS = (1, 2, 3, 4)
 RUN = collab.RunOptions(batch_size=12, steps=6, evaluations=2, device="cpu")
-HEAL = collab.HealOptions(samples=64, trainable="all", run=RUN)
+HEAL = collab.HealOptions(samples=256, trainable="all", run=RUN)
 
 
 def calibrated(model: PreTrainedModel, rows: list[Any]) -> tuple[collab.Calibration, int]:
