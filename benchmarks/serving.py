@@ -206,13 +206,15 @@ def frontier(rows: list[dict[str, Any]], unseen: list[dict[str, Any]]) -> str:
 
     Args:
         rows: this benchmark's.
-        unseen: those of unseen.py. With them, the table has a column of kinds of text that healing has not seen.
+        unseen: those of unseen.py. With all kinds left out in turn, the table has a column of kinds of text that
+            healing has not seen.
     """
     known = {(row["model"], row["runtime"], row["precision"]): row for row in rows}
     agreed: dict[str, list[float]] = {}
     for row in unseen:
         if row["left_out"] != "none" and row["recipe"] == "now" and row["steps"] == STEPS:
             agreed.setdefault(row["model"], []).append(row[row["left_out"]])
+    agreed = {model: cosines for model, cosines in agreed.items() if len(cosines) >= len(KINDS)}
     headings = ["", "STS-B", "agreement", *(["on other kinds of text"] if agreed else [])]
     headings += ["one row, ms", "8 × 128, rows/s", "MB"]
     cells = []

@@ -157,7 +157,8 @@ class TestHeal:
         model = converted(teacher)
         start = {name: tensor.clone() for name, tensor in model.state_dict().items()}
         monkeypatch.setattr(
-            "collab.training.heal.find_learning_rate", lambda *given: calls.append(1) or find_learning_rate(*given)
+            "collab.training.heal.find_learning_rate",
+            lambda *of, **named: calls.append(1) or find_learning_rate(*of, **named),
         )
         options = replace(FEW, run=replace(RUN, learning_rate=None))
 

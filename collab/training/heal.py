@@ -25,6 +25,7 @@ from ..io.checkpoint import Checkpoint
 from ..models.families import collaborative_layers
 from ..models.inputs import on_device
 from ..models.layers import FACTORS, count_parameters, entry_of
+from ..models.outputs import outputs_of
 from ..models.states import evaluating, set_dropout
 from ..processes import from_main
 from ..progress import Progress, no_progress
@@ -223,7 +224,8 @@ def _learning_rate(
         def loss() -> float:
             return sum(float(loss_of(*pair)[0]) for pair in held_out)
 
-        return find_learning_rate(parameters, backward, loss, steps)
+        has_logits = any(output.uncertain for output in outputs_of(teacher, held_out[0][0], None))
+        return find_learning_rate(parameters, backward, loss, steps, has_logits=has_logits)
 
 
 @contextmanager
