@@ -485,7 +485,7 @@ class TestCommand:
     @pytest.mark.parametrize(
         ("options", "message"),
         [
-            (["--whole", "--flops", "0.5", "--params", "0.5"], "not flops and params"),
+            (["--whole", "--flops", "0.5", "--params", "0.5"], "flops and params were given"),
             (["--whole", "--content", "folded"], "belong to a plan without --whole"),
             (["--flops", "0.5"], "--flops belongs to --whole"),
             (["--whole", "--calibration", "none"], "needs rows"),

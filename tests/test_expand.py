@@ -373,7 +373,7 @@ class TestCommand:
         assert "not a converted model" in expand(original, out, fails=1).stderr
         assert "no folder" in expand(tmp_path / "missing", out, fails=1).stderr
         assert "is the input folder" in expand(folder, folder, fails=1).stderr
-        assert "--overwrite" in expand(folder, original, fails=1).stderr
+        assert "did not write" in expand(folder, original, fails=1).stderr
         assert "did not write" in expand(folder, original, "--overwrite", fails=1).stderr
         (tmp_path / "file").write_text("")
         assert "is not a folder" in expand(folder, tmp_path / "file", fails=1).stderr

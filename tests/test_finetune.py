@@ -451,7 +451,9 @@ class TestBadInput:
         train, dev = (("--train", tmp_path / "train.tsv"), ("--eval", tmp_path / "dev.tsv"))
         task = ("--task", "classification")
         both = (*task, *train, *dev)
-        assert "no column 'text'; its first line names sentence, label" in self.refused(folder, *both, "--text-column", "text")
+        assert "no column 'text'; its first line names sentence, label" in self.refused(
+            folder, *both, "--text-column", "text"
+        )
         assert "no column 'class'" in self.refused(folder, *task, *train, *dev, "--label-column", "class")
         assert "--eval" in self.refused(folder, *task, *train)
         (tmp_path / "empty.tsv").write_text("sentence\tlabel\n")

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from conftest import save_with_tokenizer
-from tiny import BERT, tiny_model
+from tiny import BERT, save_with_tokenizer, tiny_model
 from transformers import AutoConfig, AutoTokenizer
 
 import collab

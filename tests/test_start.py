@@ -32,6 +32,8 @@ DIFFERENT = {
     "--params": "several to plan",
     "--flops": "several to plan",
     "--precision": "a solver has float64",
+    "--against": "a page shows the original, the others any model",
+    "--overwrite": "a page is a file",
     "--runtime": "compression writes a graph for it",
 }
 SLOW = ("torch", "transformers", "datasets", "rich", "numpy")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import shutil
 import sys
 from collections.abc import Mapping
@@ -257,14 +258,20 @@ def _pin_image_processor(source: Path, folder: Path) -> None:
 def base_model_of(checkpoint: Checkpoint, options: SaveOptions) -> str | None:
     """The Hub id of the model that a checkpoint was made of, for the card; None if none is known.
 
-    It is the one that was given, that of the model which was read, or the one in the card of the folder. The name of a
-    folder is none.
+    It is the one that was given, that of the model which was read, the name of a model in memory that transformers read
+    from the Hub, or the one in the card of the folder. The name of a folder is none.
     """
     source, history = checkpoint.source, checkpoint.history
     if options.base_model is not None:
         return options.base_model
     if source is not None and source.hub_id is not None:
         return source.hub_id
+    if (
+        source is None
+        and re.fullmatch(r"[\w.-]+/[\w.-]+", checkpoint.name or "")
+        and not Path(checkpoint.name).exists()
+    ):
+        return checkpoint.name
     carried = source_metadata(checkpoint.folder).get("base_model")
     local = history.source is not None and history.revision is None and carried == Path(history.source).name
     return None if local else carried  # earlier versions wrote names of folders
