@@ -261,7 +261,7 @@ class TestSources:
         if suffix != "txt":
             pairs = read_rows(collab.DataSource(str(file), ("sentence", "other")), 100)
             assert set(pairs) == {(sentence, "x") for sentence in expected}
-            with pytest.raises(collab.errors.DataError, match="no column 'text'; .* label, sentence, other"):
+            with pytest.raises(collab.errors.DataError, match=r"no column 'text'; .* label, sentence, other"):
                 read_rows(collab.DataSource(str(file), ("text",)), 100)
 
     def test_a_file_without_a_header(self, tmp_path: Path) -> None:
