@@ -28,7 +28,7 @@ from .report import report
 
 
 class Commands(click.Group):
-    """Commands in the order of a user's work, each with the whole first sentence of its help.
+    """Commands in the order of a user's work, each with its whole summary.
 
     Of several processes that fail, only the first says why.
     """
@@ -49,25 +49,8 @@ class Commands(click.Group):
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Writes the commands with their summaries, which click would cut."""
         with formatter.section("Commands, in the order of use"):
-            formatter.write_dl([(name, SUMMARIES[name]) for name in self.list_commands(ctx)])
+            formatter.write_dl([(name, command.get_short_help_str()) for name, command in self.commands.items()])
 
-
-SUMMARIES = {
-    "plan": "Show what several budgets would cost and lose, before anything is written.",
-    "compress": "Make every part of a model smaller and faster within one budget, and heal it.",
-    "convert": "Turn attention into collaborative attention, whose heads share dimensions.",
-    "heal": "Train a converted or compressed model to give its original's outputs, without labels.",
-    "evaluate": "Measure a model on labelled rows, alone or beside another.",
-    "bench": "Measure speed, memory and size, alone or beside another.",
-    "export": "Write a model as an ONNX or OpenVINO graph, in int8 if wanted.",
-    "finetune": "Train a model on the labels of a task.",
-    "heads": "Score attention heads by several measures.",
-    "prune": "Remove the heads that matter least.",
-    "inspect": "Show the widths, parameters and arithmetic of a model, and what was done to it.",
-    "report": "Show every step that was taken with a model, on the terminal or as a page.",
-    "expand": "Write a converted model in its original class, which needs no code of its own.",
-}
-"""What `collab --help` says of each command, in the order of a user's work."""
 
 EXAMPLES = """
 \b

@@ -18,6 +18,7 @@ from .session import Session
     "collab bench converted --against original",
     "collab bench served --against original --runtime openvino",
     "collab bench converted --against original --batch-size 1 --length 16 --length 64 --figure speed.png",
+    summary="Measure speed, memory and size, alone or beside another.",
 )
 @against_option
 @gathers("options", BenchOptions)

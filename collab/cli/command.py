@@ -81,9 +81,10 @@ class Parsed(click.ParamType):
             self.fail(str(error), param, ctx)
 
 
-def command(*examples: str) -> Callable[[Callable[..., Any]], Command]:
-    """Makes a function a `Command`, with examples below its help."""
-    return click.command(cls=Command, epilog="\n".join(["\b", "Examples:", *(f"  {line}" for line in examples)]))
+def command(*examples: str, summary: str) -> Callable[[Callable[..., Any]], Command]:
+    """Makes a function a `Command`, with examples below its help, and a summary for that of ``collab``."""
+    epilog = "\n".join(["\b", "Examples:", *(f"  {line}" for line in examples)])
+    return click.command(cls=Command, short_help=summary, epilog=epilog)
 
 
 class Command(click.Command):

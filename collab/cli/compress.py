@@ -75,6 +75,7 @@ def _serve(runtime: Runtime, precision: GraphPrecision) -> ExportOptions | None:
     "collab compress ./my-classifier faster --speedup 1.8 --calibration sentences.txt --heal-steps 1000",
     "collab compress ./my-model small --speedup 4 --runtime openvino --precision int8 --calibration sentences.txt",
     "collab compress bert-base-uncased small --params 0.6 --only values,feed-forward",
+    summary="Make every part of a model smaller and faster within one budget, and heal it.",
 )
 @gathers("config", CompressionConfig)
 @flops_option()

@@ -61,6 +61,7 @@ def _heal(heal: tuple[str, ...], unlabelled: Unlabelled, heal_steps: int, max_le
     "collab convert ./my-classifier out --params 0.33 --form auto --calibration sentences.txt",
     "collab convert sentence-transformers/all-MiniLM-L6-v2 out --rank 0.25 --form tucker",
     "collab convert ./my-model out --rank 128,128,96,96,64,64 --json > report.json",
+    summary="Turn attention into collaborative attention, whose heads share dimensions.",
 )
 @gathers("config", ConversionConfig)
 @click.option(
@@ -87,9 +88,6 @@ def _heal(heal: tuple[str, ...], unlabelled: Unlabelled, heal_steps: int, max_le
         default="size",
         help="What --form auto looks at: error and parameters, or the time estimated for a CPU at 16 to 512 tokens.",
     ),
-)
-@grouped(
-    "Expert",
     click.option(
         "--allocation",
         type=click.Choice(get_args(AllocationRule)),
@@ -108,9 +106,6 @@ def _heal(heal: tuple[str, ...], unlabelled: Unlabelled, heal_steps: int, max_le
         help="Train each converted layer alone, on the rows of the calibration and without labels, to give the "
         "original's attention output: auto, none, or a number of steps of 32 rows.",
     ),
-)
-@grouped(
-    "Expert",
     click.option(
         "--compare/--no-compare", default=True, help="Predict what every form would have given with as many parameters."
     ),
@@ -133,8 +128,11 @@ def _heal(heal: tuple[str, ...], unlabelled: Unlabelled, heal_steps: int, max_le
 @model_in
 @speed_option
 @model_out
-@grouped("Output", click.option("--max-shard-size", default=SaveOptions.max_shard_size, help="Largest weights file."))
-@grouped("Output", click.option("--push-to-hub", metavar="REPO", help="Upload the result to this Hub id."))
+@grouped(
+    "Output",
+    click.option("--max-shard-size", default=SaveOptions.max_shard_size, help="Largest weights file."),
+    click.option("--push-to-hub", metavar="REPO", help="Upload the result to this Hub id."),
+)
 def convert(
     output: Path, heal: HealRequest | None, dtype: Dtype | None, push_to_hub: str | None, session: Session
 ) -> None:

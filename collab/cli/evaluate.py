@@ -32,6 +32,7 @@ def _source(data: str | None, text_column: tuple[str, ...], subset: str | None, 
 @command(
     "collab evaluate converted --against original --data dev.tsv --task glue/sst2",
     "collab evaluate embedder --data pairs.csv --text-column 0 --text-column 1 --label-column 2",
+    summary="Measure a model on labelled rows, alone or beside another.",
 )
 @gathers("source", _source)
 @click.option("--data", show_default="the task's own", help=f"Labelled rows: {LABELLED}.")

@@ -12,6 +12,7 @@ from .session import Session
 @command(
     "collab expand converted native",
     "collab expand converted native --allow-error 0.05",
+    summary="Write a converted model in its original class, which needs no code of its own.",
 )
 @click.option(
     "--allow-error",

@@ -23,6 +23,7 @@ def _options(form: GraphFormat, precision: GraphPrecision | None, int8: bool) ->
 @command(
     "collab export half served --format openvino --precision int8 --calibration sentences.txt",
     "collab export sentence-transformers/all-MiniLM-L6-v2 served --format onnx --int8",
+    summary="Write a model as an ONNX or OpenVINO graph, in int8 if wanted.",
 )
 @gathers("options", _options)
 @click.option(

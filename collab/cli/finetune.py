@@ -67,6 +67,7 @@ def _pruning(prune_heads: float | None, prune_at: float, seed: int) -> MidwayPru
     "collab finetune bert-base-uncased tuned --task glue/sst2 --epochs 2",
     "collab finetune bert-base-uncased smaller --task glue/sst2 --prune-heads 0.4 --prune-at 0.5",
     "accelerate launch --num_processes 2 -m collab finetune converted tuned --task glue/cola",
+    summary="Train a model on the labels of a task.",
 )
 @task_option(kinds=TRAINABLE_KINDS)
 @click.option("--metric", show_default="the task's usual one", help="Metric that selects the best checkpoint.")

@@ -100,6 +100,7 @@ def _data2(data2: str | None, unlabelled: Unlabelled) -> NamedSource | None:
     "collab heads ./model --data sentences.txt --figures figures",
     'collab heads ./converted --data sentences.txt --html heads.html --against ./model --sentence "The cat sat."',
     "collab heads ./classifier --data dev.tsv --task classification --score gradient --score ablation --json",
+    summary="Score attention heads by several measures.",
 )
 @gathers("data2", _data2)
 @data_options(required=True)

@@ -24,6 +24,7 @@ _RUN = HealOptions().run
 @command(
     "collab heal converted healed --data sentences.txt",
     "collab heal converted healed --data pairs.csv --text-column 0 --text-column 1 --steps 1000",
+    summary="Train a converted or compressed model to give its original's outputs, without labels.",
 )
 @mixed_data_options("synthetic")
 @teacher_option("the original that the model's report names")

@@ -13,6 +13,7 @@ from .session import Session
 @command(
     "collab inspect sentence-transformers/all-MiniLM-L6-v2",
     "collab inspect ./model --num-heads 4 --length 64",
+    summary="Show the widths, parameters and arithmetic of a model, and what was done to it.",
 )
 @click.option("--num-heads", type=int, help="Inspect the model as if its config had this number of heads.")
 @lengths_option

@@ -39,6 +39,7 @@ def _config(
     "collab plan sentence-transformers/all-MiniLM-L6-v2",
     "collab plan ./my-classifier --calibration sentences.txt --params 0.5 --params 0.25 --figure plan.png",
     "collab plan ./my-classifier --calibration sentences.txt --whole --flops 0.5",
+    summary="Show what several budgets would cost and lose, before anything is written.",
 )
 @gathers("config", _config)
 @params_option(multiple=True)

@@ -35,6 +35,7 @@ def _heal(
     "collab prune ./model smaller --heads 0.4 --data sentences.txt --heal sentences.txt",
     "collab prune ./classifier smaller --per-layer 6 --data dev.tsv --task classification --steps 4",
     'collab prune ./model smaller --keep "0:1,2;3:"',
+    summary="Remove the heads that matter least.",
 )
 @gathers("options", PruneOptions)
 @click.option("--heads", type=float, help="Remove this part of all heads, those that matter least.")

@@ -13,7 +13,11 @@ from .options.model import model_weights
 from .session import Session
 
 
-@command("collab report ./smaller", "collab report ./smaller --html smaller.html")
+@command(
+    "collab report ./smaller",
+    "collab report ./smaller --html smaller.html",
+    summary="Show every step that was taken with a model, on the terminal or as a page.",
+)
 @page_options
 @model_weights
 def report(html: Path | None, overwrite: bool, session: Session) -> None:

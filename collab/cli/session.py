@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 import click
 
 from .. import __version__
+from ..data.source import is_path
 from ..errors import (
     CheckpointError,
     CollabError,
@@ -255,7 +256,7 @@ def _check_folder(model: str) -> None:
         missing = not folder.is_dir() and not (folder.name in GRAPH_FILES and folder.is_file())
     except (OSError, RuntimeError, ValueError):  # a name that the file system does not take, or nobody's home
         folder, missing = Path(), True
-    if missing and (model.startswith((".", "/", "~")) or model.count("/") > 1):
+    if missing and is_path(model):
         raise CheckpointError(
             f"{model} is a file. Give the folder that holds config.json and the weights."
             if folder.is_file()

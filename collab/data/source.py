@@ -233,7 +233,7 @@ def open_records(source: DataSource, *, kind: InputKind = "text", seed: int | No
     except Exception as error:  # every loader has its own exceptions
         if os.path.exists(path):  # Path's own raises for names that are too long
             raise DataError(f"{path} could not be read: {first_line(error)}") from error
-        if _is_path(source.path):
+        if Path(source.path).suffix in _BUILDERS or is_path(source.path):
             raise DataError(f"There is no file or folder {source.path!r}.") from error
         raise DataError(
             f"No file {source.path!r} was found, and no data set of that name on the Hub or in the local cache: "
@@ -243,9 +243,9 @@ def open_records(source: DataSource, *, kind: InputKind = "text", seed: int | No
     return Records(source, stream, names, dict(stream.features or {}))
 
 
-def _is_path(name: str) -> bool:
-    """Whether a name can only be that of a file or folder here: data sets on the Hub are called user/name or name."""
-    return Path(name).suffix in _BUILDERS or name.startswith(("/", ".", "~")) or name.count("/") > 1
+def is_path(name: str) -> bool:
+    """Whether a name can only be that of a file or folder here: what is on the Hub is called user/name or name."""
+    return name.startswith(("/", ".", "~")) or name.count("/") > 1
 
 
 def _are_numbers(columns: tuple[str, ...]) -> bool:

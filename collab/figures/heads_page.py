@@ -18,6 +18,7 @@ from ..heads.options import SCORES
 from ..heads.scores import HeadScores
 from ..io.checkpoint import Checkpoint
 from ..models.layers import dropped_layers
+from ..steps.step import display_names
 from .pages import write_page
 
 SENTENCES = 8
@@ -69,7 +70,7 @@ def write_heads_page(file: Path, model: ShownModel, against: ShownModel | None =
     for each, layout in zip(models, layouts, strict=True):
         maps = [attention_maps(each.checkpoint, feature) for feature in each.features[:SENTENCES]]
         longest = max([longest, *(max(len(one.queries), len(one.keys)) for by in maps for one in by.values())])
-        title = _short(each.checkpoint)
+        title = display_names([each.checkpoint.name])[0]
         shown.append(_model(each, f"{title} (original)" if each is against else title, layout, maps))
     if longest > TOKENS:
         notes.append(f"Of longer sentences the first {TOKENS} tokens are shown; the longest has {longest}.")
@@ -80,7 +81,7 @@ def write_heads_page(file: Path, model: ShownModel, against: ShownModel | None =
         "scores": {name: {"sign": SCORES[name][0], "meaning": _meaning(model.scores, name)} for name in _names(models)},
         "models": shown,
     }
-    write_page(file, "heads", title=_short(model.checkpoint), notes=notes, data=data)
+    write_page(file, "heads", title=display_names([model.checkpoint.name])[0], notes=notes, data=data)
 
 
 def _layout(model: ShownModel) -> list[str | None]:
@@ -145,7 +146,3 @@ def _finite(value: float) -> float:
 def _label(checkpoint: Checkpoint, feature: Feature) -> str:
     text = checkpoint.tokenizer.decode(feature["input_ids"], skip_special_tokens=True).strip()
     return f"{text[: _LABEL - 1]}…" if len(text) > _LABEL else text
-
-
-def _short(checkpoint: Checkpoint) -> str:
-    return checkpoint.name.rstrip("/").rpartition("/")[2] or checkpoint.name

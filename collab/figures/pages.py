@@ -10,7 +10,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from ..errors import ConfigurationError, OutputError
 from ..io.failures import writing
-from ..io.staging import atomic_write
+from ..io.staging import atomic_write, try_writing
 
 
 def check_page(file: Path, overwrite: bool = False) -> None:
@@ -34,9 +34,7 @@ def check_page(file: Path, overwrite: bool = False) -> None:
             raise OutputError(f"{file} is a folder. Choose another name.")
         if os.path.lexists(file) and not overwrite:
             raise OutputError(f"{file} exists already. Pass overwrite=True (--overwrite) to replace it.")
-        with atomic_write(folder / ".collab.html") as partial:  # trying is the only test
-            partial.touch()
-        (folder / ".collab.html").unlink()
+        try_writing(folder)
     except OutputError:
         raise
     except OSError as error:

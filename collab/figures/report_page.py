@@ -13,7 +13,7 @@ from ..io.report import ModelReport
 from ..steps.agreement import named
 from ..steps.conversion import Conversion
 from ..steps.history import History
-from ..steps.step import Json, short, shortened
+from ..steps.step import Json, display_names, short, shortened
 from .pages import write_page
 
 
@@ -54,7 +54,7 @@ def write_report_page(file: Path, report: ModelReport) -> None:
     write_page(
         file,
         "report",
-        title=Path(report.name).name,
+        title=display_names([report.name])[0],
         model_type=report.model_type,
         history=history,
         steps=list(_steps(history)),
@@ -118,7 +118,7 @@ def _widths(report: ModelReport) -> list[Chart]:
         (entry["layers"] for entry in report.history.entries if entry["step"] == "compress"), []
     )
     if sum(not layer["dropped"] for layer in compressed) != len(report.layers):
-        compressed = [{"dropped": False, "full_neurons": layer.neurons} for layer in report.layers]
+        compressed = [{"dropped": False, "full_neurons": layer.full_neurons} for layer in report.layers]
     left = iter(report.layers)
     layers = [(None if full["dropped"] else next(left), full["full_neurons"]) for full in compressed]
     _, labels = shortened([layer.name for layer in report.layers])

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import ConfigurationError, ExtraError, OutputError
-from ..io.staging import atomic_write
+from ..io.staging import atomic_write, try_writing
 
 # Okabe and Ito's colours, which colour-blind readers can tell apart.
 BLUE, ORANGE, GREEN, VERMILION, GREY = "#0072B2", "#E69F00", "#009E73", "#D55E00", "#999999"
@@ -53,9 +53,7 @@ def figure_folder(folder: Path) -> None:
     pyplot()
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with atomic_write(folder / "figure") as partial:
-            partial.touch()
-        (folder / "figure").unlink()
+        try_writing(folder)
     except (OSError, ValueError) as error:
         raise OutputError(f"Figures could not be written to {folder}: {error}.") from error
 

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from torch import nn
 from transformers import PreTrainedModel
 
 from ..decomposition import form_named
@@ -14,11 +13,10 @@ from ..errors import ConfigurationError
 from ..evaluation.options import REPORTED_LENGTHS
 from ..io.checkpoint import Checkpoint
 from ..modeling.collab_attention import LayerKind
-from ..modeling.collab_model import outermost
 from ..models.cache import CacheBytes, cache_bytes
-from ..models.families import families, native_type
 from ..models.inputs import encoder_of, lengths_within
 from ..models.layers import AttentionLayer, attention_layers, dropped_layers, parameters, passes_per_layer
+from ..models.widths import LayerWidths, layer_widths
 from ..planning.cost import LayerShape
 from ..steps.history import History
 
@@ -115,8 +113,8 @@ def inspect(
     if not lengths or min(lengths) < 1:
         raise ConfigurationError("Lengths must be at least 1 token.")
     layers = attention_layers(model)
-    neurons = _neurons(model, len(layers))
-    inspections = tuple(_layer(layer, lengths, *widths) for layer, widths in zip(layers, neurons, strict=True))
+    widths = layer_widths(model)
+    inspections = tuple(_layer(layer, lengths, own) for layer, own in zip(layers, widths, strict=True))
     return Inspection(
         model.config.model_type,
         encoder_of(model).config.hidden_size,
@@ -129,9 +127,7 @@ def inspect(
     )
 
 
-def _layer(
-    layer: AttentionLayer, lengths: Sequence[int], neurons: int | None, neurons_original: int | None
-) -> LayerInspection:
+def _layer(layer: AttentionLayer, lengths: Sequence[int], widths: LayerWidths) -> LayerInspection:
     module = layer.converted
     parts = {role: layer.projection(role) for role in ("query", "key", "value") if layer.heads}
     shapes = {
@@ -175,10 +171,10 @@ def _layer(
         layer.value_output_parameters,
         flops,
         original,
-        layer.full_rank,
-        layer.head_dim if module is None else module.value_width,
-        neurons,
-        neurons_original,
+        widths.full_rank,
+        widths.value_width,
+        widths.neurons,
+        widths.full_neurons,
     )
 
 
@@ -213,26 +209,6 @@ def _range(widths: Sequence[int]) -> str:
     """The widths from the least to the largest."""
     least, most = min(widths), max(widths)
     return str(least) if least == most else f"{least} to {most}"
-
-
-def _neurons(model: PreTrainedModel, count: int) -> list[tuple[int | None, int | None]]:
-    """Width of each feed-forward layer, and in the original, if there are as many as attention layers."""
-    unknown: list[tuple[int | None, int | None]] = [(None, None)] * count
-    family = families().get(native_type(model.config.model_type))
-    places = {} if family is None else family.base.feed_forward_classes
-    blocks = list(outermost(model, places))
-    if len(blocks) != count:
-        return unknown
-    config = encoder_of(model).config
-    widths: list[tuple[int | None, int | None]] = []
-    for _, block in blocks:
-        place = places[type(block)]
-        down = block.get_submodule(place.down)
-        full = getattr(config, place.config_name, None)
-        widths.append(
-            (down.in_features, full) if isinstance(down, nn.Linear) and isinstance(full, int) else (None, None)
-        )
-    return widths
 
 
 def _width(layer: AttentionLayer) -> int:

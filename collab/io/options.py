@@ -9,6 +9,9 @@ from typing import TypedDict
 from ..errors import ConfigurationError
 from ..progress import Progress
 
+HUB_ID = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
+"""The name of a model on the Hub."""
+
 
 @dataclass(frozen=True)
 class LoadOptions:
@@ -49,7 +52,7 @@ class SaveOptions:
     def __post_init__(self) -> None:
         if not re.fullmatch(r"0*[1-9]\d*([KMGT]i?B)", self.max_shard_size, flags=re.IGNORECASE):
             raise ConfigurationError(f"max_shard_size {self.max_shard_size!r} is not a size; use 500MB or 5GB, say.")
-        if self.base_model is not None and not re.fullmatch(r"\w[\w.-]*(/\w[\w.-]*)?", self.base_model):
+        if self.base_model is not None and not HUB_ID.fullmatch(self.base_model):
             raise ConfigurationError(f"base_model {self.base_model!r} is not a Hub id such as user/model or model.")
 
 

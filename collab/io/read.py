@@ -17,6 +17,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from ..data.source import is_path
 from ..errors import CheckpointError, WeightsError, first_line
 from .failures import reading
 
@@ -96,7 +97,7 @@ def resolve_source(model: str, revision: str | None = None) -> Source:
     except CheckpointError:
         raise
     except (HFValidationError, OSError, ValueError, RuntimeError) as error:
-        hint = "" if _is_path(model) else " A model on the Hub is called user/name or name."
+        hint = "" if is_path(model) else " A model on the Hub is called user/name or name."
         raise CheckpointError(f"There is no folder {_shown(model)}.{hint}") from error
     try:
         return _download(model, revision)
@@ -106,11 +107,6 @@ def resolve_source(model: str, revision: str | None = None) -> Source:
             f"{model!r} is not a local folder, and was not found{at} on the Hugging Face Hub or in the local cache: "
             f"{first_line(error)}"
         ) from error
-
-
-def _is_path(name: str) -> bool:
-    """Whether a name can only be that of a folder here: models on the Hub are called user/name or name."""
-    return name.startswith(("/", ".", "~")) or name.count("/") > 1
 
 
 def _shown(name: str) -> str:

@@ -50,18 +50,22 @@ def check_output(output: Path, source: Path | None = None, overwrite: bool = Fal
                 f"{output} exists already, and collab did not write it: it holds {', '.join(foreign[:3])}"
                 f"{' and more' if len(foreign) > 3 else ''}. Choose another folder."
             )
-        if any(target.iterdir()) and not overwrite and not foreign:
-            raise OutputError(f"{output} exists already. Pass overwrite=True (--overwrite) to replace it.")
         if foreign:
             raise OutputError(
                 f"{output} holds files that collab did not write and that would be lost: {', '.join(foreign[:5])}"
                 f"{' and more' if len(foreign) > 5 else ''}. Move them or choose another folder."
             )
+        if any(target.iterdir()) and not overwrite:
+            raise OutputError(f"{output} exists already. Pass overwrite=True (--overwrite) to replace it.")
     try:
-        # Trying is the only test that holds for every user and file system.
-        Path(tempfile.mkdtemp(prefix=".collab.", dir=_nearest_existing(target.parent))).rmdir()
+        try_writing(_nearest_existing(target.parent))
     except OSError as error:
         raise OutputError(f"{output} cannot be created: {error}.") from error
+
+
+def try_writing(folder: Path) -> None:
+    """Raises an OSError if nothing can be written to a folder: trying is a test for every user and file system."""
+    Path(tempfile.mkdtemp(prefix=".collab.", dir=folder)).rmdir()
 
 
 def record_files(folder: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import re
 import shutil
 import sys
 from collections.abc import Mapping
@@ -34,7 +33,7 @@ from .card import (
 from .checkpoint import Checkpoint, read_processor
 from .head import SENTENCE_FILES, fitting, has_new_head, head_of, is_embedder
 from .history import write_history
-from .options import SaveOptions
+from .options import HUB_ID, SaveOptions
 from .read import read_modules, read_object
 from .staging import check_output, check_space, staged
 from .verify import verify
@@ -266,12 +265,9 @@ def base_model_of(checkpoint: Checkpoint, options: SaveOptions) -> str | None:
         return options.base_model
     if source is not None and source.hub_id is not None:
         return source.hub_id
-    if (
-        source is None
-        and re.fullmatch(r"[\w.-]+/[\w.-]+", checkpoint.name or "")
-        and not Path(checkpoint.name).exists()
-    ):
-        return checkpoint.name
+    name = checkpoint.name
+    if source is None and "/" in name and HUB_ID.fullmatch(name) and not Path(name).exists():
+        return name
     carried = source_metadata(checkpoint.folder).get("base_model")
     local = history.source is not None and history.revision is None and carried == Path(history.source).name
     return None if local else carried  # earlier versions wrote names of folders

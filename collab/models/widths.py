@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from torch import nn
 from transformers import PreTrainedModel
 
 from ..modeling.collab_model import outermost
 from .families import family_of
+from .inputs import encoder_of
 from .layers import attention_layers
 
 
@@ -24,6 +26,7 @@ class LayerWidths:
         value_width: width of each head's values.
         head_dim: d of the original layer.
         neurons: width of the feed-forward layer; None where it is not known.
+        full_neurons: that of the original layer.
     """
 
     name: str
@@ -34,6 +37,7 @@ class LayerWidths:
     value_width: int
     head_dim: int
     neurons: int | None = None
+    full_neurons: int | None = None
 
 
 def layer_widths(model: PreTrainedModel) -> tuple[LayerWidths, ...]:
@@ -43,12 +47,9 @@ def layer_widths(model: PreTrainedModel) -> tuple[LayerWidths, ...]:
         UnsupportedArchitectureError: if the model belongs to no family or has no attention layers.
     """
     layers = attention_layers(model)
-    known = family_of(model).base.feed_forward_classes
-    neurons: list[int | None] = [
-        holder.get_submodule(known[type(holder)].down).in_features for _, holder in outermost(model, known)
-    ]
+    neurons = _neurons(model)
     if len(neurons) != len(layers):  # a decoder has two attention layers to a feed-forward layer
-        neurons = [None] * len(layers)
+        neurons = [(None, None)] * len(layers)
     return tuple(
         LayerWidths(
             layer.name,
@@ -58,7 +59,20 @@ def layer_widths(model: PreTrainedModel) -> tuple[LayerWidths, ...]:
             layer.total,
             layer.value_width,
             layer.head_dim,
-            width,
+            *widths,
         )
-        for layer, width in zip(layers, neurons, strict=True)
+        for layer, widths in zip(layers, neurons, strict=True)
     )
+
+
+def _neurons(model: PreTrainedModel) -> list[tuple[int | None, int | None]]:
+    """Width of every feed-forward layer, and in the original; None where it is not known."""
+    known = family_of(model).base.feed_forward_classes
+    config = encoder_of(model).config
+    widths: list[tuple[int | None, int | None]] = []
+    for _, holder in outermost(model, known):
+        place = known[type(holder)]
+        down, full = holder.get_submodule(place.down), getattr(config, place.config_name, None)
+        is_known = isinstance(down, nn.Linear) and isinstance(full, int)
+        widths.append((down.in_features, full) if is_known else (None, None))
+    return widths

@@ -60,15 +60,12 @@ class TaskTrainer(GuardedTrainer):
         self._teacher = None if teacher is None else teacher.eval().to(self.args.device)
         self._distill = distill
 
-    def evaluate(self, *arguments: Any, metric_key_prefix: str = "eval", **named: Any) -> dict[str, float]:
-        """The metrics on all rows to evaluate on, which the processes divide; all of them get the same."""
+    def measured(self) -> dict[str, float]:
+        """The task's metrics on all rows to evaluate on, which the processes divide."""
         rows: Any = self.eval_dataset
         unwrapped: Any = self.accelerator.unwrap_model(self.model)
         columns = predictions(self._task.kind, unwrapped, rows, self._collate_held_out, divided=True)
-        metrics = {f"{metric_key_prefix}_{name}": value for name, value in measure(self._task.kind, columns).items()}
-        self.log(metrics)
-        self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
-        return metrics
+        return measure(self._task.kind, columns)
 
     def compute_loss(
         self, model: nn.Module, inputs: Batch, return_outputs: bool = False, num_items_in_batch: Any = None

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -102,7 +101,6 @@ def heal(
         _training_only(model, options.trainable) as parameters,
     ):
         divergence = max((agreed or {}).get("kl", 1.0), _DIVERGENCE)
-        loss = partial(distillation_loss, model, teacher, divergence=divergence)
         initial = {name: parameter.detach().clone() for name, parameter in parameters.items()}
         result = run(
             DistillationTrainer,
@@ -110,7 +108,9 @@ def heal(
             options.run,
             rows,
             Work(folder, restart, f"heal {options} {teacher.name_or_path}"),
-            find_rate=lambda: _learning_rate(model, teacher, loss, list(parameters.values()), rows, options, progress),
+            find_rate=lambda: _learning_rate(
+                model, teacher, divergence, list(parameters.values()), rows, options, progress
+            ),
             progress=progress,
             teacher=teacher,
             divergence=divergence,
@@ -191,7 +191,7 @@ def _what_got_worse(before: dict[str, float], after: dict[str, float]) -> tuple[
 def _learning_rate(
     student: PreTrainedModel,
     teacher: PreTrainedModel,
-    loss_of: Callable[..., tuple[Tensor, Any]],
+    divergence: float,
     parameters: list[nn.Parameter],
     data: RunData,
     options: HealOptions,
@@ -212,7 +212,7 @@ def _learning_rate(
     def backward() -> None:
         start = time.perf_counter()
         for expected, batch in taught(data.train):
-            loss_of(expected, batch)[0].backward()
+            distillation_loss(student, teacher, expected, batch, divergence)[0].backward()
         rows = min(_TRIED, len(data.train))
         seconds = (time.perf_counter() - start) / rows * count * options.run.batch_size
         minutes = max(1, round(seconds / 60))
@@ -222,7 +222,7 @@ def _learning_rate(
         held_out = list(taught(data.held_out))  # once for all learning rates
 
         def loss() -> float:
-            return sum(float(loss_of(*pair)[0]) for pair in held_out)
+            return sum(float(distillation_loss(student, teacher, *pair, divergence)[0]) for pair in held_out)
 
         has_logits = any(output.uncertain for output in outputs_of(teacher, held_out[0][0], None))
         return find_learning_rate(parameters, backward, loss, steps, has_logits=has_logits)

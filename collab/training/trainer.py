@@ -36,6 +36,17 @@ class GuardedTrainer(Trainer):
     def _get_train_sampler(self, train_dataset: Any = None) -> LengthSampler:
         return self._sampler
 
+    def measured(self) -> dict[str, float]:
+        """The metrics on all rows to evaluate on, the same in every process."""
+        raise NotImplementedError
+
+    def evaluate(self, *arguments: Any, metric_key_prefix: str = "eval", **named: Any) -> dict[str, float]:
+        """Logs the metrics on all rows to evaluate on, and tells the callbacks."""
+        metrics = {f"{metric_key_prefix}_{name}": value for name, value in self.measured().items()}
+        self.log(metrics)
+        self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
+        return metrics
+
     def _issue_warnings_after_load(self, load_result: Any) -> None:
         """Warns of weights that a checkpoint lacks, but for tied ones, which are in it under one name."""
         tied = getattr(self.model, "all_tied_weights_keys", {})

@@ -43,6 +43,14 @@ def _calibration(
     return CalibrationRequest(calibration_source, amount, calibration_cache, calibration_in_order)
 
 
+def _sources_option(default: str, text: str) -> Decorator:
+    """--calibration, with what the help says of its default and of the data."""
+    return grouped(
+        "Data",
+        click.option("--calibration", metavar="SOURCE", multiple=True, show_default=default, help=f"{text} {SEVERAL}"),
+    )
+
+
 def calibration_options(*, weights_alone: bool = True) -> Decorator:
     """--calibration and what belongs to it.
 
@@ -54,16 +62,7 @@ def calibration_options(*, weights_alone: bool = True) -> Decorator:
         "calibration",
         _calibration,
         gathers("calibration_source", _source),
-        grouped(
-            "Data",
-            click.option(
-                "--calibration",
-                metavar="SOURCE",
-                multiple=True,
-                show_default=f"synthetic for models of text{others}",
-                help=f"Data to calibrate on: {SOURCES}{without}. {SEVERAL}",
-            ),
-        ),
+        _sources_option(f"synthetic for models of text{others}", f"Data to calibrate on: {SOURCES}{without}."),
         unlabelled_options("--calibration-"),
         samples_option(CalibrationOptions.samples, "--calibration-samples"),
         max_length_option,
@@ -89,15 +88,9 @@ def _measured_on(
 export_calibration_options = gathers(
     "calibration",
     _measured_on,
-    grouped(
-        "Data",
-        click.option(
-            "--calibration",
-            metavar="SOURCE",
-            multiple=True,
-            show_default="synthetic in int8, none otherwise",
-            help=f"Data to measure the ranges of activations on, and how far the graph agrees: {SOURCES}. {SEVERAL}",
-        ),
+    _sources_option(
+        "synthetic in int8, none otherwise",
+        f"Data to measure the ranges of activations on, and how far the graph agrees: {SOURCES}.",
     ),
     unlabelled_options("--calibration-"),
     samples_option(CalibrationOptions.samples, "--calibration-samples"),
