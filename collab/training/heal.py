@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from ..data.features import Batch, Feature, batches_by_length, collate
+from ..data.fragments import with_fragments
 from ..data.prepare import Rows, Unlabelled, rows_of
 from ..data.source import Mixture
 from ..device import resolve_device
@@ -86,15 +87,21 @@ def heal(
     model, teacher = checkpoint.model, original.model
     check_comparable(model, teacher)
     read = _read(checkpoint, teacher, data, options)
-    rows = RunData(read.train, read.all_held_out, lambda features: collate(model, checkpoint.processor, features))
+
+    def collated(features: Sequence[Feature]) -> Batch:
+        return collate(model, checkpoint.processor, features)
+
     start = time.perf_counter()
     held_out = {
-        name: batches_by_length(rows.collate, features, options.run.batch_size)
-        for name, features in read.held_out.items()
+        name: batches_by_length(collated, features, options.run.batch_size) for name, features in read.held_out.items()
     }
     batches = [batch for part in held_out.values() for batch in part]
     sources = [name for name, part in held_out.items() for _ in part] if len(held_out) > 1 else []
     agreed, before_by_source = from_main(lambda: agreement_by_source(teacher, model, batches, sources))
+    train = read.train
+    if "embedding_cosine" in (agreed or {}) and "input_ids" in train[0] and checkpoint.processor is not None:
+        train = with_fragments(train, options.fragments, checkpoint.processor, options.run.seed)
+    rows = RunData(train, read.all_held_out, collated)
     with (
         temporary_work(work) as folder,
         evaluating(model, teacher),
