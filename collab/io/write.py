@@ -21,8 +21,8 @@ from ..steps.export import Expansion
 from ..steps.history import History
 from ..steps.step import Founding
 from .card import (
+    ATTENTION_TAGS,
     CARD_FILE,
-    TAGS,
     render_card,
     settings_of,
     source_metadata,
@@ -172,7 +172,7 @@ def expanded_card(
         before,
         {
             "library_name": library,
-            "tags": [*(tag for tag in before.get("tags", []) if tag not in TAGS), "collab"],
+            "tags": [tag for tag in dict.fromkeys([*before.get("tags", []), "collab"]) if tag not in ATTENTION_TAGS],
             **{key: before[key] for key in ("base_model",) if key in before},
         },
         title=name,
