@@ -25,7 +25,9 @@ def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
     model = save_with_tokenizer(tiny_model(BERT), folder / "embedder")
     (model / "README.md").write_text(EMBEDDER)
     (model / "1_Pooling").mkdir()
-    (model / "1_Pooling" / "config.json").write_text(json.dumps({"word_embedding_dimension": 32}))
+    (model / "1_Pooling" / "config.json").write_text(
+        json.dumps({"word_embedding_dimension": 32, "pooling_mode_mean_tokens": True})
+    )
     kinds = {"": "Transformer", "1_Pooling": "Pooling"}
     modules = [
         {"idx": index, "name": str(index), "path": path, "type": f"sentence_transformers.models.{kind}"}
@@ -72,6 +74,31 @@ def test_a_converted_embedder_stays_one(here: Path) -> None:
     assert "base_model" not in header  # a folder's name is no Hub id
 
 
+def test_a_card_says_what_was_done_and_nothing_else(here: Path, tmp_path: Path) -> None:
+    """Only models whose heads share dimensions are called collaborative, and only narrower ones of low rank."""
+    run("prune", here / "embedder", tmp_path / "pruned", "--keep", "0:0", "--no-speed")
+    concat = ("--rank", 16, "--form", "concat", "--calibration", "none", "--no-speed")
+    run("convert", here / "embedder", tmp_path / "concat", *concat)
+    run("expand", tmp_path / "concat", tmp_path / "native")
+    said = {
+        here / "converted": ("embedder, collaborative", "shared by all heads", {"collaborative-attention", "low-rank"}),
+        tmp_path / "concat": ("embedder, with narrower heads", "narrower queries and keys", {"low-rank"}),
+        tmp_path / "pruned": ("embedder, pruned", "changes nothing but rounding", set()),
+        tmp_path / "native": ("native", "converted by collab and then written in its native class", set()),
+    }
+    for folder, (title, text, tags) in said.items():
+        card = (folder / "README.md").read_text()
+        assert f"\n# {title}\n" in card
+        assert text in card
+        assert {"collaborative-attention", "low-rank"} & set(source_metadata(folder)["tags"]) == tags
+        assert ("shared by all heads" in card) == ("collaborative-attention" in tags)
+    shown = run("inspect", tmp_path / "pruned")
+    assert "It was made from" in shown
+    assert "pruned" in shown
+    assert "converted" not in shown
+    assert "None" not in shown
+
+
 def test_the_base_model_is_carried(here: Path, tmp_path: Path) -> None:
     run("prune", here / "embedder", tmp_path / "pruned", "--keep", "0:0", "--no-speed", "--base-model", "me/embedder")
     assert source_metadata(tmp_path / "pruned")["base_model"] == "me/embedder"
@@ -87,6 +114,9 @@ def test_tokenizers_load_from_a_graphs_folder_without_a_word(
     for package in ("onnx", "onnxruntime", "onnxscript"):
         pytest.importorskip(package, reason="the onnx extra is not installed")
     run("export", here / "converted", tmp_path / "graph", "--format", "onnx")
+    card = (tmp_path / "graph" / "README.md").read_text()
+    assert "converted by collab" in card
+    assert "embeddings = (outputs[0] * mask)" in card
     assert AutoConfig.from_pretrained(tmp_path / "graph").model_type == "bert"
     caplog.clear()
     capfd.readouterr()
@@ -107,6 +137,10 @@ def test_inspect_says_what_is_narrower(here: Path, tmp_path: Path) -> None:
     for width in widths:
         assert f"{width} of {config['intermediate_size']}" in shown
     assert "compressed" in shown
+    header, card = source_metadata(tmp_path / "half"), (tmp_path / "half" / "README.md").read_text()
+    assert "compressed" in header["tags"]
+    fewer = [layer for layer in config["collab_layers"] if layer["rank"] < config["hidden_size"]]
+    assert ("low-rank" in header["tags"]) == bool(fewer) == ("narrower queries and keys" in card)
     assert "Then:" not in shown
     narrower = any(layer.get("value_width") for layer in config["collab_layers"])
     assert ("Values and the output projection are as wide" in shown) is not narrower

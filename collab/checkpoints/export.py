@@ -21,7 +21,7 @@ from ..graphs.trace import Graph
 from ..graphs.write import write_config, write_graphs
 from ..io.card import CARD_FILE, render_card, source_metadata, with_sections
 from ..io.checkpoint import Checkpoint
-from ..io.head import fitting
+from ..io.head import fitting, pooling_of
 from ..io.history import write_history
 from ..io.load import load_source
 from ..io.options import LoadOptions, SaveOptions, TransformOptions
@@ -199,7 +199,7 @@ def _card(checkpoint: Checkpoint, export: Export, name: str, options: SaveOption
     """The card, without its section."""
     original = fitting(source_metadata(checkpoint.folder), checkpoint.model, checkpoint.folder)
     base_model, history = base_model_of(checkpoint, options), checkpoint.history
-    layers = history.layers
+    source = base_model or (Path(history.source).name if history.source else None)
     return render_card(
         export.format,
         original,
@@ -209,9 +209,11 @@ def _card(checkpoint: Checkpoint, export: Export, name: str, options: SaveOption
             **({} if base_model is None else {"base_model": base_model}),
         },
         title=name,
-        forms=" and ".join(sorted({layer["form"] for layer in layers})),
-        ratio=history.report["parameters"]["query_key"]["ratio"] if layers else None,
+        original=f"`{source}`" if source else "A model",
+        done=history.done,
         images="pixel_values" in export.inputs,
+        pooling=pooling_of(checkpoint.model, checkpoint.folder),
+        file=next(reversed(export.bytes)),
         inputs=export.inputs,
         outputs=export.outputs,
         settings=precision_settings(export.precision),

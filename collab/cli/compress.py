@@ -170,5 +170,9 @@ def compress(
             length=config.length,
             calibration=known,
         )
-    following = f"collab export {output} served --format openvino --precision int8" if served is None else None
+    following = (
+        f"collab export {output} served --format openvino --precision int8 --calibration sentences.txt"
+        if served is None
+        else None
+    )
     finish(session, compressed, Compression, following, served)

@@ -131,7 +131,7 @@ def _work(groups: Sequence[tuple[str, LayerInspection]], lengths: Sequence[int])
     for start in range(0, len(lengths), 3):
         several = lengths[start : start + 3]
         table = plain_table(
-            "Million multiply-adds ×2 of queries, keys and scores, for one sequence",
+            "Million FLOPs, two for a multiply-add, of queries, keys and scores, for one row",
             ["layer", *(f"{length} tokens" for length in several)],
             caption="in brackets the part of the original's",
         )
@@ -141,45 +141,25 @@ def _work(groups: Sequence[tuple[str, LayerInspection]], lengths: Sequence[int])
         yield table
 
 
-_DONE = {
-    "convert": "converted",
-    "compress": "compressed",
-    "prune": "pruned",
-    "heal": "healed",
-    "finetune": "fine-tuned",
-    "evaluate": "evaluated",
-    "expand": "expanded",
-    "export": "exported",
-}
-
-
 def _past(inspection: Inspection) -> list[str]:
     """The history of the model, in sentences."""
     history = inspection.history
     if not history:
         return []
     lines = []
-    if history.original_kinds:
-        lines.append(f"Its original was {_listed(history.original_kinds)} before.")
-    settings, layers = history.settings, history.layers
-    source = f" from {history.source}" if history.source else ""
-    if settings and layers:  # a report of a compression has no layers
-        errors = (layer["error"] if layer["score_error"] is None else layer["score_error"] for layer in layers)
+    if history.done_before:
+        lines.append(f"Its original was {history.done_before} before.")
+    if history.done:
+        lines.append(f"It was made{f' from {history.source}' if history.source else ''}: {history.done}.")
+    layers = history.layers
+    if layers and not history.only_layout:  # a report of a compression has no layers
+        weights = any(layer["score_error"] is None for layer in layers)
+        errors = (layer["error" if weights else "score_error"] for layer in layers)
         lines.append(
-            f"It was converted{source} with rank {settings.get('rank')}, params {settings.get('params')}; "
-            f"errors by layer {', '.join(f'{error:.3f}' for error in errors)}."
+            f"When it was converted, the relative errors of the {'query-key products' if weights else 'scores'} were, "
+            f"by layer, {', '.join(f'{error:.3f}' for error in errors)}."
         )
-        if history.kinds:
-            lines.append(f"After that it was {_listed(history.kinds)}.")
-    elif history.kinds:
-        lines.append(f"It was made{source}: {_listed(history.kinds)}.")
     return [*lines, "More is in collab_report.json."]
-
-
-def _listed(kinds: Sequence[str]) -> str:
-    """What was done, in its order."""
-    done = [_DONE.get(kind, kind) for kind in kinds]
-    return done[0] if len(done) == 1 else f"{', '.join(done[:-1])} and then {done[-1]}"
 
 
 def _alike(layers: Sequence[LayerInspection], names: Sequence[str]) -> list[tuple[str, LayerInspection]]:

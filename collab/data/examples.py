@@ -157,7 +157,7 @@ def _texts(records: Records, task: Task) -> tuple[str, ...]:
     if task.kind == "translation":
         raise DataError(
             f"Which columns of {records.source.path} hold the sources and their targets? Name both with --text-column "
-            f"(columns=): {records.columns_text}"
+            f"(in Python columns=): {records.columns_text}"
         )
     usual: tuple[tuple[str, ...], ...] = (task.columns, *_TEXTS) if task.columns else _TEXTS
     if task.kind == "similarity":
@@ -169,7 +169,7 @@ def _texts(records: Records, task: Task) -> tuple[str, ...]:
         return (records.names[0],)
     raise DataError(
         f"Which column of {records.source.path} holds the text? Name it with --text-column, twice for pairs "
-        f"(columns=): {records.columns_text}"
+        f"(in Python columns=): {records.columns_text}"
     )
 
 

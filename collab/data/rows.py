@@ -86,8 +86,8 @@ def _columns(records: Records, kind: InputKind) -> tuple[str, ...]:
     column = next((name for name in usual if name in names), names[0] if len(names) == 1 else None)
     if column is None:
         raise DataError(
-            f"{records.source.path} has several columns; name the one of the text with --text-column (columns=): "
-            f"{records.columns_text}"
+            f"{records.source.path} has several columns; name the one of the text with --text-column (in Python "
+            f"columns=): {records.columns_text}"
         )
     return (column,)
 

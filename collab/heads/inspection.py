@@ -230,24 +230,27 @@ def _explain(
     ]
     converted = [inspection for inspection in inspections if inspection.form != "original"]
     if converted:
-        first = converted[0]
-        form, ranks = form_named(first.form), _range([each.rank for each in converted])
+        ranks = _range([each.rank for each in converted])
+        forms = {each.form: form_named(each.form) for each in converted}
+        sharing = "; ".join(
+            form.sharing if len(forms) == 1 else f"in the form {name} {form.sharing}" for name, form in forms.items()
+        )
         sentences.append(
-            f"The queries and keys of a layer have {ranks} dimensions for all heads together (R, the rank) instead of "
-            f"{full}, and {form.sharing}."
+            f"The queries and keys of a layer have {ranks} dimensions for all heads together (R, the rank)"
+            f"{', as in the original' if ranks == str(full) else f' instead of {full}'}; {sharing}."
         )
         sentences += _narrower(model, layers, inspections)
-        if not form.separate:
+        if not all(form.separate for form in forms.values()):
             sentences.append(
                 f"A head's scores run over R dimensions instead of {head_dim}, so where R is above {head_dim} long "
                 "sequences cost more arithmetic than in the original, and short ones less: the projections shrink."
             )
     pruned = sum(layer.total - len(layer.heads) for layer in layers)
     if pruned:
-        sentences.append(
-            f"{pruned} of {sum(layer.total for layer in layers)} heads were pruned, each with {2 * head_dim * width:,} "
-            "weights of values and output projection."
-        )
+        each = ""
+        if all(inspection.value_width in (0, head_dim) for inspection in inspections):
+            each = f", each with {2 * head_dim * width:,} weights of values and output projection"
+        sentences.append(f"{pruned} of {sum(layer.total for layer in layers)} heads were pruned{each}.")
     passes = passes_per_layer(model, len(layers))
     if passes > 1:
         sentences.append(

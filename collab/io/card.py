@@ -14,7 +14,8 @@ from huggingface_hub.repocard_data import model_index_to_eval_results
 from ..steps.step import Step
 
 CARD_FILE = "README.md"
-TAGS = ("collab", "collaborative-attention", "low-rank")
+ATTENTION_TAGS = ("collaborative-attention", "low-rank")
+"""Tags of attention layers that a model of the original's class has no more."""
 # Whether an entry of a header is always a list.
 _HEADER = {
     **dict.fromkeys(("license", "license_name", "license_link", "language", "datasets", "base_model"), False),

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from transformers import PreTrainedModel
 
-from .read import read_config, read_json, read_modules
+from .read import read_config, read_json, read_modules, read_object
 
 
 class Head(NamedTuple):
@@ -21,6 +21,20 @@ class Head(NamedTuple):
 
     pipeline_tag: str
     auto_class: str
+
+
+class Pooling(NamedTuple):
+    """How an embedder of sentence-transformers makes one vector of the states of a row.
+
+    Attributes:
+        folder: folder of its pooling, within the model's.
+        mean: whether it is the mean over the tokens that are no padding, and nothing else.
+        normalized: whether vectors are scaled to unit length.
+    """
+
+    folder: str
+    mean: bool
+    normalized: bool
 
 
 _HEADS = {
@@ -60,6 +74,22 @@ def is_embedder(model: PreTrainedModel, source: Path | None) -> bool:
     head = head_of(model)
     # Logits are not pooled; those over the vocabulary are, into sparse embeddings.
     return head is None or head.pipeline_tag == "fill-mask" or not any(kind.endswith("Pooling") for kind in kinds)
+
+
+def pooling_of(model: PreTrainedModel, source: Path | None) -> Pooling | None:
+    """How the states of an embedder are pooled; None for other models."""
+    if source is None or not is_embedder(model, source):
+        return None
+    entries = read_json(source / "modules.json")
+    paths = {entry.get("type", "").rpartition(".")[2]: entry.get("path", "") for entry in entries}
+    if "Pooling" not in paths:
+        return None
+    path = source / paths["Pooling"] / "config.json"
+    settings = read_object(path) if path.is_file() else {}
+    modes = {name for name, value in settings.items() if name.startswith("pooling_mode_") and value is True}
+    alone = set(paths) <= {"Transformer", "Pooling", "Normalize"}
+    mean = alone and (modes == {"pooling_mode_mean_tokens"} or settings.get("pooling_mode") == "mean")
+    return Pooling(paths["Pooling"], mean, "Normalize" in paths)
 
 
 def fitting(metadata: Mapping[str, Any], model: PreTrainedModel, source: Path | None) -> dict[str, Any]:

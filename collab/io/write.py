@@ -21,8 +21,8 @@ from ..steps.export import Expansion
 from ..steps.history import History
 from ..steps.step import Founding
 from .card import (
+    ATTENTION_TAGS,
     CARD_FILE,
-    TAGS,
     render_card,
     settings_of,
     source_metadata,
@@ -123,13 +123,15 @@ def _card(checkpoint: Checkpoint, folder: Path, name: str, options: SaveOptions,
             {
                 **based,
                 "library_name": library,
-                "tags": list(dict.fromkeys([*before.get("tags", []), *TAGS])),
+                "tags": list(dict.fromkeys([*before.get("tags", []), "collab", *founding.tags])),
             },
             title=name_of.rpartition("/")[2],
-            adjective=founding.adjective,
+            adjective=next(filter(None, (step.adjective for step in steps)), "in the layout of collab"),
+            step=founding.title.lower(),
             introduction=founding.introduction(_linked(name_of, base_model is not None)),
             auto_class=auto_class_of(model),
             sentence_transformers=sentence_transformers,
+            tokenizer=(folder / "tokenizer_config.json").is_file(),
             command=options.command,
             settings=settings_of(founding.settings),
             versions=founding.versions,
@@ -163,13 +165,14 @@ def expanded_card(
         auto_class: the Auto class that loads it with its head.
         library: the library that loads it.
     """
+    commands = [history.command, *(entry.get("command") for entry in history.entries)]
     base = before.get("base_model") or (Path(history.source).name if history.source else None)
     return render_card(
         "expanded",
         before,
         {
             "library_name": library,
-            "tags": [*(tag for tag in before.get("tags", []) if tag not in TAGS), "collab"],
+            "tags": [tag for tag in dict.fromkeys([*before.get("tags", []), "collab"]) if tag not in ATTENTION_TAGS],
             **{key: before[key] for key in ("base_model",) if key in before},
         },
         title=name,
@@ -178,8 +181,9 @@ def expanded_card(
         auto_class=auto_class,
         sentence_transformers=library == "sentence-transformers",
         settings=settings_of(history.settings),
-        command=history.command,
-        later=[entry.get("command") or entry.get("step", "") for entry in history.entries],
+        done=history.done,
+        compressed="compress" in history.kinds,
+        commands=list(dict.fromkeys(filter(None, commands))),
     )
 
 

@@ -87,7 +87,6 @@ class Compression(Founding):
 
     kind: ClassVar[str] = "compress"
     title: ClassVar[str] = "Compression"
-    adjective: ClassVar[str] = "compressed"
 
     layers: tuple[CompressedLayer, ...]
     flops: Count
@@ -114,12 +113,34 @@ class Compression(Founding):
         common = ("settings", "versions", "seconds", "calibration", "agreement", "agreement_by_source", "notes")
         return plain({name: getattr(self, name) for name in common} | {"choice": {}, "layers": [], "comparison": []})
 
+    @property
+    def adjective(self) -> str:
+        """See `Step`."""
+        return "compressed"
+
+    @property
+    def tags(self) -> tuple[str, ...]:
+        """See `Founding`."""
+        shared = any(layer.form != "concat" for layer in self._kept)
+        narrower = any(layer.rank < layer.full_rank for layer in self._kept)
+        return ("compressed", *["collaborative-attention"] * shared, *["low-rank"] * narrower)
+
+    @property
+    def _kept(self) -> list[CompressedLayer]:
+        return [layer for layer in self.layers if not layer.dropped]
+
     def introduction(self, original: str) -> str:
         """See `Founding`."""
-        return (
-            f"{original} made smaller in every part by collab {self.versions['collab']}, without labels: narrower "
-            f"queries and keys ({PAPER}), narrower values, fewer neurons and, where that loses less, fewer layers."
-        )
+        kept, dropped = self._kept, len(self.layers) - len(self._kept)
+        changes = {
+            f"narrower queries and keys ({PAPER})": any(layer.rank < layer.full_rank for layer in kept),
+            "narrower values": any(layer.value_width < layer.full_value_width for layer in kept),
+            "fewer neurons": any(layer.neurons < layer.full_neurons for layer in kept),
+            f"{len(kept)} of its {len(self.layers)} layers": dropped > 0,
+        }
+        *others, last = [change for change, made in changes.items() if made] or ["nothing left out"]
+        listed = f"{', '.join(others)} and {last}" if others else last
+        return f"{original} made smaller by collab {self.versions['collab']}, without labels: {listed}."
 
     def counts(self) -> Parameters:
         """See `Step`."""

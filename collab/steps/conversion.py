@@ -85,7 +85,6 @@ class Conversion(Founding):
 
     kind: ClassVar[str] = "convert"
     title: ClassVar[str] = "Conversion"
-    adjective: ClassVar[str] = "collaborative"
 
     layers: tuple[LayerConversion, ...]
     parameters: Parameters
@@ -126,16 +125,44 @@ class Conversion(Founding):
         """The whole entry: a conversion stands at the top of the report, and nowhere else."""
         return self.to_dict()
 
+    @property
+    def shares(self) -> bool:
+        """Whether heads share dimensions: in the form concat each has its own."""
+        return any(layer.form != "concat" for layer in self.layers)
+
+    @property
+    def narrows(self) -> bool:
+        """Whether queries and keys have fewer dimensions than before."""
+        return any(layer.rank < layer.full_rank for layer in self.layers)
+
+    @property
+    def adjective(self) -> str:
+        """See `Step`."""
+        return "collaborative" if self.shares else "with narrower heads" if self.narrows else ""
+
+    @property
+    def tags(self) -> tuple[str, ...]:
+        """See `Founding`."""
+        return (*["collaborative-attention"] * self.shares, *["low-rank"] * self.narrows)
+
     def introduction(self, original: str) -> str:
         """See `Founding`."""
+        by = f"by collab {self.versions['collab']}"
+        if not self.shares and not self.narrows:
+            return (
+                f"{original} written {by} in a layout that lets heads differ in number and width from layer to layer. "
+                "By itself the layout changes nothing but rounding; what was changed stands below."
+            )
         then = (
             "Each converted layer was then trained alone, without labels, to give the original's attention output."
             if self.refined
             else "The conversion does no training."
         )
+        if not self.shares:
+            return f"{original} with narrower queries and keys in every head, made {by} ({PAPER}). {then}"
         return (
-            f"{original} with its attention layers rewritten as collaborative attention ({self.forms} form) by collab "
-            f"{self.versions['collab']}: query and key projections shared by all heads ({PAPER}). {then}"
+            f"{original} with its attention layers rewritten as collaborative attention ({self.forms} form) {by}: "
+            f"query and key projections shared by all heads ({PAPER}). {then}"
         )
 
     def counts(self) -> Parameters:

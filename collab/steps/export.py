@@ -66,9 +66,8 @@ class Expansion(Step):
     def summary(self) -> str:
         """The class, and how far its outputs are from the converted model's."""
         return (
-            "Collaborative attention was written as the query and key projections of a native "
-            f"`{self.native_class}`. On random inputs the outputs differ from the converted model's by "
-            f"{self.output_difference:.1e} at most (their largest entry is {self.output_scale:.3g}).\n\n"
+            f"Written as a native `{self.native_class}`. On random inputs its outputs differ from the former model's "
+            f"by {self.output_difference:.1e} at most (their largest entry is {self.output_scale:.3g}).\n\n"
             f"{self.parameters.before:,} parameters became {self.parameters.after:,}."
         )
 

@@ -12,6 +12,18 @@ from .measurement import Speed
 from .step import Count, Founding, Json, Parameters, Step, plain
 
 _NUMBER = int | float
+_DONE = {
+    "convert": "converted",
+    "refine": "refined",
+    "compress": "compressed",
+    "prune": "pruned",
+    "heal": "healed",
+    "finetune": "fine-tuned",
+    "evaluate": "evaluated",
+    "expand": "expanded",
+    "export": "exported",
+}
+"""What was done with a model, by the kind of the step."""
 _STEPS = [{"step": str}]
 # The entries of a report that are read again; the entries of a list are all of one form.
 _FORM: Json = {
@@ -90,6 +102,23 @@ class History:
         return self.report.get("layers") or []
 
     @property
+    def only_layout(self) -> bool:
+        """Whether the conversion changed nothing but the layout, such as before heads are pruned from an original."""
+        whole = (layer["form"] == "concat" and layer.get("rank") == layer.get("full_rank") for layer in self.layers)
+        return bool(self.layers) and all(whole)
+
+    @property
+    def done(self) -> str:
+        """What was done with the original, in its order: converted, pruned and then healed. Empty if nothing was."""
+        converted = ["converted"] if self.layers and not self.only_layout else []
+        return _listed([*converted, *(_DONE.get(kind, kind) for kind in self.kinds)])
+
+    @property
+    def done_before(self) -> str:
+        """The same of the original, before it was that."""
+        return _listed([_DONE.get(kind, kind) for kind in self.original_kinds])
+
+    @property
     def entries(self) -> list[Json]:
         """The entries of the steps since."""
         return self.report.get("history", [])
@@ -148,6 +177,10 @@ class History:
             "original_history": [*self.report.get("original_history", []), *self.entries],
         }
         return History(report)
+
+
+def _listed(done: Sequence[str]) -> str:
+    return " and then ".join(filter(None, (", ".join(done[:-1]), *done[-1:])))
 
 
 def _overall(steps: Iterable[Step]) -> Parameters:

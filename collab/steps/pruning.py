@@ -35,6 +35,11 @@ class Pruning(Step):
     steps: int = 1
     data: DataSummary | None = None
 
+    @property
+    def adjective(self) -> str:
+        """See `Step`."""
+        return "pruned"
+
     def to_dict(self) -> Json:
         """The step as an entry of the report."""
         counts = vars(self.parameters).items()

@@ -60,6 +60,11 @@ class Step(ABC):
     kind: ClassVar[str]
     title: ClassVar[str]
 
+    @property
+    def adjective(self) -> str:
+        """Says in the title of a card what the model is now; empty if the step makes no other kind of model of it."""
+        return ""
+
     def to_dict(self) -> Json:
         """The step as an entry of the report."""
         return {"step": self.kind, **plain(vars(self))}
@@ -89,13 +94,10 @@ class Founding(Step):
     """A step that makes a collaborative model of an original, so that report and card begin with it.
 
     Attributes:
-        adjective: says in the card's title what the model is.
         settings: the settings.
         notes: notes for the user.
         versions: of Python and the packages.
     """
-
-    adjective: ClassVar[str]
 
     settings: Json
     notes: tuple[str, ...]
@@ -108,6 +110,11 @@ class Founding(Step):
     @abstractmethod
     def introduction(self, original: str) -> str:
         """The first paragraph of the card: what the model is, made from the original of this name."""
+
+    @property
+    @abstractmethod
+    def tags(self) -> tuple[str, ...]:
+        """Tags of the card that say what the model is."""
 
 
 PAPER = "Cordonnier, Loukas, Jaggi 2020, [arXiv 2006.16362](https://arxiv.org/abs/2006.16362)"

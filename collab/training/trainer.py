@@ -104,7 +104,9 @@ class Reporter(TrainerCallback):
     def on_step_end(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
         if state.is_world_process_zero:
             shown = ", ".join(f"{name} {value:.4f}" for name, value in self._last.items())
-            self._progress(f"training {shown}".strip(), state.global_step, state.max_steps)
+            self._progress(
+                f"training; on the held-out rows {shown}" if shown else "training", state.global_step, state.max_steps
+            )
 
 
 def metrics_in(logged: Mapping[str, float]) -> dict[str, float]:
