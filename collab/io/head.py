@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from transformers import PreTrainedModel
 
-from .read import read_config, read_json, read_modules
+from .read import read_config, read_json, read_modules, read_object
 
 
 class Head(NamedTuple):
@@ -60,6 +60,23 @@ def is_embedder(model: PreTrainedModel, source: Path | None) -> bool:
     head = head_of(model)
     # Logits are not pooled; those over the vocabulary are, into sparse embeddings.
     return head is None or head.pipeline_tag == "fill-mask" or not any(kind.endswith("Pooling") for kind in kinds)
+
+
+def pools_first_token(model: PreTrainedModel, source: Path | None) -> bool:
+    """Whether a classifier, or sentence-transformers, makes a model's answers of the states of its first token.
+
+    Args:
+        model: the model.
+        source: the folder that it was read from; None for none.
+    """
+    head = head_of(model)
+    if head is not None and head.pipeline_tag in ("text-classification", "image-classification"):
+        return getattr(model.config, "classifier_pooling", "cls") == "cls"
+    if source is None or not is_embedder(model, source):
+        return False
+    settings = [source / module / "config.json" for module in read_modules(source)]
+    pooling = [read_object(file) for file in settings if file.is_file() and file.parent.resolve() != source.resolve()]
+    return any(entry.get("pooling_mode_cls_token") or entry.get("pooling_mode") == "cls" for entry in pooling)
 
 
 def fitting(metadata: Mapping[str, Any], model: PreTrainedModel, source: Path | None) -> dict[str, Any]:
