@@ -33,9 +33,9 @@ def with_positions(model: PreTrainedModel, length: int, rule: PositionsRule) -> 
         UnsupportedArchitectureError: if the model's rows have no further positions, or its rotary ones no scale.
     """
     before = longest_input(model)
-    if length <= before:
+    if has_length(model) and length <= before:
         return model
-    if rule == "keep":
+    if has_length(model) and rule == "keep":
         raise ConfigurationError(
             f"max_length={length} (--max-length) is beyond the model's {before} positions. Extend them with positions="
             "'copy' or 'interpolate' (--positions)."
@@ -43,7 +43,7 @@ def with_positions(model: PreTrainedModel, length: int, rule: PositionsRule) -> 
     if not has_length(model) or has_decoder(model) or getattr(model.config, _POSITIONS[0], None) is None:
         raise UnsupportedArchitectureError(
             f"The positions of {type(model).__name__} cannot be extended: only encoders of text with a table of "
-            f"positions, or rotary ones, take longer rows. Leave max_length (--max-length) at {before} or below."
+            "positions, or rotary ones, take longer rows. Leave out max_length (--max-length)."
         )
     config = copy.deepcopy(model.config)
     config.max_position_embeddings += length - before

@@ -92,6 +92,7 @@ def attention_in_blocks(
 ) -> Tensor:
     """Attention of long rows to themselves without its weights, (B, T, H, d); arguments as of `attention_by_cost`."""
     rows, starts, spans = _prepared(projected, key, value, scoring)
+    _check(rows, long)
     if spans is None:
         return _blocks(mix, rows, scoring, long, path)
     short = spans < long.dense_below
@@ -133,6 +134,7 @@ def eager_attention_in_long_rows(
     batch, heads, length, width = query.shape
     # Queries by head take the place of shared ones; they are rotated in the same way.
     rows, starts, spans = _prepared(query.transpose(1, 2).flatten(2), key, value, scoring)
+    _check(rows, long)
     query = rows.projected.unflatten(2, (heads, width)).transpose(1, 2)
     places = torch.arange(length, device=query.device)
     blocks = torch.where(places < long.global_tokens, -1, (places - long.global_tokens) // long.block)
@@ -169,6 +171,7 @@ def _prepared(
     if mask is None:
         rows = Rows(projected, key, value, scoring.content, projected.new_zeros(batch, 1, 1, length))
         return rows, None, None
+    mask = mask[(None,) * (4 - mask.ndim)]  # (T, T) where a layer is causal and there is no other mask
     if mask.shape[2] > 1:
         return Rows(projected, key, value, scoring.content, mask), None, None
     mask = mask.expand(batch, 1, 1, length)
@@ -177,6 +180,12 @@ def _prepared(
     starts = seen.int().argmax(dim=1)
     spans = (length - seen.flip(1).int().argmax(dim=1) - starts).where(seen.any(dim=1), 0)
     return (rows, None, spans) if not starts.any() else (rows.rotated(starts), starts, spans)
+
+
+def _check(rows: Rows, long: LongRows) -> None:
+    """Raises a ValueError for a mask that differs between queries, where a summary has one for all."""
+    if long.summaries is not None and rows.mask.shape[2] > 1:
+        raise ValueError("Summaries need a mask that is the same for all queries. Use local attention with this one.")
 
 
 def _rotated_back(output: Tensor, starts: Tensor) -> Tensor:

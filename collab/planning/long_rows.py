@@ -38,7 +38,7 @@ class LongOptions:
     attention: Attention = "local"
     block: int = 128
     global_tokens: int = 1
-    summaries: str = "mean:64"
+    summaries: str = "stride:16"
     dense_below: int = 1024
     dense_layers: tuple[int, ...] = ()
     max_length: int | None = None
