@@ -1,7 +1,7 @@
 """Long rows: attention in blocks against dense attention, chunks, truncation and Nyström attention.
 
-The models end at 512 positions; their positions are repeated (the demo checkpoint) or go on (minilm-rotary). WikiText-2
-articles are cut at the length; Multi30k captions and utterances of dialogues are joined until they have it. The figures:
+The models end at 512 positions; those of the demo checkpoint are repeated, those of minilm-rotary go on. Articles of
+WikiText-2 are cut at the length; captions of Multi30k and utterances of dialogues are joined until they have it.
 
 - speed: milliseconds of the whole model for one row, by length, as a ratio to dense SDPA; memory: the most that a
   process needs beyond what it needs with the model loaded and unused, for a row of 8,192 tokens;
@@ -22,16 +22,18 @@ import argparse
 import resource
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 import transformers
 from common import demo_folder, kept, machine, markdown, my_turn, shared_data, shuffled_rounds, stsb, write
-from efficient import nystrom, table_of_kinds
+from efficient import nystrom, run_layer, table_of_kinds
 from torch import Tensor
 from torch.nn import functional
 from transformers import AttentionInterface
@@ -84,13 +86,14 @@ class Bench:
         return collab.lengthen(self.checkpoint, LONG[name]).model.eval()
 
     def half(self) -> collab.Checkpoint:
-        """The checkpoint compressed to half of its layers' arithmetic, by closed form."""
-        if not hasattr(self, "_half"):
+        """The checkpoint compressed to half of its layers' arithmetic, by closed form; kept in a folder."""
+        folder = Path(tempfile.gettempdir()) / "collab-long-rows-half"
+        if not folder.is_dir():
             first, second, _ = stsb("train")
             calibration = collab.calibrate(self.checkpoint, [*first[:256], *second[:256]])
             config = collab.CompressionConfig(flops=0.5, drop_layers=0)
-            self._half = collab.compress(self.checkpoint, config, calibration)
-        return self._half
+            collab.save(collab.compress(self.checkpoint, config, calibration), folder)
+        return collab.load(str(folder))
 
     def tokens(self, text: str) -> list[int]:
         """A text's tokens without special ones."""
@@ -154,7 +157,7 @@ class Quality:
         self.refining = every[::2]
         judged = every[1::2]
         self.halves = [[ids[: len(ids) // 2][:2046], ids[len(ids) // 2 :][:2046]] for ids in judged[:count]]
-        self.longest = sorted(judged, key=len)[-3:]
+        self.longest = sorted(judged, key=len)[-2:]
         first, second, scores = stsb("dev")
         pairs = [(a, b) for a, b, score in zip(first, second, scores, strict=True) if score >= 4.6 and a != b]
         self.hidden = [
@@ -376,10 +379,8 @@ def main() -> None:
     elif wanted.task == "peak":
         print(peak(wanted.names[0], wanted.length, wanted.padded))
     else:
-        from efficient import run_layer
-
         bench = Bench("demo")
-        ids = torch.tensor([articles(bench)[-1][:LONGEST]])
+        ids = torch.tensor([max(articles(bench), key=len)[:LONGEST]])
         for name, entry in run_layer(bench.dense, ids, wanted.rounds):
             keep("layer", name, entry)
 

@@ -193,12 +193,11 @@ def test_every_kind_of_family(kind: str, attention: str) -> None:
 
 def test_reloads_three_ways(tmp_path: Path) -> None:
     exports = {}
-    for kind in ("bert", "jina_embeddings_v3"):
-        for attention in ("local", "summaries"):
-            options = replace(OPTIONS, attention=attention, max_length=64, positions="copy", dense_layers=(1,))
-            long = collab.lengthen(tiny_model(BY_TYPE[kind]), options)
-            long.model.save_pretrained(tmp_path / f"{kind}-{attention}")
-            exports[tmp_path / f"{kind}-{attention}"] = random_text(2, 50)
+    for kind, attention in (("bert", "summaries"), ("jina_embeddings_v3", "local")):
+        options = replace(OPTIONS, attention=attention, max_length=64, positions="copy", dense_layers=(1,))
+        long = collab.lengthen(tiny_model(BY_TYPE[kind]), options)
+        long.model.save_pretrained(tmp_path / f"{kind}-{attention}")
+        exports[tmp_path / f"{kind}-{attention}"] = random_text(2, 50)
     check_reloads(exports, tmp_path)
     config = json.loads((tmp_path / "bert-summaries" / "config.json").read_text())
     assert config["collab_layers"][0]["long"]["summaries"] == "mean:2"
