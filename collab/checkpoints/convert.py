@@ -23,9 +23,11 @@ from ..io.options import LoadOptions, TransformOptions
 from ..io.read import Source
 from ..models.weights import check_cast
 from ..planning.config import ConversionConfig
+from ..planning.long_rows import LongOptions
 from ..training.options import HealRequest
 from .calibrate import calibrate
 from .heal import healed
+from .lengthen import lengthened
 from .speed import speed
 from .transform import Run, Verb, by_main, transform
 from .vocabulary import fewer_tokens
@@ -37,6 +39,7 @@ def convert(
     config: ConversionConfig,
     *,
     calibration: CalibrationRequest | None = None,
+    long: LongOptions | None = None,
     heal: HealRequest | None = None,
     dtype: torch.dtype | None = None,
     keep_tokens: str | DataSource | None = None,
@@ -50,6 +53,7 @@ def convert(
         output: folder to write.
         config: settings of the conversion.
         calibration: data to calibrate on; by default that of `heal`, or else random words, and none at full rank.
+        long: has the result compute long rows in blocks, before it is healed; None for no difference between rows.
         heal: data to heal the result on; None for no training. Unfinished healing is kept in `OUTPUT.training`, and
             the same call resumes it.
         dtype: dtype of the exported weights; None keeps the checkpoint's. The solver's is `SolverOptions.precision`.
@@ -64,13 +68,14 @@ def convert(
         The converted model as written; `Checkpoint.step` gives its `Conversion`.
 
     Raises:
-        CollabError: as raised by `collab.load`, `collab.calibrate`, `collab.convert` and `collab.save`. No output is
-            left behind.
+        CollabError: as raised by `collab.load`, `collab.calibrate`, `collab.convert`, `collab.lengthen` and
+            `collab.save`. No output is left behind.
     """
     conversion = _Convert(config, calibration, heal, dtype)
     verbs = [
         None if keep_tokens is None else conversion.fewer_tokens(keep_tokens),
         conversion,
+        None if long is None or long.changes_nothing else lengthened(long),
         None if heal is None else healed(heal),
         None if dtype is None else conversion.cast,
         speed if measure_speed else None,
