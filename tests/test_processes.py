@@ -38,6 +38,10 @@ def test_any_number_of_processes_gives_what_one_gives(tmp_path: Path) -> None:
                 tolerance = 5e-6
             elif "/weights/" in name:
                 tolerance = 1e-6
+            elif "/refined/" in name:
+                tolerance = 1e-5
+            elif name.startswith("scores/"):
+                tolerance = 1e-9
             else:  # moments; predictions and the learning rate are the same
                 tolerance = 1e-12 * float(np.abs(expected).max()) if "/" in name else 0.0
             np.testing.assert_allclose(together[name], expected, rtol=0, atol=tolerance, err_msg=name)

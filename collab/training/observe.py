@@ -16,6 +16,7 @@ from ..data.features import Batch
 from ..models.inputs import on_device
 from ..models.layers import native_layers
 from ..models.recording import LayerPass, recording
+from ..processes import processes, rank
 from .options import RefineOptions
 
 _TOKENS = 512  # tokens that the original runs on at a time, unless a single row has more
@@ -119,7 +120,8 @@ def recordings(
 ) -> Iterator[tuple[Batch, Passes]]:
     """Endless passes of the original's layers on batches in random order.
 
-    The passes of the batches of a few steps are kept at a time, and each is used several times.
+    The passes of the batches of a few steps are kept at a time, and each is used several times. Several processes draw
+    the same batches, and each runs the original on every so-manieth: the others have no passes.
 
     Args:
         watch: runs the original.
@@ -134,7 +136,8 @@ def recordings(
         rows = tokens = 0
         while rows < _CHUNK * options.rows and tokens < _CHUNK * options.tokens:
             batch = next(drawn)
-            chunk.append((batch, _record(watch, names, batch)))
+            own = len(chunk) % processes() == rank()
+            chunk.append((batch, _record(watch, names, batch) if own else []))
             rows, tokens = rows + count_rows(batch), tokens + count_tokens(batch)
         for _ in range(_TIMES):
             for place in torch.randperm(len(chunk), generator=generator).tolist():
