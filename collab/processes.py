@@ -70,6 +70,19 @@ def is_main_process() -> bool:
     return rank() == 0
 
 
+def check_launcher() -> None:
+    """Checks that a launcher that was to start several processes did.
+
+    Raises:
+        ConfigurationError: if ``accelerate launch`` started a single one, or copies that do not know of each other.
+    """
+    if "ACCELERATE_MIXED_PRECISION" in os.environ and "MASTER_ADDR" in os.environ and "WORLD_SIZE" not in os.environ:
+        raise ConfigurationError(
+            "accelerate launch was asked for several processes, but on CPUs it starts one, or by mpirun some that "
+            "are not connected. Start them with torchrun or accelerate launch --multi_gpu, which both work on CPUs."
+        )
+
+
 def connect() -> None:
     """Connects this process with the others, unless it is or there are none.
 

@@ -77,6 +77,13 @@ class TestRefusals:
         assert refused.output.count("Error:") == 1
         assert "collab inspect runs in one process, but 2 were started" in refused.output
 
+    def test_a_launcher_that_connects_no_processes(self, original: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        for name, value in {"ACCELERATE_MIXED_PRECISION": "no", "MASTER_ADDR": "127.0.0.1"}.items():
+            monkeypatch.setenv(name, value)  # as accelerate launch --cpu --num_processes 2 does
+        refused = run("inspect", original)
+        assert refused.exit_code == 2
+        assert "but on CPUs it starts one" in refused.output
+
     def test_only_the_main_process_says_why(self, original: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         for name, value in {"WORLD_SIZE": "2", "RANK": "1"}.items():
             monkeypatch.setenv(name, value)

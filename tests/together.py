@@ -78,6 +78,8 @@ def calibrate() -> dict[str, np.ndarray]:
             for key, value in made.model.state_dict().items():
                 assert len({each.tobytes() for each in gathered(value.numpy())}) == 1
                 results[f"{name}/{kind}/{key}"] = value.numpy()
+            for key, number in made.report.agreement.items():
+                results[f"{name}/{kind}/agreement.{key}"] = np.array(number)
             assert [layer.name for layer in made.report.layers] == list(native_layers(model))
             assert len(made.report.comparison) == len(made.report.layers) * (kind == "weights")
     return results

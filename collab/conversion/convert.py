@@ -98,7 +98,7 @@ def convert(
         rows = calibration.train, calibration.held_out
         refinement = refine(converted, model, *rows, options=refining, accept=accept, progress=progress).report
         reports = from_main(lambda: refined_reports(reports, refinement, converted, problems, held_out))
-    agreed, by_source = from_main(lambda: _agreement(model, converted, calibration, progress))
+    agreed, by_source = _agreement(model, converted, calibration, progress)
     report = Conversion(
         layers=tuple(reports),
         parameters=Parameters.of(parameters(model), parameters(converted)),

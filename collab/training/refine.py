@@ -31,10 +31,10 @@ from ..modeling.collab_attention import CollaborativeAttention, as_linear
 from ..models.families import collaborative_layers, require_family
 from ..models.layers import FACTORS, AttentionLayer
 from ..models.states import attending_by, evaluating
-from ..processes import from_main, gathered, processes, rank, summed
+from ..processes import from_main, gathered, processes, summed
 from ..progress import Progress, no_progress
 from ..steps.conversion import LayerRefinement, Refinement
-from .observe import LayerExample, Observer, count_rows, count_tokens, micro_batches, recordings
+from .observe import LayerExample, Observer, count_rows, count_tokens, micro_batches, own_rows, recordings
 from .options import RefineOptions
 
 logger = logging.getLogger(__name__)
@@ -310,7 +310,7 @@ class _Learner:
 
 def _measure(watch: Observer, learners: Mapping[str, _Learner], batches: Sequence[Batch]) -> dict[str, float]:
     """Every layer's relative squared error on some batches, which the processes divide."""
-    for batch in batches[rank() :: processes()]:
+    for batch in own_rows(batches):
         watch.run(batch, learners, lambda name, shown: learners[name].measure(shown))
     return {name: learner.measured() for name, learner in learners.items()}
 
