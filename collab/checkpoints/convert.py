@@ -24,12 +24,13 @@ from ..io.read import Source
 from ..models.weights import check_cast
 from ..planning.config import ConversionConfig
 from ..planning.long_rows import LongOptions
+from ..processes import is_main_process
 from ..training.options import HealRequest
 from .calibrate import calibrate
 from .heal import healed
 from .lengthen import lengthened
 from .speed import speed
-from .transform import Run, Verb, by_main, transform
+from .transform import Run, Verb, transform
 from .vocabulary import fewer_tokens
 
 
@@ -127,15 +128,14 @@ class _Convert:
         request = _calibration_request(checkpoint.model, self._config, self._calibration, self._heal)
         moments, notes = calibrate(checkpoint, request, self._config, progress=run.progress)
 
-        def solve() -> Checkpoint:
-            converted = convert_model(
-                checkpoint, self._config, calibration=moments, share=self._heal is None, progress=run.progress
-            )
-            if self._pruned is not None:
-                converted = self._pruned.prune_again(converted)
-            return replace(converted, notes=(*converted.notes, *notes))
-
-        return by_main(checkpoint, solve)
+        share = self._heal is None
+        scratch = run.scratch() if share and moments is None and is_main_process() else None
+        converted = convert_model(
+            checkpoint, self._config, calibration=moments, share=share, scratch=scratch, progress=run.progress
+        )
+        if self._pruned is not None:
+            converted = self._pruned.prune_again(converted)
+        return replace(converted, notes=(*converted.notes, *notes))
 
     def cast(self, checkpoint: Checkpoint, run: Run) -> Checkpoint:
         """Casts the result, as a verb."""

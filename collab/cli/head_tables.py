@@ -141,22 +141,6 @@ def _work(groups: Sequence[tuple[str, LayerInspection]], lengths: Sequence[int])
         yield table
 
 
-<<<<<<< HEAD
-=======
-_DONE = {
-    "convert": "converted",
-    "compress": "compressed",
-    "prune": "pruned",
-    "heal": "healed",
-    "lengthen": "lengthened",
-    "finetune": "fine-tuned",
-    "evaluate": "evaluated",
-    "expand": "expanded",
-    "export": "exported",
-}
-
-
->>>>>>> long
 def _past(inspection: Inspection) -> list[str]:
     """The history of the model, in sentences."""
     history = inspection.history

@@ -260,12 +260,8 @@ def _explain(
             f"{', as in the original' if ranks == str(full) else f' instead of {full}'}; {sharing}."
         )
         sentences += _narrower(model, layers, inspections)
-<<<<<<< HEAD
-        if not all(form.separate for form in forms.values()):
-=======
         sentences += _long_rows(converted)
-        if not form.separate:
->>>>>>> long
+        if not all(form.separate for form in forms.values()):
             sentences.append(
                 f"A head's scores run over R dimensions instead of {head_dim}, so where R is above {head_dim} long "
                 "sequences cost more arithmetic than in the original, and short ones less: the projections shrink."

@@ -27,7 +27,6 @@ from ..models.inputs import on_device
 from ..models.layers import FACTORS, count_parameters, entry_of
 from ..models.outputs import outputs_of
 from ..models.states import evaluating, set_dropout
-from ..processes import from_main
 from ..progress import Progress, no_progress
 from ..steps.training import Healing
 from .arguments import RunData, steps_of
@@ -97,7 +96,7 @@ def heal(
     }
     batches = [batch for part in held_out.values() for batch in part]
     sources = [name for name, part in held_out.items() for _ in part] if len(held_out) > 1 else []
-    agreed, before_by_source = from_main(lambda: agreement_by_source(teacher, model, batches, sources))
+    agreed, before_by_source = agreement_by_source(teacher, model, batches, sources)
     train = read.train
     if "embedding_cosine" in (agreed or {}) and "input_ids" in train[0] and checkpoint.processor is not None:
         train = with_fragments(train, options.fragments, checkpoint.processor, options.run.seed)
@@ -123,7 +122,7 @@ def heal(
             divergence=divergence,
         )
         before = result.start.before | (agreed or {})
-        agreed, after_by_source = from_main(lambda: agreement_by_source(teacher, model, batches, sources))
+        agreed, after_by_source = agreement_by_source(teacher, model, batches, sources)
         after = result.best | (agreed or {})
         worse = _what_got_worse(before, after)
         if worse:
