@@ -7,7 +7,8 @@ bytes are those that the loopback interface passed on, of everything on the mach
 
     python benchmarks/processes.py [--only PROCESSES THREADS]
 
-With --only one of the three is measured, and the others are kept. Writes results/processes.json and .md.
+With --only one of the three is measured, and the others are kept. With --plan nothing is measured. Writes
+results/processes.json and .md, and results/processes_plan.md, which is arithmetic: bytes for larger models.
 """
 
 from __future__ import annotations
@@ -24,7 +25,10 @@ import time
 from pathlib import Path
 from typing import Any
 
-from common import demo_folder, kept, machine, markdown, my_turn, stsb, write
+from common import RESULTS, demo_folder, kept, machine, markdown, my_turn, stsb, write
+
+MODELS = {"7 billion": (6.7e9, 4096, 4096, 32), "70 billion": (69e9, 8192, 1024, 80)}
+"""Parameters, width, width of the keys, and layers, of Llama 2."""
 
 WAYS = ((1, 1), (1, 2), (2, 1))
 OPTIONS = ("--rank", "192", "--calibration-samples", "512", "--refine", "40", "--heal-steps", "20", "--no-speed")
@@ -93,11 +97,40 @@ def passed_on() -> int:
     return 0
 
 
+def planned() -> str:
+    """Bytes that each process keeps and sends, as the code is now, for decoders in bfloat16 at half of their ranks."""
+    columns = []
+    for parameters, width, key_width, layers in MODELS.values():
+        sums = layers * 2 * 2 * width**2 * 8  # queries and keys, fitted and held out, in float64
+        graph = width // 5 * 18 * width * layers * 4  # of the tokens of a batch of calibration; see tokens_in_batch
+        factors = layers * width * (width + key_width) // 2
+        columns.append(
+            {
+                "weights": 2 * parameters,
+                "sums of calibration": sums,
+                "graph of a batch": graph,
+                "kept while calibrating": 2 * parameters + sums + graph,
+                **{f"sent to calibrate, {count} GPUs": 2 * (count - 1) / count * sums for count in (8, 64)},
+                "kept for healing factors, without activations": 8 * parameters + 12 * factors,
+                **{
+                    f"sent in a step of healing, {count} GPUs": 2 * (count - 1) / count * 4 * factors
+                    for count in (8, 64)
+                },
+            }
+        )
+    rows = [[name, *(f"{column[name] / 1e9:.1f}" for column in columns)] for name in columns[0]]
+    return markdown(["GB of each process", *MODELS], rows)
+
+
 def main() -> None:
     """Runs everything."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", type=int, nargs=2, metavar=("PROCESSES", "THREADS"))
+    parser.add_argument("--plan", action="store_true", help="Measure nothing.")
     wanted = parser.parse_args()
+    (RESULTS / "processes_plan.md").write_text(planned() + "\n")
+    if wanted.plan:
+        return
     rows = [measure(*way) for way in WAYS if wanted.only is None or way == tuple(wanted.only)]
     print(json.dumps(rows), file=sys.stderr)
     with my_turn("processes"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
 import subprocess
 import sys
@@ -67,6 +68,25 @@ def test_convert_and_heal_under_torchrun(original: Path, tmp_path: Path) -> None
     models = [AutoModelForSequenceClassification.from_pretrained(tmp_path / name) for name in ("alone", "together")]
     for (name, ours), theirs in zip(models[1].state_dict().items(), models[0].state_dict().values(), strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-5, err_msg=name)
+
+
+def test_heal_under_accelerate(original: Path, tmp_path: Path) -> None:
+    (tmp_path / "text.txt").write_text("\n".join(TEXT))
+    settings = ["--rank", "8", "--calibration", "none", "--no-speed"]
+    assert run("convert", original, tmp_path / "converted", *settings).exit_code == 0
+    launcher = ["accelerate.commands.launch", "--multi_gpu", "--num_processes", "2", "--num_machines", "1"]
+    launcher += ["--mixed_precision", "no", "--dynamo_backend", "no", "--main_process_port", "0", "-m", "collab"]
+    line = ["heal", tmp_path / "converted", tmp_path / "healed", "--data", tmp_path / "text.txt", "--steps", "2"]
+    done = subprocess.run(
+        [sys.executable, "-m", *map(str, [*launcher, *line]), "--json"],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+    )
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["step"] == "heal"  # printed once
+    AutoModelForSequenceClassification.from_pretrained(tmp_path / "healed", trust_remote_code=True)
 
 
 class TestRefusals:
