@@ -37,8 +37,8 @@ from torch.nn import functional
 from transformers import AttentionInterface
 
 import collab
-from collab.conversion.positions import with_positions
 from collab.evaluation.timing import time_in_turn
+from collab.models.positions import with_positions
 from collab.models.states import evaluating
 
 LENGTHS = (512, 1024, 2048, 4096, 8192)

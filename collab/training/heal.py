@@ -25,6 +25,7 @@ from ..models.families import collaborative_layers
 from ..models.inputs import on_device
 from ..models.layers import FACTORS, count_parameters, entry_of
 from ..models.outputs import outputs_of
+from ..models.positions import with_positions_of
 from ..models.states import evaluating, set_dropout
 from ..processes import from_main
 from ..progress import Progress, no_progress
@@ -83,8 +84,9 @@ def heal(
     """
     options = options or HealOptions()
     checkpoint, original = Checkpoint.of(checkpoint), Checkpoint.of(teacher)
-    model, teacher = checkpoint.model, original.model
-    check_comparable(model, teacher)
+    model = checkpoint.model
+    check_comparable(model, original.model)
+    teacher = with_positions_of(original.model, model)
     read = _read(checkpoint, teacher, data, options)
     rows = RunData(read.train, read.all_held_out, lambda features: collate(model, checkpoint.processor, features))
     start = time.perf_counter()
