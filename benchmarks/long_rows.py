@@ -22,24 +22,23 @@ import argparse
 import resource
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 import transformers
-from common import demo_folder, kept, machine, markdown, my_turn, shared_data, shuffled_rounds, stsb, write
+from common import demo_folder, kept, machine, markdown, my_turn, shared_data, stsb, write
 from efficient import nystrom, run_layer, table_of_kinds
 from torch import Tensor
 from torch.nn import functional
 from transformers import AttentionInterface
 
 import collab
-from collab.conversion.positions import with_positions
+from collab.evaluation.timing import time_in_turn
+from collab.models.positions import with_positions
 from collab.models.states import evaluating
 
 LENGTHS = (512, 1024, 2048, 4096, 8192)
@@ -61,14 +60,16 @@ class Bench:
 
     Args:
         checkpoint: ``demo`` or ``rotary``.
+        half: folder of the checkpoint compressed to half of its layers' arithmetic; None for none.
     """
 
-    def __init__(self, checkpoint: str) -> None:
+    def __init__(self, checkpoint: str, half: str | None = None) -> None:
         folder = demo_folder() if checkpoint == "demo" else shared_data() / "checkpoints" / "minilm-rotary"
         self.checkpoint = collab.load(str(folder))
         self.checkpoint.model.float()
         self.tokenizer = self.checkpoint.tokenizer
         self.dense = with_positions(self.checkpoint.model, LONGEST, "copy").eval()
+        self.half = None if half is None else collab.load(half)
         self.special = self.tokenizer("")["input_ids"]
 
     def model(self, name: str) -> Any:
@@ -80,20 +81,11 @@ class Bench:
             model.set_attn_implementation("nystrom")
             return model
         if name.startswith("half"):
-            half = self.half()
+            if self.half is None:
+                raise SystemExit("Name a checkpoint that collab compress --flops 0.5 wrote: --half FOLDER.")
             options = LONG["local"] if "local" in name else replace(LONG["local"], attention="dense")
-            return collab.lengthen(half, options).model.eval()
+            return collab.lengthen(self.half, options).model.eval()
         return collab.lengthen(self.checkpoint, LONG[name]).model.eval()
-
-    def half(self) -> collab.Checkpoint:
-        """The checkpoint compressed to half of its layers' arithmetic, by closed form; kept in a folder."""
-        folder = Path(tempfile.gettempdir()) / "collab-long-rows-half"
-        if not folder.is_dir():
-            first, second, _ = stsb("train")
-            calibration = collab.calibrate(self.checkpoint, [*first[:256], *second[:256]])
-            config = collab.CompressionConfig(flops=0.5, drop_layers=0)
-            collab.save(collab.compress(self.checkpoint, config, calibration), folder)
-        return collab.load(str(folder))
 
     def tokens(self, text: str) -> list[int]:
         """A text's tokens without special ones."""
@@ -148,7 +140,7 @@ class Quality:
 
     Args:
         bench: the checkpoint.
-        count: number of articles to match halves of; a little fewer hide a sentence.
+        count: number of articles, whose halves are matched, and which hide a sentence each.
     """
 
     def __init__(self, bench: Bench, count: int) -> None:
@@ -157,16 +149,13 @@ class Quality:
         self.refining = every[::2]
         judged = every[1::2]
         self.halves = [[ids[: len(ids) // 2][:2046], ids[len(ids) // 2 :][:2046]] for ids in judged[:count]]
-        self.longest = sorted(judged, key=len)[-2:]
         first, second, scores = stsb("dev")
         pairs = [(a, b) for a, b, score in zip(first, second, scores, strict=True) if score >= 4.6 and a != b]
         self.hidden = [
             (ids[:2000], bench.tokens(sentence), bench.embed(bench.dense, bench.tokens(paraphrase)))
-            for ids, (sentence, paraphrase) in zip(
-                judged[: 3 * count // 4], pairs[:: len(pairs) // count], strict=False
-            )
+            for ids, (sentence, paraphrase) in zip(judged[:count], pairs[:: len(pairs) // count], strict=False)
         ]
-        self.packed = {name: packed(bench, name, 2048, 2) for name in ("Multi30k", "dialogue")}
+        self.packed = {name: packed(bench, name, 2048, 1) for name in ("Multi30k", "dialogue")}
 
     def measure(self, name: str, models: dict[str, Any], dense: dict[str, Any] | None) -> dict[str, Any]:
         """Every figure of a row of the table; `dense` has the embeddings by dense attention."""
@@ -177,7 +166,6 @@ class Quality:
         start = time.process_time()
         vectors = {
             "2k": torch.stack([embed(half) for pair in self.halves for half in pair]),
-            "8k": torch.stack([embed(ids) for ids in self.longest]),
             **{source: torch.stack([embed(ids) for ids in rows]) for source, rows in self.packed.items()},
         }
         left, right = vectors["2k"][::2], vectors["2k"][1::2]
@@ -250,31 +238,54 @@ def run_quality(checkpoint: str, count: int, steps: int, names: Sequence[str]) -
         )
 
 
-def run_speed(checkpoint: str, length: int, rounds: int, names: Sequence[str]) -> None:
-    """Seconds of every model for one row of a length, in turn."""
-    bench = Bench(checkpoint)
-    ids = torch.randint(1000, 20000, (1, length), generator=torch.Generator().manual_seed(0))
-    calls: dict[str, tuple[Any, list[dict[str, Tensor]]]] = {
-        name: (bench.model(name), [{"input_ids": ids}]) for name in names
-    }
+class Pooled:
+    """A model that is timed, whose last embedding is kept.
+
+    Args:
+        model: the model.
+    """
+
+    def __init__(self, model: Any) -> None:
+        self._model = model
+        self.embedding = torch.empty(0)
+
+    def __call__(self, **batch: Tensor) -> None:
+        states = self._model(**batch).last_hidden_state
+        self.embedding = functional.normalize(states.mean(dim=(0, 1)), dim=0)
+
+
+def run_speed(bench: Bench, checkpoint: str, length: int, rounds: int, names: Sequence[str]) -> None:
+    """Seconds of every model for one article of a length, another in every round, and cosines to dense attention."""
+    start, end = bench.special
+    long = [ids for ids in articles(bench) if len(ids) >= length - 2][-rounds:]
+    rows = [{"input_ids": torch.tensor([[start, *ids[: length - 2], end]])} for ids in long]
+    calls = {name: (Pooled(bench.model(name)), rows) for name in names}
     if length > WINDOW:
-        calls["chunks of 512"] = (bench.dense, [{"input_ids": ids.view(-1, WINDOW)}])
-    taken = np.array(shuffled_rounds(list(calls.values()), rounds))  # (rounds, models)
-    base = list(calls).index("dense")
+        chunks = [[ids[first : first + WINDOW - 2] for first in range(0, length - WINDOW, WINDOW - 2)] for ids in long]
+        batches = [{"input_ids": torch.tensor([[start, *chunk, end] for chunk in each])} for each in chunks]
+        calls["chunks of 512"] = (Pooled(bench.dense), batches)
+    time_in_turn([(call, batches[:1]) for call, batches in calls.values()])  # warm
+    taken, cosines = [], []
+    for number in range(len(rows)):
+        runs = [(call, batches[number : number + 1]) for call, batches in calls.values()]
+        taken.append(time_in_turn(runs, backwards=number % 2 == 1))
+        embeddings = torch.stack([call.embedding for call, _ in calls.values()])
+        cosines.append((embeddings @ calls["dense"][0].embedding).tolist())
+    seconds = np.array(taken)  # (rounds, models)
     for number, name in enumerate(calls):
-        ratios = taken[:, base] / taken[:, number]
-        keep(
-            "speed",
-            f"{checkpoint}: {name}: {length}",
-            {
-                "ms": 1000 * float(np.median(taken[:, number])),
-                "ratio": float(np.median(ratios)),
-                "lowest": float(ratios.min()),
-                "highest": float(ratios.max()),
-                "rounds": rounds,
-                "threads": torch.get_num_threads(),
-            },
-        )
+        ratios = seconds[:, list(calls).index("dense")] / seconds[:, number]
+        entry = {
+            "ms": 1000 * float(np.median(seconds[:, number])),
+            "ratio": float(np.median(ratios)),
+            "lowest": float(ratios.min()),
+            "highest": float(ratios.max()),
+            "cosine": float(np.mean(cosines, axis=0)[number]),
+            "rows": len(rows),
+            "threads": torch.get_num_threads(),
+        }
+        if name.startswith("half") and bench.half is not None:
+            entry["made by"] = bench.half.history.command
+        keep("speed", f"{checkpoint}: {name}: {length}", entry)
 
 
 def peak(name: str, length: int, padded: bool) -> float:
@@ -326,7 +337,7 @@ def tables(result: dict[str, Any]) -> str:
 
 
 def speed_table(speed: dict[str, Any]) -> str:
-    """Times as fast as dense attention, by length."""
+    """Times as fast as dense attention, and cosines to it, by length."""
     rows = []
     for name in dict.fromkeys(key.rpartition(":")[0] for key in speed):
         entries = [speed.get(f"{name}: {length}") for length in LENGTHS]
@@ -334,16 +345,20 @@ def speed_table(speed: dict[str, Any]) -> str:
             "" if entry is None else f"{entry['ratio']:.2f} ({entry['lowest']:.2f}–{entry['highest']:.2f})"
             for entry in entries
         ]
+        cosines = [
+            "" if entry is None or "cosine" not in entry else f"{entry['cosine']:.3f}"
+            for entry in (entries[2], entries[-1])
+        ]
         last = entries[-1]
-        rows.append([name, *cells, "" if last is None else f"{last['ms']:.0f}"])
-    return markdown(["times as fast as dense", *map(str, LENGTHS), "ms at 8192"], rows)
+        rows.append([name, *cells, "" if last is None else f"{last['ms']:.0f}", *cosines])
+    headings = ["times as fast as dense", *map(str, LENGTHS), "ms, 8192", "cosine, 2048", "cosine, 8192"]
+    return markdown(headings, rows)
 
 
 def quality_table(quality: dict[str, Any], checkpoint: str) -> str:
     """Quality by row."""
     columns = (
         "cosine 2k",
-        "cosine 8k",
         "cosine Multi30k",
         "cosine dialogue",
         "halves",
@@ -367,11 +382,14 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--articles", type=int, default=20)
     parser.add_argument("--steps", type=int, default=60)
+    parser.add_argument("--half", metavar="FOLDER", help="The checkpoint as collab compress --flops 0.5 wrote it.")
     parser.add_argument("--padded", action="store_true")
     wanted = parser.parse_args()
     transformers.logging.set_verbosity_error()
     if wanted.task == "speed":
-        run_speed(wanted.checkpoint, wanted.length, wanted.rounds, wanted.names or MODELS)
+        bench = Bench(wanted.checkpoint, wanted.half)
+        names = wanted.names or [name for name in MODELS if bench.half is not None or "half" not in name]
+        run_speed(bench, wanted.checkpoint, wanted.length, wanted.rounds, names)
     elif wanted.task == "memory":
         run_memory(wanted.length)
     elif wanted.task == "quality":

@@ -27,12 +27,12 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import collab
-from collab.conversion.positions import with_positions_of
 from collab.errors import CollabError, ConfigurationError, UnsupportedArchitectureError
 from collab.graphs.samples import check_exportable
 from collab.modeling.collab_config import AttentionSpec, LongRows
 from collab.models.families import collaborative_layers
 from collab.models.inputs import has_length, longest_input, random_inputs
+from collab.models.positions import with_positions_of
 from collab.models.states import attending_by
 
 B, T, D = 3, 29, 24
@@ -303,9 +303,8 @@ def test_pruning_keeps_it() -> None:
 def test_refinement_brings_it_closer_to_dense_attention() -> None:
     native = tiny_model(BERT)
     long = collab.lengthen(converted(native, 16), replace(OPTIONS, max_length=64, positions="copy"))
-    teacher = with_positions_of(native, long.model)
     rows = [random_text(2, 60) for _ in range(8)]
-    refined = collab.refine(long, teacher, rows, options=collab.RefineOptions(steps=10, rows=4))
+    refined = collab.refine(long, native, rows, options=collab.RefineOptions(steps=10, rows=4))
     assert all(layer.kept for layer in refined.report.layers.values())
 
 

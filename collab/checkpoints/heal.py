@@ -6,11 +6,9 @@ Training code is imported where it is called, because transformers' `Trainer` is
 from __future__ import annotations
 
 import os
-from dataclasses import replace
 from pathlib import Path
 from typing import Unpack
 
-from ..conversion.positions import with_positions_of
 from ..data.prepare import Unlabelled
 from ..errors import CheckpointError, ConfigurationError
 from ..evaluation.compare import check_tokenizers
@@ -78,7 +76,6 @@ def _healed(
 ) -> Checkpoint:
     from ..training.heal import heal as heal_model
 
-    teacher = replace(teacher, model=with_positions_of(teacher.model, checkpoint.model))
     with in_float32(checkpoint.model), in_float32(teacher.model):  # autocast does not mix with half precision
         return heal_model(
             checkpoint,

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import click
-
 from ..planning.long_rows import LongOptions
-from .command import command, gathers, grouped
+from .command import command, gathers
+from .options.data import max_length_option
 from .options.long_rows import attention_option, long_options
 from .options.model import model_in, model_out
 from .session import Session
@@ -22,10 +21,7 @@ from .session import Session
 @gathers("options", LongOptions)
 @attention_option(LongOptions.attention)
 @long_options
-@grouped(
-    "Long rows",
-    click.option("--max-length", type=int, show_default="the model's", help="Tokens of the longest row."),
-)
+@max_length_option
 @model_in
 @model_out
 def lengthen(output: Path, session: Session) -> None:

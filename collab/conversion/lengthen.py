@@ -20,12 +20,12 @@ from ..modeling.collab_config import AttentionSpec, LongRows
 from ..models.assembly import assemble
 from ..models.families import collaborative_layers
 from ..models.inputs import has_length, longest_input, probe_inputs, takes_waveforms
+from ..models.positions import with_positions
 from ..models.states import evaluating
 from ..planning.long_rows import LongOptions
 from ..steps.long_rows import Lengthening
 from ..steps.step import Count
 from .convert import convert_losslessly
-from .positions import with_positions
 
 logger = logging.getLogger(__name__)
 

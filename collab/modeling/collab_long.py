@@ -46,13 +46,12 @@ class Rows(NamedTuple):
 
     def chosen(self, rows: Tensor, length: int) -> "Rows":
         """Some of the rows, cut to a length."""
-        projected, key, value, content, mask = (None if part is None else part[rows] for part in self)
         return Rows(
-            projected[:, :length],
-            key[:, :, :length],
-            value[:, :, :length],
-            None if content is None else content[..., :length],
-            mask[..., :length],
+            self.projected[rows, :length],
+            self.key[rows, :, :length],
+            self.value[rows, :, :length],
+            None if self.content is None else self.content[rows, :, :length],
+            self.mask[rows, :, :, :length],
         )
 
     def rotated(self, starts: Tensor) -> "Rows":
@@ -99,7 +98,7 @@ def attention_in_blocks(
     if not short.any():
         output = _blocks(mix, rows, scoring, long, path)
     else:
-        length = int(spans[short].max())
+        length = max(1, int(spans[short].max()))
         dense = _attended(mix, rows.chosen(short, length), scoring, path)
         output = dense.new_zeros(*projected.shape[:2], *dense.shape[2:])
         output[short, :length] = dense
@@ -313,29 +312,32 @@ def _others(rows: Rows, long: LongRows) -> _Keys:
     )
 
 
+def _groups(rows: Rows, long: LongRows) -> tuple[Tensor, Tensor]:
+    """The tokens of every group, (B, C, n), 1 for those that are there; and the block that each group is of, (C,)."""
+    count, some = long.grouping[1], long.global_tokens
+    seen = (rows.mask[:, 0, 0, some:] > torch.finfo(rows.mask.dtype).min / 4).to(rows.mask.dtype)
+    seen = functional.pad(seen, (0, -seen.shape[1] % count)).unflatten(1, (-1, count))
+    return seen, torch.arange(seen.shape[1], device=seen.device) * count // long.block
+
+
+def _parts(seen: Tensor, long: LongRows) -> Tensor:
+    """The part of every token in the key and the value of its group, (B, C, n)."""
+    if long.grouping[0] == "mean":
+        return seen / seen.sum(dim=-1, keepdim=True).clamp(min=1)
+    return seen * functional.pad(seen.new_ones(1), (0, seen.shape[-1] - 1))
+
+
 def _membership(rows: Rows, long: LongRows) -> tuple[Tensor, Tensor]:
     """Each token's part in the key and value of every summary, (B, C, T), and the block that each is of, (C,)."""
     batch, length, _ = rows.projected.shape
     if long.summaries is None:
         nothing = rows.mask.new_zeros(batch, 0, length)
         return nothing, torch.empty(0, dtype=torch.long, device=nothing.device)
-    parts, groups = _parts(rows, long)  # (B, C, n)
-    number = torch.arange(parts[0].numel(), device=parts.device).view_as(parts[0]) + long.global_tokens
-    members = parts.new_zeros(batch, len(groups), number.max() + 1)
-    members.scatter_(2, number.expand_as(parts), parts)
-    return members[..., :length], groups
-
-
-def _parts(rows: Rows, long: LongRows) -> tuple[Tensor, Tensor]:
-    """As `_membership`, but only the n tokens of the group itself, (B, C, n)."""
-    how, count = long.grouping
-    some, length = long.global_tokens, rows.projected.shape[1]
-    seen = (rows.mask[:, 0, 0, some:] > torch.finfo(rows.mask.dtype).min / 4).to(rows.mask.dtype)
-    seen = functional.pad(seen, (0, -(length - some) % count)).unflatten(1, (-1, count))  # (B, C, n)
-    groups = torch.arange(seen.shape[1], device=seen.device) * count // long.block
-    if how == "stride":
-        return seen * functional.pad(seen.new_ones(1), (0, count - 1)), groups
-    return seen / seen.sum(dim=-1, keepdim=True).clamp(min=1), groups
+    seen, blocks = _groups(rows, long)
+    parts = _parts(seen, long)
+    places = torch.arange(parts[0].numel(), device=parts.device).view_as(parts[0]) + long.global_tokens
+    members = parts.new_zeros(batch, len(blocks), long.global_tokens + parts[0].numel())
+    return members.scatter_(2, places.expand_as(parts), parts)[..., :length], blocks
 
 
 def _summaries(rows: Rows, long: LongRows) -> _Keys:
@@ -344,19 +346,17 @@ def _summaries(rows: Rows, long: LongRows) -> _Keys:
         nothing = torch.empty(0, dtype=torch.long, device=rows.mask.device)
         content = None if rows.content is None else rows.content[..., :0]
         return _Keys(rows.key[:, :, :0], rows.value[:, :, :0], content, rows.mask[:, 0, 0, :0], nothing)
-    count, some, length = long.grouping[1], long.global_tokens, rows.projected.shape[1]
-    parts, groups = _parts(rows, long)
-    end = -(length - some) % count
-    seen = (rows.mask[:, 0, 0, some:] > torch.finfo(rows.mask.dtype).min / 4).to(rows.mask.dtype)
-    numbers = functional.pad(seen, (0, end)).unflatten(1, (-1, count)).sum(dim=-1)  # (B, C)
+    seen, blocks = _groups(rows, long)
+    parts = _parts(seen, long)
+    count, some = seen.shape[-1], long.global_tokens
     hidden = torch.finfo(rows.mask.dtype).min / 2
-    there = parts.sum(dim=-1) > 0
-    mask = torch.where(there, numbers.clamp(min=1).log(), hidden)
+    mask = torch.where(parts.sum(dim=-1) > 0, seen.sum(dim=-1).clamp(min=1).log(), hidden)
 
     def mean(tensor: Tensor) -> Tensor:
         """(B, h, T, w) → (B, h, C, w)."""
+        end = -(tensor.shape[2] - some) % count
         grouped = functional.pad(tensor[:, :, some:], (0, 0, 0, end)).unflatten(2, (-1, count))
         return (parts[:, None, :, None].to(tensor.dtype) @ grouped).squeeze(3)
 
     content = None if rows.content is None else mean(rows.content.unsqueeze(-1)).squeeze(-1)
-    return _Keys(mean(rows.key), mean(rows.value), content, mask, groups)
+    return _Keys(mean(rows.key), mean(rows.value), content, mask, blocks)

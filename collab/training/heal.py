@@ -26,6 +26,7 @@ from ..models.families import collaborative_layers
 from ..models.inputs import on_device
 from ..models.layers import FACTORS, count_parameters, entry_of
 from ..models.outputs import outputs_of
+from ..models.positions import with_positions_of
 from ..models.states import evaluating, set_dropout
 from ..progress import Progress, no_progress
 from ..steps.training import Healing
@@ -83,8 +84,9 @@ def heal(
     """
     options = options or HealOptions()
     checkpoint, original = Checkpoint.of(checkpoint), Checkpoint.of(teacher)
-    model, teacher = checkpoint.model, original.model
-    check_comparable(model, teacher)
+    model = checkpoint.model
+    check_comparable(model, original.model)
+    teacher = with_positions_of(original.model, model)
     read = _read(checkpoint, teacher, data, options)
 
     def collated(features: Sequence[Feature]) -> Batch:

@@ -30,6 +30,7 @@ from ..io.checkpoint import Checkpoint
 from ..modeling.collab_attention import CollaborativeAttention, as_linear
 from ..models.families import collaborative_layers, require_family
 from ..models.layers import FACTORS, AttentionLayer
+from ..models.positions import with_positions_of
 from ..models.states import attending_by, evaluating
 from ..processes import from_main, gathered, processes, summed
 from ..progress import Progress, no_progress
@@ -90,6 +91,7 @@ def refine(
     if not layers:
         raise NotConvertedError("The model has no collaborative attention, so there is nothing to refine.")
     check_comparable(model, original)
+    original = with_positions_of(original, model)
     if options.steps == 0:
         return checkpoint.then(Refinement({}, asdict(options), 0.0))
     train, held_out = _divided(batches, held_out)

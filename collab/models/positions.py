@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -12,10 +12,10 @@ from torch.nn import functional
 from transformers import PretrainedConfig, PreTrainedModel
 
 from ..errors import ConfigurationError, UnsupportedArchitectureError
-from ..models.assembly import assemble, described_shapes
-from ..models.inputs import has_decoder, has_length, longest_input
-from ..planning.long_rows import PositionsRule
+from .assembly import assemble, described_shapes
+from .inputs import has_decoder, has_length, longest_input
 
+PositionsRule = Literal["keep", "copy", "interpolate"]
 _POSITIONS = ("max_position_embeddings", "rope_parameters")
 """Entries of a config that say how many positions there are, and how rotary ones turn."""
 
@@ -26,7 +26,7 @@ def with_positions(model: PreTrainedModel, length: int, rule: PositionsRule) -> 
     Args:
         model: native or converted.
         length: tokens of the longest row.
-        rule: where further positions come from; see `LongOptions.positions`.
+        rule: where further positions come from; see `collab.LongOptions`.
 
     Raises:
         ConfigurationError: if there are further positions, and the rule is to keep those that there are.
@@ -56,7 +56,7 @@ def with_positions(model: PreTrainedModel, length: int, rule: PositionsRule) -> 
 
 
 def with_positions_of(model: PreTrainedModel, longer: PreTrainedModel) -> PreTrainedModel:
-    """A model with the positions of another that was made of it, whose rows may be longer; weights are shared.
+    """A model with the positions of one that was made of it, whose rows may be longer; weights are shared.
 
     So the original can be compared with, and teach, a model on rows that it does not take itself.
     """
@@ -67,6 +67,10 @@ def with_positions_of(model: PreTrainedModel, longer: PreTrainedModel) -> PreTra
         if hasattr(longer.config, name):
             setattr(config, name, copy.deepcopy(getattr(longer.config, name)))
     state = longer.state_dict()
+    shapes = described_shapes(model, config)
+    changed = [name for name, tensor in model.state_dict().items() if shapes[name] != tensor.shape]
+    if any(name not in state or state[name].shape != shapes[name] for name in changed):
+        return model  # another architecture's
     return _rebuilt(model, config, lambda name, tensor, rows: state[name].to(tensor))
 
 
