@@ -168,7 +168,7 @@ def divided(items: Sequence[Item], do: Callable[[list[Item]], Sequence[Value]]) 
 
     Args:
         items: the same in all processes.
-        do: called in every process with every so-manieth item, or with none.
+        do: called in every process with its share of the items, which may be empty.
     """
     values: list[Value] = [None] * len(items)  # type: ignore[list-item]
     for number, part in enumerate(gathered(list(do(list(items[rank() :: processes()]))))):
