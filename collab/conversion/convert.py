@@ -192,7 +192,7 @@ def _solve_all(
         del problem, factors  # frees float64 copies before the next are made
         logger.info("%s: %s, rank %d, relative error %.4f", name, choice.form, report.rank, report.error)
         progress("solving", len(solved), len(own))
-    sent = {name: (layer.on_cpu(), *more) for name, (layer, *more) in solved.items()}
+    sent = {name: (layer.on_cpu(), report, compared) for name, (layer, report, compared) in solved.items()}
     solved = {name: entry for part in gathered(sent) for name, entry in part.items()} | solved
     reports = [solved[name][1] for name in problems]
     comparison = [solved[name][2] for name in problems if config.compare]

@@ -89,7 +89,7 @@ def _predict_examples(
             raise DataError("Similarity needs pairs: name two text columns (columns=, --text-column).")
         progress("measuring", 0, None)
         embedder = Embedder(loaded, options.max_length)
-        similarities = divided(examples.texts, lambda own: embedder.similarities(own) if own else ())
+        similarities = divided(examples.texts, lambda own: list(embedder.similarities(own)) if own else [])
         columns = {"predicted": np.array(similarities), "label": np.array(numbers(examples))}
         first = [pair[0] for pair in examples.texts]
         return columns, text_features(model, tokenizer, first, options.max_length)
