@@ -50,7 +50,8 @@ LONG = {
 }
 DEPTHS = (0.1, 0.5, 0.9)
 MODELS = ("dense", "local", "summaries", "Nyström", "half", "half, local")
-ROWS = ("truncated at 512", "chunks of 512", *MODELS, "local, refined", "summaries, refined")
+NEAREST = "nearest chunk of 512"
+ROWS = ("truncated at 512", "chunks of 512", NEAREST, *MODELS, "local, refined", "summaries, refined")
 
 AttentionInterface.register("nystrom", nystrom)
 
@@ -176,6 +177,17 @@ class Quality:
                 figures[f"cosine {source}"] = float((rows * dense[source]).sum(dim=1).mean())
         return {"figures": figures, "vectors": vectors, "cpu_seconds": time.process_time() - start}
 
+    def found_by_chunks(self, depth: float) -> float:
+        """The same, where every chunk of 512 tokens keeps an embedding, and the nearest one counts."""
+        best = []
+        for ids, sentence, _ in self.hidden:
+            place = int(depth * len(ids))
+            row = ids[:place] + sentence + ids[place:]
+            chunks = [row[first : first + WINDOW - 2] for first in range(0, len(row), WINDOW - 2)]
+            parts = torch.stack([self.bench.embed(self.bench.dense, chunk) for chunk in chunks])
+            best.append(torch.stack([(parts @ query).max() for _, _, query in self.hidden]))
+        return first_is_right(torch.stack(best, dim=1))
+
     def found(self, embed: Callable[[list[int]], Tensor], depth: float) -> float:
         """How often the paraphrase of a hidden sentence finds its article first."""
         rows = []
@@ -222,8 +234,13 @@ def run_quality(checkpoint: str, count: int, steps: int, names: Sequence[str]) -
     """Measures the rows of the table, one after another."""
     bench = Bench(checkpoint)
     quality = Quality(bench, count)
+    if NEAREST in names:
+        found = {f"depth {depth}": quality.found_by_chunks(depth) for depth in DEPTHS}
+        keep("quality", f"{checkpoint}: {NEAREST}", found | {"hidden": len(quality.hidden)})
+    if [*names] == [NEAREST]:
+        return
     dense = quality.measure("dense", {"dense": bench.dense}, None)
-    for name in names:
+    for name in (name for name in names if name != NEAREST):
         more: dict[str, Any] = {}
         models: dict[str, Any] = {}
         if name.endswith("refined"):
@@ -301,14 +318,13 @@ def peak(name: str, length: int, padded: bool) -> float:
     return (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
 
 
-def run_memory(length: int) -> None:
-    """Peak memory, each model in a process of its own."""
+def run_memory(length: int, padded: bool) -> None:
+    """Peak memory, each model in a process of its own; with padding, of two rows, the second a quarter shorter."""
     for name in ("dense", "local", "summaries"):
-        for padded in (False, True):
-            line = [sys.executable, __file__, "--task", "peak", "--names", name, "--length", str(length)]
-            done = subprocess.run([*line, *["--padded"] * padded], capture_output=True, text=True, check=True)
-            entry = {"mb": float(done.stdout.split()[-1]), "rows": 1 + padded, "length": length}
-            keep("memory", f"{name}{', padded' if padded else ''}", entry)
+        line = [sys.executable, __file__, "--task", "peak", "--names", name, "--length", str(length)]
+        done = subprocess.run([*line, *["--padded"] * padded], capture_output=True, text=True, check=True)
+        entry = {"mb": float(done.stdout.split()[-1]), "rows": 1 + padded, "length": length}
+        keep("memory", f"{name}{', padded' if padded else ''}", entry)
 
 
 def keep(part: str, name: str, entry: dict[str, Any]) -> None:
@@ -391,7 +407,7 @@ def main() -> None:
         names = wanted.names or [name for name in MODELS if bench.half is not None or "half" not in name]
         run_speed(bench, wanted.checkpoint, wanted.length, wanted.rounds, names)
     elif wanted.task == "memory":
-        run_memory(wanted.length)
+        run_memory(wanted.length, wanted.padded)
     elif wanted.task == "quality":
         run_quality(wanted.checkpoint, wanted.articles, wanted.steps, wanted.names or ROWS)
     elif wanted.task == "peak":

@@ -75,7 +75,7 @@ def lengthen(checkpoint: Checkpoint | PreTrainedModel, options: LongOptions | No
 def with_specs(model: PreTrainedModel, specs: Sequence[AttentionSpec]) -> PreTrainedModel:
     """A collaborative model whose layers, of the same widths, have other specs; its weights are shared."""
     config = copy.deepcopy(model.config)
-    config.collab_layers = [spec.to_dict() for spec in specs]  # type: ignore[attr-defined]
+    config.collab_layers = [spec.to_dict() for spec in specs]
     trainable = {name: parameter.requires_grad for name, parameter in model.named_parameters()}
     return assemble(type(model), config, model.state_dict(), model, trainable)
 

@@ -282,8 +282,8 @@ class CollaborativeAttention(SharedProjections):
             return output.flatten(-2), None
         query = self._mixed(projected)
         if long is not None:
-            output, weights = eager_attention_in_long_rows(self, query, key, value, scoring, long)
-            return output.flatten(-2), weights
+            seen, shown = eager_attention_in_long_rows(self, query, key, value, scoring, long)
+            return seen.flatten(-2), shown
         # Most kernels accept no additive bias, and adding one takes another pass over all scores, unless it is added to
         # a mask of one row first. So the content becomes columns of the keys that each head's query reads.
         if content is not None and not (eager and attention_mask is not None and attention_mask.shape[-2] == 1):
