@@ -3,33 +3,32 @@
 The demo checkpoint as it is, converted, compressed to half and to a third of its layers' arithmetic, and with three
 layers dropped, the last three calibrated and healed on six kinds of text (see kinds.py). Speed is beside the original's
 float32 graph in onnxruntime: latency of one row of 32 tokens, throughput of 8 x 32, 8 x 128 and 2 x 512 tokens, and of
-the sentences of STS-B dev in batches of 32 rows sorted by length. Every graph runs in a process of its own, in turn,
-while the threads of the others sleep. Quality: Spearman on STS-B dev and cosine of sentence embeddings to the
-original's in PyTorch, on STS-B dev and over all six kinds, and to the same model's in float32.
+the sentences of STS-B dev in batches of 32 rows sorted by length, every fourth of them. Every graph runs in a process
+of its own, in turn, while the threads of the others sleep. Quality: Spearman on STS-B dev and cosine of sentence
+embeddings to the original's in PyTorch, on STS-B dev and over all six kinds, and to the same model's in float32.
 
-    python benchmarks/serving.py [--model half --model third] [--rounds 15]
+    python benchmarks/serving.py [--model half --model third] [--part speed] [--size 8x128] [--rounds 15]
 
-Writes results/serving.json, .md and .png, and results/frontier.md, the table of README.md. Models are in
-benchmarks/work/kinds, and are made where they are missing, ten CPU minutes each; the measurement takes about fifteen
-minutes on two cores.
+Writes results/serving.json, .md and .png, and results/frontier.md, the table of README.md; rows are kept, so that parts
+may be measured apart: ``graphs`` writes what is to be measured, ``quality`` takes about four minutes a model and
+``speed`` about one. Models are in benchmarks/work/kinds, and are made where they are missing, ten CPU minutes each;
+graphs are in benchmarks/work/serving, and are written where they are missing.
 """
 
 from __future__ import annotations
 
 import argparse
-import os
-import shutil
-import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 import numpy as np
 import torch
-from common import COLORS, RESULTS, demo_folder, kept, machine, markdown, stsb, write
+from common import COLORS, RESULTS, demo_folder, kept, machine, markdown, my_turn, stsb, write
 from compression import embed
 from kinds import BUDGETS, KINDS, STEPS, Judge, made, texts
+from transformers import AutoTokenizer
 from unseen import WORK
 
 import collab
@@ -38,6 +37,10 @@ from collab.evaluation.timing import rounds_in_turn
 from collab.evaluation.worker import load_any, workers
 from collab.graphs.options import INT8_FILE, ONNX_FILE, OPENVINO_FILE
 
+Way = tuple[str, str]
+
+GRAPHS = WORK.parent / "serving"
+PARTS = ("graphs", "quality", "speed")
 MODELS = ("original", "converted", *BUDGETS)
 SIZES = {"1x32": [(1, 32)], "8x32": [(8, 32)], "8x128": [(8, 128)], "2x512": [(2, 512)]}
 WAYS = (
@@ -73,95 +76,128 @@ def checkpoint(name: str, folder: Path) -> Path:
     return path
 
 
-def graphs(name: str, folder: Path) -> dict[tuple[str, str], str]:
-    """What runs a model, by runtime and precision."""
-    source = str(checkpoint(name, folder))
+def graphs(name: str) -> dict[Way, str]:
+    """What runs a model, by runtime and precision; graphs are written where they are missing."""
+    folder = GRAPHS / name.replace(" ", "-")
+    folder.mkdir(parents=True, exist_ok=True)
     mixture = collab.Mixture({kind: rows for kind, (rows, _) in texts().items()})
     calibration = collab.CalibrationRequest(mixture, collab.CalibrationOptions(2048, 128))
-    collab.checkpoints.export(source, folder / "onnx", collab.ExportOptions("onnx", "int8"))
-    for precision in ("bfloat16", "int8"):
-        options = collab.ExportOptions("openvino", precision)
-        given = calibration if precision == "int8" else None
-        collab.checkpoints.export(source, folder / precision, options, calibration=given)
+    return ways(str(checkpoint(name, folder)), folder, calibration)
+
+
+def ways(source: str, folder: Path, calibration: collab.CalibrationRequest) -> dict[Way, str]:
+    """A model and its graphs in a folder, by runtime and precision."""
+    for format_, precision in (("onnx", "int8"), ("openvino", "bfloat16"), ("openvino", "int8")):
+        output = folder / f"{format_}-{precision}"
+        if not output.is_dir():
+            given = calibration if precision == "int8" else None
+            collab.checkpoints.export(source, output, collab.ExportOptions(format_, precision), calibration=given)
     return {
         ("torch", "float32"): source,
-        ("onnxruntime", "float32"): str(folder / "onnx" / ONNX_FILE),
-        ("onnxruntime", "int8"): str(folder / "onnx" / INT8_FILE),
-        ("openvino", "bfloat16"): str(folder / "bfloat16" / OPENVINO_FILE),
-        ("openvino", "int8"): str(folder / "int8" / OPENVINO_FILE),
+        ("onnxruntime", "float32"): str(folder / "onnx-int8" / ONNX_FILE),
+        ("onnxruntime", "int8"): str(folder / "onnx-int8" / INT8_FILE),
+        ("openvino", "bfloat16"): str(folder / "openvino-bfloat16" / OPENVINO_FILE),
+        ("openvino", "int8"): str(folder / "openvino-int8" / OPENVINO_FILE),
     }
 
 
-def speeds(paths: Sequence[str], rounds: int, text: list[tuple[int, int]]) -> list[dict[str, Any]]:
+def speeds(
+    paths: Sequence[str], sizes: Mapping[str, Sequence[tuple[int, int | None]]], rounds: int
+) -> list[dict[str, Any]]:
     """By graph, times as fast as the first one at every size, with quartiles, milliseconds, and peak memory."""
     measured: list[dict[str, Any]] = [{} for _ in paths]
     with workers(paths, torch.float32) as processes:
-        for size, shapes in (SIZES | {"text": text}).items():
+        for size, shapes in sizes.items():
             for process in processes:
                 process.prepare(shapes)
-            count = rounds if size != "text" else max(3, rounds // 4)
-            taken = rounds_in_turn([(process, [{}]) for process in processes], count, warm=2 if size != "text" else 1)
-            for number, entry in enumerate(measured):
+            few = len(shapes) > 1
+            others = running()
+            taken = rounds_in_turn(
+                [(process, [{}]) for process in processes], max(3, rounds // 4) if few else rounds, warm=1 if few else 2
+            )
+            for number, (entry, process) in enumerate(zip(measured, processes, strict=True)):
                 ratios = np.quantile([times[0] / times[number] for times in taken], (0.25, 0.5, 0.75))
+                memory = process.memory()
                 entry[size] = {
                     "faster": float(ratios[1]),
                     "quartiles": [float(ratios[0]), float(ratios[2])],
                     "milliseconds": 1e3 * median(times[number] for times in taken),
+                    "rounds": len(taken),
+                    "running": others,
+                    "peak_bytes": None if memory is None else memory.peak_bytes,
                 }
-        for entry, process in zip(measured, processes, strict=True):
-            memory = process.memory()
-            entry["peak_bytes"] = None if memory is None else memory.peak_bytes
     return measured
 
 
+def running() -> int | None:
+    """Processes and threads that run at the moment, this one among them; None where the system does not tell."""
+    file = Path("/proc/loadavg")
+    return int(file.read_text().split()[3].partition("/")[0]) if file.is_file() else None
+
+
 def sorted_batches(tokenizer: Any) -> list[tuple[int, int]]:
-    """Rows and tokens of the batches of STS-B dev, sorted by length."""
+    """Rows and tokens of every fourth batch of STS-B dev, sorted by length."""
     sentences = [text for part in stsb("dev")[:2] for text in part]
     lengths = sorted(len(ids) for ids in tokenizer(sentences)["input_ids"])
-    return [(len(part), part[-1]) for part in (lengths[start : start + 32] for start in range(0, len(lengths), 32))]
+    return [(len(part), part[-1]) for part in (lengths[start : start + 32] for start in range(0, len(lengths), 128))]
 
 
-def own_cosine(judge: Judge, paths: dict[tuple[str, str], str]) -> dict[tuple[str, str], dict[str, float]]:
-    """The quality of a model in every runtime and precision, with the cosine to itself in PyTorch."""
+def qualities(judge: Judge, paths: Mapping[Way, str]) -> dict[Way, dict[str, Any]]:
+    """The quality of a model in every runtime and precision, with the cosine to itself in PyTorch, and its size."""
     plain = embed(load_any(paths["torch", "float32"]).model, judge.tokenizer, judge.texts["STS-B"])
     measured = {}
     for way, path in paths.items():
-        model = load_any(path).model
-        measured[way] = judge.measure(model)
-        actual = embed(model, judge.tokenizer, judge.texts["STS-B"])
-        measured[way]["own"] = float((actual * plain).sum(1).mean())
+        loaded = load_any(path)
+        actual = embed(loaded.model, judge.tokenizer, judge.texts["STS-B"])
+        own = float((actual * plain).sum(1).mean())
+        measured[way] = judge.measure(loaded.model) | {"own": own, "bytes": file_bytes(loaded)}
     return measured
 
 
 def main() -> None:
-    """Measures the models that were asked for, and keeps the others' rows."""
+    """Measures what was asked for, and keeps what was measured before."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", action="append", choices=MODELS)
+    parser.add_argument("--part", action="append", choices=PARTS)
+    parser.add_argument("--size", action="append", choices=(*SIZES, "text"), help="of speed")
     parser.add_argument("--rounds", type=int, default=15)
     chosen = parser.parse_args()
-    judge = Judge()
-    text = sorted_batches(judge.tokenizer)
-    baseline_folder = Path(tempfile.mkdtemp())
-    collab.checkpoints.export(str(demo_folder()), baseline_folder / "onnx")
+    parts = chosen.part or PARTS
+    judge = Judge() if "quality" in parts else None
+    baseline = graphs("original")["onnxruntime", "float32"]
     for name in chosen.model or MODELS:
-        load = os.getloadavg()[0]
-        folder = Path(tempfile.mkdtemp())
-        paths = graphs(name, folder)
-        fast = speeds([str(baseline_folder / "onnx"), *paths.values()], chosen.rounds, text)[1:]
-        quality = own_cosine(judge, paths)
-        rows = [row for row in kept("serving").get("rows", []) if row["model"] != name]
-        for (way, path), speed in zip(paths.items(), fast, strict=True):
-            rows.append(
-                {"model": name, "runtime": way[0], "precision": way[1], "load": load, "rounds": chosen.rounds}
-                | {"bytes": file_bytes(load_any(path)), "speed": speed}
-                | quality[way]
-            )
-        shutil.rmtree(folder)
-        rows.sort(key=lambda row: (MODELS.index(row["model"]), WAYS.index((row["runtime"], row["precision"]))))
-        write("serving", {"machine": machine(), "rows": rows}, table(rows))
-        (RESULTS / "frontier.md").write_text(frontier(rows) + "\n")
-        draw(rows)
-    shutil.rmtree(baseline_folder)
+        paths = graphs(name)
+        if judge is not None:
+            keep(name, qualities(judge, paths))
+        if "speed" in parts:
+            sizes = SIZES | {"text": sorted_batches(AutoTokenizer.from_pretrained(demo_folder()))}
+            asked = {size: sizes[size] for size in chosen.size or sizes}
+            fast = speeds([baseline, *paths.values()], asked, chosen.rounds)[1:]
+            keep(name, {way: {"speed": speed} for way, speed in zip(paths, fast, strict=True)})
+
+
+def keep(name: str, measured: Mapping[Way, dict[str, Any]]) -> None:
+    """Adds measurements of a model to the results, in place of older ones of the same."""
+    with my_turn("serving"):
+        known = {way_of(row): row for row in kept("serving").get("rows", [])}
+        for way, new in measured.items():
+            row = known.setdefault((name, *way), {"model": name, "runtime": way[0], "precision": way[1], "speed": {}})
+            row |= new | {"speed": row["speed"] | new.get("speed", {})}
+        rows = sorted(known.values(), key=lambda row: (MODELS.index(row["model"]), WAYS.index(way_of(row)[1:])))
+        complete = [row for row in rows if "own" in row and {*SIZES, "text"} <= row["speed"].keys()]
+        write("serving", {"machine": machine(), "rows": rows}, table(complete))
+        (RESULTS / "frontier.md").write_text(frontier(complete) + "\n")
+        draw(complete)
+
+
+def way_of(row: Mapping[str, Any]) -> tuple[str, str, str]:
+    """Model, runtime and precision of a row."""
+    return row["model"], row["runtime"], row["precision"]
+
+
+def peak(row: Mapping[str, Any]) -> int | None:
+    """Peak memory of the process at the largest size."""
+    return row["speed"]["2x512"]["peak_bytes"]
 
 
 def six_kinds(row: dict[str, Any]) -> float:
@@ -184,26 +220,26 @@ def table(rows: list[dict[str, Any]]) -> str:
                 f"{six_kinds(row):.4f}",
                 f"{row['own']:.4f}",
                 f"{row['bytes'] / 1e6:.0f}",
-                "" if row["speed"]["peak_bytes"] is None else f"{row['speed']['peak_bytes'] / 1e6:.0f}",
+                "" if peak(row) is None else f"{peak(row) / 1e6:.0f}",
             ]
         )
         times.append([*row_of, *(f"{row['speed'][size]['faster']:.2f}" for size in (*SIZES, "text"))])
-    loads = [row["load"] for row in rows]
+    others = [speed["running"] or 0 for row in rows for speed in row["speed"].values()]
     return "\n\n".join(
         [
             "### Quality and size",
             markdown(quality, cells),
             "### Times as fast as the original's float32 graph in onnxruntime",
             markdown(speed, times),
-            "Columns are rows × tokens; text is STS-B dev sorted by length. One-minute load of the machine when a "
-            f"measurement began: {min(loads):.1f} to {max(loads):.1f}.",
+            "Columns are rows × tokens; text is STS-B dev sorted by length. "
+            f"Running processes when a measurement began, its own among them: at most {max(others, default=0)}.",
         ]
     )
 
 
 def frontier(rows: list[dict[str, Any]]) -> str:
     """The table of README.md: what one gets, float32 in onnxruntime and int8 in OpenVINO."""
-    known = {(row["model"], row["runtime"], row["precision"]): row for row in rows}
+    known = {way_of(row): row for row in rows}
     cells = []
     for label, key in FRONTIER.items():
         if row := known.get(key):

@@ -192,15 +192,24 @@ class TestRefusals:
         self.refused("int", folder / "model", tmp_path / "out", *options)
 
     @pytest.mark.parametrize("command", ["bench", "evaluate"])
-    @pytest.mark.parametrize("content", [b"", b"<net></net>"], ids=["empty", "strange"])
-    def test_damaged(self, command: str, content: bytes, folder: Path, tmp_path: Path) -> None:
+    @pytest.mark.parametrize(
+        ("name", "content", "reason"),
+        [
+            ("openvino_model.xml", b"", "Unable to read the model"),
+            ("openvino_model.xml", b"<net></net>", "Unable to read the model"),
+            ("openvino_model.bin", b"\0" * 2000, "Incorrect weights"),
+        ],
+        ids=["empty", "strange", "weights cut off"],
+    )
+    def test_damaged(self, command: str, name: str, content: bytes, reason: str, folder: Path, tmp_path: Path) -> None:
         (tmp_path / "served").mkdir()
         for path in (folder / "served").iterdir():
             if path.is_file():
                 (tmp_path / "served" / path.name).write_bytes(path.read_bytes())
-        (tmp_path / "served" / "openvino_model.xml").write_bytes(content)
+        (tmp_path / "served" / name).write_bytes(content)
         data = ("--data", folder / "dev.tsv", "--task", "classification") if command == "evaluate" else ()
         done = run(command, tmp_path / "served", *data)
         assert done.exit_code == 1
+        assert reason in done.stderr
         assert "Export the model again" in done.stderr
         assert "Traceback" not in done.output

@@ -31,14 +31,11 @@ _STATUS = Path("/proc/self/status")
 
 
 class Worker(TimedElsewhere):
-    """A model in a process of its own.
+    """A model in a process of its own, which reads it while others start; `wait` for it before anything else.
 
     Args:
         model: folder of the model, or of a graph.
         dtype: dtype of the weights and arithmetic of a PyTorch model.
-
-    Raises:
-        CheckpointError: if the model cannot be read.
     """
 
     def __init__(self, model: str, dtype: torch.dtype = torch.float32) -> None:
@@ -50,7 +47,15 @@ class Worker(TimedElsewhere):
             stderr=subprocess.PIPE,
             text=True,
         )
-        self._ask({"load": model, "dtype": str(dtype).removeprefix("torch."), "threads": torch.get_num_threads()})
+        self._send({"load": model, "dtype": str(dtype).removeprefix("torch."), "threads": torch.get_num_threads()})
+
+    def wait(self) -> None:
+        """Waits until the model has been read.
+
+        Raises:
+            CheckpointError: if it cannot be.
+        """
+        self._receive()
 
     def prepare(self, sizes: Sequence[tuple[int, int | None]], vocabulary: int | None = None, seed: int = 0) -> None:
         """Makes random inputs of some batch sizes and lengths, all of which every later call of `seconds` runs on."""
@@ -66,11 +71,17 @@ class Worker(TimedElsewhere):
         return PeakMemory(**answer) if answer else None
 
     def _ask(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        self._send(request)
+        return self._receive()
+
+    def _send(self, request: Mapping[str, Any]) -> None:
         assert self._process.stdin is not None
-        assert self._process.stdout is not None
         with contextlib.suppress(BrokenPipeError):
             self._process.stdin.write(json.dumps(request) + "\n")
             self._process.stdin.flush()
+
+    def _receive(self) -> dict[str, Any]:
+        assert self._process.stdout is not None
         answer = self._process.stdout.readline()
         if not answer:
             assert self._process.stderr is not None
@@ -98,9 +109,16 @@ class Worker(TimedElsewhere):
 
 @contextlib.contextmanager
 def workers(models: Sequence[str], dtype: torch.dtype) -> Iterator[list[Worker]]:
-    """A process for each model, ended with the context."""
+    """A process for each model, ended with the context.
+
+    Raises:
+        CheckpointError: if a model cannot be read.
+    """
     with contextlib.ExitStack() as stack:
-        yield [stack.enter_context(Worker(model, dtype)) for model in models]
+        processes = [stack.enter_context(Worker(model, dtype)) for model in models]
+        for process in processes:
+            process.wait()
+        yield processes
 
 
 def load_any(name: str) -> Checkpoint:

@@ -123,4 +123,11 @@ def open_graph(file: Path) -> Session:
         session.bytes = sum(path.stat().st_size for path in graph_parts(file))
         return session
     except Exception as error:  # each runtime has its own exceptions
-        raise CheckpointError(f"{file} could not be read: {first_line(error)}. Export the model again.") from error
+        raise CheckpointError(f"{file} could not be read: {_reason(error)}. Export the model again.") from error
+
+
+def _reason(error: Exception) -> str:
+    """What a runtime says is wrong, without the places in its own source that OpenVINO names first."""
+    lines = [line for line in str(error).splitlines() if not line.startswith(("Exception from ", "Check "))]
+    text = next((line.strip() for line in lines if line.strip()), first_line(error))
+    return text.partition(" Please ")[0].rstrip("!.")
