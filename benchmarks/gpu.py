@@ -146,7 +146,7 @@ def convert(place: Place) -> Iterator[Row]:
         row = {"what": f"heal {name}, {place.steps} steps"}
         run = collab.RunOptions(1e-4, steps=place.steps, evaluations=1, precision="auto", device=place.device)
         with measured(place, row):
-            collab.heal(conversion.model, model, options=collab.HealOptions("factors", 64 * 8, 32, run))
+            collab.heal(conversion.model, model, options=collab.HealOptions("factors", 64 * 8, 32, run=run))
         yield row
 
 

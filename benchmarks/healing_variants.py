@@ -1,4 +1,4 @@
-"""Variants of healing at equal CPU seconds: optimizers, batches, objectives, rows, starting points.
+"""Variants of healing at equal CPU seconds: optimizers, batches, objectives, rows, widths, starting points.
 
 The demo checkpoint at half of its layers' arithmetic, compressed on four kinds of text (STS-B, SST-2, WikiText-2,
 Multi30k) and healed on the same for so many CPU seconds, is judged on these and on two that it has never seen,
@@ -12,6 +12,7 @@ Writes results/healing_variants.json and .md; rows are kept as they finish.
 from __future__ import annotations
 
 import argparse
+import itertools
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -25,6 +26,9 @@ from torch import Tensor, nn
 from transformers import AutoModel
 
 import collab
+from collab.compression.compressions import Compressions
+from collab.data.fragments import with_fragments
+from collab.progress import no_progress
 
 WORK = Path(__file__).parent / "work" / "kinds"
 HEALED_ON = KINDS[:4]
@@ -47,7 +51,22 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "Muon, 64 rows, 4e-3": {"optimizer": "muon", "rows": 64, "rate": 4e-3},
     "Muon, 40 rows, 1.2e-3": {"optimizer": "muon", "rows": 40, "rate": 1.2e-3, "beta": 0.98},
     "SOAP, 64 rows, 1e-3": {"optimizer": "soap", "rows": 64, "rate": 1e-3, "beta": 0.99},
+    "mixed by tokens": {"by_tokens": True},
+    "fragments": {"by_tokens": True, "fragments": 0.5},
+    "fragments, means of all states too": {"by_tokens": True, "fragments": 0.5, "means": 0.3},
+    "fragments, embeddings trained too": {"by_tokens": True, "fragments": 0.5, "embeddings": True},
+    "fragments, wider values": {"by_tokens": True, "fragments": 0.5, "widths": "wider values"},
+    "fragments, as many neurons everywhere": {"by_tokens": True, "fragments": 0.5, "widths": "as many neurons"},
+    "fragments, narrower last values": {"by_tokens": True, "fragments": 0.5, "widths": "narrower last values"},
 }
+WIDTHS: dict[str, tuple[Sequence[int], Sequence[int], Sequence[int]]] = {
+    "wider values": ((20, 12, 8, 8, 8, 8), (20, 24, 24, 24, 24, 32), (656, 592, 560, 624, 928, 960)),
+    "as many neurons": ((20, 12, 8, 8, 8, 8), (12, 16, 16, 16, 16, 32), (800,) * 6),
+    "narrower last values": ((20, 12, 10, 10, 8, 8), (16, 16, 16, 16, 16, 24), (784, 768, 768, 784, 880, 880)),
+}
+"""Widths at half of the arithmetic other than those of `collab compress`: of a head's queries and keys, of its values,
+and neurons, by layer."""
+
 DEFAULTS = {
     "optimizer": "adam",
     "rows": 32,
@@ -56,8 +75,13 @@ DEFAULTS = {
     "bfloat16": True,
     "last": 0,
     "embedding": 0.0,
+    "means": 0.0,
+    "embeddings": False,
     "replaced": 0.0,
+    "by_tokens": False,
+    "fragments": 0.0,
     "refitted": False,
+    "widths": "",
 }
 
 
@@ -134,8 +158,12 @@ def relative(student: Tensor, teacher: Tensor) -> Tensor:
 
 def pooled(states: Tensor, mask: Tensor) -> Tensor:
     """Normalized means over the tokens, (B, D)."""
+    return nn.functional.normalize(_means(states, mask), dim=-1)
+
+
+def _means(states: Tensor, mask: Tensor) -> Tensor:
     weight = mask.unsqueeze(-1).float()
-    return nn.functional.normalize((states.float() * weight).sum(1) / weight.sum(1), dim=-1)
+    return (states.float() * weight).sum(1) / weight.sum(1)  # (B, D)
 
 
 def batches(tokenizer: Any, rows: Sequence[list[int]], size: int, replaced: float) -> Iterator[tuple[Tensor, Tensor]]:
@@ -160,12 +188,34 @@ def batches(tokenizer: Any, rows: Sequence[list[int]], size: int, replaced: floa
                 yield padded["input_ids"], padded["attention_mask"]
 
 
+def by_tokens(
+    tokenizer: Any, kinds: dict[str, list[dict[str, list[int]]]], size: int, fragments: float
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Padded batches of rows of similar length, of all kinds evenly by tokens, some rows cut to fragments."""
+    generator = np.random.default_rng(0)
+    inverse = np.array([len(rows) / sum(len(row["input_ids"]) for row in rows) for rows in kinds.values()])
+    streams = [_endless(rows, generator) for rows in kinds.values()]
+    for seed in itertools.count():
+        drawn = [next(streams[kind]) for kind in generator.choice(len(kinds), size * 32, p=inverse / inverse.sum())]
+        cut = [row["input_ids"] for row in with_fragments(drawn, fragments, tokenizer, seed)]
+        cut.sort(key=len)
+        for number in generator.permutation(32):
+            padded = tokenizer.pad({"input_ids": cut[number * size : (number + 1) * size]}, return_tensors="pt")
+            yield padded["input_ids"], padded["attention_mask"]
+
+
+def _endless(rows: Sequence[Any], generator: np.random.Generator) -> Iterator[Any]:
+    while True:
+        yield from (rows[number] for number in generator.permutation(len(rows)))
+
+
 def heal(
-    model: Any, teacher: Any, tokenizer: Any, rows: Sequence[list[int]], seconds: float, how: dict[str, Any]
+    model: Any, teacher: Any, given_batches: Iterator[tuple[Tensor, Tensor]], seconds: float, how: dict[str, Any]
 ) -> int:
     """Heals for so many CPU seconds; returns the number of steps."""
     torch.manual_seed(0)
-    trained = [weight for name, weight in model.named_parameters() if name.startswith("encoder.")]
+    parts = ("encoder.", "embeddings.") if how["embeddings"] else ("encoder.",)
+    trained = [weight for name, weight in model.named_parameters() if name.startswith(parts)]
     for weight in model.parameters():
         weight.requires_grad_(False)
     for weight in trained:
@@ -179,7 +229,7 @@ def heal(
     elif how["optimizer"] == "soap":
         second = Soap(matrices, how["beta"]).step
     start, steps = time.process_time(), 0
-    for ids, mask in batches(tokenizer, rows, how["rows"], how["replaced"]):
+    for ids, mask in given_batches:
         done = (time.process_time() - start) / seconds
         if done >= 1:
             break
@@ -193,6 +243,9 @@ def heal(
         loss = torch.stack([relative(left[seen].float(), right[seen].float()) for left, right in pairs]).mean()
         if how["embedding"]:
             loss = loss + how["embedding"] * relative(pooled(actual[-1], mask), pooled(expected[-1], mask))
+        if how["means"]:
+            of_rows = [relative(*(_means(states, mask) for states in pair)) for pair in pairs]
+            loss = loss + how["means"] * torch.stack(of_rows).mean()
         loss.backward()
         rate = how["rate"] * max(1e-3, min(done / 0.1, (1 - done) / 0.9))
         adam.param_groups[0]["lr"] = rate
@@ -204,6 +257,28 @@ def heal(
     return steps
 
 
+def start(how: dict[str, Any]) -> Any:
+    """The compressed model to heal."""
+    folder = WORK / f"start{'-refitted' * how['refitted']}{how['widths'].replace(' ', '-')}"
+    if how["widths"] and not folder.is_dir():
+        known = texts()
+        original = collab.load(str(demo_folder()))
+        mixture = collab.Mixture({kind: known[kind][0] for kind in HEALED_ON})
+        moments = collab.calibrate(original, mixture, options=collab.CalibrationOptions(2048, 128))
+        config = collab.CompressionConfig(flops=0.5, healed=True)
+        candidates = Compressions(original.model, config, moments, no_progress).candidates
+        heads = original.model.config.num_attention_heads
+        by_layer = zip(*WIDTHS[how["widths"]], strict=True)
+        widths = [
+            {"queries-keys": heads * queries, "values": values, "feed-forward": neurons}
+            for queries, values, neurons in by_layer
+        ]
+        candidates.build(tuple(widths)).save_pretrained(folder)
+    elif not folder.is_dir():
+        made("half", folder, HEALED_ON, steps=0, healed=not how["refitted"])
+    return collab.load(str(folder)).model
+
+
 def main() -> None:
     """Runs the variants that are missing."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -212,18 +287,23 @@ def main() -> None:
     chosen = parser.parse_args()
     judge = Judge()
     known = texts()
-    sentences = [text for kind in HEALED_ON for text in known[kind][0][:PER_KIND]]
-    rows = judge.tokenizer(sentences, truncation=True, max_length=128)["input_ids"]
+    encoded = {
+        kind: judge.tokenizer(known[kind][0][:PER_KIND], truncation=True, max_length=128)["input_ids"]
+        for kind in HEALED_ON
+    }
+    every_row = [ids for rows in encoded.values() for ids in rows]
+    by_kind = {kind: [{"input_ids": ids} for ids in rows] for kind, rows in encoded.items()}
     teacher = AutoModel.from_pretrained(demo_folder()).eval()
     for name in chosen.variant or VARIANTS:
         if any(row["variant"] == name for row in kept("healing_variants").get("rows", [])):
             continue
         how = DEFAULTS | VARIANTS[name]
-        folder = WORK / f"start{'-refitted' * how['refitted']}"
-        if not folder.is_dir():
-            made("half", folder, HEALED_ON, steps=0, healed=not how["refitted"])
-        model = collab.load(str(folder)).model
-        steps = heal(model, teacher, judge.tokenizer, rows, chosen.seconds, how)
+        if how["by_tokens"]:
+            given = by_tokens(judge.tokenizer, by_kind, how["rows"], how["fragments"])
+        else:
+            given = batches(judge.tokenizer, every_row, how["rows"], how["replaced"])
+        model = start(how)
+        steps = heal(model, teacher, given, chosen.seconds, how)
         row = {"variant": name, "seconds": chosen.seconds, "steps": steps} | judge.measure(model.eval())
         with my_turn("healing_variants"):
             every = [*kept("healing_variants").get("rows", []), row]

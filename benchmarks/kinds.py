@@ -21,7 +21,8 @@ import collab
 KINDS = ("STS-B", "SST-2", "WikiText", "Multi30k", "questions", "dialogue")
 JUDGED = 900
 BUDGETS = {"half": {"flops": 0.5}, "third": {"flops": 0.33}, "three layers dropped": {"flops": 0.51, "drop_layers": 3}}
-STEPS = 1200
+STEPS = 1800
+FRAGMENTS = 0.5
 
 
 def texts() -> dict[str, tuple[list[str], list[str]]]:
@@ -85,6 +86,7 @@ def made(
     seed: int = 0,
     *,
     healed: bool = True,
+    fragments: float = FRAGMENTS,
     **run: Any,
 ) -> float:
     """Compresses the demo checkpoint into a folder, calibrated and healed on some kinds of text; CPU seconds.
@@ -98,6 +100,7 @@ def made(
         "layers",
         samples=65536,
         max_length=128,
+        fragments=fragments,
         run=collab.RunOptions(**{"steps": max(1, steps), "evaluations": 3, "precision": "auto", "seed": seed} | run),
     )
     calibration = collab.CalibrationOptions(2048, 128, seed=seed)

@@ -1,24 +1,30 @@
 """Peak memory of `collab convert` against the bytes of the checkpoint, for random models of one width and more layers.
 
 Each conversion is a process of its own; the system says how much of its memory was resident at most. That includes
-the pages of the weights' files, which transformers maps into memory, and the libraries, whose share is measured by a
-process that only imports them.
+the pages of the weights' files, which transformers maps into memory and the system takes back when it needs them, and
+the libraries, whose share is measured by a process that only imports them. What the process itself holds, the
+anonymous part of its memory, is read every 20 ms.
 
-    python benchmarks/memory.py [--layers 6 12 24] [--before FOLDER] [--calibrated]
+    python benchmarks/memory.py [--layers 6 12 24] [--before FOLDER] [--calibrated] [--limit GB]
 
 With --before, the code of an earlier checkout in FOLDER is measured besides. With --calibrated, the largest model is
-also converted with calibration. Writes results/memory.json, .md and .png. The models take 2 GB, and are deleted again.
+also converted with calibration. With --limit, the models are converted in a control group that may have so much memory
+at most, mapped files included (as root, with cgroups of version 1). Writes results/memory.json, .md and .png. The
+models take 2 GB, one of 100 layers 8 GB, and are deleted again.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import shutil
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -43,35 +49,80 @@ import collab.checkpoints.convert
 
 
 MAKE = f"""
-import sys, torch, transformers
+import json, sys, torch, transformers
+from safetensors.torch import save_file
 folder, layers = sys.argv[1], int(sys.argv[2])
 config = transformers.BertConfig(
-    hidden_size={WIDTH}, num_hidden_layers=layers, num_attention_heads={HEADS}, intermediate_size={4 * WIDTH}
+    hidden_size={WIDTH}, num_hidden_layers=layers, num_attention_heads={HEADS}, intermediate_size={4 * WIDTH},
+    architectures=["BertModel"], dtype="float32",
 )
+config.save_pretrained(folder)
+with torch.device("meta"):
+    state = transformers.BertModel(config).state_dict()
 torch.manual_seed(0)
-transformers.logging.disable_progress_bar()
-transformers.BertModel(config).save_pretrained(folder)
+index, shard = {{}}, {{}}
+for name, like in state.items():
+    scale = 0.0 if name.endswith("bias") else 0.02
+    shard[name] = torch.ones(like.shape) if "LayerNorm.weight" in name else torch.randn(like.shape) * scale
+    if sum(tensor.nbytes for tensor in shard.values()) > 5e8 or name == list(state)[-1]:
+        file = f"model-{{len(index):05d}}.safetensors"
+        save_file(shard, f"{{folder}}/{{file}}", metadata={{"format": "pt"}})
+        index |= dict.fromkeys(shard, file)
+        shard = {{}}
+with open(f"{{folder}}/model.safetensors.index.json", "w") as file:
+    json.dump({{"metadata": {{}}, "weight_map": index}}, file)
 """
 
 
 def make(folder: Path, layers: int) -> int:
-    """A random BERT in float32; returns the bytes of its weights.
+    """A random BERT in float32, in shards of 500 MB; returns the bytes of its weights.
 
     In a process of its own: what the system says of a process counts the memory of the one that started it.
     """
     subprocess.run([sys.executable, "-c", MAKE, str(folder), str(layers)], check=True)
-    return (folder / "model.safetensors").stat().st_size
+    return sum(file.stat().st_size for file in folder.glob("*.safetensors"))
 
 
-def peak(arguments: list[str], code: Path) -> tuple[int, float]:
-    """Resident bytes at most, and seconds, of a Python process that uses the collab in a folder."""
+@dataclass(frozen=True)
+class Peak:
+    """What a process took: resident bytes at most, anonymous ones among them, and seconds."""
+
+    resident: int
+    anonymous: int
+    seconds: float
+
+
+def peak(arguments: list[str], code: Path, limit: float | None = None) -> Peak:
+    """What a Python process takes that uses the collab in a folder, in a control group of so many GB if wanted."""
     environment = os.environ | {"PYTHONPATH": str(code), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
     start = time.perf_counter()
-    process = subprocess.Popen([sys.executable, *arguments], cwd=code, env=environment)  # which is first on the path
-    _, status, usage = os.wait4(process.pid, 0)
+    with contextlib.nullcontext() if limit is None else limited(limit) as enter:
+        process = subprocess.Popen([sys.executable, *arguments], cwd=code, env=environment, preexec_fn=enter)
+        anonymous, ended = 0, 0
+        while not ended:
+            with contextlib.suppress(OSError):
+                for line in Path(f"/proc/{process.pid}/status").read_text().splitlines():
+                    if line.startswith("RssAnon:"):
+                        anonymous = max(anonymous, int(line.split()[1]) * 1024)
+            time.sleep(0.02)
+            ended, status, usage = os.wait4(process.pid, os.WNOHANG)
     if status:
         raise SystemExit(f"{' '.join(arguments)} failed.")
-    return usage.ru_maxrss * 1024, time.perf_counter() - start
+    return Peak(usage.ru_maxrss * 1024, anonymous, time.perf_counter() - start)
+
+
+@contextlib.contextmanager
+def limited(gigabytes: float) -> Iterator[Callable[[], None]]:
+    """A control group with so much memory; yields what a new process calls to enter it."""
+    groups = Path("/proc/self/cgroup").read_text().splitlines()
+    own = next(line.split(":", 2)[2] for line in groups if ":memory:" in line)
+    group = Path(f"/sys/fs/cgroup/memory{own}/collab.{os.getpid()}")
+    group.mkdir()
+    (group / "memory.limit_in_bytes").write_text(str(int(gigabytes * 1e9)))
+    try:
+        yield lambda: (group / "cgroup.procs").write_text(str(os.getpid())) and None
+    finally:
+        group.rmdir()
 
 
 def moments_bytes(layers: int) -> int:
@@ -82,14 +133,14 @@ def moments_bytes(layers: int) -> int:
 def draw(rows: list[dict[str, Any]], file: Path) -> None:
     """Draws peak memory without libraries against the checkpoint's bytes."""
     figure, axis = pyplot().subplots(figsize=(5, 3.6), layout="constrained")
-    top = max(row["checkpoint"] for row in rows) / 1e9
+    top = max(row["checkpoint"] for row in rows if row["layers"] <= 24) / 1e9
     axis.plot([0, top], [0, top], color=COLORS["concat"], linestyle=":", label="the checkpoint itself")
     axis.plot([0, top], [0, top * 4 / 3], color=COLORS["concat"], linestyle="--", label="and one third more")
     for when, color, mark in (("before", COLORS["rival"], "s"), ("now", COLORS["collab"], "o")):
         points = [
             (row["checkpoint"] / 1e9, (row["peak"] - row["libraries"]) / 1e9)
             for row in rows
-            if row["when"] == when and row["calibration"] == "weights alone"
+            if row["when"] == when and row["calibration"] == "weights alone" and row["layers"] <= 24
         ]
         if points:
             axis.plot(*zip(*sorted(points), strict=True), f"{mark}-", color=color, label=when)
@@ -104,13 +155,14 @@ def main() -> None:
     parser.add_argument("--layers", type=int, nargs="*", default=[6, 12, 24])
     parser.add_argument("--before", type=Path, help="An earlier checkout.")
     parser.add_argument("--calibrated", action="store_true", help="Convert the largest model with calibration, too.")
+    parser.add_argument("--limit", type=float, help="Gigabytes of memory at most.")
     wanted = parser.parse_args()
     here = Path(__file__).parents[1]
     rows: list[dict[str, Any]] = []
     for when, code in (("before", wanted.before), ("now", here)):
         if code is None:
             continue
-        libraries, _ = peak(["-c", IMPORTS], code)
+        libraries = peak(["-c", IMPORTS], code)
         for layers in wanted.layers:
             for name, options in CALIBRATIONS.items():
                 if name == "calibrated" and (not wanted.calibrated or layers != max(wanted.layers) or when == "before"):
@@ -119,7 +171,7 @@ def main() -> None:
                     checkpoint = make(Path(top) / "model", layers)
                     line = ["-m", "collab", "convert", f"{top}/model", f"{top}/out", *OPTIONS, *options]
                     line += [] if when == "before" else ["--no-speed"]  # which earlier checkouts do not measure
-                    most, seconds = peak(line, code)
+                    most = peak(line, code, wanted.limit)
                     shutil.rmtree(top, ignore_errors=True)
                     Path(top).mkdir()
                 rows.append(
@@ -128,18 +180,20 @@ def main() -> None:
                         "calibration": name,
                         "layers": layers,
                         "checkpoint": checkpoint,
-                        "libraries": libraries,
+                        "libraries": libraries.resident,
+                        "limit": wanted.limit,
                         "moments": 0 if name == "weights alone" else moments_bytes(layers),
-                        "peak": most,
-                        "seconds": round(seconds, 1),
+                        "peak": most.resident,
+                        "anonymous": most.anonymous,
+                        "anonymous_libraries": libraries.anonymous,
+                        "seconds": round(most.seconds, 1),
                     }
                 )
                 print(rows[-1], file=sys.stderr, flush=True)
     with my_turn("memory"):
-        measured = {(row["when"], row["calibration"], row["layers"]) for row in rows}
-        earlier = kept("memory").get("rows", [])
-        rows = [row for row in earlier if (row["when"], row["calibration"], row["layers"]) not in measured] + rows
-        rows.sort(key=lambda row: (row["calibration"] != "weights alone", row["when"], row["layers"]))
+        measured = {key(row) for row in rows}
+        rows = [row for row in kept("memory").get("rows", []) if key(row) not in measured] + rows
+        rows.sort(key=lambda row: (row["calibration"] != "weights alone", row["when"], row["layers"], limit_of(row)))
         table = markdown(
             [
                 "",
@@ -150,20 +204,32 @@ def main() -> None:
                 "peak, MB",
                 "beyond these, MB",
                 "of the checkpoint",
+                "held by the process, MB",
             ],
             [
                 [
-                    f"{row['when']}, {row['calibration']}",
+                    f"{row['when']}, {row['calibration']}{f', within {limit_of(row):g} GB' * bool(limit_of(row))}",
                     str(row["layers"]),
                     *(f"{row[name] / 1e6:.0f}" for name in ("checkpoint", "libraries", "moments", "peak")),
                     f"{beyond(row) / 1e6:.0f}",
                     f"{beyond(row) / row['checkpoint']:.2f}",
+                    f"{(row['anonymous'] - row['anonymous_libraries']) / 1e6:.0f}" if "anonymous" in row else "",
                 ]
                 for row in rows
             ],
         )
         write("memory", {"machine": machine(), "width": WIDTH, "heads": HEADS, "rows": rows}, table)
         draw(rows, RESULTS / "memory.png")
+
+
+def limit_of(row: dict[str, Any]) -> float:
+    """Gigabytes that a conversion was limited to; 0 without a limit."""
+    return row.get("limit") or 0.0
+
+
+def key(row: dict[str, Any]) -> tuple[Any, ...]:
+    """What was measured."""
+    return row["when"], row["calibration"], row["layers"], limit_of(row)
 
 
 def beyond(row: dict[str, Any]) -> int:

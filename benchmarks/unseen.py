@@ -27,8 +27,9 @@ import collab
 WORK = Path(__file__).parent / "work" / "kinds"
 RECIPES: dict[str, dict[str, Any]] = {
     "now": {},
-    "before": {"steps": 200, "batch_size": 64},
-    "before, three times as long": {"steps": 600, "batch_size": 64},
+    "whole rows, 1200 steps": {"steps": 1200, "fragments": 0.0},
+    "200 steps of 64 whole rows": {"steps": 200, "batch_size": 64, "fragments": 0.0},
+    "600 steps of 64 whole rows": {"steps": 600, "batch_size": 64, "fragments": 0.0},
 }
 
 
@@ -70,7 +71,7 @@ def table(rows: list[dict[str, Any]]) -> str:
             [
                 row["model"],
                 *([] if row["recipe"] == "now" else [row["recipe"]]),
-                *([] if row["steps"] == STEPS else [f"{row['steps']} steps"]),
+                *([] if row["recipe"] != "now" or row["steps"] == STEPS else [f"{row['steps']} steps"]),
                 *([f"seed {row['seed']}"] if row["seed"] else []),
             ]
         )

@@ -11,6 +11,7 @@ from .compression.plan import plan as plan
 from .conversion.convert import convert as convert
 from .conversion.expand import expand as expand
 from .conversion.in_order import calibrate_in_order as calibrate_in_order
+from .conversion.lengthen import lengthen as lengthen
 from .conversion.vocabulary import keep_tokens as keep_tokens
 from .data.examples import Examples as Examples
 from .data.examples import read_examples as read_examples
@@ -56,6 +57,7 @@ from .io.write import save as save
 from .models.cache import CacheBytes as CacheBytes
 from .models.widths import LayerWidths as LayerWidths
 from .planning.config import ConversionConfig as ConversionConfig
+from .planning.long_rows import LongOptions as LongOptions
 from .planning.plan import Plan as Plan
 from .planning.plan import PlanOption as PlanOption
 from .planning.plan import Spectrum as Spectrum
@@ -74,6 +76,7 @@ from .steps.export import ExpandedLayer as ExpandedLayer
 from .steps.export import Expansion as Expansion
 from .steps.export import Export as Export
 from .steps.history import History as History
+from .steps.long_rows import Lengthening as Lengthening
 from .steps.measurement import Evaluation as Evaluation
 from .steps.measurement import Speed as Speed
 from .steps.pruning import Pruning as Pruning

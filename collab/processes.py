@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, TypeVar
 
@@ -18,6 +18,7 @@ from .errors import ConfigurationError, ProcessError
 if TYPE_CHECKING:
     from torch import Tensor
 
+Item = TypeVar("Item")
 Value = TypeVar("Value")
 
 _MEETING = timedelta(minutes=10)
@@ -27,14 +28,36 @@ _WORK = timedelta(days=30)
 """As long may a process wait for the work of another. That one has ended is noticed at once: its connections close."""
 
 
+_LAUNCHED = ("WORLD_SIZE", "RANK", "LOCAL_WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
+"""What a launcher says to each process; torch and accelerate read it, too."""
+
+_by_itself = False
+
+
 def processes() -> int:
-    """Number of processes that work together."""
-    return int(os.environ.get("WORLD_SIZE", "1"))
+    """Number of processes that work together at the moment."""
+    return 1 if _by_itself else int(os.environ.get("WORLD_SIZE", "1"))
 
 
 def rank() -> int:
     """Number of this process among them, from 0."""
-    return int(os.environ.get("RANK", "0"))
+    return 0 if _by_itself else int(os.environ.get("RANK", "0"))
+
+
+@contextlib.contextmanager
+def by_itself() -> Iterator[None]:
+    """Inside it, this process works as if it were the only one, for example while the others wait for it."""
+    global _by_itself
+    before, _by_itself = _by_itself, True
+    try:
+        yield
+    finally:
+        _by_itself = before
+
+
+def environment_of_its_own() -> dict[str, str]:
+    """The environment for a process that this one starts, which is none of those that work together."""
+    return {name: value for name, value in os.environ.items() if name not in _LAUNCHED}
 
 
 def local_rank() -> int:
@@ -45,6 +68,19 @@ def local_rank() -> int:
 def is_main_process() -> bool:
     """Whether this is the main process, the one that prints and writes."""
     return rank() == 0
+
+
+def check_launcher() -> None:
+    """Checks that a launcher that was to start several processes did.
+
+    Raises:
+        ConfigurationError: if ``accelerate launch`` started a single one, or copies that do not know of each other.
+    """
+    if "ACCELERATE_MIXED_PRECISION" in os.environ and "MASTER_ADDR" in os.environ and "WORLD_SIZE" not in os.environ:
+        raise ConfigurationError(
+            "accelerate launch was asked for several processes, but on CPUs it starts one, or by mpirun some that "
+            "are not connected. Start them with torchrun or accelerate launch --multi_gpu, which both work on CPUs."
+        )
 
 
 def connect() -> None:
@@ -91,7 +127,7 @@ def wait_for_everyone() -> None:
 
 
 def from_main(compute: Callable[[], Value]) -> Value:
-    """What the main process computes, while the others wait for it.
+    """What the main process computes by itself, while the others wait for it.
 
     Raises:
         ProcessError: if another process has ended.
@@ -101,7 +137,10 @@ def from_main(compute: Callable[[], Value]) -> Value:
     connect()
     from torch import distributed
 
-    values = [compute() if is_main_process() else None]
+    values: list[Value | None] = [None]
+    if is_main_process():
+        with by_itself():
+            values = [compute()]
     with _connected():
         distributed.broadcast_object_list(values, src=0)
     return values[0]  # type: ignore[return-value]
@@ -122,6 +161,29 @@ def gathered(value: Value) -> list[Value]:
     with _connected():
         distributed.all_gather_object(values, value)
     return values  # type: ignore[return-value]
+
+
+def divided(items: Sequence[Item], do: Callable[[list[Item]], Sequence[Value]]) -> list[Value]:
+    """What a function makes of items, one value of each, which the processes divide. All get all values, in order.
+
+    Args:
+        items: the same in all processes.
+        do: called in every process with its share of the items, which may be empty.
+    """
+    values: list[Value] = [None] * len(items)  # type: ignore[list-item]
+    for number, part in enumerate(gathered(list(do(list(items[rank() :: processes()]))))):
+        values[number :: processes()] = part
+    return values
+
+
+def owners(costs: Sequence[float]) -> list[int]:
+    """The process that does each of several pieces of work, so that all have about as much: the dearest first."""
+    loads = [0.0] * processes()
+    owner = [0] * len(costs)
+    for piece in sorted(range(len(costs)), key=lambda piece: -costs[piece]):
+        owner[piece] = loads.index(min(loads))
+        loads[owner[piece]] += costs[piece]
+    return owner
 
 
 def summed(tensor: Tensor) -> Tensor:

@@ -48,6 +48,18 @@ def test_in_place() -> None:
 
 
 @every_form
+def test_new_weights_can_stay_in_files(form: str, tmp_path: Path) -> None:
+    native, config = tiny_model(BERT), collab.ConversionConfig(rank=8, form=form)
+    expected = state(collab.convert(native, config).model)
+    converted = collab.convert(native, config, share=True, scratch=tmp_path).model
+    assert len(list(tmp_path.iterdir())) == len(attention_layers(native))
+    assert not changed(converted, expected)
+    with torch.no_grad():
+        converted.encoder.layer[0].attention.self.query.weight.zero_()  # a change stays in memory
+    assert not changed(collab.convert(native, config).model, expected)
+
+
+@every_form
 @pytest.mark.parametrize("in_order", [False, True])
 def test_a_content_bias_too_large_for_float16(form: str, in_order: bool) -> None:
     """W_K b_Q may not fit where both of its factors do."""

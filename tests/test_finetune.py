@@ -246,7 +246,7 @@ class TestRuns:
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
-        launcher = ["accelerate.commands.launch", "--cpu", "--num_processes", "2", "--num_machines", "1"]
+        launcher = ["accelerate.commands.launch", "--multi_gpu", "--num_processes", "2", "--num_machines", "1"]
         launcher += ["--mixed_precision", "no", "--dynamo_backend", "no", "--main_process_port", str(port)]
         launcher += ["-m", "collab", *map(str, self.arguments(folder, tmp_path / "two")), *more]
         two = subprocess.run(

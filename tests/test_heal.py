@@ -6,9 +6,12 @@ import json
 import subprocess
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from processes import command, kill_midway, run
 from tiny import (
     BERT,
@@ -28,6 +31,7 @@ from tiny import (
 from transformers import AutoModel, AutoModelForSequenceClassification, BertForSequenceClassification
 
 import collab
+from collab.data.fragments import with_fragments
 from collab.models.inputs import probe_inputs
 from collab.training.learning_rate import find_learning_rate
 
@@ -337,6 +341,10 @@ class TestBadInput:
         with pytest.raises(collab.errors.ConfigurationError):
             replace(RUN, **values)
 
+    def test_a_part_of_fragments(self) -> None:
+        with pytest.raises(collab.errors.ConfigurationError, match="fragments must be from 0 to 1"):
+            replace(FEW, fragments=1.5)
+
     def test_float16_without_a_gpu(self) -> None:
         teacher = tiny_model(BERT)
         model = converted(teacher)
@@ -353,3 +361,29 @@ class TestBadInput:
         done = run("heal", tmp_path / "bare", tmp_path / "out")
         assert done.exit_code == 2
         assert "--teacher" in done.stderr
+
+
+class TestFragments:
+    def test_an_embedder_is_healed_on_fragments_too(self, tmp_path: Path) -> None:
+        torch.manual_seed(0)
+        teacher = collab.load(str(save_with_tokenizer(tiny_model(BERT).base_model, tmp_path / "embedder")))
+        model = converted(teacher.model)
+        options = replace(FEW, fragments=0.5)
+        healing = collab.heal(collab.Checkpoint(model, teacher.processor), teacher, TEXT, options=options)
+        assert healing.report.improved
+        assert healing.report.settings["fragments"] == 0.5
+
+    @given(part=st.floats(0, 1), seed=st.integers(0, 9))
+    def test_a_fragment_is_a_run_of_a_row(self, part: float, seed: int) -> None:
+        rows = [{"input_ids": [1, *range(10, 10 + n), 2], "attention_mask": [1] * (n + 2)} for n in range(40)]
+        rows.append({"input_ids": [1, *range(10, 30), 2, *range(30, 50), 2], "attention_mask": [1] * 43})
+        tokenizer = SimpleNamespace(all_special_ids=[1, 2, 3], unk_token_id=3)
+        cut = with_fragments(rows, part, tokenizer, seed)
+        assert cut[-1] is rows[-1]
+        for row, fragment in zip(rows, cut, strict=True):
+            ids = fragment["input_ids"]
+            assert (ids[0], ids[-1]) == (1, 2)
+            assert fragment["attention_mask"] == [1] * len(ids)
+            assert fragment is row or (2 <= len(ids) - 2 <= 12 and ids[1:-1] == list(range(ids[1], ids[-2] + 1)))
+        if part == 0:
+            assert all(fragment is row for row, fragment in zip(rows, cut, strict=True))

@@ -102,6 +102,7 @@ def _required(name: str) -> list[str]:
         "convert": ["out", "--rank", "8"],
         "compress": ["out", "--flops", "0.5"],
         "heal": ["out"],
+        "lengthen": ["out"],
         "finetune": ["out", "--task", "classification"],
         "heads": ["--data", "synthetic"],
         "prune": ["out", "--keep", "0:1"],

@@ -24,6 +24,7 @@ import collab
 from collab.data.encoding import names_of
 from collab.evaluation.predict import predictions
 from collab.models.inputs import probe_inputs
+from collab.models.layers import native_layers
 from collab.processes import (
     check_same,
     from_main,
@@ -52,7 +53,10 @@ def calibrated(model: PreTrainedModel, rows: list[Any]) -> tuple[collab.Calibrat
 
 
 def calibrate() -> dict[str, np.ndarray]:
-    """Moments of five batches, or of 2, which are fewer than the processes; and the weights of conversions by them."""
+    """Moments of five batches, or of 2, which are fewer than the processes; and the weights of conversions by them.
+
+    Each process solves some of the layers, and refines on some of the rows.
+    """
     results = {}
     for name in MODELS:
         torch.manual_seed(0)
@@ -68,11 +72,31 @@ def calibrate() -> dict[str, np.ndarray]:
                     for field, tensor in moments.tensors().items():
                         assert len({each.tobytes() for each in gathered(tensor.numpy())}) == 1
                         results[f"{name}/{number}/{part}/{layer}/{field}"] = tensor.numpy()
-        if is_main_process():
-            config = collab.ConversionConfig(params=0.5, allocation="balanced", refine="none", compare=False)
+        for kind, steps in (("weights", "none"), ("refined", 3)):
+            config = collab.ConversionConfig(params=0.5, allocation="balanced", refine=steps, compare=kind == "weights")
             made = collab.convert(model, config, calibration=calibration)
-            results |= {f"{name}/weights/{key}": value.numpy() for key, value in made.model.state_dict().items()}
+            for key, value in made.model.state_dict().items():
+                assert len({each.tobytes() for each in gathered(value.numpy())}) == 1
+                results[f"{name}/{kind}/{key}"] = value.numpy()
+            for key, number in made.report.agreement.items():
+                results[f"{name}/{kind}/agreement.{key}"] = np.array(number)
+            assert [layer.name for layer in made.report.layers] == list(native_layers(model))
+            assert len(made.report.comparison) == len(made.report.layers) * (kind == "weights")
     return results
+
+
+def score() -> dict[str, np.ndarray]:
+    """Every score of every head."""
+    torch.manual_seed(0)
+    model = tiny_model(BERT, BertForSequenceClassification)
+    rows = collab.RowOptions(samples=100, max_length=12)
+    scores = collab.score_heads(collab.Checkpoint(model), "synthetic", rows=rows).to_dict()["scores"]
+    assert all(each == scores for each in gathered(scores))
+    return {
+        f"scores/{name}/{layer}": np.array(values)
+        for name, by_layer in scores.items()
+        for layer, values in by_layer.items()
+    }
 
 
 def pair() -> tuple[PreTrainedModel, PreTrainedModel]:
@@ -115,7 +139,7 @@ def predict() -> dict[str, np.ndarray]:
 
 def work(folder: Path) -> None:
     """Everything, with one file of results."""
-    results = calibrate() | heal(folder) | predict()
+    results = calibrate() | heal(folder) | predict() | score()
     assert from_main(rank) == 0
     if is_main_process():
         np.savez(folder / f"{processes()}.npz", **results)

@@ -9,6 +9,7 @@ from .heads import ScoredHeads as ScoredHeads
 from .heads import score_heads as score_heads
 from .heal import heal as heal
 from .inspect import inspect as inspect
+from .lengthen import lengthen as lengthen
 from .plan import plan as plan
 from .prune import prune as prune
 from .report import report as report

@@ -23,11 +23,14 @@ from ..io.options import LoadOptions, TransformOptions
 from ..io.read import Source
 from ..models.weights import check_cast
 from ..planning.config import ConversionConfig
+from ..planning.long_rows import LongOptions
+from ..processes import is_main_process
 from ..training.options import HealRequest
 from .calibrate import calibrate
 from .heal import healed
+from .lengthen import lengthened
 from .speed import speed
-from .transform import Run, Verb, by_main, transform
+from .transform import Run, Verb, transform
 from .vocabulary import fewer_tokens
 
 
@@ -37,6 +40,7 @@ def convert(
     config: ConversionConfig,
     *,
     calibration: CalibrationRequest | None = None,
+    long: LongOptions | None = None,
     heal: HealRequest | None = None,
     dtype: torch.dtype | None = None,
     keep_tokens: str | DataSource | None = None,
@@ -50,6 +54,7 @@ def convert(
         output: folder to write.
         config: settings of the conversion.
         calibration: data to calibrate on; by default that of `heal`, or else random words, and none at full rank.
+        long: has the result compute long rows in blocks, before it is healed; None for no difference between rows.
         heal: data to heal the result on; None for no training. Unfinished healing is kept in `OUTPUT.training`, and
             the same call resumes it.
         dtype: dtype of the exported weights; None keeps the checkpoint's. The solver's is `SolverOptions.precision`.
@@ -64,13 +69,14 @@ def convert(
         The converted model as written; `Checkpoint.step` gives its `Conversion`.
 
     Raises:
-        CollabError: as raised by `collab.load`, `collab.calibrate`, `collab.convert` and `collab.save`. No output is
-            left behind.
+        CollabError: as raised by `collab.load`, `collab.calibrate`, `collab.convert`, `collab.lengthen` and
+            `collab.save`. No output is left behind.
     """
     conversion = _Convert(config, calibration, heal, dtype)
     verbs = [
         None if keep_tokens is None else conversion.fewer_tokens(keep_tokens),
         conversion,
+        None if long is None or long.changes_nothing else lengthened(long),
         None if heal is None else healed(heal),
         None if dtype is None else conversion.cast,
         speed if measure_speed else None,
@@ -122,15 +128,14 @@ class _Convert:
         request = _calibration_request(checkpoint.model, self._config, self._calibration, self._heal)
         moments, notes = calibrate(checkpoint, request, self._config, progress=run.progress)
 
-        def solve() -> Checkpoint:
-            converted = convert_model(
-                checkpoint, self._config, calibration=moments, share=self._heal is None, progress=run.progress
-            )
-            if self._pruned is not None:
-                converted = self._pruned.prune_again(converted)
-            return replace(converted, notes=(*converted.notes, *notes))
-
-        return by_main(checkpoint, solve)
+        share = self._heal is None
+        scratch = run.scratch() if share and moments is None and is_main_process() else None
+        converted = convert_model(
+            checkpoint, self._config, calibration=moments, share=share, scratch=scratch, progress=run.progress
+        )
+        if self._pruned is not None:
+            converted = self._pruned.prune_again(converted)
+        return replace(converted, notes=(*converted.notes, *notes))
 
     def cast(self, checkpoint: Checkpoint, run: Run) -> Checkpoint:
         """Casts the result, as a verb."""

@@ -15,7 +15,7 @@ from ..io.checkpoint import Checkpoint
 from ..io.load import load_source
 from ..io.options import LoadOptions, SaveOptions, TransformOptions
 from ..io.read import Source, resolve_source
-from ..io.staging import check_output, check_space
+from ..io.staging import check_output, check_space, scratch_folder
 from ..io.write import save
 from ..models.assembly import assemble
 from ..processes import from_main, is_main_process, processes
@@ -34,16 +34,22 @@ class Run:
         output: folder that the result will be written to.
         save_options: how it will be written.
         progress: progress callback.
+        ending: closes what must be there until the result is written.
     """
 
     output: Path
     save_options: SaveOptions
     progress: Progress
+    ending: contextlib.ExitStack
 
     @property
     def work(self) -> Path:
         """The folder for unfinished training."""
         return work_folder(self.output)
+
+    def scratch(self) -> Path:
+        """A new folder beside the output for what need not stay in memory, until the result is written."""
+        return self.ending.enter_context(scratch_folder(self.output))
 
 
 Verb = Callable[[Checkpoint, Run], Checkpoint]
@@ -53,13 +59,19 @@ Verb = Callable[[Checkpoint, Run], Checkpoint]
 def by_main(original: Checkpoint, make: Callable[[], Checkpoint]) -> Checkpoint:
     """What the main process makes of a checkpoint, while the others wait for it, and then build the same model.
 
-    Solving and measuring are its own, because two processors may round, and measure, differently.
+    Compressing and measuring are its own, because two processors may round, and measure, differently.
     """
     if processes() == 1:
         return make()
-    made = make() if is_main_process() else None
-    sent = from_main(lambda: _Sent.of(made) if made is not None else None)
-    return made if made is not None else sent.build(original)  # type: ignore[union-attr]
+    made: Checkpoint | None = None
+
+    def send() -> _Sent:
+        nonlocal made
+        made = make()
+        return _Sent.of(made)
+
+    sent = from_main(send)
+    return sent.build(original) if made is None else made
 
 
 @dataclass(frozen=True)
@@ -136,8 +148,10 @@ def transform(
         check_output(output, source.folder, save_options.overwrite)
         weights = [*source.folder.glob("*.safetensors"), *source.folder.glob("*.bin")]
         check_space(output, sum(file.stat().st_size for file in weights) // _LEAST, "takes at least")
-    run = Run(output, save_options, progress)
-    with exclusive_lock(run.work) if trains else contextlib.nullcontext():
+    with contextlib.ExitStack() as ending:
+        run = Run(output, save_options, progress, ending)
+        if trains:
+            ending.enter_context(exclusive_lock(run.work))
         checkpoint = load(source, load_options)
         for verb in filter(None, verbs):
             checkpoint = verb(checkpoint, run)

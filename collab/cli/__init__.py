@@ -22,6 +22,7 @@ from .finetune import finetune
 from .heads import heads
 from .heal import heal
 from .inspect import inspect
+from .lengthen import lengthen
 from .plan import plan
 from .prune import prune
 from .report import report
@@ -82,6 +83,9 @@ def main() -> None:
     """Make pretrained transformers smaller and faster without labels: collaborative attention, and compression."""
 
 
-_COMMANDS = (plan, compress, convert, heal, evaluate, bench, export, finetune, heads, prune, inspect, report, expand)
+_COMMANDS = (
+    *(plan, compress, convert, lengthen, heal, evaluate, bench),
+    *(export, finetune, heads, prune, inspect, report, expand),
+)
 for command in _COMMANDS:
     main.add_command(command)

@@ -8,6 +8,7 @@ import click
 
 from ..evaluation.options import BenchOptions
 from ..graphs.options import RUNTIMES
+from ..processes import from_main, is_main_process
 from .command import command, gathers
 from .options.measuring import against_option, figure_option, lengths_option, rounds_option
 from .options.model import device_option, dtype_option, model_weights, seed_option
@@ -52,16 +53,16 @@ from .session import Session
 @model_weights
 def bench(figure: Path | None, session: Session) -> None:
     """Measure speed, memory and size of MODEL, original, converted or exported, on random inputs without padding."""
-    if figure is not None:
+    if figure is not None and is_main_process():
         from ..figures.style import check_figure
 
         check_figure(figure)
-    session.begin()
+    session.begin(divides=True)
     from ..checkpoints.bench import bench as bench_checkpoints
     from ..figures.plan import draw_bench
     from .bench_tables import show_bench
 
-    report = session.call(bench_checkpoints)
-    if figure is not None:
+    report = from_main(lambda: session.call(bench_checkpoints))
+    if figure is not None and is_main_process():
         draw_bench(report, figure)
     session.result(report.to_dict(), lambda: show_bench(report))

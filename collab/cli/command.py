@@ -28,7 +28,7 @@ def combined(*options: Decorator) -> Decorator:
     return decorate
 
 
-Group = Literal["Options", "Data", "Healing", "Training", "Pruning", "Output", "Expert"]
+Group = Literal["Options", "Long rows", "Data", "Healing", "Training", "Pruning", "Output", "Expert"]
 """Sections of a command's help, in their order; options are in the first if nothing else is said."""
 
 

@@ -19,10 +19,11 @@ from .options.calibration import calibration_options, flops_option
 from .options.data import Unlabelled
 from .options.measuring import speed_option
 from .options.model import keep_tokens_option, model_in, model_out, seed_option
-from .options.training import heal_options
+from .options.training import fragments_option, heal_options
 from .session import Session
 
-_RUN = RunOptions(steps=1200, evaluations=3, precision="auto")
+_RUN = RunOptions(steps=1800, evaluations=3, precision="auto")
+_FRAGMENTS = 0.5  # see docs/benchmarks/unseen.md
 
 
 def _parts(text: str) -> tuple[Part, ...]:
@@ -39,6 +40,7 @@ def _heal(
     unlabelled: Unlabelled,
     heal_steps: int,
     heal_precision: TrainingPrecision,
+    heal_fragments: float,
     calibration: CalibrationRequest,
     seed: int,
 ) -> HealRequest | None:
@@ -58,7 +60,7 @@ def _heal(
         precision=heal_precision,
         seed=seed,
     )
-    return HealRequest(source, HealOptions("layers", 65536, calibration.options.max_length, run))
+    return HealRequest(source, HealOptions("layers", 65536, calibration.options.max_length, heal_fragments, run))
 
 
 def _serve(runtime: Runtime, precision: GraphPrecision) -> ExportOptions | None:
@@ -115,6 +117,7 @@ def _serve(runtime: Runtime, precision: GraphPrecision) -> ExportOptions | None:
         default=_RUN.precision,
         help="Precision of the arithmetic in healing. auto: bfloat16 where the processor multiplies it faster.",
     ),
+    fragments_option(_FRAGMENTS, "--heal-fragments"),
 )
 @gathers("serve", _serve)
 @click.option(

@@ -13,11 +13,13 @@ from ..device import Dtype
 from ..errors import ConfigurationError
 from ..io.options import SaveOptions
 from ..planning.config import AllocationRule, ConversionConfig, Optimize, Refine
+from ..planning.long_rows import LongOptions
 from ..processes import is_main_process
 from ..training.options import HealOptions, HealRequest, RunOptions
 from .command import Parsed, command, gathers, grouped
 from .options.calibration import calibration_options, content_option, params_option, solver_options
 from .options.data import Unlabelled
+from .options.long_rows import attention_option, long_options
 from .options.measuring import speed_option
 from .options.model import dtype_option, keep_tokens_option, model_in, model_out, seed_option
 from .options.training import heal_options
@@ -60,6 +62,7 @@ def _heal(heal: tuple[str, ...], unlabelled: Unlabelled, heal_steps: int, max_le
     "collab convert bert-base-uncased out --rank 384",
     "collab convert ./my-classifier out --params 0.33 --form auto --calibration sentences.txt",
     "collab convert sentence-transformers/all-MiniLM-L6-v2 out --rank 0.25 --form tucker",
+    "collab convert ./my-embedder out --rank 0.5 --attention local --max-length 4096 --positions copy",
     "collab convert ./my-model out --rank 128,128,96,96,64,64 --json > report.json",
     summary="Turn attention into collaborative attention, whose heads share dimensions.",
 )
@@ -110,6 +113,9 @@ def _heal(heal: tuple[str, ...], unlabelled: Unlabelled, heal_steps: int, max_le
         "--compare/--no-compare", default=True, help="Predict what every form would have given with as many parameters."
     ),
 )
+@gathers("long", LongOptions)
+@attention_option("dense")
+@long_options
 @gathers("heal", _heal)
 @calibration_options()
 @grouped(

@@ -12,6 +12,7 @@ from ..data.source import NamedSource
 from ..errors import ConfigurationError
 from ..heads.options import ScoreOptions
 from ..io.options import LoadOptions
+from ..processes import is_main_process
 from .command import command, gathers
 from .options.data import Unlabelled, data_options
 from .options.heads import head_rows_options, scoring_options
@@ -134,11 +135,12 @@ def heads(
 ) -> None:
     """Score every head of MODEL, original or converted: what it attends to, and what is lost without it."""
     session.interrupted = "Interrupted."
-    session.begin()
+    session.begin(divides=True)
     from ..checkpoints.heads import notes, score_heads
     from .head_tables import show_scores
 
-    drawing.check()
+    if is_main_process():
+        drawing.check()
     sources, scored = [data], [session.call(score_heads)]
     if data2 is not None:
         sources.append(data2)
@@ -147,7 +149,7 @@ def heads(
     original = None
     if against is not None:
         original = session.call(score_heads, model=against, load_options=replace(load_options, revision=None))
-    written = drawing.draw(scored, names) + drawing.write(scored[0], original)
+    written = drawing.draw(scored, names) + drawing.write(scored[0], original) if is_main_process() else []
     first, second = scored[0].scores, scored[1].scores if data2 is not None else None
     record: dict[str, Any] = first.to_dict()
     if second is not None:

@@ -11,6 +11,7 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from rich.markdown import Markdown, TableElement
 from rich.table import Table
 
+from ..processes import is_main_process
 from ..steps.compression import Compression
 from ..steps.conversion import Conversion
 from ..steps.export import Export
@@ -69,6 +70,8 @@ def finish(
         following: a command that the user may want next.
         served: the graph that was written of the outcome, with its steps.
     """
+    if not is_main_process():  # which wrote the result, and has its history
+        return
     first = next(number for number, step in enumerate(checkpoint.steps) if isinstance(step, kind))
     steps = checkpoint.steps[first:]
 

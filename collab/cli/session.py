@@ -27,6 +27,7 @@ from ..graphs.options import GRAPH_FILES
 from ..io.options import TransformOptions
 from ..processes import (
     LOST,
+    check_launcher,
     check_same,
     connect,
     disconnect,
@@ -132,6 +133,7 @@ class Session:
         """
         if trains:
             self.interrupted = INTERRUPTED_TRAINING
+        check_launcher()
         if processes() > 1 and not divides:
             name = click.get_current_context().info_name
             raise ConfigurationError(

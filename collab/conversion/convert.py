@@ -5,8 +5,11 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
 
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import PretrainedConfig, PreTrainedModel
 from transformers.pytorch_utils import Conv1D
@@ -18,6 +21,7 @@ from ..decomposition.rank import resolve_ranks
 from ..errors import UnsupportedArchitectureError, WeightsError
 from ..evaluation.compare import agreement_by_source
 from ..io.checkpoint import Checkpoint
+from ..io.failures import writing
 from ..modeling.collab_config import AttentionSpec
 from ..models.assembly import assemble, described_shapes
 from ..models.families import Family, require_family
@@ -25,6 +29,7 @@ from ..models.layers import AttentionLayer, native_layers, parameters
 from ..models.weights import check_finite
 from ..planning.choice import Choice, choose, compare_forms
 from ..planning.config import ConversionConfig
+from ..processes import from_main, gathered, owners, rank
 from ..progress import Progress, no_progress
 from ..reparametrization.layer import LayerProblem, fitting, spec_of, state_of
 from ..reparametrization.model import LayerProblems
@@ -44,11 +49,13 @@ def convert(
     calibration: Calibration | None = None,
     inplace: bool = False,
     share: bool = False,
+    scratch: Path | None = None,
     progress: Progress = no_progress,
 ) -> Checkpoint:
     """Converts a model to collaborative attention.
 
-    Parameters that stay keep their `requires_grad`; the new ones are trainable.
+    Parameters that stay keep their `requires_grad`; the new ones are trainable. Several processes, which all call this,
+    divide the layers and the rows of refinement, and all get the same model.
 
     Args:
         checkpoint: a native transformers model of a supported family, with any of its heads.
@@ -58,6 +65,9 @@ def convert(
         inplace: whether to turn the model itself into the collaborative model, sharing the weights that stay. Nothing
             changes unless every layer was solved. Hooks on replaced submodules are lost.
         share: whether the converted model uses the original's tensors for the weights that stay, instead of copies.
+        scratch: a folder to keep the new weights in, each layer in a file that is mapped into memory, so that no more
+            than one layer is held besides what is mapped; the model can be used as long as the folder is there. Only
+            without calibration. None to keep them in memory.
         progress: progress callback, called after every solved layer and every step of refinement.
 
     Returns:
@@ -80,14 +90,14 @@ def convert(
     refining = None if is_lossless(model, config) else refine_options(config, calibration)
     moments, held_out = (None, None) if calibration is None else (calibration.moments, calibration.held_out_moments)
     problems = LayerProblems(model, moments, config.solver_options.resolve_device(model.device))
-    choice = choose(model, config, calibration)
-    replaced, reports, comparison = _solve_all(model, problems, choice, config, held_out, progress)
-    converted = _build(model, model_class, family, replaced, share=inplace or share)
+    choice = from_main(lambda: choose(model, config, calibration))
+    layers, reports, comparison = _solve_all(model, problems, choice, config, calibration, scratch, progress)
+    converted = _build(model, model_class, family, layers, share=inplace or share)
     if refining is not None and calibration is not None:
         accept = within(config.max_error, problems)
         rows = calibration.train, calibration.held_out
         refinement = refine(converted, model, *rows, options=refining, accept=accept, progress=progress).report
-        reports = refined_reports(reports, refinement, converted, problems, held_out)
+        reports = from_main(lambda: refined_reports(reports, refinement, converted, problems, held_out))
     agreed, by_source = _agreement(model, converted, calibration, progress)
     report = Conversion(
         layers=tuple(reports),
@@ -104,6 +114,24 @@ def convert(
     if inplace:
         return checkpoint.then(report, model=_become(model, converted))
     return checkpoint.then(report, model=converted, original=checkpoint)
+
+
+@dataclass(frozen=True)
+class _Solved:
+    """A solved layer: the spec of the new one and its query and key parameters, by name."""
+
+    spec: AttentionSpec
+    state: dict[str, Tensor]
+
+    def on_cpu(self) -> _Solved:
+        """The same for a process that may have another GPU."""
+        return _Solved(self.spec, {name: tensor.cpu() for name, tensor in self.state.items()})
+
+    def kept_in(self, file: Path) -> _Solved:
+        """The same with its parameters in a file, which is mapped into memory."""
+        with writing(str(file.parent), "Nothing was written."):
+            save_file(self.state, file)
+        return _Solved(self.spec, load_file(file))
 
 
 def convert_losslessly(checkpoint: Checkpoint | PreTrainedModel) -> Checkpoint:
@@ -137,27 +165,38 @@ def _solve_all(
     problems: LayerProblems,
     choice: Choice,
     config: ConversionConfig,
-    held_out: Mapping[str, LayerMoments] | None,
+    calibration: Calibration | None,
+    scratch: Path | None,
     progress: Progress,
-) -> tuple[dict[str, Factors], list[LayerConversion], list[Json]]:
-    """Solves all layers: factors by module name, reports, and the comparison of forms."""
-    replaced: dict[str, Factors] = {}
-    reports: list[LayerConversion] = []
-    comparison: list[Json] = []
+) -> tuple[dict[str, _Solved], list[LayerConversion], list[Json]]:
+    """Solves all layers: the new ones by module name, reports, and the comparison of forms.
+
+    Each process solves those that it owns.
+    """
+    held_out = None if calibration is None else calibration.held_out_moments
     layers = native_layers(model)
-    progress("solving", 0, len(problems))
-    for name, rank in zip(problems, choice.ranks, strict=True):
+    owner = owners([layer.full_rank**3 for layer in layers.values()])
+    solved: dict[str, tuple[_Solved, LayerConversion, Json]] = {}
+    own = [(name, width) for name, width, who in zip(problems, choice.ranks, owner, strict=True) if who == rank()]
+    progress("solving", 0, len(own))
+    for name, width in own:
         logger.debug("%s: solving", name)
         problem = problems[name]  # created once: solving and comparing share its eigenvectors
         moments = None if held_out is None else held_out[name]
-        replaced[name], report = _solve(layers[name], problem, choice.form, rank, config, moments)
-        reports.append(report)
-        if config.compare:
-            comparison.append({"name": name} | compare_forms(problem, report, config))
-        del problem  # frees its float64 copies before the next are made
-        logger.info("%s: %s, rank %d, relative error %.4f", name, choice.form, rank, report.error)
-        progress("solving", len(reports), len(problems))
-    return replaced, reports, comparison
+        factors, report = _solve(layers[name], problem, choice.form, width, config, moments)
+        layer = _Solved(spec_of(factors), state_of(factors))
+        if scratch is not None and calibration is None:
+            layer = layer.kept_in(scratch / f"{len(solved)}.safetensors")
+        compared = {"name": name} | compare_forms(problem, report, config) if config.compare else {}
+        solved[name] = layer, report, compared
+        del problem, factors  # frees float64 copies before the next are made
+        logger.info("%s: %s, rank %d, relative error %.4f", name, choice.form, report.rank, report.error)
+        progress("solving", len(solved), len(own))
+    sent = {name: (layer.on_cpu(), *more) for name, (layer, *more) in solved.items()}
+    solved = {name: entry for part in gathered(sent) for name, entry in part.items()} | solved
+    reports = [solved[name][1] for name in problems]
+    comparison = [solved[name][2] for name in problems if config.compare]
+    return {name: solved[name][0] for name in problems}, reports, comparison
 
 
 def require_convertible(model: PreTrainedModel) -> tuple[Family, type[PreTrainedModel]]:
@@ -246,11 +285,11 @@ def _build(
     native: PreTrainedModel,
     model_class: type[PreTrainedModel],
     family: Family,
-    replaced: dict[str, Factors],
+    solved: Mapping[str, _Solved],
     share: bool,
 ) -> PreTrainedModel:
     """Builds the collaborative model with the solved and the remaining weights."""
-    config = _collaborative_config(native.config, family, [spec_of(factors) for factors in replaced.values()])
+    config = _collaborative_config(native.config, family, [layer.spec for layer in solved.values()])
     layers = native_layers(native)
     state: dict[str, Tensor] = {}
     trainable: dict[str, bool] = {}
@@ -260,8 +299,8 @@ def _build(
         for part, values in parts.items():
             state[part] = values.detach() if share and len(parts) == 1 else values.detach().clone()
             trainable[part] = tensor.requires_grad
-    for name, factors in replaced.items():
-        state |= {f"{name}.{parameter}": tensor for parameter, tensor in state_of(factors).items()}
+    for name, layer in solved.items():
+        state |= {f"{name}.{parameter}": tensor for parameter, tensor in layer.state.items()}
     return assemble(model_class, config, state, native, trainable, share=share)
 
 

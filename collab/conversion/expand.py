@@ -73,6 +73,8 @@ def expand(checkpoint: Checkpoint | PreTrainedModel, *, allow_error: float = 0.0
         reports.append(ExpandedLayer(name, spec.form, spec.rank, max(native.head_ranks), native.most, native.error))
         logger.info("%s: relative error %.2e", name, native.error)
     rotary = any(isinstance(layer, CollaborativeRotaryAttention) for layer in layers.values())
+    if any(layer.spec.long is not None for layer in layers.values()):
+        logger.warning("The native model computes long rows like short ones, so its outputs differ there.")
     _check_error(reports, max(allow_error, rounding(model.dtype)), rotary)
     expanded = _build(model, native_class, family, layers, natives)
     renumber_alignment(expanded, [dict(enumerate(layer.heads)) for layer in layers.values() if layer.kind == "cross"])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from itertools import zip_longest
+from itertools import islice, zip_longest
 from typing import Any
 
 import numpy as np
@@ -23,6 +23,7 @@ from ..models.layers import count_bytes, count_parameters, dropped_layers
 from ..models.outputs import Output, matched_states, outputs_of
 from ..models.padding import output_mask
 from ..models.states import evaluating
+from ..processes import gathered, processes, rank
 from ..steps.step import Json
 from .timing import Run, rounds_in_turn, time_in_turn
 
@@ -49,9 +50,9 @@ def agreement(
 
 
 def agreement_by_source(
-    original: PreTrainedModel, converted: nn.Module, batches: Iterable[Batch], sources: Iterable[str] = ()
+    original: PreTrainedModel, converted: nn.Module, batches: Iterable[Batch], sources: Sequence[str] = ()
 ) -> tuple[dict[str, float] | None, dict[str, dict[str, float]]]:
-    """The agreement on all batches, and on those of each source.
+    """The agreement on all batches, and on those of each source. Several processes, which all call this, divide them.
 
     Args:
         original: a native model.
@@ -62,17 +63,21 @@ def agreement_by_source(
     Returns:
         See `agreement`: for all batches, and by source; without `sources`, an empty dictionary.
     """
-    whole = _Sums()
-    by_source: defaultdict[str, _Sums] = defaultdict(_Sums)
+    own: defaultdict[str | None, _Sums] = defaultdict(_Sums)
     with evaluating(original, converted), torch.no_grad():
-        for batch, source in zip_longest(batches, sources):
+        for batch, source in islice(zip_longest(batches, sources), rank(), None, processes()):
             moved = on_device(batch, original.device)
             mask = output_mask(moved)
             # Both of the original's kind, because the converted model's config may have been changed.
             outputs = [outputs_of(original, model(**moved), mask) for model in (original, converted)]
-            for sums in (whole, *([] if source is None else [by_source[source]])):
-                sums.rows += len(next(iter(moved.values())))
-                sums.add(*outputs)
+            own[source].rows += len(next(iter(moved.values())))
+            own[source].add(*outputs)
+    whole, by_source = _Sums(), {source: _Sums() for source in sources}
+    for part in gathered(dict(own)):
+        for source, sums in part.items():
+            whole.merge(sums)
+            if source is not None:
+                by_source[source].merge(sums)
     return whole.agreement, {source: sums.agreement or {} for source, sums in by_source.items()}
 
 
@@ -105,6 +110,13 @@ class _Sums:
     def add(self, expected: list[Output], actual: list[Output]) -> None:
         """Adds the outputs for one batch."""
         _add_outputs(expected, actual, self._add)
+
+    def merge(self, other: _Sums) -> None:
+        """Adds other sums."""
+        self.rows += other.rows
+        for name, total in other._sums.items():
+            self._sums[name] = self._sums.get(name, 0.0) + total
+            self._counts[name] = self._counts.get(name, 0) + other._counts[name]
 
     @property
     def means(self) -> dict[str, float]:

@@ -12,7 +12,7 @@ from ..data.features import Feature, text_features, without_labels
 from ..data.task import Task
 from ..errors import DataError
 from ..io.checkpoint import Checkpoint
-from ..processes import from_main, gathered, processes, rank
+from ..processes import divided, from_main
 from ..progress import Progress, no_progress
 from ..steps.measurement import Evaluation
 from .compare import check_comparable, check_tokenizers, compare
@@ -88,15 +88,9 @@ def _predict_examples(
         if len(examples.texts[0]) != 2:
             raise DataError("Similarity needs pairs: name two text columns (columns=, --text-column).")
         progress("measuring", 0, None)
-        own = examples.texts[rank() :: processes()]
-        parts = gathered(Embedder(loaded, options.max_length).similarities(own) if own else np.empty(0))
-        similarities = np.empty(len(examples.texts), dtype=parts[0].dtype)
-        for number, part in enumerate(parts):
-            similarities[number :: processes()] = part
-        columns = {
-            "predicted": similarities,
-            "label": np.array(numbers(examples)),
-        }
+        embedder = Embedder(loaded, options.max_length)
+        similarities = divided(examples.texts, lambda own: embedder.similarities(own) if own else ())
+        columns = {"predicted": np.array(similarities), "label": np.array(numbers(examples))}
         first = [pair[0] for pair in examples.texts]
         return columns, text_features(model, tokenizer, first, options.max_length)
     encoded = encode(task, examples, model, tokenizer, options.max_length)

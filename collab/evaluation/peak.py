@@ -17,6 +17,7 @@ import torch
 from ..errors import OutOfMemoryError
 from ..io.load import load
 from ..models.inputs import random_inputs
+from ..processes import environment_of_its_own
 from .bench import too_large
 from .bench_report import PeakMemory
 from .worker import resident
@@ -56,6 +57,7 @@ def peak_memory(
         capture_output=True,
         text=True,
         stdin=subprocess.DEVNULL,
+        env=environment_of_its_own(),
         check=False,
     )
     if process.returncode == -9 or "can't allocate memory" in process.stderr:

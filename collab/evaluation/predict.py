@@ -16,7 +16,7 @@ from ..data.features import Feature, within_tokens
 from ..errors import ExtraError
 from ..models.inputs import on_device
 from ..models.states import evaluating
-from ..processes import gathered, processes, rank
+from ..processes import divided as among_processes
 from ..progress import Progress, no_progress
 from .metrics import Columns
 
@@ -47,29 +47,24 @@ def predictions(
         Predictions and labels, or counts, in the order of the rows.
     """
     batches = list(within_tokens(features, TOKENS))
-    columns: dict[str, list[Any]] = {}
-    own = batches[rank() :: processes()] if divided else batches
-    done, total = 0, sum(map(len, own))
-    progress("measuring", done, total)
-    with evaluating(model), torch.no_grad():
-        for rows in own:
-            batch = on_device(collate([features[row] for row in rows]), model.device)
-            labels = batch.pop("labels")
-            logits = model(**batch).logits.float()
-            for name, values in _columns(kind, model, logits, labels).items():
-                columns.setdefault(name, []).extend(values)
-            done += len(rows)
-            progress("measuring", done, total)
-    order = [row for rows in own for row in rows]
-    if divided:
-        everywhere = gathered((order, columns))
-        order = [row for rows, _ in everywhere for row in rows]
-        columns = {
-            name: [value for _, part in everywhere for value in part.get(name, ())]
-            for name in dict.fromkeys(name for _, part in everywhere for name in part)
-        }
-    original_order = np.argsort(order)
-    return {name: np.asarray(values)[original_order] for name, values in columns.items()}
+
+    def predict(own: Sequence[list[int]]) -> list[Mapping[str, list[Any]]]:
+        done, total = 0, sum(map(len, own))
+        progress("measuring", done, total)
+        parts = []
+        with evaluating(model), torch.no_grad():
+            for rows in own:
+                batch = on_device(collate([features[row] for row in rows]), model.device)
+                labels = batch.pop("labels")
+                parts.append(_columns(kind, model, model(**batch).logits.float(), labels))
+                done += len(rows)
+                progress("measuring", done, total)
+        return parts
+
+    parts = among_processes(batches, predict) if divided else predict(batches)
+    original_order = np.argsort([row for rows in batches for row in rows])
+    names = parts[0] if parts else ()
+    return {name: np.asarray([value for part in parts for value in part[name]])[original_order] for name in names}
 
 
 def _columns(kind: str, model: PreTrainedModel, logits: Tensor, labels: Tensor) -> Mapping[str, list[Any]]:

@@ -24,6 +24,7 @@ from ..graphs.served import find_graph, load_graph
 from ..io.checkpoint import Checkpoint
 from ..io.load import load
 from ..models.inputs import random_inputs
+from ..processes import environment_of_its_own
 from .bench_report import PeakMemory
 from .timing import TimedElsewhere
 
@@ -45,6 +46,7 @@ class Worker(TimedElsewhere):
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
+            env=environment_of_its_own(),
             text=True,
         )
         self._send({"load": model, "dtype": str(dtype).removeprefix("torch."), "threads": torch.get_num_threads()})

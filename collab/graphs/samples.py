@@ -12,6 +12,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from ..errors import UnsupportedArchitectureError
+from ..models.families import collaborative_layers
 from ..models.inputs import has_choices, input_kind, longest_input, random_audio, random_images, takes_waveforms
 
 _LONGEST = 128
@@ -31,6 +32,11 @@ def check_exportable(model: PreTrainedModel) -> None:
         raise UnsupportedArchitectureError(
             f"{name} generates text with a cache that grows at every step, and one ONNX graph holds no such cache. "
             "Encoders and their task heads export."
+        )
+    if any(layer.spec.long is not None for layer in collaborative_layers(model).values()):
+        raise UnsupportedArchitectureError(
+            f"{name} computes long rows in blocks, which no graph of rows of any length holds. Export a model that "
+            "computes them like short ones: collab lengthen MODEL OUT --attention dense."
         )
     input_kind(model)  # raises
 

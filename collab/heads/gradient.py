@@ -9,6 +9,7 @@ from torch import Tensor
 
 from ..models.layers import AttentionLayer
 from ..models.states import frozen
+from ..processes import processes, rank, summed
 from .gates import row_gates
 from .objective import Objective
 
@@ -21,12 +22,12 @@ def gradient_importance(
     A gate is one number per example, so the derivative sums over the example's tokens in every layer, as in the
     equation. The authors' code divides by the number of tokens, except in the last layer of a classifier, where only
     one token has a gradient; neither is needed here. Passes that share a layer's weights (ALBERT) share its gates, and
-    the derivative sums over the passes.
+    the derivative sums over the passes. Several processes, which all call this, divide the batches.
 
     Args:
         objective: gives the loss.
         layers: attention layers of its model.
-        on_batch: called after every batch.
+        on_batch: called after every batch of this process.
 
     Returns:
         By layer name, (H,) float64.
@@ -34,7 +35,7 @@ def gradient_importance(
     sums = {layer.name: torch.zeros(len(layer.heads), dtype=torch.float64) for layer in layers}
     examples = 0
     with frozen(objective.model), torch.enable_grad(), row_gates(layers) as gates:
-        for losses in objective.losses():
+        for losses in objective.losses()[rank() :: processes()]:
             gates.clear()
             loss = losses()  # (B,)
             gradients = torch.autograd.grad(loss.sum(), list(gates.values()), allow_unused=True)
@@ -44,4 +45,5 @@ def gradient_importance(
                     by_example = gradient.unflatten(0, (objective.sides, -1)).sum(0)  # (B, H)
                     sums[name] += by_example.abs().double().sum(0).cpu()
             on_batch()
-    return {name: total / examples for name, total in sums.items()}
+    examples = int(summed(torch.tensor(examples)))
+    return {name: summed(total) / examples for name, total in sums.items()}

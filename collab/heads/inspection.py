@@ -13,6 +13,7 @@ from ..errors import ConfigurationError
 from ..evaluation.options import REPORTED_LENGTHS
 from ..io.checkpoint import Checkpoint
 from ..modeling.collab_attention import LayerKind
+from ..modeling.collab_config import LongRows
 from ..models.cache import CacheBytes, cache_bytes
 from ..models.inputs import encoder_of, lengths_within
 from ..models.layers import AttentionLayer, attention_layers, dropped_layers, parameters, passes_per_layer
@@ -43,6 +44,7 @@ class LayerInspection:
         value_width: dimensions of a head's values.
         neurons: width of the feed-forward layer that follows; None if it is not known.
         neurons_original: the same in the original.
+        long: how long rows are computed in blocks, as in the config (`AttentionSpec.long`); None if like short ones.
     """
 
     name: str
@@ -60,6 +62,7 @@ class LayerInspection:
     value_width: int
     neurons: int | None = None
     neurons_original: int | None = None
+    long: dict[str, Any] | None = None
 
 
 @dataclass(frozen=True)
@@ -147,7 +150,7 @@ def _layer(layer: AttentionLayer, lengths: Sequence[int], widths: LayerWidths) -
                 shapes[name] = tuple(getattr(module, name).weight.shape)
     flops: dict[int, int] = dict.fromkeys(lengths, 0)
     original: dict[int, int] = dict.fromkeys(lengths, 0)
-    width = _width(layer)
+    width, long = _width(layer), None if module is None else module.spec.long
     biased = "query.bias" in shapes or "content_bias" in shapes or "query_offset" in shapes
     # With rotary positions there is no content, and several heads may share a key, and its values.
     key_heads = parts["value"].out_features // layer.head_dim if layer.rotary and layer.heads else None
@@ -158,7 +161,8 @@ def _layer(layer: AttentionLayer, lengths: Sequence[int], widths: LayerWidths) -
         if form == "original":
             flops[length] = original[length]
         elif layer.heads:
-            flops[length] = shape.flops(form, rank, content, length)  # type: ignore[arg-type]
+            keys = None if long is None else long.keys(length)
+            flops[length] = shape.flops(form, rank, content, length, keys)  # type: ignore[arg-type]
     return LayerInspection(
         layer.name,
         layer.kind,
@@ -175,6 +179,7 @@ def _layer(layer: AttentionLayer, lengths: Sequence[int], widths: LayerWidths) -
         widths.value_width,
         widths.neurons,
         widths.full_neurons,
+        None if long is None else asdict(long),
     )
 
 
@@ -203,6 +208,21 @@ def _narrower(
             "this model."
         )
     return sentences
+
+
+def _long_rows(inspections: Sequence[LayerInspection]) -> list[str]:
+    """How long rows are computed in blocks, if they are."""
+    layers = [LongRows(**inspection.long) for inspection in inspections if inspection.long is not None]
+    if not layers:
+        return []
+    kinds = " or ".join(dict.fromkeys(long.kind for long in layers))
+    first = layers[0]
+    rest = "" if first.summaries is None else f", and the rest by summaries ({first.summaries})"
+    return [
+        f"In rows of {first.dense_below} tokens or more, {len(layers)} of {len(inspections)} layers have {kinds} "
+        f"attention: a token sees {3 * first.block + first.global_tokens} others, in blocks of {first.block} and "
+        f"{first.global_tokens} global{rest}."
+    ]
 
 
 def _range(widths: Sequence[int]) -> str:
@@ -240,6 +260,7 @@ def _explain(
             f"{', as in the original' if ranks == str(full) else f' instead of {full}'}; {sharing}."
         )
         sentences += _narrower(model, layers, inspections)
+        sentences += _long_rows(converted)
         if not all(form.separate for form in forms.values()):
             sentences.append(
                 f"A head's scores run over R dimensions instead of {head_dim}, so where R is above {head_dim} long "

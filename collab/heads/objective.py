@@ -86,7 +86,7 @@ class OwnOutputs(Objective):
         self._seed = seed
 
     def losses(self) -> Sequence[Callable[[], Tensor]]:
-        generator = torch.Generator().manual_seed(self._seed)
+        generator = torch.Generator()
 
         def loss(output: Output) -> Tensor:
             if output.uncertain:
@@ -94,10 +94,11 @@ class OwnOutputs(Objective):
             direction = torch.randn(output.values.shape, generator=generator).to(output.values.device)
             return (output.values * direction).flatten(1).sum(1)
 
-        def run(batch: Batch) -> Tensor:
-            return torch.stack([loss(output) for output in self._outputs(batch)]).sum(0)
+        def run(number: int) -> Tensor:
+            generator.manual_seed((self._seed * 1_000_003 + number) % 2**63)  # whoever has the batches before it
+            return torch.stack([loss(output) for output in self._outputs(self._batches[number])]).sum(0)
 
-        return [lambda batch=batch: run(batch) for batch in self._batches]  # type: ignore[misc]
+        return [lambda number=number: run(number) for number in range(len(self._batches))]  # type: ignore[misc]
 
     def degradation(
         self, changes: Sequence[Callable[[], Any]], on_change: Callable[[], None] = lambda: None

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -128,4 +129,4 @@ def _prune_layer(
             frequencies = tuple(frequencies[place] for place in dimensions.tolist() if place < len(frequencies))
         rank = sum(head_ranks)
     heads = None if len(kept) == layer.total_heads else kept
-    return AttentionSpec(spec.form, rank, head_ranks, content, heads, spec.value_width, frequencies)
+    return replace(spec, rank=rank, head_ranks=head_ranks, content=content, heads=heads, frequencies=frequencies)

@@ -15,6 +15,7 @@ from ..data.task import Task
 from ..errors import ConfigurationError
 from ..io.checkpoint import Checkpoint
 from ..models.layers import AttentionLayer, attention_layers
+from ..processes import processes, rank
 from ..progress import Progress, no_progress
 from ..steps.step import DataSummary
 from .ablation import ablation
@@ -127,7 +128,7 @@ def score_heads(
 def score_rows(
     loaded: Checkpoint, rows: HeadRows, options: ScoreOptions | None = None, progress: Progress = no_progress
 ) -> HeadScores:
-    """Scores every head of a model.
+    """Scores every head of a model. Several processes divide the rows, and all get all scores.
 
     Args:
         loaded: the model, original or converted.
@@ -208,7 +209,8 @@ def _most_similar(matrix: Tensor) -> Tensor:
 
 
 def _counter(progress: Progress, what: str, total: int) -> Callable[[], None]:
-    done = 0
+    """Counts the part of `total` pieces that this process does."""
+    done, total = 0, len(range(rank(), total, processes()))
     progress(what, 0, total)
 
     def count() -> None:

@@ -14,6 +14,7 @@ from ..modeling.collab_attention import as_linear
 from ..models.layers import AttentionLayer
 from ..models.recording import LayerPass, recording
 from ..models.states import eager_attention
+from ..processes import processes, rank, summed
 
 NAMES = ("attention_norm", "entropy", "attention_variance", "confidence", "output_variance")
 
@@ -53,6 +54,12 @@ class AttentionStatistics:
         self._context_sum += by_head.sum(1)
         self._context_products += by_head.mT @ by_head
 
+    def add_other_processes(self) -> None:
+        """Adds the sums of the other processes, which all call this."""
+        for sums in (*self._sums.values(), self._likeness, self._context_sum, self._context_products):
+            summed(sums)
+        self._tokens = int(summed(torch.tensor(self._tokens)))
+
     def scores(self) -> dict[str, Tensor]:
         """Means over the tokens of each of `NAMES`, (H,) float64."""
         means = {name: total / self._tokens for name, total in self._sums.items()}
@@ -74,25 +81,27 @@ def attention_statistics(
     batches: Sequence[Batch],
     on_batch: Callable[[], None] = lambda: None,
 ) -> dict[str, AttentionStatistics]:
-    """Runs a model over rows and sums statistics of its attention.
+    """Runs a model over rows and sums statistics of its attention. Several processes divide the batches.
 
     Args:
         model: in evaluation mode.
         layers: its attention layers.
         batches: features without labels, on its device.
-        on_batch: called after every batch.
+        on_batch: called after every batch of this process.
 
     Returns:
         By layer name, for layers with heads; passes that share a layer's weights are summed.
     """
     statistics = {layer.name: AttentionStatistics(layer) for layer in layers if layer.heads}
-    for batch in batches:
+    for batch in batches[rank() :: processes()]:
 
         def add(recorded: LayerPass, batch: Batch = batch) -> None:
             statistics[recorded.layer.name].add(recorded, batch)
 
         record_attention(model, layers, batch, add)
         on_batch()
+    for sums in statistics.values():
+        sums.add_other_processes()
     return statistics
 
 

@@ -29,11 +29,13 @@ class Pooling(NamedTuple):
     Attributes:
         folder: folder of its pooling, within the model's.
         mean: whether it is the mean over the tokens that are no padding, and nothing else.
+        first: whether the states of the first token are in it.
         normalized: whether vectors are scaled to unit length.
     """
 
     folder: str
     mean: bool
+    first: bool
     normalized: bool
 
 
@@ -89,7 +91,22 @@ def pooling_of(model: PreTrainedModel, source: Path | None) -> Pooling | None:
     modes = {name for name, value in settings.items() if name.startswith("pooling_mode_") and value is True}
     alone = set(paths) <= {"Transformer", "Pooling", "Normalize"}
     mean = alone and (modes == {"pooling_mode_mean_tokens"} or settings.get("pooling_mode") == "mean")
-    return Pooling(paths["Pooling"], mean, "Normalize" in paths)
+    first = "pooling_mode_cls_token" in modes or settings.get("pooling_mode") == "cls"
+    return Pooling(paths["Pooling"], mean, first, "Normalize" in paths)
+
+
+def pools_first_token(model: PreTrainedModel, source: Path | None) -> bool:
+    """Whether a classifier, or sentence-transformers, makes a model's answers of the states of its first token.
+
+    Args:
+        model: the model.
+        source: the folder that it was read from; None for none.
+    """
+    head = head_of(model)
+    if head is not None and head.pipeline_tag in ("text-classification", "image-classification"):
+        return getattr(model.config, "classifier_pooling", "cls") == "cls"
+    pooling = pooling_of(model, source)
+    return pooling is not None and pooling.first
 
 
 def fitting(metadata: Mapping[str, Any], model: PreTrainedModel, source: Path | None) -> dict[str, Any]:

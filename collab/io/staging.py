@@ -114,6 +114,24 @@ def atomic_write(file: Path) -> Iterator[Path]:
 
 
 @contextlib.contextmanager
+def scratch_folder(output: Path) -> Iterator[Path]:
+    """Yields a hidden folder where `output` will be, for what need not stay in memory; it is deleted at the end.
+
+    Raises:
+        OutputError: if it cannot be made.
+    """
+    target = output.resolve()
+    with writing(f"A folder beside {output}", "Nothing was written."):
+        folder = Path(
+            tempfile.mkdtemp(prefix=f".{target.name}.", suffix=".partial", dir=_nearest_existing(target.parent))
+        )
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextlib.contextmanager
 def staged(output: Path, overwrite: bool = False) -> Iterator[Path]:
     """Yields a temporary folder that is renamed to `output` on success and deleted on failure.
 

@@ -19,6 +19,7 @@ from ..models.layers import count_bytes
 from ..steps.conversion import VocabularyCut
 from ..steps.export import Expansion
 from ..steps.history import History
+from ..steps.long_rows import Lengthening
 from ..steps.step import Founding
 from .card import (
     ATTENTION_TAGS,
@@ -217,6 +218,18 @@ def carry_over(checkpoint: Checkpoint, folder: Path) -> None:
     else:
         _pin_tokenizer(source, folder, trusted)
     _pin_image_processor(source, folder)
+    lengthening = checkpoint.step(Lengthening)
+    if lengthening is not None and lengthening.max_length is not None and lengthening.extended:
+        _allow(folder, lengthening.max_length.after)
+
+
+def _allow(folder: Path, longest: int) -> None:
+    """Has the tokenizer, and sentence-transformers, take rows of so many tokens."""
+    for name, entry in (("tokenizer_config.json", "model_max_length"), ("sentence_bert_config.json", "max_seq_length")):
+        path = folder / name
+        if path.is_file():
+            settings = read_object(path) | {entry: longest}
+            path.write_text(json.dumps(settings, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 def _copy_sentence_transformers_modules(source: Path, folder: Path) -> None:

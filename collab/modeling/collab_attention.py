@@ -26,7 +26,7 @@ from transformers.cache_utils import EncoderDecoderCache
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.pytorch_utils import Conv1D
 
-from .collab_config import AttentionSpec
+from .collab_config import LONG_KINDS, AttentionSpec
 from .collab_kernel import (
     Scoring,
     additive_bias,
@@ -34,8 +34,10 @@ from .collab_kernel import (
     attention_by_cost,
     content_as_columns,
     eager_attention_forward,
+    is_recorded,
     one_row,
 )
+from .collab_long import attention_in_blocks, eager_attention_in_long_rows
 from .collab_projections import SharedProjections
 
 LayerKind = Literal["encoder", "decoder", "cross"]
@@ -66,6 +68,8 @@ class CollaborativeAttention(SharedProjections):
             head, not even with the ``eager`` kernel, or reads the weights of its projections without calling them.
         scaled: whether scores are divided by √d.
         crosses: whether a layer of this class may take its keys from another sequence.
+        long_kinds: the kinds of attention in long rows that an encoder's layer of this class may have; none where
+            scores depend on relative positions.
         path: path of the ``sdpa`` implementation: ``auto``, by cost, or ``fused`` or ``matmul``; may be set on a layer
             for benchmarks and tests.
     """
@@ -78,6 +82,7 @@ class CollaborativeAttention(SharedProjections):
     native_forward: ClassVar[Callable[..., Any] | None] = None
     scaled: ClassVar[bool] = True
     crosses: ClassVar[bool] = False
+    long_kinds: ClassVar[tuple[str, ...]] = LONG_KINDS
     path: str = "auto"
 
     value: nn.Module
@@ -97,6 +102,8 @@ class CollaborativeAttention(SharedProjections):
         self.value_width = spec.value_width or head_dim
         self.is_causal = getattr(native, "is_causal", False)
         self.kind = self.kind_of(native)
+        if spec.long is not None and (self.kind != "encoder" or spec.long.kind not in self.long_kinds):
+            raise ValueError(f"{type(self).__name__} of a {self.kind} has no {spec.long.kind} attention.")
         self.layer_idx = getattr(native, "layer_idx", None)
         dropout: Any = getattr(native, self.native_dropout)
         self.attention_dropout: float = getattr(dropout, "p", dropout)
@@ -263,13 +270,20 @@ class CollaborativeAttention(SharedProjections):
         dropout = self.attention_dropout if self.training else 0.0
         eager = implementation == "eager"
         is_causal = self.is_causal if kwargs.get("is_causal") is None else kwargs["is_causal"]
-        if eager or implementation == "sdpa":
+        long = self.spec.long if self._in_blocks(projected) else None
+        if eager or implementation == "sdpa" or long is not None:
             attention_mask = one_row(_dense_mask(attention_mask, projected, key))
+        scoring = Scoring(content, attention_mask, position_bias, self.scaling, dropout, is_causal)
+        if long is not None and not eager:
+            mix = self.mixer(projected.dtype)
+            return attention_in_blocks(mix, projected, key, value, scoring, long, self.path).flatten(-2), None
         if implementation == "sdpa":
-            scoring = Scoring(content, attention_mask, position_bias, self.scaling, dropout, is_causal)
             output = attention_by_cost(self.mixer(projected.dtype), projected, key, value, scoring, self.path)
             return output.flatten(-2), None
         query = self._mixed(projected)
+        if long is not None:
+            output, weights = eager_attention_in_long_rows(self, query, key, value, scoring, long)
+            return output.flatten(-2), weights
         # Most kernels accept no additive bias, and adding one takes another pass over all scores, unless it is added to
         # a mask of one row first. So the content becomes columns of the keys that each head's query reads.
         if content is not None and not (eager and attention_mask is not None and attention_mask.shape[-2] == 1):
@@ -289,6 +303,11 @@ class CollaborativeAttention(SharedProjections):
             self, query, key, value, attention_mask, dropout=dropout, scaling=self.scaling, **kwargs
         )  # (B, T, H, d)
         return output.flatten(-2), weights
+
+    def _in_blocks(self, projected: Tensor) -> bool:
+        """Whether rows of shared queries, (B, T, R), are long. A traced graph computes all rows as short ones."""
+        long = self.spec.long
+        return long is not None and not is_recorded() and projected.shape[1] >= long.dense_below
 
     def attend_to_itself(
         self,

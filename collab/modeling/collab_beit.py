@@ -11,6 +11,8 @@ from .collab_layouts import AttentionWithOProj, ViTFamily
 class CollabBeitAttention(AttentionWithOProj):
     """Gets relative position biases, where the model has any, in the mask, which then is of every head."""
 
+    long_kinds = ()
+
     @classmethod
     def scores_input(cls, native: Any, given: dict[str, Any]) -> tuple[Any, Tensor | None]:
         mask = given.get("attention_mask")

@@ -3,11 +3,69 @@
 This file is copied into every exported model; it imports only the standard library.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 FORMS = ("concat", "cp", "tucker")
 CONTENTS = ("exact", "folded", "none")
+LONG_KINDS = ("local", "summaries")
+GROUPINGS = ("mean", "stride")
+
+
+@dataclass(frozen=True)
+class LongRows:
+    """How an attention layer computes long rows; see `collab_long`.
+
+    Attributes:
+        block: b, the number of tokens in a block; a token sees those of its block and of the blocks beside it.
+        global_tokens: g, the number of first tokens that see all tokens and that all tokens see.
+        dense_below: rows of fewer tokens are computed as by a layer without this.
+        summaries: how the rest of the row is summarized: ``mean:n`` (groups of n tokens, each by its mean) or
+            ``stride:n`` (each by its first token); None if a token does not see the rest.
+
+    Raises:
+        ValueError: if an entry is out of range.
+    """
+
+    block: int = 128
+    global_tokens: int = 1
+    dense_below: int = 1024
+    summaries: str | None = None
+
+    def __post_init__(self) -> None:
+        check_width("block", self.block)
+        check_width("dense_below", self.dense_below)
+        some = self.global_tokens
+        if isinstance(some, bool) or not isinstance(some, int) or not 0 <= some < self.dense_below:
+            raise ValueError(f"global_tokens must be a number from 0, and below dense_below, not {some!r}.")
+        if self.summaries is not None and self.block % self.grouping[1]:
+            raise ValueError(f"A block of {self.block} tokens cannot be divided into groups of {self.grouping[1]}.")
+
+    @property
+    def kind(self) -> str:
+        """``local`` or ``summaries``."""
+        return "local" if self.summaries is None else "summaries"
+
+    def keys(self, length: int) -> int:
+        """The largest number of keys that a token sees, in a row of so many, unless it is a global one."""
+        near = min(length, 3 * self.block + self.global_tokens)
+        if length < self.dense_below or self.summaries is None:
+            return length if length < self.dense_below else near
+        return near - (near - length) // self.grouping[1]
+
+    @property
+    def grouping(self) -> tuple[str, int]:
+        """What stands for a group of tokens, one of `GROUPINGS`, and n.
+
+        Raises:
+            ValueError: if `summaries` says nothing of the kind.
+        """
+        how, _, count = (self.summaries or "").partition(":")
+        if how not in GROUPINGS or not count.isdecimal() or int(count) < 2:
+            raise ValueError(
+                f"summaries must be mean:n or stride:n with n from 2, such as mean:64, not {self.summaries!r}."
+            )
+        return how, int(count)
 
 
 @dataclass(frozen=True)
@@ -27,6 +85,7 @@ class AttentionSpec:
         value_width: width of each head's values; None means d, the native one.
         frequencies: with rotary positions, the frequency of each of the R/2 complex dimensions; see `collab_rotary`.
             None means as evenly as possible, in order.
+        long: how long rows are computed; None if all are computed alike.
 
     Raises:
         ValueError: if the entries do not fit together.
@@ -39,6 +98,7 @@ class AttentionSpec:
     heads: tuple[int, ...] | None = None
     value_width: int | None = None
     frequencies: tuple[int, ...] | None = None
+    long: LongRows | None = None
 
     def __post_init__(self) -> None:
         if self.content not in (None, *CONTENTS):
@@ -76,18 +136,18 @@ class AttentionSpec:
     @classmethod
     def from_dict(cls, entry: dict[str, Any]) -> "AttentionSpec":
         """Reads an entry of `collab_layers`."""
-        unknown = set(entry) - {"form", "rank", "head_ranks", "content", "heads", "value_width", "frequencies"}
-        if unknown or not {"form", "rank"} <= set(entry):
+        known = {"form", "rank", "head_ranks", "content", "heads", "value_width", "frequencies", "long"}
+        if set(entry) - known or not {"form", "rank"} <= set(entry):
             raise ValueError(
-                "An entry of collab_layers has form, rank and perhaps head_ranks, content, heads, value_width and "
-                f"frequencies, not {sorted(entry)}. Was the model written by a newer collab?"
+                "An entry of collab_layers has form, rank and perhaps head_ranks, content, heads, value_width, "
+                f"frequencies and long, not {sorted(entry)}. Was the model written by a newer collab?"
             )
         owned, heads = (None if entry.get(name) is None else tuple(entry[name]) for name in ("head_ranks", "heads"))
         numbers = entry.get("frequencies")
         frequencies = None if numbers is None else tuple(map(int, numbers.split()))
-        return cls(
-            entry["form"], entry["rank"], owned, entry.get("content"), heads, entry.get("value_width"), frequencies
-        )
+        long = None if entry.get("long") is None else LongRows(**entry["long"])
+        width = entry.get("value_width")
+        return cls(entry["form"], entry["rank"], owned, entry.get("content"), heads, width, frequencies, long)
 
     def to_dict(self) -> dict[str, Any]:
         """Writes an entry of `collab_layers`."""
@@ -102,6 +162,8 @@ class AttentionSpec:
             entry["value_width"] = self.value_width
         if self.frequencies is not None:
             entry["frequencies"] = " ".join(map(str, self.frequencies))  # as a list, each would take a line of the file
+        if self.long is not None:
+            entry["long"] = {name: value for name, value in asdict(self.long).items() if value is not None}
         return entry
 
 
@@ -117,11 +179,11 @@ class CollaborativeConfig:
 
     Attributes:
         collab_layers: one entry for each attention layer, in the order of the model's modules: ``{"form": "cp", "rank":
-            128}``, with ``"head_ranks"`` besides in the concat form, ``"heads"`` where some were pruned, and
-            ``"value_width"`` where values are narrower. In an encoder-decoder the encoder's entries come first, then
-            those of self-attention and cross-attention of each of the decoder's layers in turn. A single entry stands
-            for every layer. None means the ``cp`` form with R = K throughout, which is where the paper's models trained
-            from scratch start.
+            128}``, with ``"head_ranks"`` besides in the concat form, ``"heads"`` where some were pruned,
+            ``"value_width"`` where values are narrower, and ``"long"`` where long rows are computed in blocks. In an
+            encoder-decoder the encoder's entries come first, then those of self-attention and cross-attention of each
+            of the decoder's layers in turn. A single entry stands for every layer. None means the ``cp`` form with R =
+            K throughout, which is where the paper's models trained from scratch start.
         collab_feed_forward: number of neurons of each feed-forward layer, in the order of the model's modules; None
             means that of the native config throughout.
         collab_dropped_layers: numbers, in the original model, of the layers that this one lacks; None means none.

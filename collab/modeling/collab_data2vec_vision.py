@@ -14,6 +14,7 @@ class CollabData2VecVisionAttention(CollaborativeSelfAttention):
 
     native_names = CollaborativeSelfAttention.native_names | {"relative_position_bias": "relative_position_bias"}
     native_forward = native.Data2VecVisionSelfAttention.forward  # a layer of the other kernel returns no weights
+    long_kinds = ()
     relative_position_bias: nn.Module
 
     @classmethod

@@ -64,6 +64,7 @@ class CollaborativeDisentangledAttention(CollaborativeSelfAttention):
         "value": "value_proj",
         "pos_dropout": "pos_dropout",
     }
+    long_kinds = ()
     pos_dropout: nn.Module
     position_content: nn.Linear | None
 

@@ -89,7 +89,7 @@ def attention_by_cost(
     terms = content, scoring.mask, scoring.position_bias
     in_place = not (
         dropout > 0
-        or _is_recorded()
+        or is_recorded()
         or (torch.is_grad_enabled() and _needs_gradient(mix(shared[:0], None), key, value, *terms))
     )
     # Bytes of all scores, only if tiling is possible: otherwise the shapes may be symbolic.
@@ -256,7 +256,7 @@ def _plain(
     """Outputs (B, H, T, d) and weights (B, H, T, S)."""
     batch, heads, length, width = query.shape
     # The smaller tensor is scaled: while a text is written, one query of each head reads all keys.
-    if not _is_recorded() and query.numel() < key.numel():
+    if not is_recorded() and query.numel() < key.numel():
         query = query * scaling
     else:
         key = key * scaling
@@ -279,7 +279,7 @@ def _product(left: Tensor, right: Tensor) -> Tensor:
     One product for all sequences would copy keys and values out of a cache, where a token's heads lie side by side:
     there one is made for each sequence, unless that copy is small.
     """
-    if _is_recorded() or right.device.type != "cpu" or left.dtype != right.dtype or _needs_gradient(left, right):
+    if is_recorded() or right.device.type != "cpu" or left.dtype != right.dtype or _needs_gradient(left, right):
         return left @ right
     batch, heads = right.shape[:2]
     copies = batch > 1 and heads > 1 and right.stride(0) != heads * right.stride(1)
@@ -330,7 +330,7 @@ def one_row(mask: Tensor | None) -> Any:
         return mask
     row = mask[:, :, :1]
     same = mask.stride(2) == 0
-    if not same and mask.device.type == "cpu" and not (_is_recorded() or _needs_gradient(mask)):
+    if not same and mask.device.type == "cpu" and not (is_recorded() or _needs_gradient(mask)):
         # Comparing is cheap: a mask is H times smaller than the scores that it would otherwise be expanded to.
         same = torch.equal(mask[:, :, -1:], row) and bool((mask == row).all())
     return row if same else mask
@@ -355,7 +355,7 @@ def _content_columns(query: Tensor, key: Tensor, content: Tensor) -> tuple[Tenso
     return reading.expand(*query.shape[:-1], -1), columns
 
 
-def _is_recorded() -> bool:
+def is_recorded() -> bool:
     """Whether the computation is compiled or traced, to be repeated with other shapes and values."""
     return torch.compiler.is_compiling() or torch.jit.is_tracing()
 

@@ -12,6 +12,8 @@ from .collab_family import BertEncoderFamily
 class CollabLayoutLMv3Attention(CollaborativeSelfAttention):
     """Adds biases by relative position and place on the page, which do not depend on queries or keys."""
 
+    long_kinds = ()
+
     @classmethod
     def scores_input(cls, native: Any, given: dict[str, Any]) -> tuple[Any, Tensor | None]:
         biases = [bias for name in ("rel_pos", "rel_2d_pos") if (bias := given.get(name)) is not None]

@@ -10,6 +10,7 @@ from .collab_rotary import CollaborativeRotaryAttention
 
 class CollabModernBertAttention(CollaborativeRotaryAttention):
     native_names = {"query": "Wqkv", "key": "Wqkv", "value": "Wqkv", "dense": "Wo", "out_drop": "out_drop"}
+    long_kinds = ("local",)  # some layers have a window of their own, in which no summary has a place
     out_drop: nn.Module
 
     def output(self, context: Tensor, hidden_states: Tensor) -> Tensor:

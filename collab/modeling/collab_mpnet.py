@@ -13,6 +13,7 @@ class CollabMPNetAttention(CollaborativeSelfAttention):
     """Adds the relative position bias, which the encoder computes once for all layers."""
 
     native_names = {"query": "q", "key": "k", "value": "v", "dense": "o"}
+    long_kinds = ()
 
     def forward(  # type: ignore[override]
         self,

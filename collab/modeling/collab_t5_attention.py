@@ -27,6 +27,7 @@ class RelativeAttention(EncoderDecoderAttention):
     }
     native_heads = "n_heads"
     scaled = False
+    long_kinds = ()
     relative_attention_bias: nn.Embedding
 
     def __init__(self, native: Any, spec: AttentionSpec, config: Any) -> None:

@@ -18,6 +18,7 @@ class CollabWavLMAttention(AttentionWithOutProj):
     native_names = AttentionWithOutProj.native_names | {
         name: name for name in ("gru_rel_pos_const", "gru_rel_pos_linear", "rel_attn_embed")
     }
+    long_kinds = ()
     gru_rel_pos_const: nn.Parameter
     gru_rel_pos_linear: nn.Linear
     rel_attn_embed: nn.Embedding

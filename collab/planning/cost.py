@@ -104,10 +104,12 @@ class LayerShape:
         positions = self._position_work(self.full_rank, self.head_dim, length)
         return 2 * (projections + self.num_heads * length**2 * self.head_dim + positions)
 
-    def flops(self, form: FormName, rank: int, content: str, length: int) -> int:
-        """FLOPs of a converted layer, mixing and content term included."""
+    def flops(self, form: FormName, rank: int, content: str, length: int, keys: int | None = None) -> int:
+        """FLOPs of a converted layer, mixing and content term included, whose tokens see so many keys; None for all."""
         width = self._head_width(form, rank)
-        scores = self.num_heads * length**2 * width + self._position_work(rank, width, length, 2 * length - 1)
+        scores = self.num_heads * length * (keys or length) * width + self._position_work(
+            rank, width, length, 2 * length - 1
+        )
         return 2 * (self._projections(form, rank, content, length) + scores)
 
     def _position_work(self, rank: int, width: int, length: int, rows: int | None = None) -> int:

@@ -18,6 +18,7 @@ _DONE = {
     "compress": "compressed",
     "prune": "pruned",
     "heal": "healed",
+    "lengthen": "lengthened",
     "finetune": "fine-tuned",
     "evaluate": "evaluated",
     "expand": "expanded",

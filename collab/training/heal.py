@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from ..data.features import Batch, Feature, batches_by_length, collate
+from ..data.fragments import with_fragments
 from ..data.prepare import Rows, Unlabelled, rows_of
 from ..data.source import Mixture
 from ..device import resolve_device
@@ -25,8 +26,8 @@ from ..models.families import collaborative_layers
 from ..models.inputs import on_device
 from ..models.layers import FACTORS, count_parameters, entry_of
 from ..models.outputs import outputs_of
+from ..models.positions import with_positions_of
 from ..models.states import evaluating, set_dropout
-from ..processes import from_main
 from ..progress import Progress, no_progress
 from ..steps.training import Healing
 from .arguments import RunData, steps_of
@@ -83,18 +84,25 @@ def heal(
     """
     options = options or HealOptions()
     checkpoint, original = Checkpoint.of(checkpoint), Checkpoint.of(teacher)
-    model, teacher = checkpoint.model, original.model
-    check_comparable(model, teacher)
+    model = checkpoint.model
+    check_comparable(model, original.model)
+    teacher = with_positions_of(original.model, model)
     read = _read(checkpoint, teacher, data, options)
-    rows = RunData(read.train, read.all_held_out, lambda features: collate(model, checkpoint.processor, features))
+
+    def collated(features: Sequence[Feature]) -> Batch:
+        return collate(model, checkpoint.processor, features)
+
     start = time.perf_counter()
     held_out = {
-        name: batches_by_length(rows.collate, features, options.run.batch_size)
-        for name, features in read.held_out.items()
+        name: batches_by_length(collated, features, options.run.batch_size) for name, features in read.held_out.items()
     }
     batches = [batch for part in held_out.values() for batch in part]
     sources = [name for name, part in held_out.items() for _ in part] if len(held_out) > 1 else []
-    agreed, before_by_source = from_main(lambda: agreement_by_source(teacher, model, batches, sources))
+    agreed, before_by_source = agreement_by_source(teacher, model, batches, sources)
+    train = read.train
+    if "embedding_cosine" in (agreed or {}) and "input_ids" in train[0] and checkpoint.processor is not None:
+        train = with_fragments(train, options.fragments, checkpoint.processor, options.run.seed)
+    rows = RunData(train, read.all_held_out, collated)
     with (
         temporary_work(work) as folder,
         evaluating(model, teacher),
@@ -116,7 +124,7 @@ def heal(
             divergence=divergence,
         )
         before = result.start.before | (agreed or {})
-        agreed, after_by_source = from_main(lambda: agreement_by_source(teacher, model, batches, sources))
+        agreed, after_by_source = agreement_by_source(teacher, model, batches, sources)
         after = result.best | (agreed or {})
         worse = _what_got_worse(before, after)
         if worse:

@@ -16,6 +16,7 @@ from ..data.features import Batch
 from ..models.inputs import on_device
 from ..models.layers import native_layers
 from ..models.recording import LayerPass, recording
+from ..processes import processes, rank
 from .options import RefineOptions
 
 _TOKENS = 512  # tokens that the original runs on at a time, unless a single row has more
@@ -119,7 +120,8 @@ def recordings(
 ) -> Iterator[tuple[Batch, Passes]]:
     """Endless passes of the original's layers on batches in random order.
 
-    The passes of the batches of a few steps are kept at a time, and each is used several times.
+    The passes of the batches of a few steps are kept at a time, and each is used several times. Several processes draw
+    the same batches, and each runs the original on its rows of them.
 
     Args:
         watch: runs the original.
@@ -134,7 +136,7 @@ def recordings(
         rows = tokens = 0
         while rows < _CHUNK * options.rows and tokens < _CHUNK * options.tokens:
             batch = next(drawn)
-            chunk.append((batch, _record(watch, names, batch)))
+            chunk.append((batch, [each for part in own_rows([batch]) for each in _record(watch, names, part)]))
             rows, tokens = rows + count_rows(batch), tokens + count_tokens(batch)
         for _ in range(_TIMES):
             for place in torch.randperm(len(chunk), generator=generator).tolist():
@@ -166,6 +168,18 @@ def micro_batches(batches: Sequence[Batch]) -> list[Batch]:
         parts = {name: value.split(size) for name, value in batch.items()}
         smaller += [dict(zip(parts, part, strict=True)) for part in zip(*parts.values(), strict=True)]
     return smaller
+
+
+def own_rows(batches: Sequence[Batch]) -> list[Batch]:
+    """What is left of batches for this process: some rows of each, or every so-manieth where they cannot be divided."""
+    parts = []
+    for number, batch in enumerate(batches):
+        rows = count_rows(batch)
+        if rows >= processes() and all(len(value) == rows for value in batch.values()):
+            parts.append({name: value[rank() :: processes()] for name, value in batch.items()})
+        elif number % processes() == rank():
+            parts.append(batch)
+    return parts
 
 
 def _is_text(batch: Batch) -> bool:

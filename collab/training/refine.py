@@ -13,7 +13,7 @@ import copy
 import logging
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -30,10 +30,12 @@ from ..io.checkpoint import Checkpoint
 from ..modeling.collab_attention import CollaborativeAttention, as_linear
 from ..models.families import collaborative_layers, require_family
 from ..models.layers import FACTORS, AttentionLayer
+from ..models.positions import with_positions_of
 from ..models.states import attending_by, evaluating
+from ..processes import from_main, gathered, processes, summed
 from ..progress import Progress, no_progress
 from ..steps.conversion import LayerRefinement, Refinement
-from .observe import LayerExample, Observer, count_rows, count_tokens, micro_batches, recordings
+from .observe import LayerExample, Observer, count_rows, count_tokens, micro_batches, own_rows, recordings
 from .options import RefineOptions
 
 logger = logging.getLogger(__name__)
@@ -60,7 +62,8 @@ def refine(
     """Trains the new factors of every layer, in place, so that its attention output comes closer to the original's.
 
     A layer keeps its new weights only if its error on the held-out batches fell. Nothing else in either model changes.
-    Computes in float32 whatever the dtype of the models.
+    Computes in float32 whatever the dtype of the models. Several processes, which all call this, divide the rows of
+    every step, and all get the same layers.
 
     Args:
         checkpoint: the converted model.
@@ -88,6 +91,7 @@ def refine(
     if not layers:
         raise NotConvertedError("The model has no collaborative attention, so there is nothing to refine.")
     check_comparable(model, original)
+    original = with_positions_of(original, model)
     if options.steps == 0:
         return checkpoint.then(Refinement({}, asdict(options), 0.0))
     train, held_out = _divided(batches, held_out)
@@ -99,12 +103,15 @@ def refine(
         before = _measure(watch, learners, held_out)
         trained = {name: learner for name, learner in learners.items() if before[name] > _EXACT}
         _train(watch, trained, micro_batches(train), options, progress)
+        _agree_on_weights(trained.values())
         for learner in trained.values():
             learner.round()
         after = before | _measure(watch, trained, held_out)  # unchanged for layers that are exact
-    results = {}
-    for name, learner in learners.items():
-        results[name] = _keep_if_better(name, learner, layers[name], (before[name], after[name]), accept)
+    errors = {name: (before[name], after[name]) for name in learners}
+    results = from_main(lambda: {name: _judge(name, learners[name], *pair, accept) for name, pair in errors.items()})
+    for name, result in results.items():
+        if result.kept:
+            learners[name].store(layers[name])
     return checkpoint.then(Refinement(results, asdict(options), time.perf_counter() - start))
 
 
@@ -117,16 +124,22 @@ def _divided(batches: Sequence[Batch], held_out: Sequence[Batch] | None) -> tupl
     return batches, held_out
 
 
-def _keep_if_better(
-    name: str, learner: _Learner, layer: CollaborativeAttention, errors: tuple[float, float], accept: Accept | None
-) -> LayerRefinement:
-    """Stores the trained weights in the layer if its error fell and `accept` agrees."""
-    before, after = errors
+def _judge(name: str, learner: _Learner, before: float, after: float, accept: Accept | None) -> LayerRefinement:
+    """A layer keeps the trained weights if its error fell and `accept` agrees."""
     kept = after < before and (accept is None or accept(name, learner.layer))
     logger.info("%s: output error %.5f, refined %.5f%s", name, before, after, "" if kept else ", undone")
-    if kept:
-        learner.store(layer)
     return LayerRefinement(before, after, kept)
+
+
+def _agree_on_weights(learners: Iterable[_Learner]) -> None:
+    """Gives all processes the main one's factors: two processors may round the same steps differently."""
+    if processes() > 1:
+        parameters = [parameter for learner in learners for parameter in learner.parameters]
+        with torch.no_grad():
+            for parameter, value in zip(
+                parameters, from_main(lambda: [each.detach().cpu() for each in parameters]), strict=True
+            ):
+                parameter.copy_(value)
 
 
 def _implementation(model: PreTrainedModel) -> str:
@@ -153,6 +166,13 @@ class _Errors:
         self._square += float(((context @ self._gram) * context).sum(dtype=torch.float64))
         self._total += context.sum(dim=(0, 1), dtype=torch.float64)
         self._tokens += tokens
+
+    def add_other_processes(self) -> None:
+        """Adds what the other processes have, which all call this."""
+        sums = torch.cat([self._total, self._total.new_tensor([self._error, self._square, self._tokens])])
+        *_, error, square, tokens = summed(sums).tolist()
+        self._total = sums[:-3]
+        self._error, self._square, self._tokens = error, square, int(tokens)
 
     @property
     def spread(self) -> float:
@@ -195,7 +215,7 @@ class _Learner:
                 "The model's value projections differ from the original's, so its layers cannot be refined separately. "
                 "Refine before other training, or heal instead."
             )
-        self._parameters = [
+        self.parameters = [
             parameter for name, parameter in self.layer.named_parameters() if name.partition(".")[0] in FACTORS
         ]
         self._spreads: list[float] = []
@@ -236,8 +256,11 @@ class _Learner:
             sums.add(difference, context.masked_fill(~shown.seen, 0.0), int(shown.seen.sum()))
 
     def measured(self) -> float:
-        """The relative error of everything measured, the mean over passes; resets the sums."""
-        passes = [self._sums[number] for number in sorted(self._sums)]
+        """The relative error of all that the processes measured, the mean over passes; resets the sums."""
+        numbers = sorted({number for own in gathered(list(self._sums)) for number in own})
+        passes = [self._sums.get(number) or _Errors(self.gram) for number in numbers]
+        for sums in passes:
+            sums.add_other_processes()
         self._sums = {}
         self._spreads = [errors.spread for errors in passes]
         return sum(errors.relative for errors in passes) / len(passes)
@@ -246,7 +269,7 @@ class _Learner:
         """Makes the factors trainable."""
         rate = form_named(self.layer.spec.form).learning_rate if learning_rate is None else learning_rate
         groups = []
-        for parameter in self._parameters:
+        for parameter in self.parameters:
             parameter.requires_grad_(True)
             # The sizes of content biases, projections and cores differ by a factor of a hundred.
             highest = rate * float(parameter.detach().square().mean().sqrt())
@@ -274,7 +297,7 @@ class _Learner:
     def round(self) -> None:
         """Ends training, and rounds the factors to the dtype of the model."""
         self._optimizer = None
-        for parameter in self._parameters:
+        for parameter in self.parameters:
             parameter.requires_grad_(False)
             parameter.copy_(parameter.to(self.dtype))
 
@@ -288,10 +311,20 @@ class _Learner:
 
 
 def _measure(watch: Observer, learners: Mapping[str, _Learner], batches: Sequence[Batch]) -> dict[str, float]:
-    """Every layer's relative squared error on some batches."""
-    for batch in batches:
+    """Every layer's relative squared error on some batches, which the processes divide."""
+    for batch in own_rows(batches):
         watch.run(batch, learners, lambda name, shown: learners[name].measure(shown))
     return {name: learner.measured() for name, learner in learners.items()}
+
+
+def _add_gradients(learners: Iterable[_Learner]) -> None:
+    """Adds the gradients of the other processes, all at once."""
+    if processes() > 1:
+        parameters = [parameter for learner in learners for parameter in learner.parameters]
+        gradients = [torch.zeros_like(each) if each.grad is None else each.grad for each in parameters]
+        total = summed(torch.cat([gradient.flatten() for gradient in gradients]))
+        for parameter, part in zip(parameters, total.split([each.numel() for each in parameters]), strict=True):
+            parameter.grad = part.view_as(parameter)
 
 
 def _train(
@@ -311,11 +344,12 @@ def _train(
     for step in range(options.steps):
         rows = tokens = 0
         while rows < options.rows and tokens < options.tokens:
-            batch, passes = next(drawn)
+            batch, passes = next(drawn)  # none if another process has them
             for name, shown in passes:
                 learners[name].learn(shown)
             rows, tokens = rows + count_rows(batch), tokens + count_tokens(batch)
         rate = min(1.0, (step + 1) / _WARM_UP) * (1 + math.cos(math.pi * step / options.steps)) / 2
+        _add_gradients(learners.values())
         for learner in learners.values():
             learner.step(rate, tokens)
         progress("refining", step + 1, options.steps)

@@ -46,7 +46,7 @@ source = collab.DataSource(str(text))
 calibration = collab.CalibrationRequest(source, collab.CalibrationOptions(samples=64))
 
 # 2. Compress to half of the layers' arithmetic, and heal: train the result to give the
-#    original's hidden states, without labels. 10 steps show how; use 1,200, which take
+#    original's hidden states, without labels. 10 steps show how; use 1,800, which take
 #    about ten minutes.
 report = collab.checkpoints.compress(
     original,

@@ -51,6 +51,17 @@ def trainable_option(default: str, flag: str = "--trainable") -> Decorator:
     )
 
 
+def fragments_option(default: float, flag: str = "--fragments") -> Decorator:
+    """--fragments, or that of healing within another command."""
+    return click.option(
+        flag,
+        type=float,
+        default=default,
+        help="Part of the rows to cut to fragments of a few tokens, which heals an embedder for more kinds of text. "
+        "Rows of classifiers stay whole.",
+    )
+
+
 def training_options(default: RunOptions) -> Decorator:
     """How to train, gathered as ``run`` with all other options of that name.
 

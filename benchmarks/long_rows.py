@@ -1,0 +1,407 @@
+"""Long rows: attention in blocks against dense attention, chunks, truncation and Nyström attention.
+
+The models end at 512 positions; those of the demo checkpoint are repeated, those of minilm-rotary go on. Articles of
+WikiText-2 are cut at the length; captions of Multi30k and utterances of dialogues are joined until they have it.
+
+- speed: milliseconds of the whole model for one row, by length, as a ratio to dense SDPA; memory: the most that a
+  process needs beyond what it needs with the model loaded and unused, for a row of 8,192 tokens;
+- quality: cosine of the mean-pooled embedding to dense attention's; halves of an article matched to each other; and a
+  sentence hidden in an article at some depth, found by its paraphrase among all articles with hidden sentences.
+
+    python benchmarks/long_rows.py --task memory
+    python benchmarks/long_rows.py --task quality [--checkpoint rotary]
+    python benchmarks/long_rows.py --task speed --length 8192 --rounds 3     # on an idle machine
+    python benchmarks/long_rows.py --task layer                              # kinds of attention at one layer
+
+Each task adds to results/long_rows.json and writes results/long_rows-*.md again. Quality takes 15 CPU minutes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import resource
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+import transformers
+from common import demo_folder, kept, machine, markdown, my_turn, shared_data, stsb, write
+from efficient import nystrom, run_layer, table_of_kinds
+from torch import Tensor
+from torch.nn import functional
+from transformers import AttentionInterface
+
+import collab
+from collab.evaluation.timing import time_in_turn
+from collab.models.positions import with_positions
+from collab.models.states import evaluating
+
+LENGTHS = (512, 1024, 2048, 4096, 8192)
+LONGEST = LENGTHS[-1]
+WINDOW = 512
+LONG = {
+    "local": collab.LongOptions("local", dense_below=WINDOW + 1, max_length=LONGEST, positions="copy"),
+    "summaries": collab.LongOptions("summaries", dense_below=WINDOW + 1, max_length=LONGEST, positions="copy"),
+}
+DEPTHS = (0.1, 0.5, 0.9)
+MODELS = ("dense", "local", "summaries", "Nyström", "half", "half, local")
+ROWS = ("truncated at 512", "chunks of 512", *MODELS, "local, refined", "summaries, refined")
+
+AttentionInterface.register("nystrom", nystrom)
+
+
+class Bench:
+    """A checkpoint with more positions than it was trained for, and text in rows.
+
+    Args:
+        checkpoint: ``demo`` or ``rotary``.
+        half: folder of the checkpoint compressed to half of its layers' arithmetic; None for none.
+    """
+
+    def __init__(self, checkpoint: str, half: str | None = None) -> None:
+        folder = demo_folder() if checkpoint == "demo" else shared_data() / "checkpoints" / "minilm-rotary"
+        self.checkpoint = collab.load(str(folder))
+        self.checkpoint.model.float()
+        self.tokenizer = self.checkpoint.tokenizer
+        self.dense = with_positions(self.checkpoint.model, LONGEST, "copy").eval()
+        self.half = None if half is None else collab.load(half)
+        self.special = self.tokenizer("")["input_ids"]
+
+    def model(self, name: str) -> Any:
+        """A model of `MODELS`."""
+        if name == "dense":
+            return self.dense
+        if name == "Nyström":
+            model = with_positions(self.checkpoint.model, LONGEST, "copy").eval()
+            model.set_attn_implementation("nystrom")
+            return model
+        if name.startswith("half"):
+            if self.half is None:
+                raise SystemExit("Name a checkpoint that collab compress --flops 0.5 wrote: --half FOLDER.")
+            options = LONG["local"] if "local" in name else replace(LONG["local"], attention="dense")
+            return collab.lengthen(self.half, options).model.eval()
+        return collab.lengthen(self.checkpoint, LONG[name]).model.eval()
+
+    def tokens(self, text: str) -> list[int]:
+        """A text's tokens without special ones."""
+        return self.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
+
+    def embed(self, model: Any, ids: list[int], length: int = LONGEST) -> Tensor:
+        """The normalized mean-pooled embedding of tokens, cut at a length, (D,)."""
+        start, end = self.special
+        with torch.no_grad():
+            states = model(input_ids=torch.tensor([[start, *ids[: length - 2], end]])).last_hidden_state
+        return functional.normalize(states[0].mean(dim=0), dim=0)
+
+    def embed_by(self, name: str, models: dict[str, Any], ids: list[int]) -> Tensor:
+        """The embedding of a row by a row of the table."""
+        if name == "truncated at 512":
+            return self.embed(self.dense, ids, WINDOW)
+        if name == "chunks of 512":
+            chunks = [ids[first : first + WINDOW - 2] for first in range(0, len(ids), WINDOW - 2)]
+            parts = torch.stack([self.embed(self.dense, chunk) for chunk in chunks])
+            sizes = torch.tensor([float(len(chunk)) for chunk in chunks])
+            return functional.normalize((parts * sizes.unsqueeze(1)).sum(dim=0), dim=0)
+        return self.embed(models[name], ids)
+
+
+def articles(bench: Bench) -> list[list[int]]:
+    """The tokens of WikiText-2's articles, in their order."""
+    text = (shared_data() / "data" / "wikitext2" / "wiki.valid.tokens").read_text(encoding="utf-8")
+    parts: list[list[str]] = [[]]
+    for line in text.splitlines():
+        if line.startswith(" = ") and not line.startswith(" = ="):
+            parts.append([])
+        parts[-1].append(line)
+    return [bench.tokens("\n".join(part)) for part in parts[1:]]
+
+
+def packed(bench: Bench, name: str, length: int, count: int) -> list[list[int]]:
+    """Short texts joined to rows of a length."""
+    import gzip
+
+    data = shared_data() / "data"
+    if name == "Multi30k":
+        with gzip.open(data / "multi30k" / "val.en.gz", "rt", encoding="utf-8") as file:
+            lines = file.read().splitlines()
+    else:
+        lines = (data / "dialogue" / "validation.txt").read_text(encoding="utf-8").splitlines()
+    ids = bench.tokens(" ".join(lines[: 40 * count * length // 512]))
+    return [ids[first : first + length - 2] for first in range(0, count * length, length)]
+
+
+class Quality:
+    """The rows that quality is measured on, and how.
+
+    Args:
+        bench: the checkpoint.
+        count: number of articles, whose halves are matched, and which hide a sentence each.
+    """
+
+    def __init__(self, bench: Bench, count: int) -> None:
+        self.bench = bench
+        every = [ids for ids in articles(bench) if len(ids) > 2000]
+        self.refining = every[::2]
+        judged = every[1::2]
+        self.halves = [[ids[: len(ids) // 2][:2046], ids[len(ids) // 2 :][:2046]] for ids in judged[:count]]
+        first, second, scores = stsb("dev")
+        pairs = [(a, b) for a, b, score in zip(first, second, scores, strict=True) if score >= 4.6 and a != b]
+        self.hidden = [
+            (ids[:2000], bench.tokens(sentence), bench.embed(bench.dense, bench.tokens(paraphrase)))
+            for ids, (sentence, paraphrase) in zip(judged[:count], pairs[:: len(pairs) // count], strict=False)
+        ]
+        self.packed = {name: packed(bench, name, 2048, 1) for name in ("Multi30k", "dialogue")}
+
+    def measure(self, name: str, models: dict[str, Any], dense: dict[str, Any] | None) -> dict[str, Any]:
+        """Every figure of a row of the table; `dense` has the embeddings by dense attention."""
+
+        def embed(ids: list[int]) -> Tensor:
+            return self.bench.embed_by(name, models, ids)
+
+        start = time.process_time()
+        vectors = {
+            "2k": torch.stack([embed(half) for pair in self.halves for half in pair]),
+            **{source: torch.stack([embed(ids) for ids in rows]) for source, rows in self.packed.items()},
+        }
+        left, right = vectors["2k"][::2], vectors["2k"][1::2]
+        found = {f"depth {depth}": self.found(embed, depth) for depth in DEPTHS}
+        figures = {"halves": matched(left @ right.T), **found}
+        if dense is not None:
+            for source, rows in vectors.items():
+                figures[f"cosine {source}"] = float((rows * dense[source]).sum(dim=1).mean())
+        return {"figures": figures, "vectors": vectors, "cpu_seconds": time.process_time() - start}
+
+    def found(self, embed: Callable[[list[int]], Tensor], depth: float) -> float:
+        """How often the paraphrase of a hidden sentence finds its article first."""
+        rows = []
+        for ids, sentence, _ in self.hidden:
+            place = int(depth * len(ids))
+            rows.append(embed(ids[:place] + sentence + ids[place:]))
+        queries = torch.stack([query for _, _, query in self.hidden])
+        return first_is_right(queries @ torch.stack(rows).T)
+
+
+def first_is_right(similarities: Tensor) -> float:
+    """How often the largest entry of a row is on the diagonal."""
+    return float((similarities.argmax(dim=1) == torch.arange(len(similarities))).float().mean())
+
+
+def matched(similarities: Tensor) -> float:
+    """The same, by rows and by columns."""
+    return (first_is_right(similarities) + first_is_right(similarities.T)) / 2
+
+
+def refined(bench: Bench, quality: Quality, name: str, steps: int) -> tuple[Any, dict[str, Any]]:
+    """A model refined against dense attention on rows of 2,048 tokens of other articles."""
+    start, end = bench.special
+    rows = [
+        {"input_ids": torch.tensor([[start, *ids[first : first + 2046], end]])}
+        for ids in quality.refining
+        for first in range(0, len(ids) - 2046, 2046)
+    ][:44]
+    long = collab.lengthen(bench.checkpoint, LONG[name])
+    began = time.process_time()
+    options = collab.RefineOptions(steps=steps, rows=1)
+    result = collab.refine(long, bench.dense, rows[4:], rows[:4], options=options)
+    layers = result.report.layers.values()
+    figures = {
+        "cpu_minutes": (time.process_time() - began) / 60,
+        "steps": steps,
+        "before": [layer.before for layer in layers],
+        "after": [layer.after if layer.kept else layer.before for layer in layers],
+    }
+    return result.model.eval(), figures
+
+
+def run_quality(checkpoint: str, count: int, steps: int, names: Sequence[str]) -> None:
+    """Measures the rows of the table, one after another."""
+    bench = Bench(checkpoint)
+    quality = Quality(bench, count)
+    dense = quality.measure("dense", {"dense": bench.dense}, None)
+    for name in names:
+        more: dict[str, Any] = {}
+        models: dict[str, Any] = {}
+        if name.endswith("refined"):
+            models[name], more = refined(bench, quality, name.partition(",")[0], steps)
+        elif name in MODELS:
+            models[name] = bench.model(name)
+        with evaluating(*models.values()):
+            measured = dense if name == "dense" else quality.measure(name, models, dense["vectors"])
+        entry = {**measured["figures"], "cpu_seconds": measured["cpu_seconds"], "refinement": more}
+        keep(
+            "quality", f"{checkpoint}: {name}", entry | {"articles": len(quality.halves), "hidden": len(quality.hidden)}
+        )
+
+
+class Pooled:
+    """A model that is timed, whose last embedding is kept.
+
+    Args:
+        model: the model.
+    """
+
+    def __init__(self, model: Any) -> None:
+        self._model = model
+        self.embedding = torch.empty(0)
+
+    def __call__(self, **batch: Tensor) -> None:
+        states = self._model(**batch).last_hidden_state
+        self.embedding = functional.normalize(states.mean(dim=(0, 1)), dim=0)
+
+
+def run_speed(bench: Bench, checkpoint: str, length: int, rounds: int, names: Sequence[str]) -> None:
+    """Seconds of every model for one article of a length, another in every round, and cosines to dense attention."""
+    start, end = bench.special
+    long = [ids for ids in articles(bench) if len(ids) >= length - 2][-rounds:]
+    rows = [{"input_ids": torch.tensor([[start, *ids[: length - 2], end]])} for ids in long]
+    calls = {name: (Pooled(bench.model(name)), rows) for name in names}
+    if length > WINDOW:
+        chunks = [[ids[first : first + WINDOW - 2] for first in range(0, length - WINDOW, WINDOW - 2)] for ids in long]
+        batches = [{"input_ids": torch.tensor([[start, *chunk, end] for chunk in each])} for each in chunks]
+        calls["chunks of 512"] = (Pooled(bench.dense), batches)
+    time_in_turn([(call, batches[:1]) for call, batches in calls.values()])  # warm
+    taken, cosines = [], []
+    for number in range(len(rows)):
+        runs = [(call, batches[number : number + 1]) for call, batches in calls.values()]
+        taken.append(time_in_turn(runs, backwards=number % 2 == 1))
+        embeddings = torch.stack([call.embedding for call, _ in calls.values()])
+        cosines.append((embeddings @ calls["dense"][0].embedding).tolist())
+    seconds = np.array(taken)  # (rounds, models)
+    for number, name in enumerate(calls):
+        ratios = seconds[:, list(calls).index("dense")] / seconds[:, number]
+        entry = {
+            "ms": 1000 * float(np.median(seconds[:, number])),
+            "ratio": float(np.median(ratios)),
+            "lowest": float(ratios.min()),
+            "highest": float(ratios.max()),
+            "cosine": float(np.mean(cosines, axis=0)[number]),
+            "rows": len(rows),
+            "threads": torch.get_num_threads(),
+        }
+        if name.startswith("half") and bench.half is not None:
+            entry["made by"] = bench.half.history.command
+        keep("speed", f"{checkpoint}: {name}: {length}", entry)
+
+
+def peak(name: str, length: int, padded: bool) -> float:
+    """MB beyond those of a process with the model loaded, which one forward pass needs at most."""
+    model = Bench("demo").model(name)
+    ids = torch.randint(1000, 20000, (1 + padded, length), generator=torch.Generator().manual_seed(0))
+    batch = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+    batch["attention_mask"][1:, 3 * length // 4 :] = 0
+    with torch.no_grad():
+        model(input_ids=ids[:, :64])
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        model(**batch)
+    return (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
+
+
+def run_memory(length: int) -> None:
+    """Peak memory, each model in a process of its own."""
+    for name in ("dense", "local", "summaries"):
+        for padded in (False, True):
+            line = [sys.executable, __file__, "--task", "peak", "--names", name, "--length", str(length)]
+            done = subprocess.run([*line, *["--padded"] * padded], capture_output=True, text=True, check=True)
+            entry = {"mb": float(done.stdout.split()[-1]), "rows": 1 + padded, "length": length}
+            keep("memory", f"{name}{', padded' if padded else ''}", entry)
+
+
+def keep(part: str, name: str, entry: dict[str, Any]) -> None:
+    """Adds a row to what is there, and writes the tables."""
+    print(part, name, entry, file=sys.stderr, flush=True)
+    with my_turn("long_rows"):
+        result = kept("long_rows")
+        result.setdefault(part, {})[name] = entry
+        result["machine"] = machine()
+        write("long_rows", result, tables(result))
+
+
+def tables(result: dict[str, Any]) -> str:
+    """All tables."""
+    parts = []
+    if "speed" in result:
+        parts.append(speed_table(result["speed"]))
+    if "memory" in result:
+        rows = [[name, f"{entry['rows']}", f"{entry['mb']:.0f}"] for name, entry in result["memory"].items()]
+        parts.append(markdown(["rows of 8,192 tokens", "rows", "peak, MB"], rows))
+    if "quality" in result:
+        parts += [quality_table(result["quality"], checkpoint) for checkpoint in ("demo", "rotary")]
+    if "layer" in result:
+        parts.append(table_of_kinds(result["layer"], markdown))
+    return "\n\n".join(filter(None, parts))
+
+
+def speed_table(speed: dict[str, Any]) -> str:
+    """Times as fast as dense attention, and cosines to it, by length."""
+    rows = []
+    for name in dict.fromkeys(key.rpartition(":")[0] for key in speed):
+        entries = [speed.get(f"{name}: {length}") for length in LENGTHS]
+        cells = [
+            "" if entry is None else f"{entry['ratio']:.2f} ({entry['lowest']:.2f}–{entry['highest']:.2f})"
+            for entry in entries
+        ]
+        cosines = [
+            "" if entry is None or "cosine" not in entry else f"{entry['cosine']:.3f}"
+            for entry in (entries[2], entries[-1])
+        ]
+        last = entries[-1]
+        rows.append([name, *cells, "" if last is None else f"{last['ms']:.0f}", *cosines])
+    headings = ["times as fast as dense", *map(str, LENGTHS), "ms, 8192", "cosine, 2048", "cosine, 8192"]
+    return markdown(headings, rows)
+
+
+def quality_table(quality: dict[str, Any], checkpoint: str) -> str:
+    """Quality by row."""
+    columns = (
+        "cosine 2k",
+        "cosine Multi30k",
+        "cosine dialogue",
+        "halves",
+        *(f"depth {d}" for d in DEPTHS),
+    )
+    rows = []
+    for name in ROWS:
+        entry = quality.get(f"{checkpoint}: {name}")
+        if entry is not None:
+            rows.append([name, *(f"{entry[column]:.3f}" if column in entry else "" for column in columns)])
+    return markdown([checkpoint, *columns], rows) if rows else ""
+
+
+def main() -> None:
+    """Runs a task."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--task", choices=["speed", "memory", "quality", "layer", "peak"], required=True)
+    parser.add_argument("--checkpoint", choices=["demo", "rotary"], default="demo")
+    parser.add_argument("--names", nargs="*", help="Rows to measure; all by default.")
+    parser.add_argument("--length", type=int, default=LONGEST)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--articles", type=int, default=20)
+    parser.add_argument("--steps", type=int, default=60)
+    parser.add_argument("--half", metavar="FOLDER", help="The checkpoint as collab compress --flops 0.5 wrote it.")
+    parser.add_argument("--padded", action="store_true")
+    wanted = parser.parse_args()
+    transformers.logging.set_verbosity_error()
+    if wanted.task == "speed":
+        bench = Bench(wanted.checkpoint, wanted.half)
+        names = wanted.names or [name for name in MODELS if bench.half is not None or "half" not in name]
+        run_speed(bench, wanted.checkpoint, wanted.length, wanted.rounds, names)
+    elif wanted.task == "memory":
+        run_memory(wanted.length)
+    elif wanted.task == "quality":
+        run_quality(wanted.checkpoint, wanted.articles, wanted.steps, wanted.names or ROWS)
+    elif wanted.task == "peak":
+        print(peak(wanted.names[0], wanted.length, wanted.padded))
+    else:
+        bench = Bench("demo")
+        ids = torch.tensor([max(articles(bench), key=len)[:LONGEST]])
+        for name, entry in run_layer(bench.dense, ids, wanted.rounds):
+            keep("layer", name, entry)
+
+
+if __name__ == "__main__":
+    main()

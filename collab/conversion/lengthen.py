@@ -1,0 +1,163 @@
+"""Has the attention of a model compute long rows in blocks."""
+
+from __future__ import annotations
+
+import copy
+import logging
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+from ..errors import ConfigurationError, UnsupportedArchitectureError
+from ..io.checkpoint import Checkpoint
+from ..io.head import pools_first_token
+from ..modeling.collab_attention import CollaborativeAttention
+from ..modeling.collab_config import AttentionSpec, LongRows
+from ..models.assembly import assemble
+from ..models.families import collaborative_layers
+from ..models.inputs import has_length, longest_input, probe_inputs, takes_waveforms
+from ..models.positions import with_positions
+from ..models.states import evaluating
+from ..planning.long_rows import LongOptions
+from ..steps.long_rows import Lengthening
+from ..steps.step import Count
+from .convert import convert_losslessly
+
+logger = logging.getLogger(__name__)
+
+
+def lengthen(checkpoint: Checkpoint | PreTrainedModel, options: LongOptions | None = None) -> Checkpoint:
+    """Has a model's attention compute long rows in blocks, in time and memory that grow with their length.
+
+    Rows below `LongOptions.dense_below` are computed as before. Nothing is trained: `collab.refine` and `collab.heal`
+    train the result, on long rows.
+
+    Args:
+        checkpoint: a converted or compressed model, or an original, which is converted losslessly first; not changed.
+        options: settings.
+
+    Returns:
+        The model, with a `Lengthening` as its report. Weights that stay are shared.
+
+    Raises:
+        ConfigurationError: if the settings do not fit the model.
+        UnsupportedArchitectureError: if the model has no attention that can be computed in blocks, or its positions
+            cannot be extended.
+    """
+    options = options or LongOptions()
+    checkpoint = Checkpoint.of(checkpoint)
+    original = checkpoint
+    if not collaborative_layers(checkpoint.model):
+        checkpoint = convert_losslessly(checkpoint)
+    layers = collaborative_layers(checkpoint.model)
+    before = _longest_row(checkpoint.model, next(iter(layers.values())))
+    after = None if before is None else max(before, options.max_length or before)
+    if options.attention != "dense":
+        _check(original, options, layers, after)
+    longer = checkpoint.model
+    if after is not None and after != before:
+        longer = with_positions(longer, after, options.positions)
+    chosen = [] if options.attention == "dense" else _chosen(layers, options)
+    summaries = options.summaries if options.attention == "summaries" else None
+    long = LongRows(options.block, options.global_tokens, options.dense_below, summaries)
+    specs = [replace(layer.spec, long=long if name in chosen else None) for name, layer in layers.items()]
+    model = with_specs(longer, specs)
+    lengths = None if before is None or after is None else Count(before, after)
+    step = Lengthening(options.to_dict(), {name: name in chosen for name in layers}, lengths)
+    processor = checkpoint.processor if after == before else _longer(checkpoint.processor, after)
+    return checkpoint.then(step, model=model, processor=processor)
+
+
+def with_specs(model: PreTrainedModel, specs: Sequence[AttentionSpec]) -> PreTrainedModel:
+    """A collaborative model whose layers, of the same widths, have other specs; its weights are shared."""
+    config = copy.deepcopy(model.config)
+    config.collab_layers = [spec.to_dict() for spec in specs]  # type: ignore[attr-defined]
+    trainable = {name: parameter.requires_grad for name, parameter in model.named_parameters()}
+    return assemble(type(model), config, model.state_dict(), model, trainable)
+
+
+def _check(
+    checkpoint: Checkpoint, options: LongOptions, layers: dict[str, CollaborativeAttention], longest: int | None
+) -> None:
+    """Checks that settings fit a model whose rows have at most `longest` tokens, or any number."""
+    able = [layer for layer in layers.values() if layer.kind == "encoder"]
+    name = type(checkpoint.model).__name__
+    if not able:
+        raise UnsupportedArchitectureError(
+            f"{name} is a decoder: its attention is causal and keeps a cache, and is computed in blocks in encoders "
+            "only."
+        )
+    if not any(options.attention in layer.long_kinds for layer in able):
+        others = list(able[0].long_kinds)
+        raise UnsupportedArchitectureError(
+            f"{name} has attention in a window of its own, which {options.attention} has no form for; choose "
+            f"{' or '.join(others)} (--attention)."
+            if others
+            else f"The scores of {name} depend on relative positions, for which no attention in blocks is there."
+        )
+    if longest is not None and options.block > longest:
+        raise ConfigurationError(
+            f"A block of {options.block} tokens (--block) is longer than the longest row, {longest}. Choose a smaller "
+            "one, or extend the positions (--max-length, --positions)."
+        )
+    if longest is not None and options.dense_below > longest:
+        raise ConfigurationError(
+            f"No row would be long: the model takes {longest} tokens, and rows below {options.dense_below} "
+            "(dense_below, --dense-below) are computed as before. Choose a smaller number, or extend the positions "
+            "(--max-length, --positions)."
+        )
+    if not options.global_tokens and pools_first_token(checkpoint.model, checkpoint.folder):
+        raise ConfigurationError(
+            f"{name} answers by its first token, which without global tokens would see only the next blocks. Keep at "
+            "least one (--global-tokens 1)."
+        )
+    out = [layer for layer in options.dense_layers if not 0 <= layer < len(layers)]
+    if out:
+        raise ConfigurationError(
+            f"dense_layers (--dense-layers) names layer {out[0]}; the model has {len(layers)}, numbered from 0."
+        )
+
+
+def _chosen(layers: dict[str, CollaborativeAttention], options: LongOptions) -> list[str]:
+    """The layers that compute long rows in blocks: encoders' that are not to stay dense, and have heads."""
+    chosen = [
+        name
+        for number, (name, layer) in enumerate(layers.items())
+        if number not in options.dense_layers
+        and layer.kind == "encoder"
+        and layer.heads
+        and options.attention in layer.long_kinds
+    ]
+    if not chosen:
+        raise ConfigurationError("All layers would stay dense (dense_layers, --dense-layers), so nothing would change.")
+    return chosen
+
+
+def _longest_row(model: PreTrainedModel, layer: CollaborativeAttention) -> int | None:
+    """The number of tokens in the longest row of a model's first attention layer; None if recordings have no limit."""
+    if takes_waveforms(model):
+        return None
+    if has_length(model):
+        return longest_input(model)
+    seen: list[int] = []
+
+    def see(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        states = args[0] if args else kwargs["hidden_states"]
+        seen.append(states.shape[1])
+
+    with layer.register_forward_pre_hook(see, with_kwargs=True), evaluating(model), torch.no_grad():
+        model(**probe_inputs(model))
+    return max(seen)
+
+
+def _longer(processor: Any, longest: int | None) -> Any:
+    """A tokenizer that allows rows as long as the model's; others as they are."""
+    if longest is None or not hasattr(processor, "model_max_length"):
+        return processor
+    processor = copy.deepcopy(processor)
+    processor.model_max_length = longest
+    return processor

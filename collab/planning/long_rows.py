@@ -1,0 +1,96 @@
+"""Settings of attention in long rows."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any, Literal, get_args
+
+from ..errors import ConfigurationError
+
+Attention = Literal["dense", "local", "summaries"]
+PositionsRule = Literal["keep", "copy", "interpolate"]
+
+
+@dataclass(frozen=True)
+class LongOptions:
+    """Settings of attention in long rows.
+
+    Attributes:
+        attention: ``local`` (a block of tokens sees itself, the blocks beside it and the global tokens),
+            ``summaries`` (and the rest of the row in groups, each by one key and one value) or ``dense`` (long rows are
+            computed like short ones).
+        block: number of tokens in a block.
+        global_tokens: number of first tokens that see all tokens, and that all tokens see.
+        summaries: what stands for a group with ``summaries``: ``mean:n``, the mean of n tokens, or ``stride:n``, the
+            first of n. Not used by ``local``.
+        dense_below: rows of fewer tokens are computed as before.
+        dense_layers: numbers, from 0, of the attention layers that stay as they are at every length.
+        max_length: tokens of the longest row that the model will take; None for those that it takes already.
+        positions: how positions beyond the model's become known: not at all (``keep``); by repeating the table of
+            positions (``copy``), which leaves those of shorter rows as they are, or by stretching it
+            (``interpolate``), which changes them. Rotary positions have no table: they go on (``copy``), or turn
+            slower (``interpolate``).
+
+    Raises:
+        ConfigurationError: if a value cannot be used.
+    """
+
+    attention: Attention = "local"
+    block: int = 128
+    global_tokens: int = 1
+    summaries: str = "stride:16"
+    dense_below: int = 1024
+    dense_layers: tuple[int, ...] = ()
+    max_length: int | None = None
+    positions: PositionsRule = "keep"
+
+    def __post_init__(self) -> None:
+        for name, known in (("attention", Attention), ("positions", PositionsRule)):
+            value = getattr(self, name)
+            if value not in get_args(known):
+                raise ConfigurationError(f"Unknown {name} {value!r}; choose one of {', '.join(get_args(known))}.")
+        for name, lowest in (("block", 1), ("global_tokens", 0), ("dense_below", 1), ("max_length", 1)):
+            value = getattr(self, name)
+            if value is None and name == "max_length":
+                continue
+            if isinstance(value, bool) or not isinstance(value, int) or value < lowest:
+                raise ConfigurationError(f"{name} must be a whole number of at least {lowest}, not {value!r}.")
+        if self.global_tokens >= self.dense_below:
+            raise ConfigurationError(
+                f"{self.global_tokens} global tokens are all of the shortest long row: dense_below (--dense-below) is "
+                f"{self.dense_below}. Take fewer global tokens, or a higher dense_below."
+            )
+        if any(isinstance(layer, bool) or not isinstance(layer, int) for layer in self.dense_layers):
+            raise ConfigurationError(f"dense_layers must be numbers of layers, not {self.dense_layers!r}.")
+        self._check_summaries()
+
+    def _check_summaries(self) -> None:
+        how, _, count = self.summaries.partition(":")
+        if how not in ("mean", "stride") or not count.isdecimal() or int(count) < 2:
+            raise ConfigurationError(f"summaries must be mean:n or stride:n with n from 2, not {self.summaries!r}.")
+        if self.attention == "summaries" and self.block % int(count):
+            raise ConfigurationError(
+                f"A block of {self.block} tokens cannot be divided into groups of {count}: choose summaries "
+                "(--summaries) with a number that divides the block (--block)."
+            )
+
+    @property
+    def changes_nothing(self) -> bool:
+        """Whether long rows are computed like short ones, and none are longer than before."""
+        return self.attention == "dense" and self.positions == "keep"
+
+    def to_dict(self) -> dict[str, Any]:
+        """The settings as JSON values."""
+        return asdict(self)
+
+
+def read_layers(text: str) -> tuple[int, ...]:
+    """Reads numbers of layers, such as ``1,4``.
+
+    Raises:
+        ConfigurationError: if it is something else.
+    """
+    try:
+        return tuple(int(part) for part in text.split(",") if part.strip())
+    except ValueError:
+        raise ConfigurationError(f"{text!r} is not a list of layers, such as 1,4.") from None

@@ -1,0 +1,345 @@
+"""Attention in long rows: exact where it is defined, the same as before below the threshold, and never T by T."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from processes import run
+from reload import check_reloads
+from test_attention import SPECS, make
+from tiny import (
+    BERT,
+    BY_TYPE,
+    FORMS,
+    converted,
+    largest_difference,
+    of_seen,
+    random_text,
+    tiny_model,
+)
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import collab
+from collab.errors import CollabError, ConfigurationError, UnsupportedArchitectureError
+from collab.graphs.samples import check_exportable
+from collab.modeling.collab_config import AttentionSpec, LongRows
+from collab.models.families import collaborative_layers
+from collab.models.inputs import has_length, longest_input, random_inputs
+from collab.models.positions import with_positions_of
+from collab.models.states import attending_by
+
+B, T, D = 3, 29, 24
+LOCAL = LongRows(block=4, global_tokens=1, dense_below=12)
+OPTIONS = collab.LongOptions(block=4, dense_below=12, summaries="mean:2")
+ROWS_OF_KINDS = ("roberta", "albert", "vit", "jina_embeddings_v3", "modernbert", "bart", "wav2vec2", "eurobert")
+PADDING = ("none", "right", "left")
+
+
+def mask_of(padding: str) -> Tensor | None:
+    """(B, T), True for tokens: a whole row, one of 20, and one of 9, which is short."""
+    if padding == "none":
+        return None
+    mask = torch.ones(B, T, dtype=torch.bool)
+    mask[1, 20:] = mask[2, 9:] = False
+    return mask.flip(1) if padding == "left" else mask
+
+
+def seen_locally(long: LongRows, mask: Tensor | None) -> Tensor:
+    """What every token sees, (B, T, T), by the definition."""
+    seen = torch.zeros(B, T, T, dtype=torch.bool)
+    for row in range(B):
+        tokens = list(range(T)) if mask is None else mask[row].nonzero().flatten().tolist()
+        for place, query in enumerate(tokens):
+            for other, key in enumerate(tokens):
+                block, of_key = ((number - long.global_tokens) // long.block for number in (place, other))
+                is_global = min(place, other) < long.global_tokens
+                seen[row, query, key] = is_global or abs(block - of_key) <= 1 or len(tokens) < long.dense_below
+    return seen
+
+
+@pytest.mark.parametrize("spec", SPECS, ids=lambda spec: f"{spec.form}-{spec.head_ranks or spec.rank}")
+@pytest.mark.parametrize("padding", PADDING)
+def test_local_attention_is_dense_attention_with_the_same_mask(spec: AttentionSpec, padding: str) -> None:
+    mask = mask_of(padding)
+    x = torch.randn(B, T, D).double()
+    for long in (LOCAL, replace(LOCAL, global_tokens=0), replace(LOCAL, global_tokens=3, block=5)):
+        layer, dense = (
+            make(replace(spec, long=long), "fused" if long.global_tokens else "matmul").double(),
+            make(spec).double(),
+        )
+        seen = seen_locally(long, mask)
+        expected, weights = dense(x, attention_mask=seen.unsqueeze(1))
+        given = None if mask is None else mask[:, None, None]
+        output, _ = layer(x, attention_mask=given)
+        tokens = torch.ones(B, T, dtype=torch.bool) if mask is None else mask
+        torch.testing.assert_close(output[tokens], expected[tokens], rtol=0, atol=1e-10)
+        output, shown = layer(x, attention_mask=given, output_attentions=True)
+        torch.testing.assert_close(output[tokens], expected[tokens], rtol=0, atol=1e-10)
+        torch.testing.assert_close(shown.transpose(1, 2)[tokens], weights.transpose(1, 2)[tokens], rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("summaries", ["mean:2", "mean:4", "stride:4"])
+@pytest.mark.parametrize("spec", SPECS[2:], ids=lambda spec: spec.form)
+def test_summaries_of_equal_tokens_are_exact(spec: AttentionSpec, summaries: str) -> None:
+    count = int(summaries.partition(":")[2])
+    groups = torch.randn(B, 7 * 4 // count, D).repeat_interleave(count, dim=1)
+    x = torch.cat([torch.randn(B, 1, D), groups], dim=1)
+    layer = make(replace(spec, long=replace(LOCAL, summaries=summaries)), "sdpa")
+    expected, weights = make(spec)(x)
+    torch.testing.assert_close(layer(x)[0], expected, rtol=0, atol=1e-5)
+    if summaries.startswith("mean"):
+        torch.testing.assert_close(layer(x, output_attentions=True)[1], weights, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("summaries", [None, "mean:2", "stride:2"])
+@pytest.mark.parametrize("padding", PADDING)
+def test_blocks_and_all_weights_at_once_agree(summaries: str | None, padding: str) -> None:
+    mask = mask_of(padding)
+    given = None if mask is None else mask[:, None, None]
+    tokens = torch.ones(B, T, dtype=torch.bool) if mask is None else mask
+    spec, x = (
+        replace(SPECS[3], long=replace(LOCAL, summaries=summaries)),
+        torch.randn(B, T, D).double().requires_grad_(),
+    )
+    results = []
+    for kernel in ("sdpa", "eager"):
+        layer = make(spec, kernel).double()
+        output, _ = layer(x, attention_mask=given)
+        gradients = torch.autograd.grad(output[tokens].square().sum(), [x, *layer.parameters()], allow_unused=True)
+        results.append([output[tokens], *(gradient for gradient in gradients if gradient is not None)])
+    for mine, other in zip(*results, strict=True):
+        torch.testing.assert_close(mine, other, rtol=1e-8, atol=1e-8)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+def test_every_dtype(dtype: torch.dtype) -> None:
+    mask, x = mask_of("right"), torch.randn(B, T, D)
+    assert mask is not None
+    for summaries in (None, "mean:2"):
+        layer = make(replace(SPECS[3], long=replace(LOCAL, summaries=summaries)), "sdpa")
+        expected, _ = layer(x, attention_mask=mask[:, None, None])
+        output, _ = layer.to(dtype)(x.to(dtype), attention_mask=mask[:, None, None])
+        error = (output - expected)[mask].abs().max() / expected.abs().max()
+        assert error < (1e-6 if dtype == torch.float64 else 0.05)
+
+
+class _Largest(TorchDispatchMode):
+    """The largest number of entries of a tensor that any operation makes."""
+
+    entries = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = func(*args, **(kwargs or {}))
+        for tensor in made if isinstance(made, tuple | list) else (made,):
+            if isinstance(tensor, Tensor):
+                self.entries = max(self.entries, tensor.untyped_storage().nbytes() // tensor.element_size())
+        return made
+
+
+def test_memory_grows_with_the_length_and_not_with_its_square() -> None:
+    for spec in SPECS[:1] + SPECS[3:]:
+        largest = []
+        for length in (1024, 4096):
+            layer = make(replace(spec, long=LongRows(16, dense_below=64)), "sdpa")
+            x, mask = torch.randn(1, length, D), torch.ones(1, 1, 1, length, dtype=torch.bool)
+            mask[..., -5:] = False
+            with _Largest() as mode, torch.no_grad():
+                layer(x, attention_mask=mask)
+            largest.append(mode.entries)
+        assert largest[1] <= 4.1 * largest[0]
+        assert largest[1] < 4096**2 // 20
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_shorter_rows_are_what_they_were(form: str) -> None:
+    before = converted(tiny_model(BERT), form=form)
+    after = collab.lengthen(before, replace(OPTIONS, max_length=64, positions="copy")).model
+    short = random_text(2, 11)
+    with torch.no_grad():
+        first, second = before(**short), after(**short)
+        assert torch.equal(first.last_hidden_state, second.last_hidden_state)
+        both = {name: torch.nn.functional.pad(value, (0, 49)) for name, value in short.items()}
+        both = {name: torch.cat([value, torch.ones_like(value[:1])]) for name, value in both.items()}
+        among_long = after(**both).last_hidden_state[:2, :11]
+    seen = short["attention_mask"].bool()
+    torch.testing.assert_close(among_long[seen], first.last_hidden_state[seen], rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ROWS_OF_KINDS)
+@pytest.mark.parametrize("attention", ["local", "summaries"])
+def test_every_kind_of_family(kind: str, attention: str) -> None:
+    native = tiny_model(BY_TYPE[kind])
+    options = replace(OPTIONS, attention=attention, block=2, dense_below=4)
+    if kind == "modernbert" and attention == "summaries":
+        with pytest.raises(UnsupportedArchitectureError, match="window of its own"):
+            collab.lengthen(native, options)
+        return
+    model = collab.lengthen(native, options).model
+    inputs = random_inputs(native, 2, 20 if has_length(native) else 8, states=5)
+    if "attention_mask" in inputs:
+        inputs["attention_mask"][1, 13:] = 0
+    with torch.no_grad():
+        output = of_seen(model(**inputs), inputs)
+        with attending_by(model, "eager"):
+            assert largest_difference(output, of_seen(model(**inputs), inputs)) < 1e-5
+
+
+def test_reloads_three_ways(tmp_path: Path) -> None:
+    exports = {}
+    for kind, attention in (("bert", "summaries"), ("jina_embeddings_v3", "local")):
+        options = replace(OPTIONS, attention=attention, max_length=64, positions="copy", dense_layers=(1,))
+        long = collab.lengthen(tiny_model(BY_TYPE[kind]), options)
+        long.model.save_pretrained(tmp_path / f"{kind}-{attention}")
+        exports[tmp_path / f"{kind}-{attention}"] = random_text(2, 50)
+    check_reloads(exports, tmp_path)
+    config = json.loads((tmp_path / "bert-summaries" / "config.json").read_text())
+    assert config["collab_layers"][0]["long"]["summaries"] == "mean:2"
+    assert "long" not in config["collab_layers"][1]
+
+
+@pytest.mark.parametrize("kind", ["bert", "roberta"])
+def test_positions_are_repeated_or_stretched(kind: str) -> None:
+    native = tiny_model(BY_TYPE[kind])
+    limit = longest_input(native)
+    table = native.embeddings.position_embeddings.weight.detach()
+    first = len(table) - limit
+    copied = collab.lengthen(native, replace(OPTIONS, max_length=100, positions="copy")).model
+    assert longest_input(copied) == 100
+    longer = copied.embeddings.position_embeddings.weight
+    assert torch.equal(longer[: first + limit], table)
+    assert torch.equal(longer[first + limit], table[first])
+    stretched = collab.lengthen(native, replace(OPTIONS, max_length=100, positions="interpolate")).model
+    longer = stretched.embeddings.position_embeddings.weight
+    torch.testing.assert_close(longer[[first, -1]], table[[first, -1]])
+    teacher = with_positions_of(native, copied)
+    inputs = random_text(2, 90)
+    with torch.no_grad():
+        alike = collab.lengthen(copied, collab.LongOptions("dense")).model
+        assert largest_difference(of_seen(teacher(**inputs), inputs), of_seen(alike(**inputs), inputs)) < 1e-5
+
+
+def test_rotary_positions_go_on_or_turn_slower() -> None:
+    native = tiny_model(BY_TYPE["jina_embeddings_v3"])
+    longer = collab.lengthen(native, replace(OPTIONS, max_length=80, positions="copy")).model
+    slower = collab.lengthen(native, replace(OPTIONS, max_length=80, positions="interpolate")).model
+    assert longer.config.rope_parameters == native.config.rope_parameters
+    assert slower.config.rope_parameters["factor"] == 2.0
+    inputs = random_text(1, 11)
+    with torch.no_grad():
+        assert largest_difference(longer(**inputs), native(**inputs)) < 1e-5
+        assert largest_difference(slower(**inputs), native(**inputs)) > 1e-3
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"block": 64}, "A block of 64 tokens .* longer than the longest row, 40"),
+        ({"dense_below": 41}, "No row would be long"),
+        ({"max_length": 64}, "beyond the model's 40 positions"),
+        ({"dense_layers": (2,)}, "names layer 2; the model has 2"),
+        ({"dense_layers": (0, 1)}, "All layers would stay dense"),
+        ({"global_tokens": 0}, "answers by its first token"),
+        ({"attention": "summaries", "summaries": "mean:3"}, "cannot be divided into groups of 3"),
+        ({"summaries": "mean"}, "summaries must be mean:n or stride:n"),
+        ({"global_tokens": 12}, "12 global tokens are all of the shortest long row"),
+        ({"attention": "flash"}, "Unknown attention 'flash'"),
+        ({"block": 0}, "block must be a whole number of at least 1"),
+    ],
+)
+def test_settings_that_do_not_fit_are_refused(changes: dict[str, Any], says: str) -> None:
+    model = tiny_model(BERT, transformers.BertForSequenceClassification)
+    with pytest.raises(ConfigurationError, match=says):
+        collab.lengthen(model, replace(OPTIONS, **changes))
+
+
+@pytest.mark.parametrize(
+    ("kind", "says"),
+    [
+        ("mpnet", "depend on relative positions"),
+        ("t5", "depend on relative positions"),
+        ("deberta-v2", "depend on relative positions"),
+        ("gpt2", "is a decoder"),
+    ],
+)
+def test_models_without_such_a_form_are_refused(kind: str, says: str) -> None:
+    with pytest.raises(UnsupportedArchitectureError, match=says):
+        collab.lengthen(tiny_model(BY_TYPE[kind]), OPTIONS)
+
+
+def test_positions_of_images_cannot_be_extended() -> None:
+    options = replace(OPTIONS, dense_below=4, block=2, max_length=64, positions="copy")
+    with pytest.raises(UnsupportedArchitectureError, match="cannot be extended"):
+        collab.lengthen(tiny_model(BY_TYPE["vit"]), options)
+
+
+def test_a_graph_is_refused_and_a_native_model_computes_long_rows_like_short_ones(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    long = collab.lengthen(tiny_model(BERT), OPTIONS)
+    with pytest.raises(UnsupportedArchitectureError, match="--attention dense"):
+        check_exportable(long.model)
+    native = collab.expand(long).model
+    assert "like short ones" in caplog.text
+    inputs = random_text(1, 11)
+    with torch.no_grad():
+        assert largest_difference(native(**inputs), long.model(**inputs)) < 1e-5
+
+
+def test_pruning_keeps_it() -> None:
+    long = collab.lengthen(tiny_model(BERT), OPTIONS)
+    pruned = collab.prune(long, collab.PruneOptions(keep={0: [1]})).model
+    assert [layer.spec.long for layer in collaborative_layers(pruned).values()] == [
+        layer.spec.long for layer in collaborative_layers(long.model).values()
+    ]
+
+
+def test_refinement_brings_it_closer_to_dense_attention() -> None:
+    native = tiny_model(BERT)
+    long = collab.lengthen(converted(native, 16), replace(OPTIONS, max_length=64, positions="copy"))
+    rows = [random_text(2, 60) for _ in range(8)]
+    refined = collab.refine(long, native, rows, options=collab.RefineOptions(steps=10, rows=4))
+    assert all(layer.kept for layer in refined.report.layers.values())
+
+
+def test_from_folder_to_folder(original: Path, tmp_path: Path) -> None:
+    made = tmp_path / "made"
+    line = ["--rank", "8", "--attention", "local", "--block", "4", "--dense-below", "12", "--max-length", "64"]
+    done = run("convert", original, made, *line, "--positions", "copy", "--calibration", "none", "--no-speed")
+    assert done.exit_code == 0, done.output
+    report = json.loads((made / "collab_report.json").read_text())
+    assert [step["step"] for step in report["history"]] == ["lengthen"]
+    assert "## Long rows" in (made / "README.md").read_text()
+    assert json.loads((made / "tokenizer_config.json").read_text())["model_max_length"] == 64
+    shown = " ".join(run("inspect", made).output.split())
+    assert "2 of 2 layers have local attention" in shown
+    assert "After that it was lengthened." in shown
+
+    rows = tmp_path / "rows.txt"
+    rows.write_text("\n".join(" ".join("abcdefgh"[(row + place) % 8] for place in range(55)) for row in range(24)))
+    healed = run("heal", made, tmp_path / "healed", "--data", rows, "--steps", "2", "--batch-size", "8")
+    assert healed.exit_code == 0, healed.output
+
+    dense = run("lengthen", made, tmp_path / "dense", "--attention", "dense")
+    assert dense.exit_code == 0, dense.output
+    assert all(
+        "long" not in layer for layer in json.loads((tmp_path / "dense/config.json").read_text())["collab_layers"]
+    )
+    for option, value in (("--dense-layers", "7"), ("--block", "99"), ("--max-length", "99"), ("--summaries", "x")):
+        refused = run("lengthen", made, tmp_path / "refused", option, value, "--dense-below", "20")
+        assert refused.exit_code == 2, refused.output
+        assert not (tmp_path / "refused").exists()
+
+
+def test_a_report_of_a_spec_is_read_again() -> None:
+    spec = AttentionSpec("cp", 8, long=LongRows(summaries="stride:8"))
+    assert AttentionSpec.from_dict(json.loads(json.dumps(spec.to_dict()))) == spec
+    with pytest.raises(ValueError, match="from 0"):
+        LongRows(global_tokens=-1)
+    assert issubclass(ConfigurationError, CollabError)
