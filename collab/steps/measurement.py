@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from .agreement import named
-from .step import Json, Metric, Step, display_names, installed_versions, measured, table
+from .step import Json, Metric, Step, display_names, installed_versions, measured, short, table
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ _COMPARED = ("metrics", "difference")
 def _comparison(against: Json, first: str, second: str) -> str:
     """Agreement, size and speed of two models of these names."""
     speed, parameters, size = against["tokens_per_second"], against["parameters"], against["bytes"]
-    agreement = [f"{name} {value:.4f}" for name, value in named(against["agreement"] or {}).items()]
+    agreement = [f"{name} {short(value)}" for name, value in named(against["agreement"] or {}).items()]
     agreement.append("cosine of hidden states by layer " + " ".join(f"{each:.4f}" for each in against["hidden_cosine"]))
     rows = [
         ["parameters", *(f"{parameters[which]:,}" for which in _PAIR), _ratio(parameters)],
