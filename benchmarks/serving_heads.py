@@ -70,12 +70,13 @@ def main() -> None:
 def classifiers() -> dict[str, dict[Way, str]]:
     """The classifier and its half, each in every runtime and precision."""
     bench = Bench("sst2")
-    half = GRAPHS / "sst2-half"
+    folder, half = Path(__file__).parent / "work" / "classifiers-sst2", GRAPHS / "sst2-half"
     if not half.is_dir():
-        compressed = collab.compress(bench.model, collab.CompressionConfig(flops=0.5), bench.calibrate("fixed size", 0))
-        collab.save(collab.Checkpoint(compressed.model, bench.tokenizer), half)
+        original = collab.load(str(folder), auto_class=bench.task.auto_class)
+        moments = bench.calibrate("fixed size", 0)
+        collab.save(collab.compress(original, collab.CompressionConfig(flops=0.5), moments), half)
     request = collab.CalibrationRequest(bench.train, collab.CalibrationOptions(2048, 128))
-    sources = {"original": str(Path(__file__).parent / "work" / "classifiers-sst2"), "half": str(half)}
+    sources = {"original": str(folder), "half": str(half)}
     return {name: ways(source, GRAPHS / f"sst2-{name}-graphs", request) for name, source in sources.items()}
 
 
