@@ -224,15 +224,19 @@ def table(rows: list[dict[str, Any]]) -> str:
             ]
         )
         times.append([*row_of, *(f"{row['speed'][size]['faster']:.2f}" for size in (*SIZES, "text"))])
-    others = [speed["running"] or 0 for row in rows for speed in row["speed"].values()]
+    others = [speed["running"] for row in rows for speed in row["speed"].values() if speed["running"] is not None]
     return "\n\n".join(
         [
             "### Quality and size",
             markdown(quality, cells),
             "### Times as fast as the original's float32 graph in onnxruntime",
             markdown(speed, times),
-            "Columns are rows × tokens; text is STS-B dev sorted by length. "
-            f"Running processes when a measurement began, its own among them: at most {max(others, default=0)}.",
+            "Columns are rows × tokens; text is STS-B dev sorted by length."
+            + (
+                f" Running processes when a measurement began, its own among them: {min(others)} to {max(others)}."
+                if others
+                else ""
+            ),
         ]
     )
 
