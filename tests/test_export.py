@@ -167,6 +167,7 @@ class TestFromACheckpoint:
             "README.md",
             "collab_attention.py",
             "collab_kernel.py",
+            "collab_long.py",
             "collab_bert.py",
             "collab_config.py",
             "collab_feed_forward.py",

@@ -319,7 +319,7 @@ def test_from_folder_to_folder(original: Path, tmp_path: Path) -> None:
     assert json.loads((made / "tokenizer_config.json").read_text())["model_max_length"] == 64
     shown = " ".join(run("inspect", made).output.split())
     assert "2 of 2 layers have local attention" in shown
-    assert "After that it was lengthened." in shown
+    assert "converted and then lengthened." in shown
 
     rows = tmp_path / "rows.txt"
     rows.write_text("\n".join(" ".join("abcdefgh"[(row + place) % 8] for place in range(55)) for row in range(24)))
