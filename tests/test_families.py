@@ -372,11 +372,13 @@ def test_without_dropout_every_residual_branch_is_kept(model_type: str) -> None:
 class TestDecoders:
     """Causal, with caches, with cross-attention."""
 
-    @every_form
     @pytest.mark.parametrize(
-        "row",
-        [BY_TYPE[name] for name in ("bert", "roberta", "xlm-roberta", "camembert", "electra")] + DECODERS,
-        ids=lambda row: row.model_type,
+        ("row", "form"),
+        [pytest.param(row, form, id=f"{row.model_type}-{form}") for row in (BERT, *DECODERS) for form in FORMS]
+        + [  # their layers are BERT's
+            pytest.param(BY_TYPE[name], "cp", id=f"{name}-cp")
+            for name in ("roberta", "xlm-roberta", "camembert", "electra")
+        ],
     )
     def test_generation_with_a_cache(self, row: Row, form: str) -> None:
         native_class = transformers.AutoModelForCausalLM._model_mapping[row.config_class]
