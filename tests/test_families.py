@@ -15,6 +15,7 @@ import torch
 import transformers
 from huggingface_hub.errors import StrictDataclassClassValidationError
 from tiny import (
+    BERT,
     BY_TYPE,
     DECODERS,
     ROWS,
@@ -36,6 +37,7 @@ from transformers import AutoModel, DynamicCache, PreTrainedModel, StaticCache
 from transformers.models.auto import modeling_auto
 
 import collab
+from collab.decomposition import FORMS
 from collab.modeling.collab_attention import CollaborativeAttention
 from collab.models.families import families
 from collab.models.inputs import probe_inputs
