@@ -68,7 +68,8 @@ def checkpoint(name: str, folder: Path) -> Path:
         return demo_folder()
     if name == "converted":
         config = collab.ConversionConfig(rank=128, form="concat", compare=False)
-        collab.checkpoints.convert(str(demo_folder()), folder / "converted", config)
+        if not (folder / "converted").is_dir():
+            collab.checkpoints.convert(str(demo_folder()), folder / "converted", config)
         return folder / "converted"
     path = WORK / f"{name.replace(' ', '-')}-none-now-{STEPS}-0"
     if not path.is_dir():
