@@ -40,8 +40,11 @@ def _fragment(row: Feature, special: Collection[int], generator: random.Random) 
         return row
     length = generator.randint(SHORTEST, min(LONGEST, len(places) - 1))
     start = generator.randint(places[0], places[-1] + 1 - length)
-    return row | {  # what a decoder reads stays whole
-        name: [*values[: places[0]], *values[start : start + length], *values[places[-1] + 1 :]]
-        for name, values in row.items()
-        if not name.startswith("decoder_")
-    }
+    return (
+        row
+        | {  # what a decoder reads stays whole
+            name: [*values[: places[0]], *values[start : start + length], *values[places[-1] + 1 :]]
+            for name, values in row.items()
+            if not name.startswith("decoder_")
+        }
+    )
