@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -29,6 +30,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import collab
 from collab.errors import CollabError, ConfigurationError, UnsupportedArchitectureError
 from collab.graphs.samples import check_exportable
+from collab.modeling import collab_feed_forward
 from collab.modeling.collab_config import AttentionSpec, LongRows
 from collab.models.families import collaborative_layers
 from collab.models.inputs import has_length, longest_input, random_inputs
@@ -155,6 +157,30 @@ def test_memory_grows_with_the_length_and_not_with_its_square() -> None:
             largest.append(mode.entries)
         assert largest[1] <= 4.1 * largest[0]
         assert largest[1] < 4096**2 // 20
+
+
+@pytest.mark.parametrize("kind", ["bert", "albert", "jina_embeddings_v3", "wav2vec2", "modernbert"])
+def test_feed_forward_layers_of_long_rows_are_computed_in_parts(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(collab_feed_forward, "TOGETHER", 3)
+    native = tiny_model(BY_TYPE[kind])
+    model = collab.lengthen(native, replace(OPTIONS, block=2, dense_below=8)).model
+    inputs = random_inputs(native, 2, 20 if has_length(native) else 8, states=20)
+    blocks = [module for module in model.modules() if type(module) in type(model).feed_forward_classes]
+    up: Any = blocks[0].get_submodule(type(model).feed_forward_classes[type(blocks[0])].up)
+    whole = model(**inputs).last_hidden_state  # with a gradient
+    copied = copy.deepcopy(model)
+    seen: list[torch.Size] = []
+    compute = up.forward
+    monkeypatch.setattr(up, "forward", lambda states: seen.append(states.shape) or compute(states))
+    with torch.no_grad():
+        torch.testing.assert_close(model(**inputs).last_hidden_state, whole, rtol=0, atol=1e-5)
+        assert seen[0][:2] == (1, 3)
+        seen.clear()
+        with up.register_forward_hook(lambda *args: None):
+            torch.testing.assert_close(model(**inputs).last_hidden_state, whole, rtol=0, atol=1e-5)
+        assert seen[0][:2] == whole.shape[:2]
+        torch.nn.init.zeros_(up.weight)
+        torch.testing.assert_close(copied(**inputs).last_hidden_state, whole, rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("form", FORMS)

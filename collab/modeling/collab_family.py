@@ -145,7 +145,7 @@ class BertFamily(CollaborativeFamily):
         "{}SelfAttention": CollaborativeSelfAttention,
         "{}CrossAttention": CollaborativeCrossAttention,
     }
-    native_feed_forward = {"{}Layer": FeedForward()}
+    native_feed_forward = {"{}Layer": FeedForward(method="feed_forward_chunk")}
 
 
 class BertEncoderFamily(BertFamily):

@@ -202,6 +202,10 @@ class Shapes:
         for name, width in self.feed_forward.items():
             block = model.get_submodule(name)
             base.feed_forward_classes[type(block)].narrow(block, width)
+        longer = [spec.long.dense_below for spec in self.attention.values() if spec.long is not None]
+        if longer:
+            for _, block in outermost(model, base.feed_forward_classes):
+                base.feed_forward_classes[type(block)].divide(block, min(longer))
 
 
 class CollaborativeBase(CollaborativeMixin):

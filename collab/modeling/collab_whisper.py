@@ -8,7 +8,7 @@ from .collab_layouts import BartFamily
 
 class CollabWhisperModel(BartFamily, native.WhisperModel):
     native_prefix = "Whisper"
-    native_feed_forward = {"{}EncoderLayer": FeedForward("fc1", "fc2")}
+    native_feed_forward = {"{}EncoderLayer": FeedForward("fc1", "fc2", method="")}
     native_inner = ["{}Decoder"]
     native_encoders = ["{}Encoder"]
     keeps_prompts = True
