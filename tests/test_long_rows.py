@@ -183,6 +183,19 @@ def test_feed_forward_layers_of_long_rows_are_computed_in_parts(kind: str, monke
         torch.testing.assert_close(copied(**inputs).last_hidden_state, whole, rtol=0, atol=1e-5)
 
 
+@pytest.mark.parametrize("kind", ["bert", "albert", "distilbert", "jina_embeddings_v3", "gte", "nomic_bert"])
+def test_a_mask_of_padding_is_never_square(kind: str) -> None:
+    options = replace(OPTIONS, max_length=256, positions="copy")
+    model = collab.lengthen(tiny_model(BY_TYPE[kind]), options).model
+    inputs = random_text(2, 250)
+    with torch.no_grad(), _Largest() as mode:
+        output = model(**inputs)
+    assert mode.entries < 2 * 250**2
+    square = inputs | {"attention_mask": inputs["attention_mask"].bool()[:, None, None].expand(-1, -1, 250, -1)}
+    with torch.no_grad():
+        assert largest_difference(of_seen(model(**square), inputs), of_seen(output, inputs)) < 1e-5
+
+
 @pytest.mark.parametrize("form", FORMS)
 def test_shorter_rows_are_what_they_were(form: str) -> None:
     before = converted(tiny_model(BERT), form=form)

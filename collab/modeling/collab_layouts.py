@@ -81,6 +81,7 @@ class DistilBertFamily(CollaborativeFamily):
 
     native_attention = {"{}SelfAttention": AttentionWithOutLin}
     native_feed_forward = {"FFN": FeedForward("lin1", "lin2", "hidden_dim")}
+    expands_masks = True
 
 
 class CLIPFamily(CollaborativeFamily):
