@@ -335,9 +335,9 @@ def _kilobytes(name: str) -> int:
     return next(int(line.split()[1]) for line in lines if line.startswith(f"{name}:"))
 
 
-def run_memory(length: int, padded: bool) -> None:
+def run_memory(length: int, padded: bool, names: Sequence[str]) -> None:
     """Peak memory, each model in a process of its own; with padding, of two rows, the second a quarter shorter."""
-    for name in ("dense", "local", "summaries"):
+    for name in names:
         line = [sys.executable, __file__, "--task", "peak", "--names", name, "--length", str(length)]
         done = subprocess.run([*line, *["--padded"] * padded], capture_output=True, text=True, check=True)
         entry = {"mb": float(done.stdout.split()[-1]), "rows": 1 + padded, "length": length}
@@ -427,7 +427,7 @@ def main() -> None:
         names = wanted.names or [name for name in MODELS if bench.half is not None or "half" not in name]
         run_speed(bench, wanted.checkpoint, wanted.length, wanted.rounds, names)
     elif wanted.task == "memory":
-        run_memory(wanted.length, wanted.padded)
+        run_memory(wanted.length, wanted.padded, wanted.names or ("dense", "local", "summaries"))
     elif wanted.task == "quality":
         run_quality(wanted.checkpoint, wanted.articles, wanted.steps, wanted.names or ROWS)
     elif wanted.task == "peak":

@@ -289,6 +289,7 @@ def test_rotary_positions_go_on_or_turn_slower() -> None:
         ({"summaries": "mean"}, "summaries must be mean:n or stride:n"),
         ({"global_tokens": 12}, "12 global tokens are all of the shortest long row"),
         ({"attention": "flash"}, "Unknown attention 'flash'"),
+        ({"attention": "lsh"}, "lsh attention is not offered: .* further from dense attention's"),
         ({"block": 0}, "block must be a whole number of at least 1"),
     ],
 )
@@ -370,7 +371,13 @@ def test_from_folder_to_folder(original: Path, tmp_path: Path) -> None:
     assert all(
         "long" not in layer for layer in json.loads((tmp_path / "dense/config.json").read_text())["collab_layers"]
     )
-    for option, value in (("--dense-layers", "7"), ("--block", "99"), ("--max-length", "99"), ("--summaries", "x")):
+    for option, value in (
+        ("--dense-layers", "7"),
+        ("--block", "99"),
+        ("--max-length", "99"),
+        ("--summaries", "x"),
+        ("--attention", "linear"),
+    ):
         refused = run("lengthen", made, tmp_path / "refused", option, value, "--dense-below", "20")
         assert refused.exit_code == 2, refused.output
         assert not (tmp_path / "refused").exists()

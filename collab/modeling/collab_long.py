@@ -220,6 +220,7 @@ def _blocks(mix: Mix, rows: Rows, scoring: Scoring, long: LongRows, path: str) -
         last = min(first + context.shape[1], length)
         output[:, first:last] = context[:, : last - first]
         first = last
+        del part, context  # before those of the next blocks are gathered
     return output
 
 
