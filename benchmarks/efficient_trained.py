@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from statistics import median
 from typing import Any, NamedTuple
 
 import torch
@@ -128,9 +127,9 @@ def error(kind: nn.Module, sample: Sample) -> Tensor:
 
 
 def run_trained(
-    model: Any, train: list[Tensor], judged: list[Tensor], steps: int, rounds: int, names: Sequence[str] | None
+    model: Any, train: list[Tensor], judged: list[Tensor], steps: int, names: Sequence[str] | None
 ) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Errors of every kind before and after training, and milliseconds, on rows of 2,048 and of 8,192 tokens."""
+    """Errors of every kind before and after training."""
     layer = model.encoder.layer[LAYER].attention.self
     fitted, others = sampled(model, train), sampled(model, judged)
     heads, width = layer.num_attention_heads, layer.attention_head_size
@@ -150,14 +149,12 @@ def run_trained(
         minutes = (time.process_time() - began) / 60
         with torch.no_grad():
             after = [float(error(kind, sample)) for sample in others]
-            taken = [[_ms(kind, sample) for _ in range(rounds)] for sample in others]
         yield (
             name,
             {
                 "lengths": [sample.states.shape[1] for sample in others],
                 "before": before,
                 "after": after,
-                "ms": [median(each) for each in taken] if rounds else None,
                 "steps": steps,
                 "cpu_minutes": minutes,
                 "threads": torch.get_num_threads(),
@@ -165,18 +162,9 @@ def run_trained(
         )
 
 
-def _ms(kind: nn.Module, sample: Sample) -> float:
-    start = time.perf_counter()
-    kind(sample.states, sample.value)
-    return 1000 * (time.perf_counter() - start)
-
-
 def table_of_trained(result: dict[str, Any], markdown: Any) -> str:
-    """Errors before and after training, and milliseconds, by length."""
-    rows = []
-    for name, entry in result.items():
-        after = [f"{cell:.3f}" for cell in (*entry["before"], *entry["after"])]
-        rows.append([name, *after, *(f"{ms:.0f}" for ms in entry["ms"])])
+    """Errors before and after training, by length."""
+    rows = [[name, *(f"{cell:.3f}" for cell in (*entry["before"], *entry["after"]))] for name, entry in result.items()]
     lengths = next(iter(result.values()))["lengths"]
-    headings = [f"{what}, {length}" for what in ("error before", "after", "ms") for length in lengths]
+    headings = [f"error {when}, {length}" for when in ("before", "after") for length in lengths]
     return markdown(["one layer, trained", *headings], rows)

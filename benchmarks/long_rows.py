@@ -12,7 +12,7 @@ WikiText-2 are cut at the length; captions of Multi30k and utterances of dialogu
     python benchmarks/long_rows.py --task quality [--checkpoint rotary]
     python benchmarks/long_rows.py --task speed --length 8192 --rounds 3     # on an idle machine
     python benchmarks/long_rows.py --task layer                              # kinds of attention at one layer
-    python benchmarks/long_rows.py --task trained                            # the same, trained alike
+    python benchmarks/long_rows.py --task trained --length 2048 --steps 40   # the same, trained alike
 
 Each task adds to results/long_rows.json and writes results/long_rows-*.md again. Quality takes 15 CPU minutes.
 """
@@ -437,7 +437,7 @@ def main() -> None:
         quality = Quality(bench, 1)
         rows = [torch.tensor([ids[:2048]]) for ids in quality.refining[:6] if len(ids) >= 2048]
         judged = [torch.tensor([quality.longest[0][: wanted.length]])]
-        for name, entry in run_trained(bench.dense, rows, judged, wanted.steps, wanted.rounds, wanted.names):
+        for name, entry in run_trained(bench.dense, rows, judged, wanted.steps, wanted.names):
             keep("trained", name, entry)
     else:
         bench = Bench("demo")

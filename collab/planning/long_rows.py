@@ -12,7 +12,7 @@ PositionsRule = Literal["keep", "copy", "interpolate"]
 
 
 NOT_OFFERED = ("linear", "lsh")
-"""Kinds that benchmarks/long_rows.py measures, and that are worse than local attention at equal time."""
+"""Kinds that benchmarks/long_rows.py measures, and that are no approximation of attention with a softmax."""
 
 
 @dataclass(frozen=True)
@@ -98,8 +98,7 @@ def read_attention(text: str) -> str:
     if text in NOT_OFFERED:
         raise ConfigurationError(
             f"{text} attention is not offered: in a layer that was trained with a softmax its outputs are further from "
-            f"dense attention's than those of local attention, which takes less time (docs/long-rows.md). Choose one "
-            f"of {known}."
+            f"dense attention's than the mean of all outputs is (docs/long-rows.md). Choose one of {known}."
         )
     if text not in get_args(Attention):
         raise ConfigurationError(f"Unknown attention {text!r}; choose one of {known}.")
