@@ -133,7 +133,12 @@ def run_trained(
     layer = model.encoder.layer[LAYER].attention.self
     fitted, others = sampled(model, train), sampled(model, judged)
     heads, width = layer.num_attention_heads, layer.attention_head_size
-    kinds = {"local": local, "local, blocks of 256": _wider, "linear and window": Linear(heads, width), "LSH": lsh}
+    kinds: dict[str, Callable[..., Tensor]] = {
+        "local": local,
+        "local, blocks of 256": _wider,
+        "linear and window": Linear(heads, width),
+        "LSH": lsh,
+    }
     for name, attention in ((name, kinds[name]) for name in names or kinds):
         kind = Kind(layer, attention)
         with torch.no_grad():
