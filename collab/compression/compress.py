@@ -213,5 +213,6 @@ def _step_bytes(candidates: Candidates, option: PlanOption, compressed: PreTrain
     if not costs.whole:
         return None
     before, after = round(costs.whole), round(costs.left(option.widths))
-    sizes = [count_bytes(model.get_output_embeddings().parameters()) for model in (candidates.native, compressed)]
+    heads = [model.get_output_embeddings() for model in (candidates.native, compressed)]
+    sizes = [0 if head is None else count_bytes(head.parameters()) for head in heads]  # none in models without a head
     return Count(before, after), Count(before + sizes[0], after + sizes[1])
