@@ -127,7 +127,7 @@ class Compressions:
     @cached_property
     def _alike(self) -> list[list[int]]:
         """The layers whose feed-forward layers have one width in the original's class."""
-        alike: dict[str, list[int]] = {}
+        alike: dict[str | None, list[int]] = {}
         for number, (block, changing) in enumerate(zip(self.candidates.blocks, self.candidates.changing, strict=True)):
             if changing:
                 alike.setdefault(block.width_name, []).append(number)
