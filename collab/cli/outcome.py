@@ -101,7 +101,8 @@ def same_rows(option: str, source: Any) -> str:
     """The options by which a next command reads the rows of this one, or a file of sentences where it read none."""
     sources = source.sources.values() if isinstance(source, Mixture) else (source,)
     named = [each for each in sources if isinstance(each, DataSource)] or [DataSource("sentences.txt")]
-    columns = [part for column in named[0].columns for part in ("--text-column", column)]
+    names = dict.fromkeys(column for each in named for column in each.columns)  # text files have none
+    columns = [part for name in names for part in ("--text-column", name)]
     return shlex.join([*(part for each in named for part in (option, each.path)), *columns])
 
 
