@@ -1,6 +1,6 @@
 """Feed-forward layers: with fewer neurons than the native ones, and of long rows in parts.
 
-This file is copied into every exported model; it imports only torch and its own folder.
+This file is copied into every exported model; it imports only torch, transformers and its own folder.
 """
 
 from collections.abc import Callable
@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
+from transformers.pytorch_utils import Conv1D
 
 from .collab_kernel import is_recorded
 
@@ -25,7 +26,7 @@ class FeedForward(NamedTuple):
     Attributes:
         up: name of the linear layer with W_1, (D, N), N neurons.
         down: name of the linear layer with W_2, (N, D).
-        config_name: entry of the native config for N.
+        config_name: entry of the native config for N; None if it is for other layers, too, which stay as they are.
         gate: name of the other linear layer of a gated one, of the same shape as `up`.
         halves: how many outputs of `up` a neuron has: 2 if `up` is both linear layers of a gated one, one after the
             other.
@@ -35,7 +36,7 @@ class FeedForward(NamedTuple):
 
     up: str = "intermediate.dense"
     down: str = "output.dense"
-    config_name: str = "intermediate_size"
+    config_name: str | None = "intermediate_size"
     gate: str | None = None
     halves: int = 1
     method: str = "forward"
@@ -52,16 +53,15 @@ class FeedForward(NamedTuple):
             ValueError: if the native layer has fewer neurons.
         """
         down = native.get_submodule(self.down)
-        assert isinstance(down, nn.Linear)
-        if width > down.in_features:
-            raise ValueError(f"A feed-forward layer of {width} neurons is wider than the native {down.in_features}.")
-        if width == down.in_features:
+        neurons, outputs = _features(down)
+        if width > neurons:
+            raise ValueError(f"A feed-forward layer of {width} neurons is wider than the native {neurons}.")
+        if width == neurons:
             return
-        native.set_submodule(self.down, nn.Linear(width, down.out_features, bias=down.bias is not None))
+        native.set_submodule(self.down, _of_features(down, width, outputs))
         for name in self.ups:
             up = native.get_submodule(name)
-            assert isinstance(up, nn.Linear)
-            native.set_submodule(name, nn.Linear(up.in_features, self.halves * width, bias=up.bias is not None))
+            native.set_submodule(name, _of_features(up, _features(up)[0], self.halves * width))
 
     def divide(self, native: nn.Module, at_least: int) -> None:
         """Has a native module compute rows of at least so many tokens in parts of `TOGETHER` tokens."""
@@ -94,3 +94,16 @@ def _in_parts(compute: Callable[[Tensor], Tensor], inner: tuple[str, ...], at_le
         output[first : first + TOGETHER] = part
     assert output is not None
     return output.unflatten(0, states.shape[:2])
+
+
+def _features(layer: nn.Module) -> tuple[int, int]:
+    """Inputs and outputs of a linear layer, or of GPT-2's `Conv1D`."""
+    if isinstance(layer, Conv1D):
+        return layer.nx, layer.nf
+    assert isinstance(layer, nn.Linear)
+    return layer.in_features, layer.out_features
+
+
+def _of_features(layer: nn.Module, inputs: int, outputs: int) -> nn.Module:
+    """A layer of the same class with other numbers of inputs and outputs."""
+    return Conv1D(outputs, inputs) if isinstance(layer, Conv1D) else nn.Linear(inputs, outputs, layer.bias is not None)
