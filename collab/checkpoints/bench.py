@@ -117,7 +117,7 @@ def _bench_apart(paths: Sequence[str], names: Sequence[str], options: BenchOptio
             class_name=type(checkpoint.model).__name__,
             parameters=count_parameters(checkpoint.model),
             file_bytes=file_bytes(checkpoint),
-            attention=_runtime(checkpoint.model),
+            attention=_runtime(checkpoint.model, options),
             cache=None,
             memory=memory,
         )
@@ -126,9 +126,11 @@ def _bench_apart(paths: Sequence[str], names: Sequence[str], options: BenchOptio
     return grid.report(measured, settings, options, torch.device("cpu"))
 
 
-def _runtime(model: PreTrainedModel) -> str:
+def _runtime(model: PreTrainedModel, options: BenchOptions) -> str:
+    """What runs a model, and in what precision."""
     session = session_of(model)
-    return "torch" if session is None else session.runtime
+    runtime, precision = ("torch", options.dtype) if session is None else (session.runtime, session.precision)
+    return f"{runtime} in {precision}"
 
 
 def file_bytes(loaded: Checkpoint) -> int:

@@ -33,7 +33,7 @@ class BenchedModel:
         class_name: its class.
         parameters: number of its parameters, tied ones counted once.
         file_bytes: size of its weights files; None for a model in memory.
-        attention: attention implementation in transformers.
+        attention: attention implementation in transformers; where a graph is measured, runtime and precision.
         cache: what the cache of a decoder holds for each token; None for an encoder.
         memory: peak memory; None if it was not measured.
     """

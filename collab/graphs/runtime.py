@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from ..errors import CheckpointError, ExtraError, first_line
 from .openvino import PRECISION_KEY
-from .options import GRAPH_FILES, OPENVINO_FILE, Runtime
+from .options import GRAPH_FILES, INT8_FILE, OPENVINO_FILE, Runtime
 
 Arrays = dict[str, NDArray[Any]]
 
@@ -32,6 +32,7 @@ class Session(ABC):
         inputs: names of the inputs.
         outputs: names of the outputs.
         bytes: size of the graph and its weights on disk.
+        precision: what it is run in; int8 where that is asked for the products.
         runtime: name of the runtime.
     """
 
@@ -40,6 +41,7 @@ class Session(ABC):
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     bytes: int
+    precision: str
 
     @abstractmethod
     def run(self, feed: Mapping[str, NDArray[Any]]) -> Arrays:
@@ -58,6 +60,7 @@ class OnnxSession(Session):
         options.intra_op_num_threads = torch.get_num_threads()
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")  # leaves cores to other work
         options.log_severity_level = 3
+        self.precision = "int8" if file.name == INT8_FILE else "float32"
         self._session = onnxruntime.InferenceSession(str(file), options, providers=["CPUExecutionProvider"])
         self.inputs = tuple(value.name for value in self._session.get_inputs())
         self.outputs = tuple(value.name for value in self._session.get_outputs())
@@ -78,6 +81,7 @@ class OpenVinoSession(Session):
         core = openvino.Core()
         model = core.read_model(file)
         precision = model.get_rt_info(PRECISION_KEY).astype(str) if model.has_rt_info(PRECISION_KEY) else ""
+        self.precision = precision or "float32"
         settings: dict[str, Any] = {
             "PERFORMANCE_HINT": "LATENCY",
             "INFERENCE_NUM_THREADS": torch.get_num_threads(),
