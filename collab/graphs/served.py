@@ -105,6 +105,8 @@ class WritingModule(nn.Module):
         results = self.session.run({name: feed[name].numpy() for name in self.session.inputs})
         outputs = {name: torch.from_numpy(value) for name, value in results.items()}
         written = {name.removeprefix(PRESENT): outputs[name] for name in outputs if name.startswith(PRESENT)}
+        if inputs.get("use_cache") is False:  # the next call gives all tokens again
+            return ModelOutput(logits=outputs["logits"])
         return ModelOutput(logits=outputs["logits"], past_key_values=cache_of(held | written))
 
     def _empty(self, rows: int, encoder_outputs: Any) -> dict[str, Tensor]:
@@ -183,4 +185,5 @@ def load_graph(source: Source, file: Path, auto_class: Any = None) -> Checkpoint
     if (source.folder / GENERATION_CONFIG_NAME).is_file():
         with reading(f"{GENERATION_CONFIG_NAME} in {source.folder}"):
             model.generation_config = GenerationConfig.from_pretrained(source.folder)
+        model.generation_config.cache_implementation = None  # a graph has its own
     return Checkpoint(model, processor_of(model, source.folder), source, read_history(source.folder))

@@ -135,8 +135,13 @@ class SharedProjections(nn.Module):
     def queries_of_one_token(self, projected: Tensor) -> Tensor:
         """Queries by head, (B, H, R), from shared ones of one token, (B, 1, R), for keys that all heads share.
 
-        In the concat form a head's query is zero in the dimensions that others own.
+        In the concat form a head's query is zero in the dimensions that others own. Cores are multiplied with all rows
+        at once, because a product for each row would copy them.
         """
+        if self.spec.form == "tucker" and self.mixing.ndim == 3:
+            offset = None if self.query_offset is None else self.query_offset.to(projected.dtype).unsqueeze(1)
+            mixed = projected.transpose(0, 1) @ self.mixing.to(projected.dtype)  # (1, B, R) @ (H, R, R)
+            return _plus(mixed, offset).transpose(0, 1)
         if self.head_ranks is None:
             return self._mixed(projected).squeeze(2)
         if self._owners is None or (self._owners.device, self._owners.dtype) != (projected.device, projected.dtype):
