@@ -160,8 +160,9 @@ def _write_graph(checkpoint: Checkpoint, folder: Path, options: ExportOptions, r
     model = checkpoint.model
     run.progress("tracing, and checking against PyTorch", 0, None)
     graphs = graphs_of(model)
-    whole = len(graphs) == 1 and not writes(model)
-    batches = of_one_length(model, checkpoint.processor, rows.train) if rows is not None and whole else []
+    batches = None
+    if not writes(model):
+        batches = of_one_length(model, checkpoint.processor, [] if rows is None else rows.train)
     written, opset = write_graphs(graphs, folder, options, batches)
     checks = {each.file.name: (check_graph if each.exact else compare_graph)(each.graph, each.file) for each in written}
     agreed, by_source = None, {}

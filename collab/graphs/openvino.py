@@ -22,9 +22,7 @@ PRECISION_KEY = ["collab", "precision"]
 """Where a graph says the precision that it is to be run in."""
 
 
-def write_openvino(
-    onnx_file: Path, output: Path, precision: GraphPrecision, batches: Sequence[Batch] | None = ()
-) -> None:
+def write_openvino(onnx_file: Path, output: Path, precision: GraphPrecision, batches: Sequence[Batch] | None) -> None:
     """Writes an ONNX graph as OpenVINO's own format.
 
     Args:

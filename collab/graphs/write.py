@@ -37,7 +37,7 @@ class Written(NamedTuple):
 
 
 def write_graphs(
-    graphs: Sequence[Graph], folder: Path, options: ExportOptions, batches: Sequence[Batch]
+    graphs: Sequence[Graph], folder: Path, options: ExportOptions, batches: Sequence[Batch] | None
 ) -> tuple[list[Written], int]:
     """Writes a model's graphs, and in int8 for onnxruntime a second one of each.
 
@@ -45,7 +45,8 @@ def write_graphs(
         graphs: the graphs.
         folder: folder to write to.
         options: format and precision.
-        batches: rows without padding to measure the ranges of activations on, in int8 for OpenVINO.
+        batches: rows without padding to measure the ranges of activations on, in int8 for OpenVINO; None for int8 of
+            the weights alone, as of a model that writes text.
 
     Returns:
         The files, those of the precision last, and the version of the ONNX operators.
@@ -61,7 +62,7 @@ def write_graphs(
         opset = write_graph(graph, plain)
         if options.format == "openvino":
             file = folder / graph_file(graph.part, "openvino")
-            write_openvino(plain, file, options.precision, batches if graph.part == "model" else None)
+            write_openvino(plain, file, options.precision, batches)
             for path in graph_parts(plain):
                 path.unlink()
             exact.append(Written(graph, file, options.precision == "float32"))
