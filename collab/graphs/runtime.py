@@ -91,12 +91,13 @@ class OpenVinoSession(Session):
             value.any_name: tuple(size.get_length() if size.is_static else None for size in value.partial_shape)
             for value in self._compiled.inputs
         }
-        self.outputs = tuple(value.any_name for value in self._compiled.outputs)
+        # Before compiling, which may give an output a second name.
+        self.outputs = tuple(value.any_name for value in model.outputs)
 
     def run(self, feed: Mapping[str, NDArray[Any]]) -> Arrays:
         """See `Session`."""
         outputs = self._compiled(dict(feed), share_inputs=True)
-        return {name: outputs[name] for name in self.outputs}
+        return {name: outputs[number] for number, name in enumerate(self.outputs)}
 
 
 def graph_in(folder: Path) -> Path | None:
