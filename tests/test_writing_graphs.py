@@ -12,6 +12,7 @@ import torch
 from huggingface_hub import ModelCard
 from processes import run
 from reload import run_without_collab
+from test_composite import composite
 from test_encoder_decoder import generator_of
 from tiny import BY_TYPE, DECODERS, PAIRS, SEQ2SEQ, converted, random_model, random_text, save_tokenizer, tiny_model
 from transformers import AutoModelForCausalLM, BartModel, BertLMHeadModel, PreTrainedModel
@@ -159,9 +160,16 @@ def test_every_encoder_decoder(number: int, tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("number", range(len(DECODERS)), ids=[row.model_type for row in DECODERS])
 def test_every_decoder(number: int, tmp_path: Path) -> None:
-    native = causal(DECODERS[number].model_type)
+    native = causal(DECODERS[number].model_type)  # that of Mistral in windows of six tokens
     model = converted(native, 8, FORMS[number % 3]) if number % 4 else native
     check_tokens(model, served(model, tmp_path, FLOAT if number % 2 else collab.ExportOptions("openvino")))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("encoder", "form"), [("bert", "cp"), ("vit", "concat")])
+def test_models_made_of_two(encoder: str, form: str, tmp_path: Path) -> None:
+    model = converted(composite(encoder, "roberta"), 7, form)
+    check_tokens(model, served(model, tmp_path))
 
 
 def check_tokens(model: PreTrainedModel, graph: PreTrainedModel) -> None:
