@@ -165,7 +165,8 @@ def _write_graph(checkpoint: Checkpoint, folder: Path, options: ExportOptions, r
         batches = of_one_length(model, checkpoint.processor, [] if rows is None else rows.train)
     written, opset = write_graphs(graphs, folder, options, batches)
     checks = {each.file.name: (check_graph if each.exact else compare_graph)(each.graph, each.file) for each in written}
-    agreed, by_source = None, {}
+    agreed: dict[str, float] | None = None
+    by_source: dict[str, dict[str, float]] = {}
     if rows is not None:
         run.progress("comparing with the model", 0, None)
         agreed, by_source = _agreement(checkpoint, [each.file for each in written[-len(graphs) :]], rows)

@@ -9,6 +9,7 @@ layer's are (B, H, S, d).
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -33,7 +34,7 @@ class WrittenCache(EncoderDecoderCache):
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
         """Reorders what the decoder wrote for beam search."""
-        self.self_attention_cache.reorder_cache(beam_idx)
+        self.self_attention_cache.reorder_cache(beam_idx)  # type: ignore[arg-type]
 
 
 def new_cache(both: bool) -> Cache:
@@ -47,7 +48,7 @@ def new_cache(both: bool) -> Cache:
 
 def tensors_of(cache: Cache) -> dict[str, Tensor]:
     """The keys and values of a cache by name, without what its names begin with."""
-    parts: dict[str, Cache] = {_ONLY: cache}
+    parts: dict[str, Any] = {_ONLY: cache}
     if isinstance(cache, EncoderDecoderCache):
         parts = {_OWN: cache.self_attention_cache, _CROSS: cache.cross_attention_cache}
     return {
@@ -67,7 +68,7 @@ def cache_of(tensors: Mapping[str, Tensor]) -> Cache:
 
 
 def _layers(tensors: Mapping[str, Tensor], part: str) -> DynamicCache:
-    cache = DynamicCache()
+    cache: Any = DynamicCache()
     for name, key in tensors.items():
         number, separator, role = name.partition(part)
         if not separator or role != "key":

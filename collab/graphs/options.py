@@ -28,22 +28,22 @@ def graph_file(part: GraphPart, form: GraphFormat, int8: bool = False) -> str:
     return f"{_NAMES[part]}{'_quantized' if int8 else ''}.onnx"
 
 
+_KINDS: tuple[tuple[GraphFormat, bool], ...] = (("openvino", False), ("onnx", False), ("onnx", True))
+_FIRST: tuple[GraphPart, ...] = ("model", "decoder")
+
 ONNX_FILE = graph_file("model", "onnx")
 INT8_FILE = graph_file("model", "onnx", int8=True)
 OPENVINO_FILE = graph_file("model", "openvino")
 
 GRAPH_FILES: dict[str, Runtime] = {
     graph_file(part, form, int8): "openvino" if form == "openvino" else "onnxruntime"
-    for form, int8 in (("openvino", False), ("onnx", False), ("onnx", True))
-    for part in ("model", "decoder")
+    for form, int8 in _KINDS
+    for part in _FIRST
 }
 """Files of graphs in a folder, with what runs them; the first that is there is the folder's graph. Beside that of a
 decoder is its encoder's."""
 
-ENCODERS = {
-    graph_file("decoder", form, int8): graph_file("encoder", form, int8)
-    for form, int8 in (("openvino", False), ("onnx", False), ("onnx", True))
-}
+ENCODERS = {graph_file("decoder", form, int8): graph_file("encoder", form, int8) for form, int8 in _KINDS}
 """The files of encoders, by those of their decoders."""
 
 

@@ -346,9 +346,9 @@ class CollaborativeAttention(SharedProjections):
             )
         else:
             projected, shared = self.project(hidden_states, hidden_states, positions)
-            held = cache.update(*self._cached(shared, hidden_states), self.layer_idx)
+            key, value = cache.update(*self._cached(shared, hidden_states), self.layer_idx)
             bias = self.of_heads(position_bias)
-            context, weights = self._attend_to_cache(projected, *held, attention_mask, bias, **kwargs)
+            context, weights = self._attend_to_cache(projected, key, value, attention_mask, bias, **kwargs)
         return self.output(context, hidden_states), weights
 
     def attend_to_other(
