@@ -138,16 +138,15 @@ class SharedProjections(nn.Module):
         In the concat form a head's query is zero in the dimensions that others own. Cores are multiplied with all rows
         at once, because a product for each row would copy them.
         """
-        if self.spec.form == "tucker" and self.mixing.ndim == 3:
-            offset = None if self.query_offset is None else self.query_offset.to(projected.dtype).unsqueeze(1)
+        offset = None if self.query_offset is None else self.query_offset.to(projected.dtype)  # (H, R), or (1, R)
+        if self.spec.form == "tucker":
             mixed = projected.transpose(0, 1) @ self.mixing.to(projected.dtype)  # (1, B, R) @ (H, R, R)
-            return _plus(mixed, offset).transpose(0, 1)
-        if self.head_ranks is None:
-            return self._mixed(projected).squeeze(2)
+            return _plus(mixed.transpose(0, 1), offset)
+        if self.spec.form == "cp":
+            return _plus(projected * self.mixing.to(projected.dtype), offset)
         if self._owners is None or (self._owners.device, self._owners.dtype) != (projected.device, projected.dtype):
             every = torch.eye(self.spec.rank, dtype=projected.dtype, device=projected.device)
             self._owners = self._split(every.unsqueeze(0)).squeeze(0).sum(-1)  # (H, R), 0 or 1
-        offset = None if self.query_offset is None else self.query_offset.to(projected.dtype)
         return _plus(projected, offset) * self._owners
 
     def keys(self, hidden_states: Tensor) -> Tensor:
