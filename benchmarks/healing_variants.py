@@ -54,6 +54,10 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "mixed by tokens": {"by_tokens": True},
     "fragments": {"by_tokens": True, "fragments": 0.5},
     "fragments, means of all states too": {"by_tokens": True, "fragments": 0.5, "means": 0.3},
+    "fragments, rows weigh alike": {"by_tokens": True, "fragments": 0.5, "alike": 1.0},
+    "fragments, rows weigh by the root of their length": {"by_tokens": True, "fragments": 0.5, "alike": 0.5},
+    "fragments, hard rows weigh more": {"by_tokens": True, "fragments": 0.5, "hard": 1.0},
+    "fragments, some joined": {"by_tokens": True, "fragments": 0.5, "joined": 0.5},
     "fragments, embeddings trained too": {"by_tokens": True, "fragments": 0.5, "embeddings": True},
     "fragments, wider values": {"by_tokens": True, "fragments": 0.5, "widths": "wider values"},
     "fragments, as many neurons everywhere": {"by_tokens": True, "fragments": 0.5, "widths": "as many neurons"},
@@ -80,6 +84,9 @@ DEFAULTS = {
     "replaced": 0.0,
     "by_tokens": False,
     "fragments": 0.0,
+    "joined": 0.0,
+    "alike": 0.0,
+    "hard": 0.0,
     "refitted": False,
     "widths": "",
 }
@@ -156,6 +163,19 @@ def relative(student: Tensor, teacher: Tensor) -> Tensor:
     return (student - teacher).square().sum() / (teacher - teacher.mean(0)).square().sum()
 
 
+def weighted(student: Tensor, teacher: Tensor, seen: Tensor, how: dict[str, Any]) -> Tensor:
+    """`relative`, of rows that weigh alike whatever their length, or by how far they are from the teacher."""
+    student, teacher = student.float(), teacher.float()
+    errors = ((student - teacher).square().sum(-1) * seen).sum(1)  # (B,)
+    lengths = seen.sum(1)
+    spread = (teacher[seen] - teacher[seen].mean(0)).square().sum(1).mean()
+    weights = lengths.float() ** -how["alike"]
+    if how["hard"]:
+        hardness = (errors / lengths).detach()
+        weights = weights * (hardness / hardness.mean()) ** how["hard"]
+    return (weights * errors).sum() / (weights * lengths).sum() / spread
+
+
 def pooled(states: Tensor, mask: Tensor) -> Tensor:
     """Normalized means over the tokens, (B, D)."""
     return nn.functional.normalize(_means(states, mask), dim=-1)
@@ -189,7 +209,7 @@ def batches(tokenizer: Any, rows: Sequence[list[int]], size: int, replaced: floa
 
 
 def by_tokens(
-    tokenizer: Any, kinds: dict[str, list[dict[str, list[int]]]], size: int, fragments: float
+    tokenizer: Any, kinds: dict[str, list[dict[str, list[int]]]], size: int, fragments: float, joined: float = 0.0
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Padded batches of rows of similar length, of all kinds evenly by tokens, some rows cut to fragments."""
     generator = np.random.default_rng(0)
@@ -198,6 +218,13 @@ def by_tokens(
     for seed in itertools.count():
         drawn = [next(streams[kind]) for kind in generator.choice(len(kinds), size * 32, p=inverse / inverse.sum())]
         cut = [row["input_ids"] for row in with_fragments(drawn, fragments, tokenizer, seed)]
+        if joined:
+            whole = [len(row["input_ids"]) for row in drawn]
+            short = [n for n, row in enumerate(cut) if len(row) < whole[n]]
+            for n in short:
+                if generator.random() < joined:
+                    for m in generator.choice(short, int(generator.integers(1, 4))):
+                        cut[n] = [*cut[n][:-1], *cut[m][1:]]
         cut.sort(key=len)
         for number in generator.permutation(32):
             padded = tokenizer.pad({"input_ids": cut[number * size : (number + 1) * size]}, return_tensors="pt")
@@ -210,7 +237,12 @@ def _endless(rows: Sequence[Any], generator: np.random.Generator) -> Iterator[An
 
 
 def heal(
-    model: Any, teacher: Any, given_batches: Iterator[tuple[Tensor, Tensor]], seconds: float, how: dict[str, Any]
+    model: Any,
+    teacher: Any,
+    given_batches: Iterator[tuple[Tensor, Tensor]],
+    seconds: float,
+    how: dict[str, Any],
+    limit: int = 0,
 ) -> int:
     """Heals for so many CPU seconds; returns the number of steps."""
     torch.manual_seed(0)
@@ -230,7 +262,7 @@ def heal(
         second = Soap(matrices, how["beta"]).step
     start, steps = time.process_time(), 0
     for ids, mask in given_batches:
-        done = (time.process_time() - start) / seconds
+        done = steps / limit if limit else (time.process_time() - start) / seconds
         if done >= 1:
             break
         with torch.autocast("cpu", torch.bfloat16, enabled=how["bfloat16"]):
@@ -240,7 +272,10 @@ def heal(
             actual = model(**given).hidden_states
         seen = mask.bool()
         pairs = list(zip(actual, expected, strict=True))[1:][-how["last"] :]
-        loss = torch.stack([relative(left[seen].float(), right[seen].float()) for left, right in pairs]).mean()
+        if how["alike"] or how["hard"]:
+            loss = torch.stack([weighted(left, right, seen, how) for left, right in pairs]).mean()
+        else:
+            loss = torch.stack([relative(left[seen].float(), right[seen].float()) for left, right in pairs]).mean()
         if how["embedding"]:
             loss = loss + how["embedding"] * relative(pooled(actual[-1], mask), pooled(expected[-1], mask))
         if how["means"]:
@@ -283,6 +318,7 @@ def main() -> None:
     """Runs the variants that are missing."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=150)
+    parser.add_argument("--steps", type=int, default=0, help="so many steps, whatever their time")
     parser.add_argument("--variant", action="append", choices=list(VARIANTS))
     chosen = parser.parse_args()
     judge = Judge()
@@ -299,11 +335,11 @@ def main() -> None:
             continue
         how = DEFAULTS | VARIANTS[name]
         if how["by_tokens"]:
-            given = by_tokens(judge.tokenizer, by_kind, how["rows"], how["fragments"])
+            given = by_tokens(judge.tokenizer, by_kind, how["rows"], how["fragments"], how["joined"])
         else:
             given = batches(judge.tokenizer, every_row, how["rows"], how["replaced"])
         model = start(how)
-        steps = heal(model, teacher, given, chosen.seconds, how)
+        steps = heal(model, teacher, given, chosen.seconds, how, chosen.steps)
         row = {"variant": name, "seconds": chosen.seconds, "steps": steps} | judge.measure(model.eval())
         with my_turn("healing_variants"):
             every = [*kept("healing_variants").get("rows", []), row]
