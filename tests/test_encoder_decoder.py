@@ -109,6 +109,23 @@ def test_a_cache_holds_one_key_for_all_heads(form: str, content: str) -> None:
     assert cache_bytes(model) == CacheBytes(*held, "float32", *held)
 
 
+@every_form
+@pytest.mark.parametrize("content", ["exact", "folded"])
+@pytest.mark.parametrize("rank", [8, 10])  # heads of equal width in the concat form, and of others
+def test_a_token_written_alone_is_computed_as_among_others(form: str, content: str, rank: int) -> None:
+    model = converted(marian(), rank, form, content=content)
+    inputs = probe_inputs(model)
+    inputs.pop("decoder_attention_mask")
+    tokens, cache, logits = inputs.pop("decoder_input_ids"), None, []
+    with torch.no_grad():
+        expected = model(**inputs, decoder_input_ids=tokens).logits
+        for token in tokens.split(1, dim=1):
+            output = model(**inputs, decoder_input_ids=token, past_key_values=cache, use_cache=True)
+            cache = output.past_key_values
+            logits.append(output.logits)
+    torch.testing.assert_close(torch.cat(logits, dim=1), expected, rtol=0, atol=1e-5)
+
+
 @pytest.mark.parametrize("model_type", ["bart", "t5", "whisper"])
 def test_plans_count_what_a_conversion_then_caches(model_type: str) -> None:
     native = generator_of(BY_TYPE[model_type])

@@ -21,7 +21,6 @@ from transformers import (
     AutoTokenizer,
     BertForMultipleChoice,
     BertForSequenceClassification,
-    BertLMHeadModel,
     BertModel,
     PreTrainedModel,
     ViTForImageClassification,
@@ -225,12 +224,6 @@ class TestRefusals:
         with pytest.raises(error):
             collab.checkpoints.export(*map(str, arguments))
         assert sorted(output.parent.rglob("*")) == before
-
-    def test_decoders(self, tmp_path: Path) -> None:
-        model = tiny_model(BERT, BertLMHeadModel, is_decoder=True)
-        self.refused(
-            collab.errors.UnsupportedArchitectureError, "cache", saved(converted(model), tmp_path), tmp_path / "out"
-        )
 
     def test_a_graph_that_computes_something_else(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         """A weight of the written graph is changed before it is checked."""

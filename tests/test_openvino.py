@@ -12,7 +12,7 @@ import torch
 from processes import run
 from reload import run_without_collab
 from tiny import BERT, BY_TYPE, LETTERS, converted, random_model, random_text, save_with_tokenizer, tiny_model
-from transformers import BertForSequenceClassification, BertLMHeadModel, PreTrainedModel, ViTForImageClassification
+from transformers import BertForSequenceClassification, PreTrainedModel, ViTForImageClassification
 
 import collab
 from collab.graphs.served import find_graph, load_graph
@@ -163,10 +163,6 @@ class TestRefusals:
         assert message in " ".join(done.stderr.split()), done.output
         assert "Traceback" not in done.output
         assert sorted(output.parent.rglob("*")) == before
-
-    def test_decoder(self, tmp_path: Path) -> None:
-        tiny_model(BERT, BertLMHeadModel, is_decoder=True).save_pretrained(tmp_path / "model")
-        self.refused("cache", tmp_path / "model", tmp_path / "out")
 
     def test_rows_of_another_kind(self, tmp_path: Path) -> None:
         tiny_model(BY_TYPE["vit"], ViTForImageClassification).save_pretrained(tmp_path / "model")

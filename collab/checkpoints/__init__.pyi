@@ -4,6 +4,7 @@ from .convert import convert as convert
 from .evaluate import evaluate as evaluate
 from .expand import expand as expand
 from .export import export as export
+from .export import load_exported as load_exported
 from .finetune import finetune as finetune
 from .heads import ScoredHeads as ScoredHeads
 from .heads import score_heads as score_heads

@@ -6,19 +6,20 @@ import importlib
 import logging
 from dataclasses import replace
 from pathlib import Path
-from typing import Unpack
+from typing import Any, Unpack
 
 from ..calibration.options import CalibrationRequest
 from ..data.prepare import Rows, of_one_length, rows_of
-from ..errors import ConfigurationError, ExtraError
+from ..errors import CheckpointError, ConfigurationError, ExtraError
 from ..evaluation.compare import agreement_by_source
-from ..graphs.check import Comparison, check_graph, compare_graph
-from ..graphs.options import ONNX_FILE, ExportOptions
+from ..graphs.caches import PAST, PRESENT
+from ..graphs.check import check_graph, compare_graph
+from ..graphs.options import ExportOptions
 from ..graphs.runtime import graph_parts, open_graph, precision_settings
-from ..graphs.samples import check_exportable
-from ..graphs.served import GraphModule
-from ..graphs.trace import Graph
+from ..graphs.samples import check_exportable, writes
+from ..graphs.served import find_graph, load_graph, module_of
 from ..graphs.write import write_config, write_graphs
+from ..graphs.writing import graphs_of
 from ..io.card import CARD_FILE, render_card, source_metadata, with_sections
 from ..io.checkpoint import Checkpoint
 from ..io.head import fitting, pooling_of
@@ -28,7 +29,7 @@ from ..io.options import LoadOptions, SaveOptions, TransformOptions
 from ..io.read import Source
 from ..io.staging import check_space, staged
 from ..io.write import base_model_of, carry_over
-from ..models.inputs import input_kind
+from ..models.inputs import has_decoder, input_kind, longest_target, with_targets
 from ..models.layers import count_parameters
 from ..steps.export import Export
 from ..steps.step import installed_versions
@@ -47,7 +48,8 @@ def export(
 ) -> Checkpoint:
     """Writes a model as a graph into a folder that appears whole or not at all.
 
-    The graph takes any batch size and length. In float32 it is checked against PyTorch before it is put in place; in
+    A model that writes text becomes a graph of its encoder, if it has one, and one of its decoder with a cache. A graph
+    takes any batch size and length. In float32 it is checked against PyTorch before it is put in place; in
     lower precision its differences, and its agreement with the model on held-out rows, go into the report.
 
     Args:
@@ -66,7 +68,8 @@ def export(
         CheckpointError: if the model cannot be read.
         ConfigurationError: if calibration rows are needed and none are given.
         DataError: if they cannot be read or used.
-        UnsupportedArchitectureError: if the model is not one forward pass over text or images, or cannot be traced.
+        UnsupportedArchitectureError: if the model is neither one forward pass over text, images or recordings nor one
+            that writes text, or cannot be traced.
         OutputError: if the folder cannot be written; nothing is left behind.
         VerificationError: if the graph does not compute what the model computes; nothing is left behind.
     """
@@ -100,7 +103,7 @@ def require_packages(options: ExportOptions) -> None:
 def _rows(checkpoint: Checkpoint, request: CalibrationRequest, options: ExportOptions) -> Rows | None:
     """The rows to measure ranges and agreement on; None for inputs other than text without data."""
     model, source = checkpoint.model, request.source
-    needed = options.format == "openvino" and options.precision == "int8"
+    needed = options.format == "openvino" and options.precision == "int8" and not writes(model)
     if source == "default" and input_kind(model) == "text":
         source = "synthetic"
         if needed:
@@ -153,45 +156,58 @@ def _write(checkpoint: Checkpoint, run: Run, options: ExportOptions, rows: Rows 
 
 
 def _write_graph(checkpoint: Checkpoint, folder: Path, options: ExportOptions, rows: Rows | None, run: Run) -> Export:
-    """Writes the graph, and in int8 for onnxruntime a second one, and compares them with the model."""
+    """Writes the graphs, and in int8 for onnxruntime a second one of each, and compares them with the model."""
     model = checkpoint.model
     run.progress("tracing, and checking against PyTorch", 0, None)
-    graph = Graph(model)
-    batches = [] if rows is None else of_one_length(model, checkpoint.processor, rows.train)
-    files, opset = write_graphs(graph, folder, options, batches)
-    checks: dict[str, Comparison] = {}
-    for file in files:
-        exact = options.precision == "float32" or file.name == ONNX_FILE
-        checks[file.name] = check_graph(graph, file) if exact else compare_graph(graph, file)
+    graphs = graphs_of(model)
+    batches = None
+    if not writes(model):
+        batches = of_one_length(model, checkpoint.processor, [] if rows is None else rows.train)
+    written, opset = write_graphs(graphs, folder, options, batches)
+    checks = {each.file.name: (check_graph if each.exact else compare_graph)(each.graph, each.file) for each in written}
     agreed: dict[str, float] | None = None
     by_source: dict[str, dict[str, float]] = {}
     if rows is not None:
         run.progress("comparing with the model", 0, None)
-        held_out = [
-            (batch, source)
-            for source, part in rows.held_out.items()
-            for batch in of_one_length(model, checkpoint.processor, part)
-        ]
-        agreed, by_source = agreement_by_source(
-            model,
-            GraphModule(open_graph(files[-1])),
-            [batch for batch, _ in held_out],
-            [source for _, source in held_out] if len(rows.held_out) > 1 else (),
-        )
+        agreed, by_source = _agreement(checkpoint, [each.file for each in written[-len(graphs) :]], rows)
+    inputs, outputs = (
+        list(dict.fromkeys(name for graph in graphs for name in getattr(graph, names)))
+        for names in ("inputs", "outputs")
+    )
     return Export(
         format=options.format,
         precision=options.precision,
         opset=opset,
-        inputs=list(graph.inputs),
-        outputs=list(graph.outputs),
+        inputs=[name for name in inputs if not name.startswith(PAST)],
+        outputs=[name for name in outputs if not name.startswith(PRESENT)],
+        cache=[name.removeprefix(PAST) for name in inputs if name.startswith(PAST)],
         verification={name: check.to_dict() for name, check in checks.items()},
         calibration=None if rows is None else rows.summary,
         agreement=agreed,
         agreement_by_source=by_source,
-        bytes={file.name: sum(path.stat().st_size for path in graph_parts(file)) for file in files},
+        bytes={file.name: sum(path.stat().st_size for path in graph_parts(file)) for _, file, _ in written},
         model=checkpoint.name,
         random=checkpoint.missing,
         versions=installed_versions(*options.packages),
+    )
+
+
+def _agreement(
+    checkpoint: Checkpoint, files: list[Path], rows: Rows
+) -> tuple[dict[str, float] | None, dict[str, dict[str, float]]]:
+    """The agreement of graphs, an encoder's before its decoder's, with the model on held-out rows; also by source."""
+    model = checkpoint.model
+    held_out = [
+        (batch, source)
+        for source, part in rows.held_out.items()
+        for batch in of_one_length(model, checkpoint.processor, part)
+    ]
+    *encoders, session = (open_graph(file) for file in files)
+    return agreement_by_source(
+        model,
+        module_of(session, *encoders),
+        [with_targets(model, batch) for batch, _ in held_out],
+        [source for _, source in held_out] if len(rows.held_out) > 1 else (),
     )
 
 
@@ -201,7 +217,7 @@ def _card(checkpoint: Checkpoint, export: Export, name: str, options: SaveOption
     base_model, history = base_model_of(checkpoint, options), checkpoint.history
     source = base_model or (Path(history.source).name if history.source else None)
     return render_card(
-        export.format,
+        "writing" if export.cache else export.format,
         original,
         {
             "library_name": export.format,
@@ -217,4 +233,39 @@ def _card(checkpoint: Checkpoint, export: Export, name: str, options: SaveOption
         inputs=export.inputs,
         outputs=export.outputs,
         settings=precision_settings(export.precision),
+        openvino=export.format == "openvino",
+        **(_writing(checkpoint.model, export) if export.cache else {}),
     )
+
+
+def _writing(model: Any, export: Export) -> dict[str, Any]:
+    """What a card says of a model that writes text."""
+    encoder, generation = has_decoder(model), model.generation_config
+    ends = generation.eos_token_id if generation.eos_token_id is not None else []
+    return {
+        "kind": input_kind(model),
+        "encoder": encoder,
+        "files": list(export.bytes)[-2:] if encoder else list(export.bytes)[-1:],
+        "start": generation.decoder_start_token_id,
+        "steps": min(50, longest_target(model) // 2),
+        "ends": ends if isinstance(ends, list) else [ends],
+    }
+
+
+def load_exported(folder: str | Path) -> Checkpoint:
+    """Reads a folder that `collab export` wrote: its graph as a model of the class that it was written from.
+
+    The model is called with the same tensors by name, and runs in onnxruntime or OpenVINO. Of one that writes text,
+    ``generate`` does what it does with the model in PyTorch: greedily, with beams or samples, with forced tokens.
+
+    Args:
+        folder: the folder, or a graph in it.
+
+    Raises:
+        CheckpointError: if there is no graph, or it is damaged.
+        ExtraError: if its runtime is not installed.
+    """
+    graph = find_graph(str(folder))
+    if graph is None:
+        raise CheckpointError(f"{folder} holds no graph. Give a folder that collab export wrote.")
+    return load_graph(*graph)

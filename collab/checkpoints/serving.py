@@ -86,7 +86,7 @@ class GraphTimer:
         folder.mkdir()
         network = model if model.dtype == torch.float32 else copy.deepcopy(model).float()
         write_config(network, folder)
-        write_graphs(Graph(network), folder, options, self._batches())
+        write_graphs([Graph(network)], folder, options, self._batches())
         return folder / options.file
 
     def _batches(self) -> list[Batch]:

@@ -31,14 +31,16 @@ def _options(form: GraphFormat, precision: GraphPrecision | None, int8: bool) ->
     "form",
     type=click.Choice(FORMATS),
     required=True,
-    help="onnx: a graph for onnxruntime; openvino: one for OpenVINO. Both take any batch size and length.",
+    help="onnx: a graph for onnxruntime; openvino: one for OpenVINO. Both take any batch size and length. A model that "
+    "writes text is a graph of its encoder and one of its decoder with a cache.",
 )
 @click.option(
     "--precision",
     type=click.Choice(get_args(GraphPrecision)),
     show_default="float32",
     help="Precision of the arithmetic. int8: for OpenVINO with the ranges of activations from --calibration; for "
-    "onnxruntime a second graph beside the one in float32. bfloat16: OpenVINO alone.",
+    "onnxruntime a second graph beside the one in float32; for OpenVINO of a model that writes text the weights alone. "
+    "bfloat16: OpenVINO alone.",
 )
 @click.option("--int8", is_flag=True, help="The same as --precision int8.")
 @export_calibration_options

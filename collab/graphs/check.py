@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 
 from ..errors import VerificationError
 from .runtime import open_graph
-from .samples import samples
 from .trace import Graph
 
 TOLERANCE = 1e-4
@@ -78,8 +77,8 @@ def compare_graph(graph: Graph, file: Path) -> Comparison:
     differences: list[tuple[float, float, str]] = []
     total, count = 0.0, 0
     cosines: dict[str, list[float]] = {}
-    for inputs in samples(graph.model):
-        shape = list(inputs[graph.model.main_input_name].shape)
+    for inputs in graph.samples():
+        shape = list(inputs[graph.main].shape)
         shapes.append(shape)
         with torch.no_grad():
             expected = [value.numpy() for value in graph(inputs)]

@@ -1,7 +1,9 @@
 """Graphs for OpenVINO, in int8 by NNCF if asked.
 
 NNCF measures the ranges of activations on calibration rows, moves outliers of activations into the weights
-(SmoothQuant, Xiao et al. 2023) and corrects biases. Weights and activations of every matrix product are then int8.
+(SmoothQuant, Xiao et al. 2023) and corrects biases. Weights and activations of every matrix product are then int8. Of
+a model that writes text the weights alone are int8: a step reads all weights for one token of each row, so their bytes
+are what it waits for, and ranges of activations would have to be measured over whole texts with their caches.
 """
 
 from __future__ import annotations
@@ -20,20 +22,20 @@ PRECISION_KEY = ["collab", "precision"]
 """Where a graph says the precision that it is to be run in."""
 
 
-def write_openvino(onnx_file: Path, output: Path, precision: GraphPrecision, batches: Sequence[Batch] = ()) -> None:
+def write_openvino(onnx_file: Path, output: Path, precision: GraphPrecision, batches: Sequence[Batch] | None) -> None:
     """Writes an ONNX graph as OpenVINO's own format.
 
     Args:
         onnx_file: the graph.
         output: file to write; its weights go into a file of the same name that ends in ``.bin``.
         precision: the precision to run it in; ``int8`` quantizes it.
-        batches: rows to measure the ranges of activations on, without padding.
+        batches: rows to measure the ranges of activations on, without padding; None for int8 of the weights alone.
     """
     import openvino
 
     model = openvino.Core().read_model(onnx_file)  # convert_model would split a path at its commas
     if precision == "int8":
-        model = _quantized(model, batches)
+        model = _with_int8_weights(model) if batches is None else _quantized(model, batches)
     model.set_rt_info(precision, PRECISION_KEY)
     openvino.save_model(model, output, compress_to_fp16=False)
 
@@ -46,6 +48,14 @@ def _quantized(model: object, batches: Sequence[Batch]) -> object:
         names = [each.any_name for each in model.inputs]  # type: ignore[attr-defined]
         data = nncf.Dataset([feed_of(batch, names) for batch in batches])
         return nncf.quantize(model, data, model_type=nncf.ModelType.TRANSFORMER, subset_size=len(batches))
+
+
+def _with_int8_weights(model: object) -> object:
+    """The graph with int8 weights, one scale for each output."""
+    with _quiet():
+        import nncf
+
+        return nncf.compress_weights(model, mode=nncf.CompressWeightsMode.INT8_SYM)
 
 
 @contextlib.contextmanager

@@ -15,12 +15,39 @@ FORMATS: tuple[GraphFormat, ...] = get_args(GraphFormat)
 PRECISIONS: tuple[GraphPrecision, ...] = get_args(GraphPrecision)
 RUNTIMES: tuple[Runtime, ...] = get_args(Runtime)
 
-ONNX_FILE = "model.onnx"
-INT8_FILE = "model_quantized.onnx"
-OPENVINO_FILE = "openvino_model.xml"
+GraphPart = Literal["model", "encoder", "decoder"]
+"""What of a model a graph holds: all of it, or its encoder, or its decoder."""
 
-GRAPH_FILES: dict[str, Runtime] = {OPENVINO_FILE: "openvino", ONNX_FILE: "onnxruntime", INT8_FILE: "onnxruntime"}
-"""Files of graphs in a folder, with what runs them; the first that is there is the folder's graph."""
+_NAMES: dict[GraphPart, str] = {"model": "model", "encoder": "encoder_model", "decoder": "decoder_with_past_model"}
+
+
+def graph_file(part: GraphPart, form: GraphFormat, int8: bool = False) -> str:
+    """Name of the file of a graph, as optimum names it; only ONNX names its graphs in int8 otherwise."""
+    if form == "openvino":
+        return f"openvino_{_NAMES[part]}.xml"
+    return f"{_NAMES[part]}{'_quantized' if int8 else ''}.onnx"
+
+
+_KINDS: tuple[tuple[GraphFormat, bool], ...] = (("openvino", False), ("onnx", False), ("onnx", True))
+_FIRST: tuple[GraphPart, ...] = ("model", "decoder")
+
+ONNX_FILE = graph_file("model", "onnx")
+INT8_FILE = graph_file("model", "onnx", int8=True)
+OPENVINO_FILE = graph_file("model", "openvino")
+
+GRAPH_FILES: dict[str, Runtime] = {
+    graph_file(part, form, int8): "openvino" if form == "openvino" else "onnxruntime"
+    for form, int8 in _KINDS
+    for part in _FIRST
+}
+"""Files of graphs in a folder, with what runs them; the first that is there is the folder's graph. Beside that of a
+decoder is its encoder's."""
+
+ENCODERS = {graph_file("decoder", form, int8): graph_file("encoder", form, int8) for form, int8 in _KINDS}
+"""The files of encoders, by those of their decoders."""
+
+INT8_FILES = {graph_file(part, "onnx", int8=True) for part in get_args(GraphPart)}
+"""Graphs that are in int8 by their names; OpenVINO's say it inside."""
 
 
 @dataclass(frozen=True)
@@ -57,10 +84,8 @@ class ExportOptions:
 
     @property
     def file(self) -> str:
-        """Name of the graph in that precision."""
-        if self.format == "openvino":
-            return OPENVINO_FILE
-        return INT8_FILE if self.precision == "int8" else ONNX_FILE
+        """Name of the graph in that precision, of a model that is one graph."""
+        return graph_file("model", self.format, self.precision == "int8")
 
     @property
     def runtime(self) -> Runtime:

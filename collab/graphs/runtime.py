@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from ..errors import CheckpointError, ExtraError, first_line
 from .openvino import PRECISION_KEY
-from .options import GRAPH_FILES, INT8_FILE, OPENVINO_FILE, Runtime
+from .options import ENCODERS, GRAPH_FILES, INT8_FILES, Runtime
 
 Arrays = dict[str, NDArray[Any]]
 
@@ -29,7 +29,7 @@ class Session(ABC):
     """A graph in a runtime, with as many threads as torch has, which sleep while it does not run.
 
     Attributes:
-        inputs: names of the inputs.
+        inputs: shapes of the inputs by name, with None for an axis of any size.
         outputs: names of the outputs.
         bytes: size of the graph and its weights on disk.
         precision: what it is run in; int8 where that is asked for the products.
@@ -38,7 +38,7 @@ class Session(ABC):
 
     runtime: ClassVar[Runtime]
 
-    inputs: tuple[str, ...]
+    inputs: dict[str, tuple[int | None, ...]]
     outputs: tuple[str, ...]
     bytes: int
     precision: str
@@ -60,9 +60,12 @@ class OnnxSession(Session):
         options.intra_op_num_threads = torch.get_num_threads()
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")  # leaves cores to other work
         options.log_severity_level = 3
-        self.precision = "int8" if file.name == INT8_FILE else "float32"
+        self.precision = "int8" if file.name in INT8_FILES else "float32"
         self._session = onnxruntime.InferenceSession(str(file), options, providers=["CPUExecutionProvider"])
-        self.inputs = tuple(value.name for value in self._session.get_inputs())
+        self.inputs = {
+            value.name: tuple(size if isinstance(size, int) else None for size in value.shape)
+            for value in self._session.get_inputs()
+        }
         self.outputs = tuple(value.name for value in self._session.get_outputs())
 
     def run(self, feed: Mapping[str, NDArray[Any]]) -> Arrays:
@@ -88,13 +91,17 @@ class OpenVinoSession(Session):
             **precision_settings(precision),
         }
         self._compiled = core.compile_model(model, "CPU", settings)
-        self.inputs = tuple(value.any_name for value in self._compiled.inputs)
-        self.outputs = tuple(value.any_name for value in self._compiled.outputs)
+        self.inputs = {
+            value.any_name: tuple(size.get_length() if size.is_static else None for size in value.partial_shape)
+            for value in self._compiled.inputs
+        }
+        # Before compiling, which may give an output a second name.
+        self.outputs = tuple(value.any_name for value in model.outputs)
 
     def run(self, feed: Mapping[str, NDArray[Any]]) -> Arrays:
         """See `Session`."""
-        outputs = self._compiled(dict(feed))
-        return {name: outputs[name] for name in self.outputs}
+        outputs = self._compiled(dict(feed), share_inputs=True)
+        return {name: outputs[number] for number, name in enumerate(self.outputs)}
 
 
 def graph_in(folder: Path) -> Path | None:
@@ -102,6 +109,11 @@ def graph_in(folder: Path) -> Path | None:
     if folder.name in GRAPH_FILES and folder.is_file():
         return folder
     return next((folder / name for name in GRAPH_FILES if (folder / name).is_file()), None)
+
+
+def encoder_beside(file: Path) -> Path | None:
+    """The encoder's graph beside that of its decoder; None beside that of a whole model."""
+    return file.with_name(ENCODERS[file.name]) if file.name in ENCODERS else None
 
 
 def graph_parts(file: Path) -> list[Path]:
@@ -116,14 +128,14 @@ def open_graph(file: Path) -> Session:
         ExtraError: if its runtime is not installed.
         CheckpointError: if the file is damaged.
     """
-    runtime = GRAPH_FILES[file.name]
+    runtime: Runtime = "openvino" if file.suffix == ".xml" else "onnxruntime"
     try:
         importlib.import_module(runtime)
     except ImportError as error:
-        extra = "openvino" if file.name == OPENVINO_FILE else "onnx"
+        extra = "openvino" if runtime == "openvino" else "onnx"
         raise ExtraError(f"{file} needs {runtime}: pip install 'collab[{extra}]'.") from error
     try:
-        session = OpenVinoSession(file) if file.name == OPENVINO_FILE else OnnxSession(file)
+        session: Session = OpenVinoSession(file) if runtime == "openvino" else OnnxSession(file)
         session.bytes = sum(path.stat().st_size for path in graph_parts(file))
         return session
     except Exception as error:  # each runtime has its own exceptions

@@ -13,7 +13,16 @@ from transformers import PreTrainedModel
 
 from ..errors import UnsupportedArchitectureError
 from ..models.families import collaborative_layers
-from ..models.inputs import has_choices, input_kind, longest_input, random_audio, random_images, takes_waveforms
+from ..models.inputs import (
+    encoder_of,
+    has_choices,
+    has_decoder,
+    input_kind,
+    longest_input,
+    random_audio,
+    random_images,
+    takes_waveforms,
+)
 
 _LONGEST = 128
 _IMAGE = ("batch",)
@@ -21,23 +30,52 @@ _TEXT = ("batch", "length")
 _CHOICES = ("batch", "choices", "length")
 
 
+def writes(model: PreTrainedModel) -> bool:
+    """Whether a model writes text, token by token, with a cache that grows."""
+    return has_decoder(model) or model.can_generate() or bool(getattr(model.config, "is_decoder", False))
+
+
 def check_exportable(model: PreTrainedModel) -> None:
-    """Checks that a model is one forward pass over text, images, videos or recordings.
+    """Checks that a model is one forward pass over text, images, videos or recordings, or writes text.
 
     Raises:
-        UnsupportedArchitectureError: if it is not.
+        UnsupportedArchitectureError: if it is neither.
     """
+    if writes(model):
+        check_writes(model)
+    else:
+        check_one_pass(model)
+
+
+def check_one_pass(model: PreTrainedModel) -> None:
+    """Raises an UnsupportedArchitectureError if a model is not one forward pass over one input."""
     name = type(model).__name__
-    if _takes(model, "decoder_input_ids") or getattr(model.config, "is_decoder", False) or model.can_generate():
+    if writes(model):
         raise UnsupportedArchitectureError(
-            f"{name} generates text with a cache that grows at every step, and one ONNX graph holds no such cache. "
-            "Encoders and their task heads export."
+            f"{name} writes text with a cache that grows at every step, so it is no single graph without one."
         )
     if any(layer.spec.long is not None for layer in collaborative_layers(model).values()):
         raise UnsupportedArchitectureError(
             f"{name} computes long rows in blocks, which no graph of rows of any length holds. Export a model that "
             "computes them like short ones: collab lengthen MODEL OUT --attention dense."
         )
+    input_kind(model)  # raises
+
+
+def check_writes(model: PreTrainedModel) -> None:
+    """Raises an UnsupportedArchitectureError for a decoder that has no head to write with, or reads states alone."""
+    name = type(model).__name__
+    if not model.can_generate():
+        raise UnsupportedArchitectureError(
+            f"{name} has a decoder and no head to write with. Encoders, their task heads and models that generate "
+            "text export."
+        )
+    if not has_decoder(model) and getattr(model.config, "add_cross_attention", False):
+        raise UnsupportedArchitectureError(
+            f"{name} reads the states of an encoder that is not part of it. Export the encoder–decoder that it is of."
+        )
+    if takes_waveforms(model):
+        raise UnsupportedArchitectureError(f"{name} reads waveforms and writes text; such models do not export.")
     input_kind(model)  # raises
 
 
@@ -48,12 +86,12 @@ def input_axes(model: PreTrainedModel) -> dict[str, tuple[str, ...]]:
     """
     if input_kind(model) in ("images", "videos"):
         generator = torch.Generator().manual_seed(0)
-        return dict.fromkeys(random_images(model, 1, generator), _IMAGE)
+        return dict.fromkeys(random_images(encoder_of(model), 1, generator), _IMAGE)
     if input_kind(model) == "audio":
         return {model.main_input_name: ("batch", "samples") if takes_waveforms(model) else _IMAGE}
     axes = _CHOICES if has_choices(model) else _TEXT
     names = ["input_ids", "attention_mask"]
-    types = getattr(model.config, "type_vocab_size", None) or 0
+    types = getattr(encoder_of(model).config, "type_vocab_size", None) or 0
     if types > 1 and _takes(model, "token_type_ids"):
         names.append("token_type_ids")
     return dict.fromkeys(names, axes)
@@ -75,10 +113,10 @@ def sample(model: PreTrainedModel, batch: int, length: int, generator: torch.Gen
     Returns:
         The inputs named by `input_axes`, (B, T), (B, choices, T) or (B, C, height, width).
     """
-    config = model.config
+    config = encoder_of(model).config
     axes = input_axes(model)
     if input_kind(model) in ("images", "videos"):
-        return random_images(model, batch, generator)
+        return random_images(encoder_of(model), batch, generator)
     if input_kind(model) == "audio":
         return random_audio(model, batch, length, generator)
     length = min(length, longest_input(model))

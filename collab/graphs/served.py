@@ -2,30 +2,38 @@
 
 from __future__ import annotations
 
+import functools
+import types
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
-from transformers import PretrainedConfig, PreTrainedModel
-from transformers.utils import ModelOutput
+from torch import Tensor, nn
+from transformers import GenerationConfig, PretrainedConfig, PreTrainedModel
+from transformers.utils import GENERATION_CONFIG_NAME, ModelOutput
 
 from ..errors import ConfigurationError
 from ..io.checkpoint import Checkpoint, processor_of
+from ..io.failures import reading
 from ..io.history import read_history
 from ..io.load import config_of, model_class_of
 from ..io.read import Source, read_config, resolve_source
-from .runtime import Session, graph_in, open_graph
+from .caches import CROSS, PAST, PRESENT, cache_of, empty, tensors_of
+from .runtime import Session, encoder_beside, graph_in, open_graph
 from .samples import feed_of
 
 
-def served(model_class: type[PreTrainedModel], config: PretrainedConfig, session: Session) -> PreTrainedModel:
+def served(
+    model_class: type[PreTrainedModel], config: PretrainedConfig, session: Session, encoder: Session | None = None
+) -> PreTrainedModel:
     """A graph as a model of its class. Its parameters have shapes, but take no memory and are all zero.
 
     Args:
         model_class: class of the model that the graph was written from.
         config: its config.
-        session: the graph.
+        session: the graph, or that of the decoder.
+        encoder: the graph of the encoder, if it is one of its own.
     """
     with torch.device("meta"):
         model: Any = model_class(config)
@@ -35,9 +43,26 @@ def served(model_class: type[PreTrainedModel], config: PretrainedConfig, session
         for name, buffer in module.named_buffers(recurse=False):
             setattr(module, name, torch.zeros((), dtype=buffer.dtype).expand(buffer.shape))
     model.tie_weights()
-    model.forward = GraphModule(session).forward
+    graph = module_of(session, encoder)
+    model.forward = graph.forward
+    if isinstance(graph, WritingModule):
+
+        @functools.wraps(type(model).forward)
+        def forward(*_: Any, **inputs: Any) -> ModelOutput:
+            return graph(**inputs)
+
+        model.forward = types.MethodType(forward, model)  # with its signature, by which `generate` knows what to give
+        if graph.encoder is not None:
+            model.get_encoder = lambda *_, **__: graph.encoder
     model.graph_session = session
     return model.eval()
+
+
+def module_of(session: Session, encoder: Session | None = None) -> nn.Module:
+    """A graph as a module; see `served`."""
+    if not any(name.startswith(PAST) for name in session.inputs):
+        return GraphModule(session)
+    return WritingModule(session, None if encoder is None else GraphModule(encoder))
 
 
 class GraphModule(nn.Module):
@@ -47,10 +72,77 @@ class GraphModule(nn.Module):
         super().__init__()
         self.session = session
 
-    def forward(self, **inputs: Any) -> ModelOutput:
-        """The outputs that the graph has."""
-        outputs = self.session.run(feed_of(inputs, self.session.inputs))
+    def forward(self, **kwargs: Any) -> ModelOutput:
+        """The outputs that the graph has. `generate` gives inputs to an encoder whose argument has this name."""
+        outputs = self.session.run(feed_of(kwargs, self.session.inputs))
         return ModelOutput({name: torch.from_numpy(value) for name, value in outputs.items()})
+
+
+class WritingModule(nn.Module):
+    """The graph of a decoder with its cache as a module that `generate` calls.
+
+    Attributes:
+        encoder: the graph of the encoder, which also gives the keys and values of cross-attention; None without one.
+    """
+
+    def __init__(self, session: Session, encoder: GraphModule | None) -> None:
+        super().__init__()
+        self.session, self.encoder = session, encoder
+        self._held = [name for name in session.inputs if name.startswith(PAST)]
+
+    def forward(self, past_key_values: Any = None, encoder_outputs: Any = None, **inputs: Any) -> ModelOutput:
+        """The logits of all tokens that are given, (B, T, V), and the cache with them.
+
+        The first call takes no cache, or an empty one of any kind; the others take that which the call before gave.
+        """
+        if self.encoder is not None and encoder_outputs is None:
+            encoder_outputs = self.encoder(**inputs)
+        ids = inputs["input_ids" if self.encoder is None else "decoder_input_ids"]
+        past = 0 if past_key_values is None else past_key_values.get_seq_length()
+        held = tensors_of(past_key_values) if past else self._empty(len(ids), encoder_outputs)
+        feed = {f"{PAST}{name}": tensor for name, tensor in held.items()}
+        feed |= self._read(inputs, past) | {"input_ids": ids}
+        results = self.session.run({name: feed[name].numpy() for name in self.session.inputs})
+        outputs = {name: torch.from_numpy(value) for name, value in results.items()}
+        written = {name.removeprefix(PRESENT): outputs[name] for name in outputs if name.startswith(PRESENT)}
+        if inputs.get("use_cache") is False:  # the next call gives all tokens again
+            return ModelOutput(logits=outputs["logits"])
+        return ModelOutput(logits=outputs["logits"], past_key_values=cache_of(held | written))
+
+    def _empty(self, rows: int, encoder_outputs: Any) -> dict[str, Tensor]:
+        """The tensors of a cache of no tokens, with the keys and values of cross-attention if there are any."""
+        return {
+            name: (
+                encoder_outputs[f"{PRESENT}{name}"]
+                if CROSS in name
+                else empty(self.session.inputs[f"{PAST}{name}"], rows)
+            )
+            for name in (name.removeprefix(PAST) for name in self._held)
+        }
+
+    def _read(self, inputs: Mapping[str, Any], past: int) -> dict[str, Tensor]:
+        """Masks and positions as the graph takes them."""
+        if self.encoder is not None:
+            _check_end(inputs.get("decoder_attention_mask"))
+            mask = inputs.get("attention_mask")
+            if mask is None and "input_ids" in inputs:
+                mask = torch.ones_like(inputs["input_ids"])
+            return {} if mask is None else {"encoder_attention_mask": mask.long()}
+        ids, mask, positions = (inputs.get(name) for name in ("input_ids", "attention_mask", "position_ids"))
+        assert ids is not None
+        if mask is None:
+            mask = torch.ones(len(ids), past + ids.shape[1], dtype=torch.long)
+        if positions is None:
+            positions = torch.arange(past, past + ids.shape[1])
+        return {"attention_mask": mask.long(), "position_ids": positions.expand(ids.shape).contiguous()}
+
+
+def _check_end(mask: Any) -> None:
+    """Raises a ConfigurationError for a mask of the decoder's tokens that hides others than the last ones."""
+    if mask is not None and bool((mask.diff(dim=1) > 0).any()):
+        raise ConfigurationError(
+            "The graph's decoder reads all of its tokens: give texts to go on from without padding, or of one length."
+        )
 
 
 def session_of(model: nn.Module) -> Session | None:
@@ -85,5 +177,13 @@ def load_graph(source: Source, file: Path, auto_class: Any = None) -> Checkpoint
             f"{source.name} was exported from a {model_class.__name__}, which has no head for this task. Choose "
             "another task, or export a model with that head."
         )
-    model = served(model_class, config, open_graph(file))
+    beside, session = encoder_beside(file), open_graph(file)
+    encoder = None if beside is None else open_graph(beside)
+    if encoder is not None:
+        session.bytes += encoder.bytes
+    model: Any = served(model_class, config, session, encoder)
+    if (source.folder / GENERATION_CONFIG_NAME).is_file():
+        with reading(f"{GENERATION_CONFIG_NAME} in {source.folder}"):
+            model.generation_config = GenerationConfig.from_pretrained(source.folder)
+        model.generation_config.cache_implementation = None  # a graph has its own
     return Checkpoint(model, processor_of(model, source.folder), source, read_history(source.folder))

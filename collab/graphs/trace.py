@@ -5,9 +5,9 @@ from __future__ import annotations
 import contextlib
 import logging
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -16,7 +16,8 @@ from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, bidirection
 
 from ..errors import UnsupportedArchitectureError, first_line
 from ..models.states import eager_attention
-from .samples import check_exportable, input_axes, sample
+from .options import GraphPart
+from .samples import check_one_pass, input_axes, sample, samples
 
 
 class Graph(nn.Module):
@@ -25,31 +26,54 @@ class Graph(nn.Module):
     Args:
         model: in evaluation mode, in float32.
 
+    Class attributes:
+        part: what of the model it is.
+
     Attributes:
         outputs: names of the tensors, in order.
-        inputs: by input, the names of its dynamic axes.
+        inputs: by input, the names of its axes; None for an axis of one size.
+        main: the input whose shape reports give.
 
     Raises:
         UnsupportedArchitectureError: if the model is not one forward pass over text or images.
     """
 
+    part: ClassVar[GraphPart] = "model"
+
     def __init__(self, model: PreTrainedModel) -> None:
         super().__init__()
-        check_exportable(model)
         self.model = model
+        self.main = model.main_input_name
         self.eval()
-        self.inputs = input_axes(model)
+        self.check()
+        self.inputs = self.axes()
         with torch.no_grad():
-            output = model(**self.example(), return_dict=True)
-        self.outputs = tuple(name for name, value in output.items() if isinstance(value, Tensor))
+            self.outputs = tuple(self.run(self.example()))
+
+    def check(self) -> None:
+        """Raises an UnsupportedArchitectureError for a model that is no such graph."""
+        check_one_pass(self.model)
+
+    def axes(self) -> Mapping[str, tuple[str | None, ...]]:
+        """See the attribute `inputs`."""
+        return input_axes(self.model)
+
+    def run(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The model's tensors by name, for its inputs by name."""
+        output = self.model(**inputs, return_dict=True)
+        return {name: value for name, value in output.items() if isinstance(value, Tensor)}
 
     def example(self) -> dict[str, Tensor]:
         """Inputs to trace with: two rows, one of them padded."""
         return sample(self.model, 2, 8, torch.Generator().manual_seed(0))
 
+    def samples(self) -> list[dict[str, Tensor]]:
+        """Inputs to check it on."""
+        return samples(self.model)
+
     def forward(self, inputs: dict[str, Tensor]) -> tuple[Tensor, ...]:
-        """The model's tensors for its inputs by name."""
-        output = self.model(**inputs, return_dict=True)
+        """The tensors that `outputs` names."""
+        output = self.run(inputs)
         return tuple(output[name] for name in self.outputs)
 
 
@@ -68,7 +92,10 @@ def write_graph(graph: Graph, file: Path) -> int:
     Raises:
         UnsupportedArchitectureError: if torch cannot trace the model.
     """
-    any_size = {name: dict(enumerate(axes)) for name, axes in graph.inputs.items()}
+    any_size = {
+        name: {number: axis for number, axis in enumerate(axes) if axis is not None}
+        for name, axes in graph.inputs.items()
+    }
     with eager_attention(graph.model), padding_in_one_row(), _quiet_exporter():
         try:
             program: Any = torch.onnx.export(

@@ -6,6 +6,7 @@ import copy
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any, NamedTuple
 
 from transformers import PreTrainedModel
 from transformers.utils import CONFIG_NAME
@@ -16,43 +17,66 @@ from ..modeling.collab_model import CollaborativeMixin
 from ..models.families import native_type
 from .int8 import quantize
 from .openvino import write_openvino
-from .options import INT8_FILE, ONNX_FILE, OPENVINO_FILE, ExportOptions
+from .options import ExportOptions, graph_file
 from .runtime import graph_parts
 from .trace import Graph, write_graph
 
 
+class Written(NamedTuple):
+    """A graph that was written.
+
+    Attributes:
+        graph: what it is of.
+        file: its file.
+        exact: whether it is in float32.
+    """
+
+    graph: Graph
+    file: Path
+    exact: bool
+
+
 def write_graphs(
-    graph: Graph, folder: Path, options: ExportOptions, batches: Sequence[Batch]
-) -> tuple[list[Path], int]:
-    """Writes a model's graph, and in int8 for onnxruntime a second one.
+    graphs: Sequence[Graph], folder: Path, options: ExportOptions, batches: Sequence[Batch] | None
+) -> tuple[list[Written], int]:
+    """Writes a model's graphs, and in int8 for onnxruntime a second one of each.
 
     Args:
-        graph: the graph.
+        graphs: the graphs.
         folder: folder to write to.
         options: format and precision.
-        batches: rows without padding to measure the ranges of activations on, in int8 for OpenVINO.
+        batches: rows without padding to measure the ranges of activations on, in int8 for OpenVINO; None for int8 of
+            the weights alone, as of a model that writes text.
 
     Returns:
-        The files, that of the precision last, and the version of the ONNX operators.
+        The files, those of the precision last, and the version of the ONNX operators.
 
     Raises:
         UnsupportedArchitectureError: if the model cannot be traced.
     """
-    plain, small, openvino = (folder / name for name in (ONNX_FILE, INT8_FILE, OPENVINO_FILE))
-    opset = write_graph(graph, plain)
-    if options.format == "openvino":
-        write_openvino(plain, openvino, options.precision, batches)
-        for path in graph_parts(plain):
-            path.unlink()
-        return [openvino], opset
-    if options.precision == "int8":
-        quantize(plain, small)
-        return [plain, small], opset
-    return [plain], opset
+    exact: list[Written] = []
+    low: list[Written] = []
+    opset = 0
+    for graph in graphs:
+        plain = folder / graph_file(graph.part, "onnx")
+        opset = write_graph(graph, plain)
+        if options.format == "openvino":
+            file = folder / graph_file(graph.part, "openvino")
+            write_openvino(plain, file, options.precision, batches)
+            for path in graph_parts(plain):
+                path.unlink()
+            exact.append(Written(graph, file, options.precision == "float32"))
+            continue
+        exact.append(Written(graph, plain, True))
+        if options.precision == "int8":
+            small = folder / graph_file(graph.part, "onnx", int8=True)
+            quantize(plain, small)
+            low.append(Written(graph, small, False))
+    return exact + low, opset
 
 
 def write_config(model: PreTrainedModel, folder: Path) -> None:
-    """Writes the config of a graph's model as that of its native class, which every library knows.
+    """Writes how a graph's model generates, and its config as that of its native class, which every library knows.
 
     Tokenizers are found by the model type, and would warn of one that transformers does not have, or ask to trust
     remote code. What a converted model's config has besides is kept, with its own type in `GRAPH_OF`, so that
@@ -63,6 +87,9 @@ def write_config(model: PreTrainedModel, folder: Path) -> None:
         del config.auto_map
     config.architectures = [type(model).__name__]
     config.save_pretrained(folder)
+    generation: Any = getattr(model, "generation_config", None)
+    if model.can_generate() and generation is not None:
+        generation.save_pretrained(folder)
     if not isinstance(model, CollaborativeMixin):
         return
     path = folder / CONFIG_NAME

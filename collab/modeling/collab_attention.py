@@ -32,6 +32,7 @@ from .collab_kernel import (
     additive_bias,
     additive_mask,
     attention_by_cost,
+    attention_of_one_token,
     content_as_columns,
     eager_attention_forward,
     is_recorded,
@@ -345,9 +346,9 @@ class CollaborativeAttention(SharedProjections):
             )
         else:
             projected, shared = self.project(hidden_states, hidden_states, positions)
-            key, content, value = self._read(*cache.update(*self._cached(shared, hidden_states), self.layer_idx))
+            key, value = cache.update(*self._cached(shared, hidden_states), self.layer_idx)
             bias = self.of_heads(position_bias)
-            context, weights = self.attend(projected, key, value, content, attention_mask, bias, **kwargs)
+            context, weights = self._attend_to_cache(projected, key, value, attention_mask, bias, **kwargs)
         return self.output(context, hidden_states), weights
 
     def attend_to_other(
@@ -372,8 +373,7 @@ class CollaborativeAttention(SharedProjections):
             if past_key_values is not None:
                 cached = past_key_values.cross_attention_cache.update(*cached, self.layer_idx)
                 past_key_values.is_updated[self.layer_idx] = True
-        key, content, value = self._read(*cached)
-        context, weights = self.attend(self.query(hidden_states), key, value, content, attention_mask, **kwargs)
+        context, weights = self._attend_to_cache(self.query(hidden_states), *cached, attention_mask, **kwargs)
         return self.output(context, hidden_states), weights
 
     def without_heads(self, hidden_states: Tensor, keys: int) -> tuple[Tensor, Tensor]:
@@ -396,6 +396,47 @@ class CollaborativeAttention(SharedProjections):
         if self.content_bias is not None:
             key = torch.cat([key, self.content_bias(hidden_states)], dim=-1)  # (B, S, R + H)
         return key.unsqueeze(1), self.value(hidden_states).unsqueeze(1)
+
+    def _attend_to_cache(
+        self,
+        projected: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attention_mask: Any,
+        position_bias: Tensor | None = None,
+        **kwargs: Any,
+    ) -> tuple[Tensor, Tensor | None]:
+        """As `attend`, to keys and values as a cache holds them; see `_cached`."""
+        if not self._is_step(projected, attention_mask, kwargs):
+            keys, content, values = self._read(key, value)
+            return self.attend(projected, keys, values, content, attention_mask, position_bias, **kwargs)
+        shared, rank = key.squeeze(1), self.spec.rank  # (B, S, R or R + H)
+        content = None
+        if self.content_bias is not None:
+            shared, content = shared[..., :rank], shared[..., rank:].transpose(1, 2)  # (B, H, S)
+        scoring = Scoring(content, attention_mask, position_bias, self.scaling, 0.0, False)
+        values = value.unflatten(-1, (-1, self.value_width)).squeeze(1).transpose(1, 2)  # (B, groups, S, d)
+        return attention_of_one_token(self.queries_of_one_token(projected), shared, values, scoring), None
+
+    def _is_step(self, projected: Tensor, attention_mask: Any, kwargs: dict[str, Any]) -> bool:
+        """Whether one token of each row is computed without gradients, on a CPU, by the ``sdpa`` implementation.
+
+        Its fused kernel is faster in float16. Heads of equal width of the concat form have keys of their own without
+        any copy.
+        """
+        return (
+            projected.shape[1] == 1
+            and projected.device.type == "cpu"
+            and not torch.is_grad_enabled()
+            and not is_recorded()
+            and self.path == "auto"
+            and self.config._attn_implementation == "sdpa"
+            and projected.dtype in (torch.float32, torch.bfloat16)
+            and not kwargs.get("output_attentions")
+            and not isinstance(attention_mask, BlockMask)
+            and not (self.training and self.attention_dropout)
+            and not self.has_equal_heads
+        )
 
     def _read(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor | None, Tensor]:
         """Keys (B, 1 or H, S, r), content bias (B, H, S) and values (B, H, S, d) from what a cache holds."""

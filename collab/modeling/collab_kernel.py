@@ -273,6 +273,36 @@ def _plain(
     return _product(weights, value), weights
 
 
+def attention_of_one_token(query: Tensor, key: Tensor, value: Tensor, scoring: Scoring) -> Tensor:
+    """Attention of one query token of each row, as while a text is written, without its weights.
+
+    A step of few rows takes the time of its calls, so there are as few as possible: a key that all heads share is read
+    by all of them in one product, to which the content is added where it is.
+
+    Args:
+        query: (B, H, r), mixed.
+        key: (B, S, r), shared by all heads.
+        value: (B, groups, S, d), each for H / groups neighbouring heads.
+        scoring: as in `attention_by_cost`, without dropout.
+
+    Returns:
+        (B, 1, H·d).
+    """
+    batch, heads, _ = query.shape
+    added, scaling = scoring.content, scoring.scaling
+    weight = scaling  # of what is added
+    if scoring.mask is not None or scoring.position_bias is not None:
+        every = scoring.added(query.unsqueeze(2), key.unsqueeze(1))  # broadcast to (B, H, 1, S)
+        assert every is not None
+        added, weight = every.squeeze(2).expand(batch, heads, -1), 1.0
+    if added is None:
+        scores = torch.bmm(query * scaling, key.mT)
+    else:
+        scores = torch.baddbmm(added, query, key.mT, beta=weight, alpha=scaling)  # (B, H, S)
+    weights = scores.softmax(-1).unflatten(1, (value.shape[1], -1))  # (B, groups, H / groups, S)
+    return _product(weights, value).reshape(batch, 1, -1)
+
+
 def _product(left: Tensor, right: Tensor) -> Tensor:
     """(B, H, T, n) @ (B, H, n, m) → (B, H, T, m).
 

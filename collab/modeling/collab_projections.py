@@ -57,6 +57,7 @@ class SharedProjections(nn.Module):
             # Neighbouring heads of equal width are split together.
             self._owned = [(owned, len(list(heads))) for owned, heads in groupby(self.head_ranks)]
             self._widths = [owned * count for owned, count in self._owned]
+        self._owners: Tensor | None = None
         if not self.heads:
             return
         query_width, key_width = widths
@@ -125,6 +126,28 @@ class SharedProjections(nn.Module):
     def _mixed(self, projected: Tensor) -> Tensor:
         """Queries by head, (B, H, T, r), from shared ones, (B, T, R)."""
         return self.mixer(projected.dtype)(projected.unsqueeze(1), None)
+
+    @property
+    def has_equal_heads(self) -> bool:
+        """Whether every head owns equally many shared dimensions, as in the concat form it may."""
+        return self.head_ranks is not None and len(self._owned) == 1
+
+    def queries_of_one_token(self, projected: Tensor) -> Tensor:
+        """Queries by head, (B, H, R), from shared ones of one token, (B, 1, R), for keys that all heads share.
+
+        In the concat form a head's query is zero in the dimensions that others own. Cores are multiplied with all rows
+        at once, because a product for each row would copy them.
+        """
+        offset = None if self.query_offset is None else self.query_offset.to(projected.dtype)  # (H, R), or (1, R)
+        if self.spec.form == "tucker":
+            mixed = projected.transpose(0, 1) @ self.mixing.to(projected.dtype)  # (1, B, R) @ (H, R, R)
+            return _plus(mixed.transpose(0, 1), offset)
+        if self.spec.form == "cp":
+            return _plus(projected * self.mixing.to(projected.dtype), offset)
+        if self._owners is None or (self._owners.device, self._owners.dtype) != (projected.device, projected.dtype):
+            every = torch.eye(self.spec.rank, dtype=projected.dtype, device=projected.device)
+            self._owners = self._split(every.unsqueeze(0)).squeeze(0).sum(-1)  # (H, R), 0 or 1
+        return _plus(projected, offset) * self._owners
 
     def keys(self, hidden_states: Tensor) -> Tensor:
         """Y W̃_K for the kernels, as `keys_by_head` returns it."""

@@ -161,6 +161,13 @@ class CollaborativeRotaryAttention(CollaborativeAttention):
 
         return mix
 
+    def queries_of_one_token(self, projected: Tensor) -> Tensor:
+        return (
+            super().queries_of_one_token(projected)
+            if self.head_ranks is not None
+            else self._mixed(projected).squeeze(2)
+        )
+
     def _mixed_in_blocks(self, shared: Tensor, mixing: Tensor) -> Tensor:
         """Queries by head, (B, H, T, R), by the complex cores of every frequency; shared queries (B, 1, T, R)."""
         half = shared.shape[-1] // 2

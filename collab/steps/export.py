@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 from .agreement import agreement_sentence, sources_text
@@ -99,8 +99,8 @@ class Export(Step):
         format: ``onnx`` or ``openvino``.
         precision: of the arithmetic; see `ExportOptions`.
         opset: version of the ONNX operators that the graph was traced to.
-        inputs: names of the inputs.
-        outputs: names of the outputs.
+        inputs: names of the inputs, without the cache.
+        outputs: names of the outputs, without the cache.
         verification: by file, the difference from PyTorch on random inputs (`collab.graphs.check.Comparison`).
         calibration: the rows of `agreement`, which also gave the ranges of activations; None without.
         agreement: of the graph in that precision with the model in memory, on held-out rows.
@@ -109,6 +109,8 @@ class Export(Step):
         model: name of the model.
         random: weights that the checkpoint lacks, initialized at random.
         versions: of Python and the packages.
+        cache: names of the cache's tensors, of a model that writes text: ``past_key_values.NAME`` goes into the
+            decoder's graph, and ``present.NAME`` comes out of it or, of cross-attention, of the encoder's.
     """
 
     kind: ClassVar[str] = "export"
@@ -127,13 +129,14 @@ class Export(Step):
     model: str
     random: list[str]
     versions: dict[str, str]
+    cache: list[str] = field(default_factory=list)
 
     def summary(self) -> str:
         """Size of the graphs, and how far they are from PyTorch."""
         measures = ("largest_difference", "mean_difference", "lowest_cosine")
         rows = []
         for file, check in self.verification.items():
-            low = self.precision != "float32" and file != "model.onnx"
+            low = self.precision != "float32" and (self.format != "onnx" or file.endswith("_quantized.onnx"))
             forms = (".4f", ".4f", ".4f") if low else (".1e", ".1e", ".6f")
             values = [f"{check[name]:{form}}" for name, form in zip(measures, forms, strict=True)]
             rows.append([f"`{file}`", f"{self.bytes[file] / 1e6:.2f} MB", *values])
