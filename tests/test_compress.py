@@ -449,13 +449,15 @@ class TestAlgebra:
 class TestCommand:
     def test_writes_what_reloads_anywhere(self, tmp_path: Path) -> None:
         folder = save_with_tokenizer(tiny_model(BERT, num_hidden_layers=3), tmp_path / "model")
-        (tmp_path / "text.txt").write_text("\n".join(TEXT))
+        text = tmp_path / "text.csv"
+        text.write_text("\n".join(["words", *TEXT]))
         out = tmp_path / "out"
         result = run(
-            *("compress", folder, out, "--flops", "0.5", "--calibration", tmp_path / "text.txt"),
+            *("compress", folder, out, "--flops", "0.5", "--calibration", text, "--text-column", "words"),
             *("--heal-steps", "6", "--drop-layers", "1"),
         )
         assert result.exit_code == 0, result.output
+        assert f"--precision int8 --calibration {text} --text-column words\n" in result.stdout, "of the next command"
         report = json.loads((out / "collab_report.json").read_text())
         assert [step["step"] for step in report["history"]] == ["compress", "heal"]
         assert report["history"][0]["flops"]["ratio"] <= 0.5

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import itertools
 import json
 import os
 import random
@@ -25,8 +26,9 @@ import collab
 from collab.io.card import results_of
 from collab.io.read import read_json
 
-for extra in ("accelerate", "sklearn", "scipy"):
+for extra in ("accelerate", "scipy"):
     pytest.importorskip(extra, reason="the train extra is not installed")
+sklearn_metrics = pytest.importorskip("sklearn.metrics", reason="the dev extra is not installed")
 
 from collab import LabelledData, MidwayPruning
 from collab.data.encoding import mask_batch
@@ -380,7 +382,21 @@ class TestEvaluate:
         assert measure("regression", columns)["spearman"] == pytest.approx(1)
         assert measure("regression", columns)["pearson"] < 1
 
-    @pytest.mark.slow
+    @pytest.mark.filterwarnings("ignore:A single label was found:UserWarning")
+    @pytest.mark.parametrize("classes", [2, 3, 5])
+    def test_metrics_of_classes_are_those_of_scikit_learn(self, classes: int) -> None:
+        generator = np.random.default_rng(classes)
+        for rows_, known in itertools.product((1, 4, 50), (1, classes)):  # of fewer rows not every class occurs
+            label, predicted = generator.integers(known, size=(2, rows_))
+            columns = {"label": label, "predicted": predicted, "classes": np.full(rows_, classes)}
+            average = "binary" if classes == 2 else "macro"
+            expected = {
+                "accuracy": sklearn_metrics.accuracy_score(label, predicted),
+                "f1": sklearn_metrics.f1_score(label, predicted, average=average, zero_division=0),
+                "matthews": sklearn_metrics.matthews_corrcoef(label, predicted),
+            }
+            assert measure("classification", columns) == pytest.approx(expected)
+
     def test_intervals_cover(self) -> None:
         """Of 95 % intervals of an accuracy, about 95 % hold the true one."""
         generator = np.random.default_rng(0)

@@ -147,6 +147,7 @@ class TestBadInput:
         ("options", "message"),
         [
             (["a.txt", "a.txt"], "twice"),
+            (["a.txt=x", "b.txt"], "must be a number, not 'x'"),
             (["a.txt", "a.txt=2"], "twice"),
             (["a.txt", "empty.txt"], "no rows"),
             (["a.txt", "b.txt=0"], "number above 0"),

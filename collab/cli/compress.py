@@ -152,7 +152,7 @@ def compress(
     from ..checkpoints.serving import serve as serve_checkpoint
     from ..io.staging import check_output
     from ..steps.compression import Compression
-    from .outcome import finish
+    from .outcome import finish, same_rows
 
     folder = output.with_name(f"{output.name}-{serve.runtime}") if serve is not None else None
     if folder is not None and is_main_process():
@@ -171,7 +171,8 @@ def compress(
             calibration=known,
         )
     following = (
-        f"collab export {output} served --format openvino --precision int8 --calibration sentences.txt"
+        f"collab export {output} served --format openvino --precision int8 "
+        + same_rows("--calibration", calibration.source)
         if served is None
         else None
     )

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.markdown import Markdown, TableElement
 from rich.table import Table
 
+from ..data.source import DataSource, Mixture
 from ..processes import is_main_process
 from ..steps.compression import Compression
 from ..steps.conversion import Conversion
@@ -93,6 +95,15 @@ def finish(
     if served is not None:
         record |= {"served": {step.kind: step.to_dict() for step in served.steps}}
     session.result(record, show)
+
+
+def same_rows(option: str, source: Any) -> str:
+    """The options by which a next command reads the rows of this one, or a file of sentences where it read none."""
+    sources = source.sources.values() if isinstance(source, Mixture) else (source,)
+    named = [each for each in sources if isinstance(each, DataSource)] or [DataSource("sentences.txt")]
+    names = dict.fromkeys(column for each in named for column in each.columns)  # text files have none
+    columns = [part for name in names for part in ("--text-column", name)]
+    return shlex.join([*(part for each in named for part in (option, each.path)), *columns])
 
 
 def _record(checkpoint: Checkpoint, steps: Sequence[Step]) -> Json:

@@ -111,6 +111,8 @@ def _weighted(name: str) -> tuple[str, float]:
     try:
         weight = float(number)
     except ValueError:
+        if os.path.exists(path):
+            raise ConfigurationError(f"The weight of {path} must be a number, not {number!r}.") from None
         return name, 1.0
     check_weight(path, weight)
     return path, weight
