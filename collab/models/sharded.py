@@ -18,12 +18,14 @@ from ..processes import connect, processes
 from .layers import attention_layers, entry_of
 
 
-def sharded(model: PreTrainedModel, device: torch.device | None = None, dtype: torch.dtype | None = None) -> Any:
+def sharded(
+    model: PreTrainedModel, device: torch.device | None = None, dtype: torch.dtype | None = None
+) -> PreTrainedModel:
     """A copy of a model of which each process keeps a part of every weight, by torch's `fully_shard`.
 
-    The model itself is not changed, and shares nothing but buffers with the copy; where its weights are mapped from
-    files they take no memory. Every process must run the copy, forward and backward, as often as the others. Gradients
-    are the mean over the processes, and are sharded like the weights.
+    The model itself is not changed; where its weights are mapped from files they take no memory. Every process must
+    run the copy, forward and backward, as often as the others. Gradients are the mean over the processes, and are
+    sharded like the weights.
 
     Args:
         model: native or converted, whole in every process.
@@ -31,7 +33,7 @@ def sharded(model: PreTrainedModel, device: torch.device | None = None, dtype: t
         dtype: dtype of the weights; None for the model's.
 
     Returns:
-        The copy; in a single process a whole one.
+        The copy; in a single process a whole one, of the model's own weights where nothing is cast.
 
     Raises:
         UnsupportedArchitectureError: if collab does not know the model's layers.

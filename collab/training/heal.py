@@ -101,7 +101,8 @@ def heal(
     shares, original_model = sharding(options.run.shard), model
     if shares:
         device = resolve_device(options.run.device)
-        model, teacher = (sharded(each, device, torch.float32) for each in (model, teacher))
+        model = sharded(model, device, torch.float32)
+        teacher = sharded(teacher, device, torch.float32)
     batches = [batch for part in held_out.values() for batch in part]
     sources = [name for name, part in held_out.items() for _ in part] if len(held_out) > 1 else []
     agreed, before_by_source = agreement_by_source(teacher, model, batches, sources)

@@ -43,11 +43,11 @@ def load_shards(model: nn.Module, optimizer: Any | None, folder: Path) -> None:
     optimizers = () if optimizer is None else optimizer.optimizer
     with _quietly():
         weights, state = get_state_dict(model, optimizers, options=_TRAINED)
-        stored = {"weights": weights} | ({} if optimizer is None else {"optimizer": state})
+        stored: dict[str, Any] = {"weights": weights}
+        if optimizer is not None:
+            stored["optimizer"] = state
         dcp.load(stored, checkpoint_id=folder / _FOLDER, no_dist=processes() == 1)
-        set_state_dict(
-            model, optimizers, model_state_dict=weights, optim_state_dict=stored.get("optimizer", {}), options=_TRAINED
-        )
+        set_state_dict(model, optimizers, model_state_dict=weights, optim_state_dict=state, options=_TRAINED)
 
 
 @contextlib.contextmanager

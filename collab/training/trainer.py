@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState
 from transformers.trainer import SCHEDULER_NAME
 
@@ -43,8 +43,14 @@ class GuardedTrainer(Trainer):
         self._sampler = sampler
         self._shard = shard
         # As for a model that transformers sharded: it is not wrapped for several processes.
-        self.is_distributed_loading_by_transformers = is_sharded(self.model)
+        self.is_distributed_loading_by_transformers = is_sharded(self._trained)
         self.model_accepts_loss_kwargs = False  # our losses are means over the rows of a part
+
+    @property
+    def _trained(self) -> nn.Module:
+        """The model, as it is trained."""
+        assert isinstance(self.model, nn.Module)
+        return self.model
 
     def _get_train_sampler(self, train_dataset: Any = None) -> LengthSampler:
         return self._sampler
@@ -69,28 +75,29 @@ class GuardedTrainer(Trainer):
         if not self._shard:
             super()._save_optimizer_and_scheduler(output_dir)
             return
-        save_shards(self.model, self.optimizer, Path(output_dir))
-        if self.args.should_save:
+        save_shards(self._trained, self.optimizer, Path(output_dir))
+        if self.args.should_save and self.lr_scheduler is not None:
             torch.save(self.lr_scheduler.state_dict(), Path(output_dir) / SCHEDULER_NAME)
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
         if not self._shard:
             super()._load_from_checkpoint(resume_from_checkpoint, model)
             return
-        load_shards(self.model, None, Path(resume_from_checkpoint))
+        load_shards(self._trained, None, Path(resume_from_checkpoint))
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         if not self._shard or checkpoint is None:
             super()._load_optimizer_and_scheduler(checkpoint)
             return
-        load_shards(self.model, self.optimizer, Path(checkpoint))
+        load_shards(self._trained, self.optimizer, Path(checkpoint))
+        assert self.lr_scheduler is not None
         self.lr_scheduler.load_state_dict(torch.load(Path(checkpoint) / SCHEDULER_NAME, weights_only=True))
 
     def _load_best_model(self) -> None:
         if not self._shard:
             super()._load_best_model()
             return
-        load_shards(self.model, None, Path(str(self.state.best_model_checkpoint)))
+        load_shards(self._trained, None, Path(str(self.state.best_model_checkpoint)))
 
     def _issue_warnings_after_load(self, load_result: Any) -> None:
         """Warns of weights that a checkpoint lacks, but for tied ones, which are in it under one name."""
