@@ -50,12 +50,14 @@ def _segments(states: Tensor, count: int) -> Tensor:
     return (sums[:, :, 1:] - sums[:, :, :-1]) / (edges[1:] - edges[:-1]).unsqueeze(1)
 
 
-def local(query: Tensor, key: Tensor, value: Tensor, scaling: float, summaries: str | None = None) -> Tensor:
-    """Attention in blocks of 128, (B, H, T, d)."""
+def local(
+    query: Tensor, key: Tensor, value: Tensor, scaling: float, summaries: str | None = None, block: int = 128
+) -> Tensor:
+    """Attention in blocks, (B, H, T, d)."""
     heads, width = query.shape[1], query.shape[-1]
     shared = query.transpose(1, 2).flatten(2)
     scoring = Scoring(None, None, None, scaling, 0.0, False)
-    long = LongRows(block=128, global_tokens=1, dense_below=2, summaries=summaries)
+    long = LongRows(block=block, global_tokens=1, dense_below=2, summaries=summaries)
 
     def mix(shared: Tensor, room: Tensor | None) -> Tensor:
         return shared.squeeze(1).unflatten(-1, (heads, width)).transpose(1, 2)

@@ -12,6 +12,7 @@ WikiText-2 are cut at the length; captions of Multi30k and utterances of dialogu
     python benchmarks/long_rows.py --task quality [--checkpoint rotary]
     python benchmarks/long_rows.py --task speed --length 8192 --rounds 3     # on an idle machine
     python benchmarks/long_rows.py --task layer                              # kinds of attention at one layer
+    python benchmarks/long_rows.py --task trained --length 2048 --steps 40   # the same, trained alike
 
 Each task adds to results/long_rows.json and writes results/long_rows-*.md again. Quality takes 15 CPU minutes.
 """
@@ -19,12 +20,13 @@ Each task adds to results/long_rows.json and writes results/long_rows-*.md again
 from __future__ import annotations
 
 import argparse
-import resource
+import ctypes
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -32,6 +34,7 @@ import torch
 import transformers
 from common import demo_folder, kept, machine, markdown, my_turn, shared_data, stsb, write
 from efficient import nystrom, run_layer, table_of_kinds
+from efficient_trained import run_trained, table_of_trained
 from torch import Tensor
 from torch.nn import functional
 from transformers import AttentionInterface
@@ -51,7 +54,8 @@ LONG = {
 DEPTHS = (0.1, 0.5, 0.9)
 MODELS = ("dense", "local", "summaries", "Nyström", "half", "half, local")
 NEAREST = "nearest chunk of 512"
-ROWS = ("truncated at 512", "chunks of 512", NEAREST, *MODELS, "local, refined", "summaries, refined")
+TRAINED = ("local, refined", "summaries, refined", "local, healed", "summaries, healed")
+ROWS = ("truncated at 512", "chunks of 512", NEAREST, *MODELS, *TRAINED)
 
 AttentionInterface.register("nystrom", nystrom)
 
@@ -156,6 +160,7 @@ class Quality:
             (ids[:2000], bench.tokens(sentence), bench.embed(bench.dense, bench.tokens(paraphrase)))
             for ids, (sentence, paraphrase) in zip(judged[:count], pairs[:: len(pairs) // count], strict=False)
         ]
+        self.longest = [ids[: LONGEST - 2] for ids in judged if len(ids) >= LONGEST - 2][:3]
         self.packed = {name: packed(bench, name, 2048, 1) for name in ("Multi30k", "dialogue")}
 
     def measure(self, name: str, models: dict[str, Any], dense: dict[str, Any] | None) -> dict[str, Any]:
@@ -167,6 +172,7 @@ class Quality:
         start = time.process_time()
         vectors = {
             "2k": torch.stack([embed(half) for pair in self.halves for half in pair]),
+            "8k": torch.stack([embed(ids) for ids in self.longest]),
             **{source: torch.stack([embed(ids) for ids in rows]) for source, rows in self.packed.items()},
         }
         left, right = vectors["2k"][::2], vectors["2k"][1::2]
@@ -208,25 +214,28 @@ def matched(similarities: Tensor) -> float:
     return (first_is_right(similarities) + first_is_right(similarities.T)) / 2
 
 
-def refined(bench: Bench, quality: Quality, name: str, steps: int) -> tuple[Any, dict[str, Any]]:
-    """A model refined against dense attention on rows of 2,048 tokens of other articles."""
-    start, end = bench.special
-    rows = [
-        {"input_ids": torch.tensor([[start, *ids[first : first + 2046], end]])}
-        for ids in quality.refining
-        for first in range(0, len(ids) - 2046, 2046)
-    ][:44]
-    long = collab.lengthen(bench.checkpoint, LONG[name])
+def trained(bench: Bench, quality: Quality, name: str, steps: int) -> tuple[Any, dict[str, Any]]:
+    """A model refined or healed against dense attention on rows of 2,048 tokens of other articles."""
+    kind, _, how = name.partition(", ")
+    pieces = [ids[first : first + 2046] for ids in quality.refining for first in range(0, len(ids) - 2046, 2046)][:44]
+    long = collab.lengthen(bench.checkpoint, LONG[kind])
     began = time.process_time()
-    options = collab.RefineOptions(steps=steps, rows=1)
-    result = collab.refine(long, bench.dense, rows[4:], rows[:4], options=options)
-    layers = result.report.layers.values()
-    figures = {
-        "cpu_minutes": (time.process_time() - began) / 60,
-        "steps": steps,
-        "before": [layer.before for layer in layers],
-        "after": [layer.after if layer.kept else layer.before for layer in layers],
-    }
+    figures: dict[str, Any] = {"steps": steps, "rows": len(pieces)}
+    if how == "healed":
+        options = collab.HealOptions(
+            max_length=2048,
+            run=collab.RunOptions(learning_rate=3e-4, batch_size=1, steps=steps, evaluations=2),
+        )
+        texts = [bench.tokenizer.decode(ids) for ids in pieces]
+        result = collab.heal(long, bench.dense, texts, options=options)
+    else:
+        start, end = bench.special
+        rows = [{"input_ids": torch.tensor([[start, *ids, end]])} for ids in pieces]
+        result = collab.refine(long, bench.dense, rows[4:], rows[:4], options=collab.RefineOptions(steps=steps, rows=1))
+        layers = result.report.layers.values()
+        figures["before"] = [layer.before for layer in layers]
+        figures["after"] = [layer.after if layer.kept else layer.before for layer in layers]
+    figures["cpu_minutes"] = (time.process_time() - began) / 60
     return result.model.eval(), figures
 
 
@@ -243,13 +252,13 @@ def run_quality(checkpoint: str, count: int, steps: int, names: Sequence[str]) -
     for name in (name for name in names if name != NEAREST):
         more: dict[str, Any] = {}
         models: dict[str, Any] = {}
-        if name.endswith("refined"):
-            models[name], more = refined(bench, quality, name.partition(",")[0], steps)
+        if name in TRAINED:
+            models[name], more = trained(bench, quality, name, steps)
         elif name in MODELS:
             models[name] = bench.model(name)
         with evaluating(*models.values()):
             measured = dense if name == "dense" else quality.measure(name, models, dense["vectors"])
-        entry = {**measured["figures"], "cpu_seconds": measured["cpu_seconds"], "refinement": more}
+        entry = {**measured["figures"], "cpu_seconds": measured["cpu_seconds"], "training": more}
         keep(
             "quality", f"{checkpoint}: {name}", entry | {"articles": len(quality.halves), "hidden": len(quality.hidden)}
         )
@@ -301,7 +310,7 @@ def run_speed(bench: Bench, checkpoint: str, length: int, rounds: int, names: Se
             "threads": torch.get_num_threads(),
         }
         if name.startswith("half") and bench.half is not None:
-            entry["made by"] = bench.half.history.command
+            entry["made by"] = bench.half.history.command or Path(bench.half.folder or "").name
         keep("speed", f"{checkpoint}: {name}: {length}", entry)
 
 
@@ -313,14 +322,22 @@ def peak(name: str, length: int, padded: bool) -> float:
     batch["attention_mask"][1:, 3 * length // 4 :] = 0
     with torch.no_grad():
         model(input_ids=ids[:, :64])
-        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        ctypes.CDLL(None).malloc_trim(0)  # what loading the model has freed is not left for the forward pass
+        before = _kilobytes("VmRSS")
+        Path("/proc/self/clear_refs").write_text("5")  # sets VmHWM, the most so far, to VmRSS
         model(**batch)
-    return (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
+    return (_kilobytes("VmHWM") - before) / 1024
 
 
-def run_memory(length: int, padded: bool) -> None:
+def _kilobytes(name: str) -> int:
+    """An entry of Linux's report on this process."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(f"{name}:"))
+
+
+def run_memory(length: int, padded: bool, names: Sequence[str]) -> None:
     """Peak memory, each model in a process of its own; with padding, of two rows, the second a quarter shorter."""
-    for name in ("dense", "local", "summaries"):
+    for name in names:
         line = [sys.executable, __file__, "--task", "peak", "--names", name, "--length", str(length)]
         done = subprocess.run([*line, *["--padded"] * padded], capture_output=True, text=True, check=True)
         entry = {"mb": float(done.stdout.split()[-1]), "rows": 1 + padded, "length": length}
@@ -349,6 +366,8 @@ def tables(result: dict[str, Any]) -> str:
         parts += [quality_table(result["quality"], checkpoint) for checkpoint in ("demo", "rotary")]
     if "layer" in result:
         parts.append(table_of_kinds(result["layer"], markdown))
+    if "trained" in result:
+        parts.append(table_of_trained(result["trained"], markdown))
     return "\n\n".join(filter(None, parts))
 
 
@@ -375,6 +394,7 @@ def quality_table(quality: dict[str, Any], checkpoint: str) -> str:
     """Quality by row."""
     columns = (
         "cosine 2k",
+        "cosine 8k",
         "cosine Multi30k",
         "cosine dialogue",
         "halves",
@@ -391,12 +411,12 @@ def quality_table(quality: dict[str, Any], checkpoint: str) -> str:
 def main() -> None:
     """Runs a task."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--task", choices=["speed", "memory", "quality", "layer", "peak"], required=True)
+    parser.add_argument("--task", choices=["speed", "memory", "quality", "layer", "trained", "peak"], required=True)
     parser.add_argument("--checkpoint", choices=["demo", "rotary"], default="demo")
     parser.add_argument("--names", nargs="*", help="Rows to measure; all by default.")
     parser.add_argument("--length", type=int, default=LONGEST)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--articles", type=int, default=20)
+    parser.add_argument("--articles", type=int, default=12)
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--half", metavar="FOLDER", help="The checkpoint as collab compress --flops 0.5 wrote it.")
     parser.add_argument("--padded", action="store_true")
@@ -407,11 +427,18 @@ def main() -> None:
         names = wanted.names or [name for name in MODELS if bench.half is not None or "half" not in name]
         run_speed(bench, wanted.checkpoint, wanted.length, wanted.rounds, names)
     elif wanted.task == "memory":
-        run_memory(wanted.length, wanted.padded)
+        run_memory(wanted.length, wanted.padded, wanted.names or ("dense", "local", "summaries"))
     elif wanted.task == "quality":
         run_quality(wanted.checkpoint, wanted.articles, wanted.steps, wanted.names or ROWS)
     elif wanted.task == "peak":
         print(peak(wanted.names[0], wanted.length, wanted.padded))
+    elif wanted.task == "trained":
+        bench = Bench("demo")
+        quality = Quality(bench, 1)
+        rows = [torch.tensor([ids[:2048]]) for ids in quality.refining[:6] if len(ids) >= 2048]
+        judged = [torch.tensor([quality.longest[0][: wanted.length]])]
+        for name, entry in run_trained(bench.dense, rows, judged, wanted.steps, wanted.names):
+            keep("trained", name, entry)
     else:
         bench = Bench("demo")
         ids = torch.tensor([max(articles(bench), key=len)[:LONGEST]])

@@ -40,7 +40,7 @@ from transformers.models.auto import modeling_auto
 
 import collab
 from collab.data.audio import Recording
-from collab.errors import CalibrationError, CollabError, ConfigurationError, DataError, UnsupportedArchitectureError
+from collab.errors import CalibrationError, CollabError, ConfigurationError, DataError
 from collab.figures.heads import draw_attention
 from collab.models.cache import CacheBytes, cache_bytes
 from collab.models.families import collaborative_layers
@@ -389,12 +389,6 @@ class TestOtherVerbs:
     def test_a_layer_without_heads_generates(self) -> None:
         pruned = collab.prune(marian(), {"model.decoder.layers.0.encoder_attn": []}).model
         assert written(pruned) == written(pruned, use_cache=False)
-
-    def test_compression_is_refused(self, tmp_path: Path) -> None:
-        marian().save_pretrained(tmp_path / "model")
-        with pytest.raises(UnsupportedArchitectureError, match="cannot be compressed yet"):
-            collab.checkpoints.compress(str(tmp_path / "model"), tmp_path / "out", collab.CompressionConfig(params=0.5))
-        assert not (tmp_path / "out").exists()
 
 
 class TestTranslation:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -29,6 +30,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import collab
 from collab.errors import CollabError, ConfigurationError, UnsupportedArchitectureError
 from collab.graphs.samples import check_exportable
+from collab.modeling import collab_feed_forward
 from collab.modeling.collab_config import AttentionSpec, LongRows
 from collab.models.families import collaborative_layers
 from collab.models.inputs import has_length, longest_input, random_inputs
@@ -157,6 +159,43 @@ def test_memory_grows_with_the_length_and_not_with_its_square() -> None:
         assert largest[1] < 4096**2 // 20
 
 
+@pytest.mark.parametrize("kind", ["bert", "albert", "jina_embeddings_v3", "wav2vec2", "modernbert"])
+def test_feed_forward_layers_of_long_rows_are_computed_in_parts(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(collab_feed_forward, "TOGETHER", 3)
+    native = tiny_model(BY_TYPE[kind])
+    model = collab.lengthen(native, replace(OPTIONS, block=2, dense_below=8)).model
+    inputs = random_inputs(native, 2, 20 if has_length(native) else 8, states=20)
+    blocks = [module for module in model.modules() if type(module) in type(model).feed_forward_classes]
+    up: Any = blocks[0].get_submodule(type(model).feed_forward_classes[type(blocks[0])].up)
+    whole = model(**inputs).last_hidden_state  # with a gradient
+    copied = copy.deepcopy(model)
+    seen: list[torch.Size] = []
+    compute = up.forward
+    monkeypatch.setattr(up, "forward", lambda states: seen.append(states.shape) or compute(states))
+    with torch.no_grad():
+        torch.testing.assert_close(model(**inputs).last_hidden_state, whole, rtol=0, atol=1e-5)
+        assert seen[0][:2] == (1, 3)
+        seen.clear()
+        with up.register_forward_hook(lambda *args: None):
+            torch.testing.assert_close(model(**inputs).last_hidden_state, whole, rtol=0, atol=1e-5)
+        assert seen[0][:2] == whole.shape[:2]
+        torch.nn.init.zeros_(up.weight)
+        torch.testing.assert_close(copied(**inputs).last_hidden_state, whole, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["bert", "albert", "distilbert", "jina_embeddings_v3", "gte", "nomic_bert"])
+def test_a_mask_of_padding_is_never_square(kind: str) -> None:
+    options = replace(OPTIONS, max_length=256, positions="copy")
+    model = collab.lengthen(tiny_model(BY_TYPE[kind]), options).model
+    inputs = random_text(2, 250)
+    with torch.no_grad(), _Largest() as mode:
+        output = model(**inputs)
+    assert mode.entries < 2 * 250**2
+    square = inputs | {"attention_mask": inputs["attention_mask"].bool()[:, None, None].expand(-1, -1, 250, -1)}
+    with torch.no_grad():
+        assert largest_difference(of_seen(model(**square), inputs), of_seen(output, inputs)) < 1e-5
+
+
 @pytest.mark.parametrize("form", FORMS)
 def test_shorter_rows_are_what_they_were(form: str) -> None:
     before = converted(tiny_model(BERT), form=form)
@@ -250,6 +289,7 @@ def test_rotary_positions_go_on_or_turn_slower() -> None:
         ({"summaries": "mean"}, "summaries must be mean:n or stride:n"),
         ({"global_tokens": 12}, "12 global tokens are all of the shortest long row"),
         ({"attention": "flash"}, "Unknown attention 'flash'"),
+        ({"attention": "lsh"}, "lsh attention is not offered: .* the mean of all outputs"),
         ({"block": 0}, "block must be a whole number of at least 1"),
     ],
 )
@@ -331,7 +371,13 @@ def test_from_folder_to_folder(original: Path, tmp_path: Path) -> None:
     assert all(
         "long" not in layer for layer in json.loads((tmp_path / "dense/config.json").read_text())["collab_layers"]
     )
-    for option, value in (("--dense-layers", "7"), ("--block", "99"), ("--max-length", "99"), ("--summaries", "x")):
+    for option, value in (
+        ("--dense-layers", "7"),
+        ("--block", "99"),
+        ("--max-length", "99"),
+        ("--summaries", "x"),
+        ("--attention", "linear"),
+    ):
         refused = run("lengthen", made, tmp_path / "refused", option, value, "--dense-below", "20")
         assert refused.exit_code == 2, refused.output
         assert not (tmp_path / "refused").exists()

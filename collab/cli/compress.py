@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TypeVar
 
 import click
 
@@ -11,7 +12,7 @@ from ..compression.options import CompressionConfig
 from ..errors import ConfigurationError
 from ..graphs.options import PRECISIONS, RUNTIMES, ExportOptions, GraphPrecision, Runtime
 from ..io.options import SaveOptions
-from ..planning.budget import PARTS, Part
+from ..planning.budget import PARTS, STACKS, Part, Stack
 from ..processes import is_main_process
 from ..training.options import HealOptions, HealRequest, RunOptions, TrainingPrecision
 from .command import Parsed, command, gathers, grouped
@@ -19,8 +20,10 @@ from .options.calibration import calibration_options, flops_option
 from .options.data import Unlabelled
 from .options.measuring import speed_option
 from .options.model import keep_tokens_option, model_in, model_out, seed_option
-from .options.training import fragments_option, heal_options
+from .options.training import beams_option, fragments_option, heal_options
 from .session import Session
+
+Name = TypeVar("Name", bound=str)
 
 _RUN = RunOptions(steps=1800, evaluations=3, precision="auto")
 _FRAGMENTS = 0.5  # see docs/benchmarks/unseen.md
@@ -28,11 +31,20 @@ _FRAGMENTS = 0.5  # see docs/benchmarks/unseen.md
 
 def _parts(text: str) -> tuple[Part, ...]:
     """Reads names of parts with commas between them."""
+    return _names(text, PARTS, "parts")
+
+
+def _stacks(text: str) -> tuple[Stack, ...]:
+    """Reads names of stacks with commas between them."""
+    return _names(text, STACKS, "stacks")
+
+
+def _names(text: str, known: tuple[Name, ...], what: str) -> tuple[Name, ...]:
     names = text.split(",")
-    parts = tuple(part for part in PARTS if part in names)
-    if len(parts) != len(names):
-        raise ConfigurationError(f"{text!r} does not name parts out of {', '.join(PARTS)}.")
-    return parts
+    named = tuple(name for name in known if name in names)
+    if len(named) != len(names):
+        raise ConfigurationError(f"{text!r} does not name {what} out of {', '.join(known)}.")
+    return named
 
 
 def _heal(
@@ -41,6 +53,7 @@ def _heal(
     heal_steps: int,
     heal_precision: TrainingPrecision,
     heal_fragments: float,
+    heal_beams: int,
     calibration: CalibrationRequest,
     seed: int,
 ) -> HealRequest | None:
@@ -60,7 +73,8 @@ def _heal(
         precision=heal_precision,
         seed=seed,
     )
-    return HealRequest(source, HealOptions("layers", 65536, calibration.options.max_length, heal_fragments, run))
+    length = calibration.options.max_length
+    return HealRequest(source, HealOptions("layers", 65536, length, heal_fragments, run, heal_beams))
 
 
 def _serve(runtime: Runtime, precision: GraphPrecision) -> ExportOptions | None:
@@ -77,11 +91,17 @@ def _serve(runtime: Runtime, precision: GraphPrecision) -> ExportOptions | None:
     "collab compress ./my-classifier faster --speedup 1.8 --calibration sentences.txt --heal-steps 1000",
     "collab compress ./my-model small --speedup 4 --runtime openvino --precision int8 --calibration sentences.txt",
     "collab compress bert-base-uncased small --params 0.6 --only values,feed-forward",
+    "collab compress ./translator small --step-bytes 0.5 --stacks decoder --calibration pairs.tsv",
     summary="Make every part of a model smaller and faster within one budget, and heal it.",
 )
 @gathers("config", CompressionConfig)
 @flops_option()
 @click.option("--params", type=float, help="The largest fraction of the whole model's parameters to keep, such as 0.6.")
+@click.option(
+    "--step-bytes",
+    type=float,
+    help="Of a model that writes: the largest fraction to keep of what its layers read to write a token, such as 0.5.",
+)
 @click.option("--speedup", type=float, help="How many times as fast to be on this processor, such as 1.8.")
 @grouped(
     "Expert",
@@ -98,7 +118,22 @@ def _serve(runtime: Runtime, precision: GraphPrecision) -> ExportOptions | None:
         help="Number of layers to drop.",
     ),
 )
+@grouped(
+    "Expert",
+    click.option(
+        "--stacks",
+        type=Parsed("stacks", _stacks),
+        default=",".join(STACKS),
+        help="The stacks of an encoder-decoder whose layers may become smaller.",
+    ),
+)
 @click.option("--length", default=CompressionConfig.length, help="Tokens of a row, for --flops and --speedup.")
+@click.option("--rows", default=CompressionConfig.rows, help="Rows at a time, for --speedup.")
+@click.option(
+    "--new-tokens",
+    default=CompressionConfig.new_tokens,
+    help="Tokens that a model that writes writes, for --speedup.",
+)
 @click.option(
     "--native",
     is_flag=True,
@@ -118,6 +153,7 @@ def _serve(runtime: Runtime, precision: GraphPrecision) -> ExportOptions | None:
         help="Precision of the arithmetic in healing. auto: bfloat16 where the processor multiplies it faster.",
     ),
     fragments_option(_FRAGMENTS, "--heal-fragments"),
+    beams_option("--heal-beams"),
 )
 @gathers("serve", _serve)
 @click.option(
@@ -145,7 +181,7 @@ def compress(
 ) -> None:
     """Make every part of MODEL, a folder or a Hub id, smaller, and write the result to the folder OUTPUT.
 
-    Give one budget: --flops, --params or --speedup. Needs no labels.
+    Give one budget: --flops, --params, --step-bytes or --speedup. Needs no labels.
     """
     session.begin(trains=heal is not None, divides=True)
     from ..checkpoints.compress import compress as compress_checkpoint

@@ -122,7 +122,8 @@ def _widths(groups: Sequence[tuple[str, LayerInspection]]) -> Table:
     for group, layer in groups:
         total = layer.rank_original
         row = [f"{layer.rank} of {total}", f"{layer.value_width} of {layer.head_dim}" if layer.heads else ""]
-        table.add_row(group, *row, *[f"{layer.neurons} of {layer.neurons_original}"] * known)
+        neurons = "" if layer.neurons is None else f"{layer.neurons} of {layer.neurons_original}"
+        table.add_row(group, *row, *[neurons] * known)
     return table
 
 

@@ -9,6 +9,7 @@ from .command import command, gathers
 from .options.data import max_length_option, mixed_data_options, samples_option
 from .options.model import model_in, model_out
 from .options.training import (
+    beams_option,
     fragments_option,
     learning_rate_option,
     restart_option,
@@ -33,6 +34,7 @@ _RUN = HealOptions().run
 @trainable_option(HealOptions.trainable)
 @samples_option(HealOptions.samples)
 @fragments_option(HealOptions.fragments)
+@beams_option()
 @training_steps_option(_RUN.steps)
 @learning_rate_option(None, "1e-3, or less: found by trying a step")
 @training_options(_RUN)

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 _WIDTH = 80
 
 _PARTS: tuple[Part, ...] = ("queries-keys", "values", "feed-forward")
+_CROSS_PARTS: tuple[Part, ...] = ("cross-queries-keys", "cross-values")
 
 
 def show_plan(plan: Plan, name: str) -> None:
@@ -80,12 +81,15 @@ def _components(spectra: Sequence[Spectrum]) -> Table:
 def _widths(plan: Plan, option: PlanOption) -> Table:
     """Widths of every layer within one budget."""
     pattern, names = shortened(list(plan.layers))
-    table = plain_table(f"{plan.unit} {option.budget:g}: {pattern}", CompressedLayer.HEADINGS)
+    crosses = any(part in full for full in plan.layers.values() for part in _CROSS_PARTS)
+    headings = CompressedLayer.HEADINGS + CompressedLayer.CROSS_HEADINGS * crosses
+    table = plain_table(f"{plan.unit} {option.budget:g}: {pattern}", headings)
     for name, full, left in zip(names, plan.layers.values(), option.widths, strict=True):
         if left is None:
-            table.add_row(name, "dropped", "", "")
+            table.add_row(name, "dropped", *[""] * (len(headings) - 2))
         else:
-            table.add_row(name, *(f"{left[part]} of {full[part]}" for part in _PARTS))
+            parts = _PARTS + _CROSS_PARTS * crosses
+            table.add_row(name, *(f"{left[part]} of {full[part]}" if part in full else "" for part in parts))
     return table
 
 

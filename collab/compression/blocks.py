@@ -1,16 +1,39 @@
-"""The layers of an encoder: where each keeps its attention and its feed-forward layer."""
+"""The layers of a model: where each keeps its attention and its feed-forward layer."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from transformers import PreTrainedModel
 
 from ..errors import UnsupportedArchitectureError
-from ..modeling.collab_attention import CollaborativeAttention
+from ..modeling.collab_attention import CollaborativeAttention, LayerKind
 from ..modeling.collab_model import outermost
 from ..models.families import Family, collaborative_layers
 from ..models.layers import entry_of, passes_per_layer
+from ..planning.budget import Stack
+
+
+@dataclass(frozen=True)
+class Attention:
+    """The module names of an attention layer of a collaborative model.
+
+    Attributes:
+        name: the attention layer.
+        output: its output projection W_O.
+        kind: ``encoder``, ``decoder`` or ``cross``.
+    """
+
+    name: str
+    output: str
+    kind: LayerKind
+
+    def layer(self, model: PreTrainedModel) -> CollaborativeAttention:
+        """The attention layer in a model."""
+        layer = model.get_submodule(self.name)
+        assert isinstance(layer, CollaborativeAttention)
+        return layer
 
 
 @dataclass(frozen=True)
@@ -18,21 +41,21 @@ class Block:
     """The module names of one layer of a collaborative model.
 
     Attributes:
-        name: the whole layer, an entry of the model's list of layers.
-        attention: its attention layer.
-        output: the output projection W_O.
+        name: the whole layer, an entry of a list of layers of the model.
+        attention: its attention to the sequence itself, and to another sequence if it has one, in order.
         ups: the linear layers of its feed-forward layer before the activation, with W_1; two if it is gated.
         halves: how many outputs of one of them a neuron has; see `FeedForward`.
         down: the one after it, with W_2.
+        width_name: the entry of the native config for its number of neurons; None if that is for other layers, too.
         passes: how many times the model applies it: 1, or more where passes share weights (ALBERT).
     """
 
     name: str
-    attention: str
-    output: str
+    attention: tuple[Attention, ...]
     ups: tuple[str, ...]
     halves: int
     down: str
+    width_name: str | None
     passes: float
 
     @property
@@ -40,40 +63,48 @@ class Block:
         """Module name of the list of layers."""
         return self.name.rpartition(".")[0]
 
-    def attention_layer(self, model: PreTrainedModel) -> CollaborativeAttention:
-        """Its attention layer in a model."""
-        layer = model.get_submodule(self.attention)
-        assert isinstance(layer, CollaborativeAttention)
-        return layer
+    @property
+    def stack(self) -> Stack:
+        """Whether it is a layer of a decoder, which sees no later tokens, or of an encoder."""
+        return "encoder" if self.attention[0].kind == "encoder" else "decoder"
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        """The projections whose outputs are added to the states: W_O of each attention, and W_2."""
+        return (*(attention.output for attention in self.attention), self.down)
 
 
 def blocks_of(model: PreTrainedModel, family: Family) -> list[Block]:
-    """The layers of a collaborative encoder, in order.
+    """The layers of a collaborative model, in order, those of an encoder before those of its decoder.
 
     Raises:
-        UnsupportedArchitectureError: if its layers are not each an attention and a feed-forward layer of known names.
+        UnsupportedArchitectureError: if its layers are not each one or two attention layers and a feed-forward layer of
+            known names.
     """
-    attention = collaborative_layers(model)
+    attention: dict[str, list[Attention]] = {}
+    layers = collaborative_layers(model)
+    for name, layer in layers.items():
+        own = Attention(name, layer.output_name(name), layer.kind)
+        attention.setdefault(entry_of(model, name), []).append(own)
     known = family.base.feed_forward_classes
-    feed_forward = list(outermost(model, known))
-    if len(attention) != len(feed_forward):
+    holders = {entry_of(model, name): (name, known[type(module)]) for name, module in outermost(model, known)}
+    if list(attention) != list(holders):
         raise unknown_feed_forward(family)
-    passes = passes_per_layer(model, len(attention))
+    passes = passes_per_layer(model, len(layers))
     blocks = []
-    for (name, layer), (holder, module) in zip(attention.items(), feed_forward, strict=True):
-        names = known[type(module)]
-        blocks.append(
-            Block(
-                entry_of(model, name),
-                name,
-                layer.output_name(name),
-                tuple(f"{holder}.{up}" for up in names.ups),
-                names.halves,
-                f"{holder}.{names.down}",
-                passes,
-            )
-        )
+    for name, (holder, names) in holders.items():
+        ups = tuple(f"{holder}.{up}" for up in names.ups)
+        down = f"{holder}.{names.down}"
+        blocks.append(Block(name, tuple(attention[name]), ups, names.halves, down, names.config_name, passes))
     return blocks
+
+
+def stacks_of(blocks: Sequence[Block]) -> list[list[int]]:
+    """The numbers of the layers of each list of layers, in order: of an encoder, of a decoder, or of both."""
+    stacks: dict[str, list[int]] = {}
+    for number, block in enumerate(blocks):
+        stacks.setdefault(block.list_name, []).append(number)
+    return list(stacks.values())
 
 
 def unknown_feed_forward(family: Family) -> UnsupportedArchitectureError:

@@ -7,38 +7,51 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
+from typing import Any
 
 from torch import Tensor, nn
 from transformers import PreTrainedModel
+from transformers.pytorch_utils import Conv1D
 
 from ..calibration.calibrate import Calibration
 from ..decomposition.options import DEFAULT_FORM, NATIVE_FORM, FormName
 from ..errors import CalibrationError
 from ..evaluation.compare import compare_outputs, outputs_on
-from ..models.assembly import assemble
-from ..models.families import Family
-from ..models.inputs import longest_input, random_inputs
-from ..models.layers import count_parameters
+from ..modeling.collab_attention import as_linear
+from ..modeling.collab_config import AttentionSpec
+from ..models.assembly import assemble, renumber_aligned_layers
+from ..models.families import Family, collaborative_layers
+from ..models.layers import attention_layers, count_name, count_parameters
+from ..models.outputs import Output
 from ..planning.allocation import Costs, Curve, Widths
 from ..planning.budget import Part, Unit
 from ..progress import Progress
 from ..reparametrization.model import LayerProblems
-from .blocks import blocks_of
+from ..reparametrization.rotary import RotaryProblem
+from .blocks import blocks_of, stacks_of
 from .costs import LayerTimes
 from .feed_forward import NarrowFeedForward
 from .options import CompressionConfig
-from .queries_keys import NarrowQueriesKeys
+from .queries_keys import NarrowQueriesKeys, NarrowSharedKeys
 from .statistics import collect
+from .timed import Timed
 from .values import NarrowValues
 from .widths import Narrowed, Narrowing
 
 logger = logging.getLogger(__name__)
 
-_TOGETHER: tuple[tuple[Part, ...], ...] = (("queries-keys", "values"), ("feed-forward",))
+_TOGETHER: tuple[tuple[Part, ...], ...] = (
+    ("queries-keys", "values"),
+    ("cross-queries-keys", "cross-values"),
+    ("feed-forward",),
+)
 """Parts of a layer whose widths are chosen together, because one's time depends on the other's width."""
 
-_ROWS = 8
-"""Rows of the batch that time is measured on."""
+_PARTS_OF: tuple[tuple[Part, Part], ...] = (("queries-keys", "values"), ("cross-queries-keys", "cross-values"))
+"""The parts of attention to the sequence itself, and to another."""
+
+_LOGITS = 2**28
+"""Numbers in the original's answers on held-out rows that are kept to compare with, at most; a gigabyte."""
 
 
 class Candidates:
@@ -72,56 +85,84 @@ class Candidates:
         self._config = config
         self._held_out = calibration.held_out
         self._progress = progress
+        self.stacks = stacks_of(self.blocks)
         self._state = {name: tensor.detach() for name, tensor in model.state_dict().items()}
         self._narrowed: dict[tuple[int, Part, int], Narrowed] = {}
         self._costs: dict[Unit, Costs] = {}
+        self._linears: dict[str, nn.Linear] = {}
         statistics = collect(model, self.blocks, calibration.train, config.seed, progress)
         self.tokens = min(sums.tokens for sums in statistics.values())
         problems = LayerProblems(native, calibration.moments, native.device)
-        self.form: FormName = DEFAULT_FORM if config.params is not None else NATIVE_FORM
+        shared = any(layer.shares_values for layer in attention_layers(native))
+        self.form: FormName = DEFAULT_FORM if config.params is not None and not shared else NATIVE_FORM
         self.parts: list[dict[Part, Narrowing]] = []
-        for block, problem in zip(self.blocks, problems.values(), strict=True):
-            layer = block.attention_layer(model)
-            output, down = map(self._linear, (block.output, block.down))
-            ups = [self._linear(name) for name in block.ups]
-            parts: dict[Part, Narrowing] = {
-                "queries-keys": NarrowQueriesKeys(block, layer, problem, self.form, config.length),
-                "values": NarrowValues(block, layer, output, statistics[block.output], config.length),
-                "feed-forward": NarrowFeedForward(block, ups, down, statistics[block.down], config.length),
-            }
+        for block in self.blocks:
+            parts: dict[Part, Narrowing] = {}
+            for attention in block.attention:
+                layer, output = attention.layer(model), self._linear(attention.output)
+                of_queries, of_values = _PARTS_OF[attention.kind == "cross"]
+                problem = problems[attention.name]
+                parts[of_queries] = (
+                    NarrowSharedKeys(attention, layer, problem, config.length)
+                    if isinstance(problem, RotaryProblem) and problem.key_heads < layer.total_heads
+                    else NarrowQueriesKeys(attention, layer, problem, self.form, config.length)
+                )
+                parts[of_values] = NarrowValues(attention, layer, output, statistics[attention.output], config.length)
+            ups, down = [self._linear(name) for name in block.ups], self._linear(block.down)
+            parts["feed-forward"] = NarrowFeedForward(block, ups, down, statistics[block.down], config.length)
             self.parts.append(parts)
+        self._share_keys()
+
+    def _share_keys(self) -> None:
+        """Makes the keys of the model, which each head has for itself, those that the original's heads share."""
+        shared = [part for own in self.parts for part in own.values() if isinstance(part, NarrowSharedKeys)]
+        if not shared:
+            return
+        specs = {name: layer.spec for name, layer in collaborative_layers(self.model).items()}
+        for part in shared:
+            whole = part.narrow(part.widths[0])
+            self._state |= whole.tensors
+            specs[whole.attention] = replace(specs[whole.attention], **whole.spec)
+        config = copy.deepcopy(self.model.config)
+        config.collab_layers = [spec.to_dict() for spec in specs.values()]
+        self.model = assemble(type(self.model), config, self._state, self.model, {})
+        self._state = {name: tensor.detach() for name, tensor in self.model.state_dict().items()}
+        self._linears.clear()
 
     def build(self, widths: Widths) -> PreTrainedModel:
         """The model at some widths; it shares the weights that stay."""
-        state, specs, neurons = dict(self._state), [], []
-        kept = [number for number, chosen in enumerate(widths) if chosen is not None]
+        state, neurons = dict(self._state), []
+        specs: dict[str, AttentionSpec] = {}
         for number, chosen in enumerate(widths):
             block = self.blocks[number]
             if chosen is None:
                 _remove(state, (f"{block.name}.",))
                 continue
-            spec, count = block.attention_layer(self.model).spec, self._linear(block.down).in_features
+            specs |= {attention.name: attention.layer(self.model).spec for attention in block.attention}
+            count = self._linear(block.down).in_features
             for part, width in chosen.items():
                 if width == self.parts[number][part].widths[0]:
                     continue
                 narrowed = self._narrow(number, part, width)
                 _remove(state, narrowed.removed)
                 state |= narrowed.tensors
-                spec = replace(spec, **narrowed.spec)
+                if narrowed.attention:
+                    specs[narrowed.attention] = replace(specs[narrowed.attention], **narrowed.spec)
                 count = count if narrowed.neurons is None else narrowed.neurons
-            specs.append(spec)
             neurons.append(count)
         config = copy.deepcopy(self.model.config)
-        config.collab_layers = [spec.to_dict() for spec in specs]
+        config.collab_layers = [spec.to_dict() for spec in specs.values()]
         config.collab_feed_forward = neurons
-        if len(kept) < len(widths):
-            state = self._renumbered(state, kept)
-            config.num_hidden_layers = len(kept)
-            if len(getattr(config, "layer_types", None) or ()) == len(widths):
-                config.layer_types = [config.layer_types[number] for number in kept]
-            config.collab_dropped_layers = [number for number in range(len(widths)) if number not in kept]
+        for stack in self.stacks:
+            kept = [number for number in stack if widths[number] is not None]
+            if len(kept) < len(stack):
+                state = self._renumbered(state, kept)
+                _drop_in_config(config, stack, kept, self.stacks)
         trainable = {name: parameter.requires_grad for name, parameter in self.native.named_parameters()}
-        return assemble(type(self.model), config, state, self.model, trainable)
+        built = assemble(type(self.model), config, state, self.model, trainable)
+        crossing = [number for number, block in enumerate(self.blocks) if block.attention[-1].kind == "cross"]
+        renumber_aligned_layers(built, [widths[number] is not None for number in crossing])
+        return built
 
     @cached_property
     def full(self) -> tuple[dict[Part, int], ...]:
@@ -132,7 +173,7 @@ class Candidates:
     def scales(self) -> list[dict[Part, float]]:
         """By layer, the measured loss of every part at about half its width, relative to what was predicted there."""
         scales: list[dict[Part, float]] = [{} for _ in self.blocks]
-        changes = [(number, part) for number in self._numbers for part in self._config.narrowed]
+        changes = [(number, part) for number in self._numbers for part in self.changing[number]]
         self._progress("measuring widths", 0, len(changes))
         for done, (number, part) in enumerate(changes, 1):
             narrowing = self.parts[number][part]
@@ -143,6 +184,20 @@ class Candidates:
             logger.info("layer %d, %s at %d: loss %.5f", number, part, width, loss)
             self._progress("measuring widths", done, len(changes))
         return scales
+
+    @cached_property
+    def changing(self) -> list[list[Part]]:
+        """By layer, the parts that may be narrower."""
+        return [
+            [
+                part
+                for part in self._config.narrowed
+                if part in own
+                and block.stack in self._config.stacks
+                and not (self._config.native and block.width_name is None)
+            ]
+            for block, own in zip(self.blocks, self.parts, strict=True)
+        ]
 
     @cached_property
     def losses_without(self) -> dict[int, float]:
@@ -162,10 +217,16 @@ class Candidates:
         The first layer of some models has more (T5: the bias of relative positions) or less (ModernBERT: no norm), and
         another one cannot take its place.
         """
-        if len(self.blocks) == 1 or any(block.passes > 1 for block in self.blocks):
+        scaled_by_place = getattr(self.model.config, "scale_attn_by_inverse_layer_idx", False)  # GPT-2
+        if scaled_by_place or any(block.passes > 1 for block in self.blocks):
             return []
         names = [{name for name, _ in self.model.get_submodule(block.name).named_parameters()} for block in self.blocks]
-        return [number for number, own in enumerate(names) if own == names[-1]]
+        return [
+            number
+            for stack in self.stacks
+            for number in stack
+            if len(stack) > 1 and names[number] == names[stack[-1]] and self.blocks[number].stack in self._config.stacks
+        ]
 
     def curves(self, unit: Unit) -> list[list[Curve]]:
         """By layer, the cost and the predicted loss of its parts at every width."""
@@ -186,9 +247,10 @@ class Candidates:
             self._costs[unit] = self._counted(unit) if unit != "seconds" else self._measured()
         return self._costs[unit]
 
-    def random_rows(self) -> dict[str, Tensor]:
-        """The batch that time is measured on."""
-        return random_inputs(self.native, _ROWS, min(self._config.length, longest_input(self.native)))
+    @cached_property
+    def timed(self) -> Timed:
+        """What time is measured at."""
+        return Timed(self.native, self._config)
 
     def _counted(self, unit: Unit) -> Costs:
         def parts(number: int, widths: Mapping[Part, int]) -> list[tuple[Narrowing, int]]:
@@ -198,22 +260,31 @@ class Candidates:
             return sum(part.flops(width) for part, width in parts(number, widths)) * self.blocks[number].passes
 
         def parameters(number: int, widths: Mapping[Part, int]) -> float:  # normalizations and output biases stay
-            before, after = (
-                sum(part.parameters(width) for part, width in parts(number, chosen)) for chosen in ({}, widths)
+            return held[number] - sum(
+                part.parameters(part.widths[0]) - part.parameters(width) for part, width in parts(number, widths)
             )
-            return held[number] - before + after
 
-        if unit == "flops":
-            whole = sum(flops(number, {}) for number in self._numbers)
-            return Costs(whole, whole, flops)
+        def step_bytes(number: int, widths: Mapping[Part, int]) -> float:
+            if self.blocks[number].stack == "encoder":
+                return 0.0
+            absent = sum(part.parameters(part.widths[0]) for part in self.parts[number].values())
+            read = sum(part.step_parameters(width) for part, width in parts(number, widths))
+            return (held[number] - absent + read) * self.native.dtype.itemsize
+
         held = [float(count_parameters(self.model.get_submodule(block.name))) for block in self.blocks]
-        return Costs(float(count_parameters(self.native)), float(count_parameters(self.model)), parameters)
+        if unit == "params":
+            return Costs(float(count_parameters(self.native)), float(count_parameters(self.model)), parameters)
+        layer = flops if unit == "flops" else step_bytes
+        whole = sum(layer(number, {}) for number in self._numbers)
+        return Costs(whole, whole, layer)
 
     def _measured(self) -> Costs:
         self._progress("measuring times", 0, None)
-        parts = [{part: own[part] for part in self._config.narrowed} for own in self.parts]
+        parts = [
+            {part: own[part] for part in changing} for own, changing in zip(self.parts, self.changing, strict=True)
+        ]
         passes = [block.passes for block in self.blocks]
-        times = LayerTimes(self.build, parts, passes, bool(self.droppable), self.native, self.random_rows())
+        times = LayerTimes(self.build, parts, passes, self.stacks, self.droppable, self.timed)
         return Costs(times.whole, times.full, times.layer)
 
     @property
@@ -221,14 +292,24 @@ class Candidates:
         return range(len(self.blocks))
 
     def _linear(self, name: str) -> nn.Linear:
-        layer = self.model.get_submodule(name)
-        assert isinstance(layer, nn.Linear)
-        return layer
+        if name not in self._linears:
+            layer = as_linear(self.model.get_submodule(name))
+            assert isinstance(layer, nn.Linear)
+            self._linears[name] = layer
+        return self._linears[name]
 
     def _narrow(self, number: int, part: Part, width: int) -> Narrowed:
         key = (number, part, width)
         if key not in self._narrowed:
-            self._narrowed[key] = self.parts[number][part].narrow(width)
+            narrowed = self.parts[number][part].narrow(width)
+            block = self.blocks[number]
+            if part == "feed-forward" and isinstance(self.model.get_submodule(block.down), Conv1D):
+                stored = {
+                    name: tensor.T.contiguous() if tensor.ndim == 2 else tensor
+                    for name, tensor in narrowed.tensors.items()
+                }
+                narrowed = replace(narrowed, tensors=stored)
+            self._narrowed[key] = narrowed
         return self._narrowed[key]
 
     def _with(self, number: int, chosen: Mapping[Part, int] | None) -> Widths:
@@ -236,12 +317,23 @@ class Candidates:
         return (*self.full[:number], chosen, *self.full[number + 1 :])
 
     @cached_property
-    def _expected(self) -> list[list]:
-        return outputs_on(self.native, self.native, self._held_out)
+    def _expected(self) -> list[list[Output]]:
+        """The original's answers on held-out rows, batch by batch; of a large vocabulary, on the first of them."""
+        expected: list[list[Output]] = []
+        kept = 0
+        for batch in self._held_out:
+            expected += outputs_on(self.native, self.native, [batch])
+            kept += sum(output.values.numel() for output in expected[-1])
+            if kept >= _LOGITS:
+                break
+        return expected
 
     def loss(self, model: PreTrainedModel) -> float:
-        """How far a model's answers are from the original's on held-out rows; 0 where they are the same."""
-        agreed = compare_outputs(self._expected, outputs_on(self.native, model, self._held_out))
+        """How far a model's answers are from the original's on held-out rows; 0 where they are the same.
+
+        The answers of a model that writes are the distributions of the next token, given the targets so far.
+        """
+        agreed = compare_outputs(self._expected, outputs_on(self.native, model, self._held_out[: len(self._expected)]))
         if "kl" in agreed:
             return agreed["kl"]
         return agreed["absolute_difference"] if "absolute_difference" in agreed else 1 - agreed["embedding_cosine"]
@@ -252,12 +344,22 @@ class Candidates:
 
     def _renumbered(self, state: Mapping[str, Tensor], kept: Sequence[int]) -> dict[str, Tensor]:
         """The weights under the names that they have in a model without the dropped layers."""
-        places = {f"{self.blocks[old].name}.": f"{self.blocks[0].list_name}.{new}." for new, old in enumerate(kept)}
+        places = {f"{self.blocks[old].name}.": f"{self.blocks[old].list_name}.{new}." for new, old in enumerate(kept)}
         renamed = {}
         for name, tensor in state.items():
             old = next((prefix for prefix in places if name.startswith(prefix)), "")
             renamed[places.get(old, "") + name[len(old) :]] = tensor
         return renamed
+
+
+def _drop_in_config(config: Any, stack: Sequence[int], kept: Sequence[int], stacks: Sequence[Sequence[int]]) -> None:
+    """Says in a config that a stack has only some of its layers."""
+    decoder = len(stacks) > 1 and stack is stacks[-1]
+    setattr(config, count_name(config, decoder), len(kept))
+    if len(getattr(config, "layer_types", None) or ()) == len(stack):
+        config.layer_types = [config.layer_types[number] for number in kept]
+    dropped = [place for place, number in enumerate(stack) if number not in kept]
+    setattr(config, "collab_dropped_decoder_layers" if decoder else "collab_dropped_layers", dropped)
 
 
 def _remove(state: dict[str, Tensor], prefixes: tuple[str, ...]) -> None:

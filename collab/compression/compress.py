@@ -1,12 +1,10 @@
-"""Compresses an encoder: one budget for queries and keys, values, feed-forward layers and whole layers."""
+"""Compresses a model: one budget for queries and keys, values, feed-forward layers and whole layers."""
 
 from __future__ import annotations
 
 import logging
 import time
 from collections.abc import Callable, Mapping
-from statistics import median
-from typing import Any
 
 from transformers import PreTrainedModel
 
@@ -14,9 +12,8 @@ from ..calibration.calibrate import Calibration
 from ..decomposition.options import NATIVE_FORM
 from ..errors import BudgetError
 from ..evaluation.compare import agreement_by_source
-from ..evaluation.timing import rounds_in_turn
 from ..io.checkpoint import Checkpoint
-from ..models.layers import count_parameters, parameters
+from ..models.layers import count_bytes, count_parameters, parameters
 from ..planning.budget import Budget, Part
 from ..planning.plan import PlanOption
 from ..progress import Progress, no_progress
@@ -33,7 +30,6 @@ logger = logging.getLogger(__name__)
 Timer = Callable[[PreTrainedModel], float]
 """Measures how many times as fast as the original a model is."""
 
-_ROUNDS = 41
 _TRIES = 4
 _CLOSE = 0.03  # relative to the speed that was asked for
 
@@ -46,11 +42,12 @@ def compress(
     timer: Timer | None = None,
     progress: Progress = no_progress,
 ) -> Checkpoint:
-    """Makes every part of an encoder smaller within one budget, in closed form, without training.
+    """Makes every part of a model smaller within one budget, in closed form, without training.
 
     Queries and keys become narrower heads, or shared dimensions if the budget is of parameters; values and neurons are
     selected and the projections after them refitted; whole layers are dropped where that loses less. Which part of
-    which layer, and how much, follows from what every change alone costs on held-out rows. `collab.heal` then brings
+    which layer, and how much, follows from what every change alone costs on held-out rows: of a model that writes, the
+    divergence of its next token, given targets or what the original writes. `collab.heal` then brings
     the model closer to the original.
 
     Args:
@@ -98,6 +95,8 @@ def compress(
     progress("comparing with the original", 0, None)
     flops = candidates.costs("flops")
     agreed, by_source = agreement_by_source(model, compressed, calibration.held_out, calibration.sources)
+    steps = _step_bytes(candidates, option, compressed)
+    fast = None if config.speedup is None or timer is not None else candidates.timed.reading_and_step(compressed)
     report = Compression(
         layers=_layers(candidates, option),
         flops=Count(round(flops.whole), round(flops.left(option.widths))),
@@ -106,6 +105,10 @@ def compress(
         agreement=agreed,
         agreement_by_source=by_source,
         speedup=speedup,
+        reading_speedup=None if fast is None else fast[0],
+        step_speedup=None if fast is None else fast[1],
+        step_bytes=None if steps is None else steps[0],
+        step_bytes_with_vocabulary=None if steps is None else steps[1],
         refitted=refitted,
         settings=config.to_dict(),
         calibration=calibration.summary,
@@ -146,11 +149,7 @@ def _as_fast(
     candidates = compressions.candidates
     asked = wanted
     if timer is None:
-        rows = candidates.random_rows()
-
-        def timer(model: PreTrainedModel) -> float:
-            return _times_as_fast(model, candidates.native, rows)
-
+        timer = candidates.timed.times_as_fast
     else:
         whole = timer(candidates.native)
         if whole >= wanted * (1 - _CLOSE):
@@ -182,19 +181,12 @@ def _as_fast(
     return best
 
 
-def _times_as_fast(model: PreTrainedModel, original: PreTrainedModel, rows: Any) -> float:
-    """The ratio of the median times of two models that run in turn, each of them as often first, as `collab.bench`."""
-    rounds = rounds_in_turn([(original, [rows]), (model, [rows])], _ROUNDS)
-    before, after = (median(times) for times in zip(*rounds, strict=True))
-    return before / after
-
-
 def _layers(candidates: Candidates, option: PlanOption) -> tuple[CompressedLayer, ...]:
     """The layers of the original, with the widths that are left."""
     layers = []
     for block, full, chosen in zip(candidates.blocks, candidates.full, option.widths, strict=True):
         left: Mapping[Part, int] = dict.fromkeys(full, 0) if chosen is None else chosen
-        narrower = left["queries-keys"] < full["queries-keys"]
+        narrower = any(left[part] < full[part] for part in full if part.endswith("queries-keys"))
         layers.append(
             CompressedLayer(
                 name=block.name,
@@ -206,6 +198,21 @@ def _layers(candidates: Candidates, option: PlanOption) -> tuple[CompressedLayer
                 full_value_width=full["values"],
                 neurons=left["feed-forward"],
                 full_neurons=full["feed-forward"],
+                cross_rank=left.get("cross-queries-keys"),
+                full_cross_rank=full.get("cross-queries-keys"),
+                cross_value_width=left.get("cross-values"),
+                full_cross_value_width=full.get("cross-values"),
             )
         )
     return tuple(layers)
+
+
+def _step_bytes(candidates: Candidates, option: PlanOption, compressed: PreTrainedModel) -> tuple[Count, Count] | None:
+    """Bytes of weights that a step of writing reads: of the layers, and with the vocabulary's; None for encoders."""
+    costs = candidates.costs("step_bytes")
+    if not costs.whole:
+        return None
+    before, after = round(costs.whole), round(costs.left(option.widths))
+    heads = [model.get_output_embeddings() for model in (candidates.native, compressed)]
+    sizes = [0 if head is None else count_bytes(head.parameters()) for head in heads]  # none in models without a head
+    return Count(before, after), Count(before + sizes[0], after + sizes[1])

@@ -14,7 +14,7 @@ from ..models.families import Family
 from ..models.inputs import has_decoder
 from ..models.layers import attention_layers, count_parameters, parameters
 from ..planning.allocation import Allocation, allocate
-from ..planning.budget import Budget
+from ..planning.budget import Budget, Part
 from ..planning.plan import Plan, PlanOption, mark_frontier, within_each
 from ..progress import Progress
 from .blocks import unknown_feed_forward
@@ -34,18 +34,12 @@ def require_compressible(model: PreTrainedModel) -> Family:
         CollabError: as `collab.convert`.
     """
     family, _ = require_convertible(model)
-    if has_decoder(model):
-        raise UnsupportedArchitectureError(
-            "Encoders with decoders cannot be compressed yet, only converted (collab convert)."
-        )
     if not family.base.feed_forward_classes:
         raise unknown_feed_forward(family)
     layers = attention_layers(model)
-    if any(layer.kind == "cross" for layer in layers):
-        raise UnsupportedArchitectureError("Decoders with cross-attention cannot be compressed, only converted.")
-    if any(layer.shares_values for layer in layers):
+    if any(layer.kind == "cross" for layer in layers) and not has_decoder(model):
         raise UnsupportedArchitectureError(
-            "Models whose heads share keys and values cannot be compressed, only converted (collab convert)."
+            "A decoder with cross-attention cannot be compressed without its encoder, only converted."
         )
     return family
 
@@ -85,6 +79,19 @@ class Compressions:
         lossless = convert_losslessly(model).model
         self.candidates = Candidates(model, lossless, family, calibration, config, progress)
         self._config, self._calibration = config, calibration
+        self._check_parts()
+
+    def _check_parts(self) -> None:
+        """Raises a ConfigurationError if the model has none of the parts that may change, or does not write."""
+        config, candidates = self._config, self.candidates
+        if not any(candidates.changing) and not ("layers" in config.only and candidates.droppable):
+            raise ConfigurationError(
+                f"only={list(config.only)} with stacks={list(config.stacks)} names nothing that this model has."
+            )
+        if config.step_bytes is not None and all(block.stack == "encoder" for block in candidates.blocks):
+            raise ConfigurationError(
+                "step_bytes is of models that write, and this one has no decoder. Use flops, params or speedup."
+            )
 
     def within(self, budget: Budget) -> PlanOption:
         """The widths of least predicted loss within a budget, over the numbers of layers to drop.
@@ -98,7 +105,7 @@ class Compressions:
         options = []
         for dropped in self._drops:
             cost = costs.left(tuple(None if number in dropped else {} for number in range(len(curves))))
-            option = allocate(curves, dropped, cost, most, alike=config.native)
+            option = allocate(curves, dropped, cost, most, alike=self._alike if config.native else ())
             options.append((option, option.loss - _RECOVERED * config.healed * sum(dropped.values())))
         reached = [option for option in options if option[0].cost <= most]
         if not reached:
@@ -118,6 +125,15 @@ class Compressions:
         )
 
     @cached_property
+    def _alike(self) -> list[list[int]]:
+        """The layers whose feed-forward layers have one width in the original's class."""
+        alike: dict[str | None, list[int]] = {}
+        for number, (block, changing) in enumerate(zip(self.candidates.blocks, self.candidates.changing, strict=True)):
+            if changing:
+                alike.setdefault(block.width_name, []).append(number)
+        return list(alike.values())
+
+    @cached_property
     def _query_key(self) -> int:
         return parameters(self.candidates.native)["query_key"]
 
@@ -128,14 +144,16 @@ class Compressions:
             for full, chosen in zip(candidates.full, allocation.widths, strict=True)
         )
         kept = [(own, chosen) for own, chosen in zip(candidates.parts, widths, strict=True) if chosen is not None]
-        query_key = sum(own["queries-keys"].parameters(chosen["queries-keys"]) for own, chosen in kept)
+        of_scores: tuple[Part, ...] = ("queries-keys", "cross-queries-keys")
+        ranks = [(own[part], chosen[part]) for own, chosen in kept for part in of_scores if part in own]
+        query_key = sum(part.parameters(rank) for part, rank in ranks)
         flops, params = candidates.costs("flops"), candidates.costs("params")
         reached = allocation.cost / candidates.costs(budget.unit).whole
         return PlanOption(
             budget=budget.value,
             reached=reached,
             form=candidates.form,
-            rank=max(chosen["queries-keys"] for _, chosen in kept),
+            rank=max(rank for _, rank in ranks),
             widths=widths,
             error=allocation.loss,
             layer_errors=[],
@@ -148,25 +166,45 @@ class Compressions:
     @cached_property
     def _drops(self) -> list[dict[int, float]]:
         """The sets of layers that may be dropped, those that lose least first, with their losses."""
-        config, count = self._config, len(self.candidates.blocks)
-        most = min(len(self.candidates.droppable), count - 1)
+        config, candidates = self._config, self.candidates
+        room = {
+            place: min(len(stack) - 1, len(set(stack) & set(candidates.droppable))) for place, stack in self._stacks
+        }
+        most = sum(room.values())
         if config.drop_layers and config.drop_layers > most:
+            of = "" if len(config.stacks) > 1 or len(room) == 1 else f" in its {config.stacks[0]}"
             raise ConfigurationError(
-                f"drop_layers={config.drop_layers} is impossible: the model has {count} layers, of which {most} can be "
-                "dropped. One must stay, and layers that share weights, or have parameters that others lack, stay, too."
+                f"drop_layers={config.drop_layers} is impossible: the model has {len(candidates.blocks)} layers, of "
+                f"which {most} can be dropped{of}. One must stay, of an encoder and of a decoder each, and layers that "
+                "share weights, or have parameters that others lack, stay, too."
             )
-        losses = self.candidates.losses_without
-        order = sorted(losses, key=lambda number: losses[number])
-        counts = range(min(len(losses), most) + 1) if config.drop_layers is None else [config.drop_layers]
+        losses = candidates.losses_without
+        order = []
+        for number in sorted(losses, key=lambda number: losses[number]):
+            place = next(place for place, stack in self._stacks if number in stack)
+            if room[place]:
+                room[place] -= 1
+                order.append(number)
+        counts = range(len(order) + 1) if config.drop_layers is None else [config.drop_layers]
         return [{number: losses[number] for number in order[:dropped]} for dropped in counts]
+
+    @property
+    def _stacks(self) -> list[tuple[int, list[int]]]:
+        return list(enumerate(self.candidates.stacks))
 
     def _out_of_reach(self, budget: Budget, least: float) -> str:
         """The message for a budget below what the smallest widths leave."""
         config, time = self._config, budget.unit == "seconds"
         asked = f"speedup={1 / budget.value:.3g}" if time else f"{budget.unit}={budget.value:.3g}"
         possible = f"it is {1 / least:.3g} times as fast" if time else f"{least:.3g} is left"
+        vocabulary = ""
+        if budget.unit == "params":
+            embedding = self.candidates.native.get_input_embeddings()
+            part = count_parameters(embedding) / count_parameters(self.candidates.native)
+            vocabulary = f", of which the embedding of the vocabulary is {part:.3g}"
         return (
-            f"{asked} cannot be reached: with these parts at their smallest, {possible}. Ask for "
+            f"{asked} cannot be reached: with these parts at their smallest, {possible}{vocabulary}. Ask for "
             f"{'less' if time else 'more'}, or let more change (native={config.native}, only={list(config.only)}, "
-            f"drop_layers={config.drop_layers})."
+            f"stacks={list(config.stacks)}, drop_layers={config.drop_layers})"
+            + ("." if not vocabulary else ", or leave out tokens first (--keep-tokens, collab.keep_tokens).")
         )

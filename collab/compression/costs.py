@@ -2,32 +2,45 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 
-from torch import Tensor
 from transformers import PreTrainedModel
 
 from ..evaluation.timing import rounds_in_turn
 from ..planning.allocation import Widths
 from ..planning.budget import Part
+from .timed import Timed
 from .widths import Narrowing
 
 _ROUNDS = 11
+_HEADS: tuple[tuple[Part, Part], ...] = (("queries-keys", "values"), ("cross-queries-keys", "cross-values"))
+"""The parts of each attention of a layer, which kernels compute at one width."""
+
+
+@dataclass
+class _Rates:
+    """Seconds that a stack takes for each parameter and dimension of a head of a layer, and for a whole layer."""
+
+    per_parameter: float = 0.0
+    per_dimension: float = 0.0
+    layer: float = 0.0
 
 
 class LayerTimes:
-    """Seconds of a pass on this processor, from four models: the whole, and one with less of each kind of work.
+    """Seconds of what is timed here: by the whole model and, by stack, by one with less of each kind of work.
 
     Projections and feed-forward layers take a time for each of their parameters. Attention takes a time for each
-    dimension of a head beyond that: kernels compute queries, keys and values at one width, the wider one's.
+    dimension of a head beyond that: kernels compute queries, keys and values at one width, the wider one's. An
+    encoder's times are other than its decoder's, which runs for every token that is written.
 
     Args:
         build: makes a model at some widths.
         parts: by layer, the parts that may be narrower.
         passes: by layer, how many times it is applied.
-        may_drop: whether layers can be dropped.
-        native: the original.
-        rows: the batch to measure.
+        stacks: the numbers of the layers of each stack.
+        droppable: the layers that may be dropped.
+        timed: what is timed.
     """
 
     def __init__(
@@ -35,41 +48,69 @@ class LayerTimes:
         build: Callable[[Widths], PreTrainedModel],
         parts: Sequence[Mapping[Part, Narrowing]],
         passes: Sequence[float],
-        may_drop: bool,
-        native: PreTrainedModel,
-        rows: Mapping[str, Tensor],
+        stacks: Sequence[Sequence[int]],
+        droppable: Collection[int],
+        timed: Timed,
     ) -> None:
         self._parts, self._passes = parts, passes
-        self._per_parameter = self._per_dimension = self._layer = 0.0
-        layers = range(len(parts))
-        quarter = [
-            {name: min(part.widths, key=lambda width: abs(width - part.widths[0] / 4)) for name, part in own.items()}
-            for own in parts
-        ]
-        neurons: Widths = tuple({n: w for n, w in own.items() if n == "feed-forward"} for own in quarter)
-        attention: Widths = tuple({n: w for n, w in own.items() if n != "feed-forward"} for own in quarter)
-        dropped: Widths = ({},) * (len(parts) - 1) + (None if may_drop else {},)
-        models = [build(widths) for widths in (({},) * len(parts), neurons, attention, dropped)]
-        runs = [(model, [dict(rows)]) for model in (native, *models)]
+        self._stack = {number: place for place, stack in enumerate(stacks) for number in stack}
+        changes = [change for stack in stacks for change in self._changes(stack, droppable)]
+        full: Widths = ({},) * len(parts)
+        runs = [(timed.call(model), [timed.rows]) for model in (timed.native, *map(build, (full, *changes)))]
         rounds = rounds_in_turn(runs, _ROUNDS)
         self.whole, self.full, *others = (min(times) for times in zip(*rounds, strict=True))  # other work only adds
-        fewer_neurons, narrower_heads, fewer_layers = (max(0.0, self.full - seconds) for seconds in others)
-        saved = [
-            sum(self._saved(number, widths[number] or {})[0] for number in layers) for widths in (neurons, attention)
+        saved = [max(0.0, self.full - seconds) for seconds in others]
+        self._rates = [
+            self._rates_of(stack, changes[place : place + 3], saved[place : place + 3], droppable)
+            for stack, place in zip(stacks, range(0, len(changes), 3), strict=True)
         ]
-        dimensions = sum(self._saved(number, attention[number] or {})[1] for number in layers)
-        if saved[0]:
-            self._per_parameter = fewer_neurons / saved[0]
-        elif saved[1]:
-            self._per_parameter = narrower_heads / saved[1]
-        if dimensions:
-            self._per_dimension = max(0.0, narrower_heads - self._per_parameter * saved[1]) / dimensions
-        self._layer = fewer_layers if may_drop else self.full / len(parts)
 
     def layer(self, number: int, widths: Mapping[Part, int]) -> float:
         """Seconds of a layer, over all its passes, as in `Costs`."""
+        rates = self._rates[self._stack[number]]
         parameters, dimensions = self._saved(number, widths)
-        return self._layer - self._per_parameter * parameters - self._per_dimension * dimensions
+        return rates.layer - rates.per_parameter * parameters - rates.per_dimension * dimensions
+
+    def _changes(self, stack: Sequence[int], droppable: Collection[int]) -> tuple[Widths, Widths, Widths]:
+        """Widths with fewer neurons in a stack, with narrower heads, and without its last layer if that may go."""
+        quarter = {
+            number: {
+                name: min(part.widths, key=lambda width: abs(width - part.widths[0] / 4))
+                for name, part in self._parts[number].items()
+            }
+            for number in stack
+        }
+        layers = range(len(self._parts))
+        neurons, heads = (
+            tuple(
+                {
+                    name: width
+                    for name, width in quarter.get(number, {}).items()
+                    if (name == "feed-forward") == of_neurons
+                }
+                for number in layers
+            )
+            for of_neurons in (True, False)
+        )
+        return neurons, heads, tuple(None if number == stack[-1] and number in droppable else {} for number in layers)
+
+    def _rates_of(
+        self, stack: Sequence[int], changes: Sequence[Widths], seconds: Sequence[float], droppable: Collection[int]
+    ) -> _Rates:
+        """The rates of a stack from the seconds that each of `_changes` saved."""
+        rates = _Rates(layer=seconds[2] if stack[-1] in droppable else self.full / len(self._parts))
+        neurons, heads = (
+            [self._saved(number, widths[number] or {}) for number in stack] for widths in (changes[0], changes[1])
+        )
+        of_neurons, of_heads = (sum(parameters for parameters, _ in saved) for saved in (neurons, heads))
+        dimensions = sum(count for _, count in heads)
+        if of_neurons:
+            rates.per_parameter = seconds[0] / of_neurons
+        elif of_heads:
+            rates.per_parameter = seconds[1] / of_heads
+        if dimensions:
+            rates.per_dimension = max(0.0, seconds[1] - rates.per_parameter * of_heads) / dimensions
+        return rates
 
     def _saved(self, number: int, widths: Mapping[Part, int]) -> tuple[float, float]:
         """Parameters, and dimensions of a head in steps of 8, that a layer has less, over all its passes."""
@@ -78,13 +119,15 @@ class LayerTimes:
         parameters = sum(
             part.parameters(part.widths[0]) - part.parameters(chosen[name]) for name, part in parts.items()
         )
-        return parameters * passes, (self._head_width(parts, {}) - self._head_width(parts, chosen)) * passes
+        dimensions = sum(_head_width(parts, {}, of) - _head_width(parts, chosen, of) for of in _HEADS)
+        return parameters * passes, dimensions * passes
 
-    def _head_width(self, parts: Mapping[Part, Narrowing], widths: Mapping[Part, int]) -> int:
-        """The width that kernels compute a head at: the wider one's. 0 if one of both keeps its width, and so this."""
-        if not {"queries-keys", "values"} <= parts.keys():
-            return 0
-        full, head_dim = parts["queries-keys"].widths[0], parts["values"].widths[0]  # K and d
-        query_key = widths.get("queries-keys", full) // (full // head_dim)
-        wider = max(query_key, widths.get("values", head_dim))
-        return -(-wider // 8) * 8
+
+def _head_width(parts: Mapping[Part, Narrowing], widths: Mapping[Part, int], of: tuple[Part, Part]) -> int:
+    """The width that kernels compute a head at: the wider one's. 0 if one of both keeps its width, and so this."""
+    if not set(of) <= parts.keys():
+        return 0
+    full, head_dim = (parts[part].widths[0] for part in of)  # K and d
+    query_key = widths.get(of[0], full) // (full // head_dim)
+    wider = max(query_key, widths.get(of[1], head_dim))
+    return -(-wider // 8) * 8

@@ -21,14 +21,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from transformers import Cache, PreTrainedModel
+from transformers.pytorch_utils import Conv1D
 
 from ..data.features import Batch
+from ..modeling.collab_attention import as_linear
 from ..models.inputs import on_device
-from ..models.padding import without_padding
+from ..models.padding import query_mask, without_padding
 from ..models.states import evaluating, frozen
 from ..planning.allocation import Widths
 from ..progress import Progress
-from .blocks import Block
+from .blocks import Block, stacks_of
 
 logger = logging.getLogger(__name__)
 
@@ -81,32 +83,49 @@ def refit(
     """
     if any(block.passes > 1 for block in blocks):
         return 0
-    kept = [number for number, chosen in enumerate(widths) if chosen is not None]
-    count = 0
     with evaluating(model, original), frozen(model), torch.no_grad():
         moved = [on_device(batch, original.device) for batch in batches]
-        states, calls = _calls(original, blocks, moved)
-        ours, masks = list(states), [batch.get("attention_mask") for batch in moved]
-        progress("refitting", 0, len(kept))
-        following = [*kept[1:], len(blocks)]
-        for place, (number, after) in enumerate(zip(kept, following, strict=True)):
-            layer = model.get_submodule(f"{blocks[0].list_name}.{place}")
-            natives = {later: original.get_submodule(blocks[later].name) for later in range(number, after)}
-            sums = _sums(natives[number], blocks[number], calls[number][0], states[0])
-            attention, down = _parts(blocks[number])
-            aims: dict[str, list[Tensor]] = {part: [] for part in sums}
-            for each, mask in enumerate(masks):
-                for later, native in natives.items():
-                    watched = [attention] * (later == number) + [down] * (later == after - 1)
-                    with _watching(native, {part: sums[part] for part in watched if part in sums}) as seen:
-                        states[each] = calls[later][each].run(native, states[each])
-                    for part in watched:
-                        if part in sums:
-                            aims[part].append(_tokens(seen[part], mask))
-            for part in sums:
-                count += _correct(layer, part, sums, calls[number], ours, aims[part], masks)
-            ours = [call.run(layer, hidden) for call, hidden in zip(calls[number], ours, strict=True)]
-            progress("refitting", place + 1, len(kept))
+        # A decoder's after its encoder's, whose states it reads.
+        return sum(_refit_stack(model, original, blocks, stack, widths, moved, progress) for stack in stacks_of(blocks))
+
+
+def _refit_stack(
+    model: PreTrainedModel,
+    original: PreTrainedModel,
+    blocks: Sequence[Block],
+    stack: Sequence[int],
+    widths: Widths,
+    batches: Sequence[Batch],
+    progress: Progress,
+) -> int:
+    """Refits the projections of the layers of one stack, whose numbers are given; the other arguments as in `refit`."""
+    first = blocks[stack[0]]
+    kept = [number for number in stack if widths[number] is not None]
+    left = [f"{first.list_name}.{place}" for place in range(len(kept))]
+    states, calls = _calls(original, [blocks[number].name for number in stack], batches)
+    ours, own_calls = _calls(model, left, batches)
+    masks = [query_mask(batch, first.stack) for batch in batches]
+    count = 0
+    progress("refitting", 0, len(kept))
+    following = [*kept[1:], stack[-1] + 1]
+    for place, (number, after) in enumerate(zip(kept, following, strict=True)):
+        layer = model.get_submodule(left[place])
+        natives = {later: original.get_submodule(blocks[later].name) for later in range(number, after)}
+        sums = _sums(natives[number], blocks[number], calls[number - stack[0]][0], states[0])
+        *outputs, down = _parts(blocks[number])
+        aims: dict[str, list[Tensor]] = {part: [] for part in sums}
+        for each, mask in enumerate(masks):
+            for later, native in natives.items():
+                watched = outputs * (later == number) + [down] * (later == after - 1)
+                with _watching(native, {part: sums[part] for part in watched if part in sums}) as seen:
+                    states[each] = calls[later - stack[0]][each].run(native, states[each])
+                for part in watched:
+                    if part in sums:
+                        aims[part].append(_tokens(seen[part], mask))
+        for part in sums:
+            count += _correct(layer, part, sums, own_calls[place], ours, aims[part], masks)
+        ours = [call.run(layer, hidden) for call, hidden in zip(own_calls[place], ours, strict=True)]
+        progress("refitting", place + 1, len(kept))
     return count
 
 
@@ -116,11 +135,11 @@ def _tokens(states: Tensor, mask: Tensor | None) -> Tensor:
 
 
 def _calls(
-    model: PreTrainedModel, blocks: Sequence[Block], batches: Sequence[Batch]
+    model: PreTrainedModel, names: Sequence[str], batches: Sequence[Batch]
 ) -> tuple[list[Tensor], list[list[_Call]]]:
-    """The states that enter the first layer, by batch, and the arguments of every layer, by layer and batch."""
+    """The states that enter the first of some layers, by batch, and the arguments of each, by layer and batch."""
     first: list[Tensor] = []
-    calls: list[list[_Call]] = [[] for _ in blocks]
+    calls: list[list[_Call]] = [[] for _ in names]
 
     def record(number: int) -> Any:
         def hook(module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
@@ -133,8 +152,8 @@ def _calls(
         return hook
 
     with contextlib.ExitStack() as hooks:
-        for number, block in enumerate(blocks):
-            layer = model.get_submodule(block.name)
+        for number, name in enumerate(names):
+            layer = model.get_submodule(name)
             hooks.enter_context(layer.register_forward_pre_hook(record(number), with_kwargs=True))
         for batch in batches:
             model(**batch)
@@ -146,7 +165,7 @@ def _without_cache(value: Any) -> Any:
 
 
 def _sums(layer: nn.Module, block: Block, call: _Call, states: Tensor) -> dict[str, str]:
-    """Where the output of W_O and of W_2 is added to the states: by projection, the module that reads the sum.
+    """Where the output of each W_O and of W_2 is added to the states: by projection, the module that reads the sum.
 
     The name of the layer itself, "", stands for what it returns. A projection whose output is normalized or scaled
     before it is added has no such place.
@@ -189,10 +208,9 @@ def _sums(layer: nn.Module, block: Block, call: _Call, states: Tensor) -> dict[s
     return places
 
 
-def _parts(block: Block) -> tuple[str, str]:
-    """The names of W_O and W_2 within a layer."""
-    output, down = (name.removeprefix(f"{block.name}.") for name in (block.output, block.down))
-    return output, down
+def _parts(block: Block) -> list[str]:
+    """The names of W_O of each attention, and of W_2, within a layer."""
+    return [name.removeprefix(f"{block.name}.") for name in block.outputs]
 
 
 def _same(first: Tensor, second: Tensor) -> bool:
@@ -231,8 +249,8 @@ def _correct(
     masks: Sequence[Tensor | None],
 ) -> bool:
     """Adds the correction to one projection of a layer, whose sum is to come close to `aims`; whether there was one."""
-    linear = layer.get_submodule(part)
-    assert isinstance(linear, nn.Linear)
+    stored = layer.get_submodule(part)
+    linear = as_linear(stored)
     width = linear.in_features + (linear.bias is not None)
     products = torch.zeros(width, width, dtype=torch.float64, device=linear.weight.device)
     missing = torch.zeros(width, linear.out_features, dtype=torch.float64, device=linear.weight.device)
@@ -253,7 +271,9 @@ def _correct(
     change = torch.linalg.solve(products + ridge, missing).T.to(linear.weight)  # (D, width)
     logger.info("%s: relative squared error of the sum before %.5f", part, error / whole)
     columns = linear.in_features
-    linear.weight = nn.Parameter(linear.weight + change[:, :columns], requires_grad=linear.weight.requires_grad)
+    weight = linear.weight + change[:, :columns]
+    weight = weight.T.contiguous() if isinstance(stored, Conv1D) else weight
+    stored.weight = nn.Parameter(weight, requires_grad=linear.weight.requires_grad)
     if linear.bias is not None:
-        linear.bias = nn.Parameter(linear.bias + change[:, columns], requires_grad=linear.bias.requires_grad)
+        stored.bias = nn.Parameter(linear.bias + change[:, columns], requires_grad=linear.bias.requires_grad)
     return True

@@ -14,9 +14,10 @@ from transformers import PreTrainedModel
 
 from ..data.features import Batch
 from ..errors import CalibrationError
+from ..modeling.collab_attention import as_linear
 from ..models.inputs import on_device
 from ..models.outputs import outputs_of
-from ..models.padding import without_padding
+from ..models.padding import output_mask, query_mask, without_padding
 from ..models.states import evaluating, frozen
 from ..progress import Progress, no_progress
 from .blocks import Block
@@ -83,9 +84,9 @@ def collect(
     Raises:
         CalibrationError: if an activation is NaN or infinite, or the model returned nothing that depends on the layers.
     """
-    names = [name for block in blocks for name in (block.output, block.down)]
-    layers = {name: model.get_submodule(name) for name in names}
-    statistics = {name: ProjectionStatistics(layer) for name, layer in layers.items()}  # type: ignore[arg-type]
+    kinds = {name: block.stack for block in blocks for name in block.outputs}
+    layers = {name: model.get_submodule(name) for name in kinds}
+    statistics = {name: ProjectionStatistics(as_linear(layer)) for name, layer in layers.items()}
     recorded: list[tuple[str, Tensor, Tensor]] = []
 
     def record(name: str) -> Callable[..., None]:
@@ -104,14 +105,14 @@ def collect(
         for number, batch in enumerate(batches, 1):
             recorded.clear()
             moved = on_device(batch, model.device)
-            mask = moved.get("attention_mask")
-            returned = outputs_of(model, model(**moved), mask)
+            returned = outputs_of(model, model(**moved), output_mask(moved))
             if not returned:
                 raise CalibrationError("The model returned no answers in calibration.")
             objective = torch.stack([(each.values * each.direction(generator)).sum() for each in returned]).sum()
             gradients = torch.autograd.grad(objective, [output for _, _, output in recorded], allow_unused=True)
             for (name, inputs, output), gradient in zip(recorded, gradients, strict=True):
                 gradient = torch.zeros_like(output) if gradient is None else gradient
+                mask = query_mask(moved, kinds[name])
                 rows = (without_padding(tensor.float(), mask).flatten(0, -2) for tensor in (inputs, gradient))
                 statistics[name].add(*rows)
             progress("measuring layers", number, len(batches))

@@ -17,12 +17,14 @@ class Narrowed:
     Attributes:
         tensors: parameters by name, which replace those of the same names.
         removed: prefixes of the names of the parameters that are gone.
-        spec: changed entries of the attention layer's `AttentionSpec`.
+        attention: name of the attention layer, if this is a part of one.
+        spec: changed entries of its `AttentionSpec`.
         neurons: width of the feed-forward layer, if this is one.
     """
 
     tensors: Mapping[str, Tensor]
     removed: tuple[str, ...] = ()
+    attention: str = ""
     spec: Mapping[str, Any] = field(default_factory=dict)
     neurons: int | None = None
 
@@ -49,6 +51,10 @@ class Narrowing(ABC):
     @abstractmethod
     def parameters(self, width: int) -> float:
         """Number of parameters of the part at a width."""
+
+    def step_parameters(self, width: int) -> float:
+        """Number of those that a model reads when it writes one more token."""
+        return self.parameters(width)
 
     @abstractmethod
     def narrow(self, width: int) -> Narrowed:

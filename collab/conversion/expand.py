@@ -16,7 +16,7 @@ from transformers.pytorch_utils import Conv1D
 from ..decomposition import RotaryFactors
 from ..errors import BudgetError, ConfigurationError, NotConvertedError, WeightsError
 from ..io.checkpoint import Checkpoint
-from ..modeling.collab_attention import CollaborativeAttention
+from ..modeling.collab_attention import CollaborativeAttention, as_linear
 from ..modeling.collab_config import CollaborativeConfig
 from ..modeling.collab_model import optional_parts, outermost
 from ..modeling.collab_rotary import CollaborativeRotaryAttention
@@ -147,7 +147,7 @@ def _build(
     natives: dict[str, NativeLayer],
 ) -> PreTrainedModel:
     """Builds the native model with the native projections and the unchanged weights."""
-    config = _native_config(model.config, family, native_class)
+    config = _native_config(model, family, native_class)
     with unfilled(model):
         expanded = native_class(config, **optional_parts(model))
         if _lacks_bias(expanded, natives):
@@ -213,8 +213,10 @@ def _whole(tensor: Tensor, layer: CollaborativeAttention, width: int, dim: int =
     full, shape = layer.attention_head_size, list(tensor.shape)
     if layer.spec.heads is None and width == full:
         return tensor
-    shape[dim] = layer.total_heads * full
-    rows = (torch.tensor(layer.heads, dtype=torch.long).unsqueeze(1) * full + torch.arange(width)).flatten()
+    shared = shape[dim] < len(layer.heads) * width  # values that several heads share, of which none was pruned
+    heads = range(shape[dim] // width) if shared else layer.heads
+    shape[dim] = (len(heads) if shared else layer.total_heads) * full
+    rows = (torch.tensor(heads, dtype=torch.long).unsqueeze(1) * full + torch.arange(width)).flatten()
     return tensor.new_zeros(shape).index_copy(dim, rows.to(tensor.device), tensor)
 
 
@@ -224,13 +226,16 @@ def _pad_feed_forward(state: dict[str, Tensor], expanded: PreTrainedModel, famil
     for name, block in outermost(expanded, classes):
         names = classes[type(block)]
         key = f"{name}.{names.down}.weight"
-        missing = expanded.get_parameter(key).shape[1] - state[key].shape[1]
-        state[key] = pad(state[key], (0, missing))
+        transposed = isinstance(expanded.get_submodule(f"{name}.{names.down}"), Conv1D)
+        axis = 0 if transposed else 1  # of the neurons
+        missing = expanded.get_parameter(key).shape[axis] - state[key].shape[axis]
+        state[key] = pad(state[key], (0, 0, 0, missing) if transposed else (0, missing))
         for key in (f"{name}.{up}.{part}" for up in names.ups for part in ("weight", "bias")):
             if key in state:
-                halves = state[key].chunk(names.halves)
-                padding = (0, missing) if state[key].ndim == 1 else (0, 0, 0, missing)
-                state[key] = torch.cat([pad(half, padding) for half in halves])
+                last = transposed or state[key].ndim == 1  # axis of the neurons
+                halves = state[key].chunk(names.halves, dim=-1 if last else 0)
+                padding = (0, missing) if last else (0, 0, 0, missing)
+                state[key] = torch.cat([pad(half, padding) for half in halves], dim=-1 if last else 0)
 
 
 def _lacks_bias(expanded: PreTrainedModel, natives: dict[str, NativeLayer]) -> bool:
@@ -244,12 +249,12 @@ def _lacks_bias(expanded: PreTrainedModel, natives: dict[str, NativeLayer]) -> b
     return False
 
 
-def _native_config(config: PretrainedConfig, family: Family, native_class: type[PreTrainedModel]) -> PretrainedConfig:
+def _native_config(model: PreTrainedModel, family: Family, native_class: type[PreTrainedModel]) -> PretrainedConfig:
     """The config of the native model."""
+    config = model.config
     values = config.to_dict()
     if config.collab_feed_forward:
-        widest = max(config.collab_feed_forward)
-        values |= {names.config_name: widest for names in family.base.feed_forward_classes.values()}
+        values |= _widest(model, family)
     for name in ("model_type", "auto_map", "architectures", *(field.name for field in fields(CollaborativeConfig))):
         values.pop(name, None)
     config_class: Any = family.base.native_class().config_class
@@ -262,6 +267,18 @@ def _native_config(config: PretrainedConfig, family: Family, native_class: type[
     native._output_attentions = config.output_attentions
     native.name_or_path = config.name_or_path
     return native
+
+
+def _widest(model: PreTrainedModel, family: Family) -> dict[str, int]:
+    """By entry of the native config, the width of the widest of the feed-forward layers that it is for."""
+    classes = family.base.feed_forward_classes
+    widest: dict[str, int] = {}
+    for _, block in outermost(model, classes):
+        names = classes[type(block)]
+        width = as_linear(block.get_submodule(names.down)).in_features
+        if names.config_name is not None:
+            widest[names.config_name] = max(width, widest.get(names.config_name, 0))
+    return widest
 
 
 def _width(output: nn.Module) -> int:

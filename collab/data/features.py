@@ -24,7 +24,7 @@ from ..models.inputs import (
 )
 from .audio import Recording
 from .rows import Row
-from .targets import divided, own_targets, target_feature, target_features
+from .targets import Writer, divided, target_feature, target_features
 
 Feature = dict[str, Any]
 """A tokenizer's output for one row, the pixels of one image, or one recording; and what a decoder reads."""
@@ -72,7 +72,7 @@ def row_features(
     tokenizer: Any,
     rows: Sequence[Row],
     max_length: int | None = None,
-    writer: PreTrainedModel | None = None,
+    writer: Writer | None = None,
 ) -> list[Feature]:
     """Tokenizes rows of text, as `source_features` for an encoder-decoder and as `text_features` for other models."""
     if has_decoder(model):
@@ -85,16 +85,16 @@ def source_features(
     tokenizer: Any,
     rows: Sequence[Row],
     max_length: int | None = None,
-    writer: PreTrainedModel | None = None,
+    writer: Writer | None = None,
 ) -> list[Feature]:
     """Tokenizes rows of text for an encoder-decoder, with what its decoder reads.
 
     Args:
         model: the model to run on them.
         tokenizer: its tokenizer.
-        rows: pairs of a source and its target, or sources, whose targets the model then writes itself, greedily.
+        rows: pairs of a source and its target, or sources, whose targets the model then writes itself.
         max_length: tokens of a source or a target at most; None for as many as the model takes, also the limit.
-        writer: another model that writes them; None for `model`.
+        writer: what writes them; None for `model`, greedily.
 
     Raises:
         DataError: if some sources have no target, or the tokenizer or the model does not serve them.
@@ -143,22 +143,23 @@ def without_labels(features: Sequence[Feature]) -> list[Feature]:
 
 
 def with_own_targets(
-    model: PreTrainedModel, processor: Any, features: Sequence[Feature], writer: PreTrainedModel | None = None
+    model: PreTrainedModel, processor: Any, features: Sequence[Feature], writer: Writer | None = None
 ) -> list[Feature]:
-    """The rows of an encoder-decoder with what its decoder reads when it, or `writer`, writes outputs greedily."""
-    writer = writer or model
-    size = _WRITTEN if input_kind(model) == "text" else 1
-    targets: list[Feature] = [{} for _ in features]
-    for numbers in by_length(features, size):
-        batch = collate(model, processor, [features[number] for number in numbers])
-        batch = {name: value.to(writer.dtype) if value.is_floating_point() else value for name, value in batch.items()}
-        for number, target in zip(numbers, own_targets(writer, batch), strict=True):
-            targets[number] = target
+    """The rows of an encoder-decoder with what its decoder reads when it, or `writer`, writes outputs."""
+    writer = writer or Writer(model)
+    dtype = writer.model.dtype
+
+    def batch_of(rows: Sequence[Feature]) -> Batch:
+        batch = collate(model, processor, rows)
+        return {name: value.to(dtype) if value.is_floating_point() else value for name, value in batch.items()}
+
+    groups = list(by_length(features, _WRITTEN if input_kind(model) == "text" else 1))
+    targets = writer.written(features, groups, batch_of)
     return [feature | target for feature, target in zip(features, targets, strict=True)]
 
 
 def image_features(
-    model: PreTrainedModel, processor: Any, rows: Sequence[Row], writer: PreTrainedModel | None = None
+    model: PreTrainedModel, processor: Any, rows: Sequence[Row], writer: Writer | None = None
 ) -> list[Feature]:
     """Pixel values of images; `writer` as in `source_features`."""
     names = ("pixel_values", "pixel_attention_mask", "spatial_shapes")
@@ -171,7 +172,7 @@ def image_features(
 
 
 def audio_features(
-    model: PreTrainedModel, extractor: Any, rows: Sequence[Recording], writer: PreTrainedModel | None = None
+    model: PreTrainedModel, extractor: Any, rows: Sequence[Recording], writer: Writer | None = None
 ) -> list[Feature]:
     """Waveforms or spectrograms of recordings; `writer` as in `source_features`.
 

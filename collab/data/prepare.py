@@ -29,6 +29,7 @@ from .features import (
 )
 from .rows import read_rows
 from .source import DataSource, Mixture, NamedSource
+from .targets import Writer
 
 logger = logging.getLogger(__name__)
 
@@ -73,7 +74,7 @@ def rows_of(
     repeats: bool = False,
     max_length: int | None = None,
     seed: int = 0,
-    writer: PreTrainedModel | None = None,
+    writer: Writer | None = None,
 ) -> Rows:
     """Encodes rows without labels, some of them to judge by.
 
@@ -160,7 +161,7 @@ def features_of(
     samples: int,
     max_length: int | None = None,
     seed: int = 0,
-    writer: PreTrainedModel | None = None,
+    writer: Writer | None = None,
 ) -> tuple[list[Feature], DataSummary]:
     """Encodes rows without labels for a model.
 
@@ -171,7 +172,7 @@ def features_of(
         samples: rows at most.
         max_length: tokens of a row at most; None for as many as the model takes.
         seed: seed of the sample and of random words.
-        writer: the encoder-decoder that writes targets for sources alone; None for `model`.
+        writer: what writes targets for sources alone; None for `model`, greedily.
 
     Returns:
         The features, one per row, and a summary of the source for reports.

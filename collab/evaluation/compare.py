@@ -247,15 +247,18 @@ def check_comparable(model: PreTrainedModel, original: PreTrainedModel) -> None:
     Raises:
         ConfigurationError: if they differ in width, layers, vocabulary, labels or class.
     """
+    dropped = dropped_layers(model)
     for name, what in (
         ("hidden_size", "hidden states of width"),
         ("num_hidden_layers", "layers:"),
+        ("decoder_layers", "layers of the decoder:"),
+        ("num_decoder_layers", "layers of the decoder:"),
         ("vocab_size", "a vocabulary of"),
         ("num_labels", "labels:"),
     ):
         actual, expected = getattr(model.config, name, None), getattr(original.config, name, None)
-        if name == "num_hidden_layers" and actual is not None:
-            actual += len(dropped_layers(model))
+        if what.startswith("layers") and actual is not None:
+            actual += len(dropped.layers if name == "num_hidden_layers" else dropped.decoder)
         if actual != expected:
             left_out = " Where tokens were left out (--keep-tokens), there is none." if name == "vocab_size" else ""
             raise ConfigurationError(

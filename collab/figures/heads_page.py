@@ -17,7 +17,7 @@ from ..heads.maps import AttentionMap, attention_maps
 from ..heads.options import SCORES
 from ..heads.scores import HeadScores
 from ..io.checkpoint import Checkpoint
-from ..models.layers import dropped_layers
+from ..models.layers import attention_layers, dropped_layers
 from ..steps.step import display_names
 from .pages import write_page
 
@@ -87,9 +87,21 @@ def write_heads_page(file: Path, model: ShownModel, against: ShownModel | None =
 def _layout(model: ShownModel) -> list[str | None]:
     """The names of the layers in the original's order, None where one was dropped."""
     dropped = dropped_layers(model.checkpoint.model)
-    names = iter(model.scores.layers)
-    count = len(model.scores.layers) + len(dropped)
-    return [None if number in dropped else next(names) for number in range(count)]
+    kinds = [layer.kind for layer in attention_layers(model.checkpoint.model)]
+    names = list(model.scores.layers)
+    decoder = kinds.index("decoder") if "cross" in kinds and "encoder" in kinds else len(names)
+    each = 2 if decoder < len(names) else 1  # of a decoder's layer, attention to the sequence itself and to another
+    return [
+        *_with_gaps([[name] for name in names[:decoder]], dropped.layers, 1),
+        *_with_gaps([names[place : place + each] for place in range(decoder, len(names), each)], dropped.decoder, each),
+    ]
+
+
+def _with_gaps(layers: Sequence[list[str]], dropped: Sequence[int], each: int) -> list[str | None]:
+    """The names in the layers that are there, with `each` times None for every number of one that is not."""
+    rest = iter(layers)
+    count = len(layers) + len(dropped)
+    return [name for number in range(count) for name in ([None] * each if number in dropped else next(rest))]
 
 
 def _check_alike(models: Sequence[ShownModel], layouts: Sequence[Sequence[str | None]]) -> None:

@@ -16,7 +16,14 @@ from ..modeling.collab_attention import LayerKind
 from ..modeling.collab_config import LongRows
 from ..models.cache import CacheBytes, cache_bytes
 from ..models.inputs import encoder_of, lengths_within
-from ..models.layers import AttentionLayer, attention_layers, dropped_layers, parameters, passes_per_layer
+from ..models.layers import (
+    AttentionLayer,
+    attention_layers,
+    count_name,
+    dropped_layers,
+    parameters,
+    passes_per_layer,
+)
 from ..models.widths import LayerWidths, layer_widths
 from ..planning.cost import LayerShape
 from ..steps.history import History
@@ -198,14 +205,21 @@ def _narrower(
     full = [inspection.neurons_original for inspection in inspections if inspection.neurons_original is not None]
     if widths != full:
         sentences.append(f"The feed-forward layers have {_range(widths)} neurons instead of {full[0]}.")
-    dropped = dropped_layers(model)
-    if dropped:
+    return sentences + _left_out(model)
+
+
+def _left_out(model: PreTrainedModel) -> list[str]:
+    """Which of the original's layers a model lacks, if it lacks any: a sentence for each stack."""
+    sentences = []
+    for decoder, dropped in enumerate(dropped_layers(model)):
+        if not dropped:
+            continue
         several = len(dropped) > 1
-        total = len(dropped) + model.config.num_hidden_layers
+        total = len(dropped) + getattr(model.config, count_name(model.config, bool(decoder)))
         sentences.append(
-            f"Of the original's {total} layers, numbered from 0, layer{'s' if several else ''} "
-            f"{', '.join(map(str, dropped))} {'are' if several else 'is'} left out; names of layers here are those in "
-            "this model."
+            f"Of the original's {total} layers{' of the decoder' if decoder else ''}, numbered from 0, "
+            f"layer{'s' if several else ''} {', '.join(map(str, dropped))} {'are' if several else 'is'} left out; "
+            "names of layers here are those in this model."
         )
     return sentences
 

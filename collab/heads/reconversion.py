@@ -46,7 +46,8 @@ def read_pruned(source: Source, options: LoadOptions) -> PrunedOriginal | None:
     """
     config = read_config(source.folder)
     layers = config.get("collab_layers")
-    if config.get("collab_feed_forward") or config.get("collab_dropped_layers"):
+    compressed = ("collab_feed_forward", "collab_dropped_layers", "collab_dropped_decoder_layers")
+    if any(config.get(name) for name in compressed):
         return None
     if not isinstance(layers, list) or not all(isinstance(layer, dict) for layer in layers):
         return None

@@ -29,4 +29,5 @@ class CollabAlbertAttention(CollaborativeSelfAttention):
 
 class CollabAlbertModel(CollaborativeFamily, native.AlbertModel):
     native_attention = {"AlbertAttention": CollabAlbertAttention}
-    native_feed_forward = {"AlbertLayer": FeedForward("ffn", "ffn_output")}
+    native_feed_forward = {"AlbertLayer": FeedForward("ffn", "ffn_output", method="ff_chunk")}
+    expands_masks = True

@@ -86,6 +86,8 @@ class AttentionSpec:
         frequencies: with rotary positions, the frequency of each of the R/2 complex dimensions; see `collab_rotary`.
             None means as evenly as possible, in order.
         long: how long rows are computed; None if all are computed alike.
+        key_heads: with rotary positions in the ``concat`` form, the number of keys if neighbouring heads share them;
+            None if each head has its own.
 
     Raises:
         ValueError: if the entries do not fit together.
@@ -99,8 +101,13 @@ class AttentionSpec:
     value_width: int | None = None
     frequencies: tuple[int, ...] | None = None
     long: LongRows | None = None
+    key_heads: int | None = None
 
     def __post_init__(self) -> None:
+        if self.key_heads is not None:
+            check_width("key_heads", self.key_heads)
+            if self.form != "concat":
+                raise ValueError(f"key_heads belong to the concat form, not to {self.form}.")
         if self.content not in (None, *CONTENTS):
             known = ", ".join(CONTENTS)
             raise ValueError(f"Unknown content {self.content!r} of collaborative attention; known are {known}.")
@@ -136,18 +143,19 @@ class AttentionSpec:
     @classmethod
     def from_dict(cls, entry: dict[str, Any]) -> "AttentionSpec":
         """Reads an entry of `collab_layers`."""
-        known = {"form", "rank", "head_ranks", "content", "heads", "value_width", "frequencies", "long"}
+        known = {"form", "rank", "head_ranks", "content", "heads", "value_width", "frequencies", "long", "key_heads"}
         if set(entry) - known or not {"form", "rank"} <= set(entry):
             raise ValueError(
                 "An entry of collab_layers has form, rank and perhaps head_ranks, content, heads, value_width, "
-                f"frequencies and long, not {sorted(entry)}. Was the model written by a newer collab?"
+                f"frequencies, long and key_heads, not {sorted(entry)}. Was the model written by a newer collab?"
             )
         owned, heads = (None if entry.get(name) is None else tuple(entry[name]) for name in ("head_ranks", "heads"))
         numbers = entry.get("frequencies")
         frequencies = None if numbers is None else tuple(map(int, numbers.split()))
         long = None if entry.get("long") is None else LongRows(**entry["long"])
         width = entry.get("value_width")
-        return cls(entry["form"], entry["rank"], owned, entry.get("content"), heads, width, frequencies, long)
+        shared = entry.get("key_heads")
+        return cls(entry["form"], entry["rank"], owned, entry.get("content"), heads, width, frequencies, long, shared)
 
     def to_dict(self) -> dict[str, Any]:
         """Writes an entry of `collab_layers`."""
@@ -164,6 +172,8 @@ class AttentionSpec:
             entry["frequencies"] = " ".join(map(str, self.frequencies))  # as a list, each would take a line of the file
         if self.long is not None:
             entry["long"] = {name: value for name, value in asdict(self.long).items() if value is not None}
+        if self.key_heads is not None:
+            entry["key_heads"] = self.key_heads
         return entry
 
 
@@ -186,14 +196,24 @@ class CollaborativeConfig:
             K throughout, which is where the paper's models trained from scratch start.
         collab_feed_forward: number of neurons of each feed-forward layer, in the order of the model's modules; None
             means that of the native config throughout.
-        collab_dropped_layers: numbers, in the original model, of the layers that this one lacks; None means none.
+        collab_dropped_layers: numbers, in the original model, of the layers that this one lacks, in an encoder-decoder
+            of the encoder's; None means none.
+        collab_dropped_decoder_layers: the same of the decoder of an encoder-decoder.
         architectures: as in transformers, which cannot choose among several classes of a config where this is None.
     """
 
     collab_layers: list[dict[str, Any]] | None = None
     collab_feed_forward: list[int] | None = None
     collab_dropped_layers: list[int] | None = None
+    collab_dropped_decoder_layers: list[int] | None = None
     architectures: list[str] | None = field(default_factory=list)
+
+    def get_text_config(self, decoder: bool | None = None, encoder: bool | None = None) -> Any:
+        """As in transformers, but T5's for its decoder has the number of its decoder's layers, which a cache needs."""
+        config = super().get_text_config(decoder=decoder, encoder=encoder)  # type: ignore[misc]
+        if decoder and not encoder and config is not self and hasattr(config, "num_decoder_layers"):
+            config.num_layers = config.num_decoder_layers
+        return config
 
     def validate_collab_layers(self) -> None:
         """Validates the entries; called by the config's own validation."""

@@ -11,7 +11,7 @@ from .collab_feed_forward import FeedForward
 
 class CollabDebertaV2Model(CollaborativeFamily, native.DebertaV2Model):
     native_attention = {"DisentangledSelfAttention": CollaborativeDisentangledAttention}
-    native_feed_forward = {"DebertaV2Layer": FeedForward()}
+    native_feed_forward = {"DebertaV2Layer": FeedForward(method="")}
 
     @classmethod
     def unsupported(cls, config: Any) -> str | None:

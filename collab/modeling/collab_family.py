@@ -145,13 +145,15 @@ class BertFamily(CollaborativeFamily):
         "{}SelfAttention": CollaborativeSelfAttention,
         "{}CrossAttention": CollaborativeCrossAttention,
     }
-    native_feed_forward = {"{}Layer": FeedForward()}
+    native_feed_forward = {"{}Layer": FeedForward(method="feed_forward_chunk")}
+    expands_masks = True
 
 
 class BertEncoderFamily(BertFamily):
     """Descendants of BERT whose self-attention is all that converts."""
 
     native_attention = {"{}SelfAttention": CollaborativeSelfAttention}
+    expands_masks = False
 
 
 def native_class(main: type[PreTrainedModel], prefix: str, name: str) -> Any:

@@ -8,6 +8,7 @@ from transformers.models.gpt2 import modeling_gpt2 as native
 from .collab_attention import CollaborativeSelfAttention
 from .collab_config import AttentionSpec
 from .collab_family import CollaborativeFamily
+from .collab_feed_forward import FeedForward
 
 
 class CollabGPT2Attention(CollaborativeSelfAttention):
@@ -33,3 +34,4 @@ class CollabGPT2Attention(CollaborativeSelfAttention):
 
 class CollabGPT2Model(CollaborativeFamily, native.GPT2Model):
     native_attention = {"GPT2Attention": CollabGPT2Attention}
+    native_feed_forward = {"GPT2MLP": FeedForward("c_fc", "c_proj", "n_inner")}

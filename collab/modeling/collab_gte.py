@@ -7,3 +7,4 @@ from .collab_rotary import LlamaFamily
 
 class CollabGteModel(LlamaFamily, native.GteModel):
     native_prefix = "Gte"
+    expands_masks = True

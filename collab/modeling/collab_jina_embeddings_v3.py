@@ -9,3 +9,4 @@ from .collab_rotary import LlamaFamily
 class CollabJinaEmbeddingsV3Model(LlamaFamily, native.JinaEmbeddingsV3Model):
     native_prefix = "JinaEmbeddingsV3"
     native_feed_forward = {"{}MLP": FeedForward("fc1", "fc2")}
+    expands_masks = True

@@ -332,7 +332,8 @@ def one_row(mask: Tensor | None) -> Any:
     same = mask.stride(2) == 0
     if not same and mask.device.type == "cpu" and not (is_recorded() or _needs_gradient(mask)):
         # Comparing is cheap: a mask is H times smaller than the scores that it would otherwise be expanded to.
-        same = torch.equal(mask[:, :, -1:], row) and bool((mask == row).all())
+        # Without a tensor of the mask's size for what compares equal.
+        same = torch.equal(mask[:, :, -1:], row) and torch.equal(mask, row.expand_as(mask))
     return row if same else mask
 
 

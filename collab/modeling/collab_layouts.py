@@ -81,6 +81,7 @@ class DistilBertFamily(CollaborativeFamily):
 
     native_attention = {"{}SelfAttention": AttentionWithOutLin}
     native_feed_forward = {"FFN": FeedForward("lin1", "lin2", "hidden_dim")}
+    expands_masks = True
 
 
 class CLIPFamily(CollaborativeFamily):
@@ -101,5 +102,9 @@ class BartFamily(CollaborativeFamily):
     """BART and its descendants. Its classifiers answer by the last token of a text."""
 
     native_attention = {"{}Attention": EncoderDecoderAttention}
+    native_feed_forward = {
+        "{}EncoderLayer": FeedForward("fc1", "fc2", "encoder_ffn_dim", method=""),
+        "{}DecoderLayer": FeedForward("fc1", "fc2", "decoder_ffn_dim", method=""),
+    }
     native_inner = ["{}Encoder", "{}Decoder"]
     not_converted = ["{}ForCausalLM", "{}ForSequenceClassification", "{}ForQuestionAnswering"]

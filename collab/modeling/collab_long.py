@@ -208,16 +208,20 @@ def _attended(mix: Mix, rows: Rows, scoring: Scoring, path: str) -> Tensor:
 
 def _blocks(mix: Mix, rows: Rows, scoring: Scoring, long: LongRows, path: str) -> Tensor:
     """Attention of the global tokens, and of the others in blocks, (B, T, H, d)."""
-    some, length = long.global_tokens, rows.projected.shape[1]
-    several = rows.mask.shape[2] > 1
-    outputs = []
+    some, (batch, heads, length, width) = long.global_tokens, rows.value.shape
+    output = rows.value.new_empty(batch, length, heads, width)
     if some:
-        mask = rows.mask[:, :, :some] if several else rows.mask
-        outputs.append(_attended(mix, rows._replace(projected=rows.projected[:, :some], mask=mask), scoring, path))
+        mask = rows.mask[:, :, :some] if rows.mask.shape[2] > 1 else rows.mask
+        part = rows._replace(projected=rows.projected[:, :some], mask=mask)
+        output[:, :some] = _attended(mix, part, scoring, path)
+    first = some
     for part in _gathered(rows, long):
-        output = _attended(mix, part, scoring, path)  # (B·c, b, H, d)
-        outputs.append(output.unflatten(0, (len(rows.projected), -1)).flatten(1, 2))
-    return torch.cat(outputs, dim=1)[:, :length]
+        context = _attended(mix, part, scoring, path).unflatten(0, (batch, -1)).flatten(1, 2)  # (B, c·b, H, d)
+        last = min(first + context.shape[1], length)
+        output[:, first:last] = context[:, : last - first]
+        first = last
+        del part, context  # before those of the next blocks are gathered
+    return output
 
 
 def _gathered(rows: Rows, long: LongRows) -> Iterator[Rows]:
@@ -225,33 +229,43 @@ def _gathered(rows: Rows, long: LongRows) -> Iterator[Rows]:
     size, some = long.block, long.global_tokens
     batch, length, _ = rows.projected.shape
     count = -(-(length - some) // size)  # blocks
-    end = count * size - (length - some)  # tokens that the last block lacks
     others = _others(rows, long)
-    queries = functional.pad(rows.projected[:, some:], (0, 0, 0, end)).unflatten(1, (count, size))
     hidden = torch.finfo(rows.mask.dtype).min / 2
-    around = (size, size + end)
-    keys = _windows(functional.pad(rows.key[:, :, some:], (0, 0, *around)), size, 2)  # (B, 1 or H, blocks, 3b, r)
-    values = _windows(functional.pad(rows.value[:, :, some:], (0, 0, *around)), size, 2)
-    content = None if rows.content is None else _windows(functional.pad(rows.content[..., some:], around), size, 2)
+    around = (size, (count + 1) * size - (length - some))
     masks = functional.pad(rows.mask[..., some:], around, value=hidden)  # (·, ·, 1 or T, …)
     seen = 3 * size + others.mask.shape[1]
-    per_block = batch * seen * (keys.shape[1] * keys.shape[-1] + values.shape[1] * values.shape[-1])
-    step = max(1, GATHERED // (per_block * keys.element_size()))
+    per_block = batch * seen * (rows.key.shape[1] * rows.key.shape[-1] + rows.value.shape[1] * rows.value.shape[-1])
+    step = max(1, GATHERED // (per_block * rows.key.element_size()))
     for first in range(0, count, step):
-        chunk = slice(first, min(first + step, count))
+        blocks = range(first, min(first + step, count))
+        content = None if rows.content is None else _windows(rows.content.unsqueeze(-1), blocks, long).squeeze(-1)
         yield Rows(
-            queries[:, chunk].flatten(0, 1),
-            _beside(others.key, keys[:, :, chunk]),
-            _beside(others.value, values[:, :, chunk]),
-            None if content is None or others.content is None else _beside(others.content, content[:, :, chunk]),
-            _mask_of_blocks(rows.mask, masks, others, long, range(count)[chunk]),
+            _span(rows.projected, some + first * size, some + blocks.stop * size, 1)
+            .unflatten(1, (-1, size))
+            .flatten(0, 1),
+            _beside(others.key, _windows(rows.key, blocks, long)),
+            _beside(others.value, _windows(rows.value, blocks, long)),
+            None if content is None or others.content is None else _beside(others.content, content),
+            _mask_of_blocks(rows.mask, masks, others, long, blocks),
         )
 
 
-def _windows(padded: Tensor, size: int, dim: int) -> Tensor:
-    """(…, (blocks + 2)·b, ·) → (…, blocks, 3b, ·), each block with those beside it, without a copy."""
-    windows = padded.unfold(dim, 3 * size, size)  # the window's axis is the last one
-    return windows.transpose(-1, -2) if padded.ndim == 4 else windows
+def _windows(tensor: Tensor, blocks: range, long: LongRows) -> Tensor:
+    """(B, h, T, w) → (B, h, c, 3b, w): for each of c blocks its tokens, and those of the blocks beside it."""
+    size, some = long.block, long.global_tokens
+    first, last = (some + block * size for block in (blocks.start - 1, blocks.stop + 1))
+    # What is missing at the beginning is no global token.
+    span = _span(tensor[:, :, some:], first - some, last - some, 2)
+    return span.unfold(2, 3 * size, size).transpose(-1, -2)
+
+
+def _span(tensor: Tensor, first: int, last: int, dim: int) -> Tensor:
+    """The entries from first to last - 1 along a dimension, with zeros for those before and behind the tensor."""
+    size = tensor.shape[dim]
+    part = tensor.narrow(dim, max(first, 0), min(last, size) - max(first, 0))
+    missing = max(-first, 0), max(last - size, 0)
+    behind = (0, 0) * (tensor.ndim - 1 - dim)
+    return functional.pad(part, (*behind, *missing)) if any(missing) else part
 
 
 def _beside(others: Tensor, windows: Tensor) -> Tensor:
@@ -275,7 +289,7 @@ def _mask_of_blocks(mask: Tensor, padded: Tensor, others: _Keys, long: LongRows,
     hidden = torch.finfo(mask.dtype).min / 2
     numbers = torch.arange(blocks.start, blocks.stop, device=mask.device).unsqueeze(1)  # (c, 1)
     if mask.shape[2] == 1:
-        window = _windows(padded[:, 0, 0], size, 1)[:, blocks.start : blocks.stop]  # (B, c, 3b)
+        window = padded[:, 0, 0].unfold(1, 3 * size, size)[:, blocks.start : blocks.stop]  # (B, c, 3b)
         far = (numbers - others.blocks).abs() > 1  # (c, C)
         summaries = torch.where(far, others.mask[:, None, some:], hidden)
         start = others.mask[:, None, :some].expand(-1, len(blocks), -1)

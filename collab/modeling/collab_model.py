@@ -13,6 +13,7 @@ import shutil
 import sys
 from collections.abc import Container, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -28,6 +29,7 @@ from transformers.utils.output_capturing import OutputRecorder
 from .collab_attention import CollaborativeAttention, OutputBias
 from .collab_config import AttentionSpec
 from .collab_feed_forward import FeedForward
+from .collab_kernel import is_recorded
 
 if TYPE_CHECKING:
     _Model = PreTrainedModel  # for type checkers only
@@ -202,6 +204,12 @@ class Shapes:
         for name, width in self.feed_forward.items():
             block = model.get_submodule(name)
             base.feed_forward_classes[type(block)].narrow(block, width)
+        longer = [spec.long.dense_below for spec in self.attention.values() if spec.long is not None]
+        if longer:
+            for _, block in outermost(model, base.feed_forward_classes):
+                base.feed_forward_classes[type(block)].divide(block, min(longer))
+        if longer and base.expands_masks:
+            model.register_forward_pre_hook(partial(_with_one_row, min(longer)), with_kwargs=True)
 
 
 class CollaborativeBase(CollaborativeMixin):
@@ -210,6 +218,8 @@ class CollaborativeBase(CollaborativeMixin):
     Class attributes:
         config_class: the collaborative config.
         attention_classes: for each native attention class, the collaborative one that replaces it.
+        expands_masks: whether the native main model makes nothing of a mask (B, T) but one for its attention layers,
+            which is (B, 1, T, T), and takes one of four axes as it is.
         position_type: the native config's `position_embedding_type`, where it has one.
         feed_forward_classes: for each native module that holds a feed-forward layer, where it keeps it.
         versions: the collaborative version of each native model class of the family, and of its parts.
@@ -219,6 +229,7 @@ class CollaborativeBase(CollaborativeMixin):
 
     config_class: type[PreTrainedConfig]
     attention_classes: ClassVar[dict[type[nn.Module], type[CollaborativeAttention]]]
+    expands_masks: ClassVar[bool] = False
     position_type: ClassVar[str] = "absolute"
     feed_forward_classes: ClassVar[dict[type[nn.Module], FeedForward]] = {}
     versions: ClassVar[dict[type[PreTrainedModel], type[CollaborativeMixin]]]
@@ -246,6 +257,17 @@ class CollaborativeHead(CollaborativeMixin):
     def __init_subclass__(cls, **kwargs: Any) -> None:
         cls.config_class = cls.base_class.config_class
         super().__init_subclass__(**kwargs)
+
+
+def _with_one_row(
+    at_least: int, model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+    """Before forward: a mask (B, T) of at least so many tokens as (B, 1, 1, T), of which none of T × T is made."""
+    mask = kwargs.get("attention_mask")
+    known = model.config._attn_implementation in ("sdpa", "eager") and not is_recorded()
+    if not known or not isinstance(mask, torch.Tensor) or mask.ndim != 2 or mask.shape[1] < at_least:
+        return None
+    return args, kwargs | {"attention_mask": mask[:, None, None].bool()}
 
 
 def family_models(module: ModuleType) -> tuple[type[CollaborativeMixin], ...]:

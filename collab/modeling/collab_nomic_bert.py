@@ -7,3 +7,4 @@ from .collab_rotary import LlamaFamily
 
 class CollabNomicBertModel(LlamaFamily, native.NomicBertModel):
     native_prefix = "NomicBert"
+    expands_masks = True

@@ -8,5 +8,5 @@ from .collab_layouts import CLIPFamily
 
 class CollabOPTModel(CLIPFamily, native.OPTModel):
     native_prefix = "OPT"
-    native_feed_forward = {"{}DecoderLayer": FeedForward("fc1", "fc2")}
+    native_feed_forward = {"{}DecoderLayer": FeedForward("fc1", "fc2", method="")}
     native_others = ["{}Decoder"]

@@ -59,17 +59,32 @@ class CollaborativeRotaryAttention(CollaborativeAttention):
         biased = query.bias is not None or key.bias is not None
         self.content_bias = None
         if value.out_features < self.total_heads * self.attention_head_size:  # shared by several heads
-            if spec.value_width is not None or self.num_attention_heads < self.total_heads:
-                raise ValueError("Values that several heads share cannot be narrowed or lose heads.")
-            self.value = value
+            if self.num_attention_heads < self.total_heads:
+                raise ValueError("Values that several heads share cannot lose heads.")
+            width = value.out_features // self.attention_head_size * self.value_width
+            same = width == value.out_features
+            self.value = value if same else nn.Linear(value.in_features, width, bias=value.bias is not None)
         self.query = nn.Linear(query.in_features, spec.rank, bias=biased)
-        self.key = nn.Linear(key.in_features, spec.rank, bias=biased)
+        self.key = nn.Linear(key.in_features, self._share_keys(), bias=biased)
         # Neighbouring frequencies with equally many dimensions are mixed together.
         owned = [len(list(same)) for _, same in groupby(self.frequencies)]
         self._blocks = [(size, len(list(same))) for size, same in groupby(owned)]
         if spec.form == "tucker":
             numbers = 2 * sum(size**2 * blocks for size, blocks in self._blocks)
             self.mixing = nn.Parameter(torch.empty(self.num_attention_heads, numbers))
+
+    def _share_keys(self) -> int:
+        """Notes the frequencies of the keys, and returns the number of their dimensions."""
+        self.key_frequencies, count = self.frequencies, self.spec.key_heads
+        if count is None:
+            return self.spec.rank
+        heads = self.num_attention_heads
+        if heads % count or len(set(self.head_ranks or ())) != 1:
+            raise ValueError(f"{count} keys cannot be shared by {heads} heads of {self.head_ranks} dimensions.")
+        owned = len(self.frequencies) // heads  # complex dimensions of a head, and so of a key
+        starts = range(0, len(self.frequencies), owned * (heads // count))  # of the first head of each key
+        self.key_frequencies = [each for start in starts for each in self.frequencies[start : start + owned]]
+        return 2 * owned * count
 
     @classmethod
     def heads_of(cls, native: Any) -> int:
@@ -112,8 +127,18 @@ class CollaborativeRotaryAttention(CollaborativeAttention):
 
     def project(self, queries: Tensor, keys: Tensor, positions: Positions | None = None) -> tuple[Tensor, Tensor]:
         assert positions is not None
-        angles = self._angles(positions, queries.shape[1])
-        return _rotated(self.query(queries), angles), _rotated(self.key(keys), angles)
+        length = queries.shape[1]
+        angles = key_angles = self._angles(positions, length, self.frequencies)
+        if self.spec.key_heads is not None:
+            key_angles = self._angles(positions, length, self.key_frequencies)
+        return _rotated(self.query(queries), angles), _rotated(self.key(keys), key_angles)
+
+    def keys_by_head(self, projected: Tensor) -> Tensor:
+        """As in the base; keys that several heads share are repeated."""
+        if self.spec.key_heads is None:
+            return super().keys_by_head(projected)
+        keys = _side_by_side(projected).unflatten(-1, (self.spec.key_heads, -1)).transpose(1, 2)
+        return keys.repeat_interleave(self.num_attention_heads // self.spec.key_heads, dim=1)
 
     def values_by_head(self, projected: Tensor) -> Tensor:
         """(B, S, ·) → (B, H, S, d); values that several heads share are repeated."""
@@ -158,9 +183,9 @@ class CollaborativeRotaryAttention(CollaborativeAttention):
             place, read = place + width, read + numbers
         return torch.cat(real + imaginary, dim=-1)
 
-    def _angles(self, positions: Positions, length: int) -> Positions:
-        """Cosine and sine for every shared complex dimension, (1 or B, T, R/2)."""
-        cos, sin = (part[..., self.frequencies] for part in positions)
+    def _angles(self, positions: Positions, length: int, frequencies: list[int]) -> Positions:
+        """Cosine and sine for complex dimensions of these frequencies, (1 or B, T, number of them)."""
+        cos, sin = (part[..., frequencies] for part in positions)
         missing = length - cos.shape[-2]  # tokens that have no position
         if missing:
             before = (*cos.shape[:-2], missing, cos.shape[-1])
@@ -169,8 +194,13 @@ class CollaborativeRotaryAttention(CollaborativeAttention):
         return cos, sin
 
     def _split(self, projected: Tensor) -> Tensor:
-        """Real and imaginary parts side by side, so that each head's dimensions are neighbours, then as in the base."""
-        return super()._split(torch.stack(projected.chunk(2, dim=-1), dim=-1).flatten(-2))
+        """As in the base, of real and imaginary parts side by side, so that each head's dimensions are neighbours."""
+        return super()._split(_side_by_side(projected))
+
+
+def _side_by_side(projected: Tensor) -> Tensor:
+    """All real and then all imaginary parts, (…, R), as real and imaginary part of each dimension in turn."""
+    return torch.stack(projected.chunk(2, dim=-1), dim=-1).flatten(-2)
 
 
 def _rotated(shared: Tensor, angles: Positions) -> Tensor:

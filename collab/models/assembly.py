@@ -89,6 +89,20 @@ def fill(
         model.generation_config = like.generation_config if share else copy.deepcopy(like.generation_config)
 
 
+def renumber_aligned_layers(model: PreTrainedModel, there: Sequence[bool]) -> None:
+    """Renumbers the layers of the same heads, of which a model may lack some.
+
+    Args:
+        model: any model; most have no such heads.
+        there: for each of the original's layers with cross-attention, whether it is there.
+    """
+    settings = getattr(model, "generation_config", None)
+    pairs = getattr(settings, "alignment_heads", None)
+    if pairs and not all(there):
+        left = [[sum(there[:layer]), head] for layer, head in pairs if there[layer]]
+        settings.alignment_heads = left or None  # type: ignore[union-attr]
+
+
 def renumber_alignment(model: PreTrainedModel, places: Sequence[Mapping[int, int]]) -> None:
     """Renumbers the heads by which Whisper tells when a word was said, `alignment_heads` in its generation config.
 

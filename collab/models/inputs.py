@@ -149,6 +149,22 @@ def decoder_vocabulary(model: PreTrainedModel) -> int:
     return getattr(config, "decoder_vocab_size", None) or config.vocab_size
 
 
+_FORCED = ("forced_bos_token_id", "forced_eos_token_id", "decoder_start_token_id")
+
+
+def check_forced(model: PreTrainedModel) -> None:
+    """Raises a ConfigurationError if a model's generation config forces tokens that its vocabulary lacks."""
+    settings, known = getattr(model, "generation_config", None), decoder_vocabulary(model)
+    for name in _FORCED:
+        value = getattr(settings, name, None)
+        for token in value if isinstance(value, list) else [value]:
+            if token is not None and not 0 <= token < known:
+                raise ConfigurationError(
+                    f"The generation config forces the token {token} ({name}), but the vocabulary ends at {known - 1}. "
+                    "Name a token that is there, or none."
+                )
+
+
 def longest_target(model: PreTrainedModel) -> int:
     """The largest number of tokens that the decoder of an encoder-decoder accepts."""
     return getattr(model.config, "max_target_positions", None) or _positions(decoder_of(model))

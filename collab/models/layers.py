@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 from transformers import PreTrainedModel
@@ -208,6 +208,39 @@ def entry_of(model: PreTrainedModel, name: str) -> str:
     raise UnsupportedArchitectureError(f"{name} is not in a list of layers.")
 
 
-def dropped_layers(model: nn.Module) -> tuple[int, ...]:
-    """The numbers of the original's layers that a converted model lacks; a trainer may have wrapped the model."""
-    return tuple(getattr(getattr(model, "module", model).config, "collab_dropped_layers", None) or ())
+class Dropped(NamedTuple):
+    """Numbers, in the original, of the layers that a converted model lacks.
+
+    Attributes:
+        layers: those of the model's only stack, or of an encoder-decoder's encoder.
+        decoder: those of an encoder-decoder's decoder.
+    """
+
+    layers: tuple[int, ...] = ()
+    decoder: tuple[int, ...] = ()
+
+
+ALL_THERE = Dropped()
+"""No layer is missing."""
+
+
+def dropped_layers(model: nn.Module) -> Dropped:
+    """The layers of the original that a converted model lacks; a trainer may have wrapped the model."""
+    config = getattr(model, "module", model).config
+    names = ("collab_dropped_layers", "collab_dropped_decoder_layers")
+    return Dropped(*(tuple(getattr(config, name, None) or ()) for name in names))
+
+
+_COUNTS = ("encoder_layers", "num_layers"), ("decoder_layers", "num_decoder_layers")
+
+
+def count_name(config: Any, decoder: bool) -> str:
+    """The entry of a config for its number of layers.
+
+    Args:
+        config: of any model.
+        decoder: of an encoder-decoder, whether the number is that of the decoder's layers.
+    """
+    if not config.is_encoder_decoder:
+        return "num_hidden_layers"
+    return next(name for name in _COUNTS[decoder] if hasattr(config, name))

@@ -5,7 +5,7 @@ Notation: B batch, T tokens, C classes, labels or numbers.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -15,6 +15,7 @@ from torch.nn import functional
 from transformers import AutoModelForPreTraining, PreTrainedModel
 
 from .inputs import has_choices
+from .layers import ALL_THERE, Dropped
 from .padding import seen_tokens, without_padding
 
 OutputKind = Literal["class", "span", "labels", "token label", "numbers", "states"]
@@ -194,7 +195,7 @@ def _output(name: str, kind: OutputKind, values: Tensor, mask: Any) -> Output:
 
 
 def matched_states(
-    model: Any, original: Any, batch: Mapping[str, Tensor], dropped: Sequence[int] = ()
+    model: Any, original: Any, batch: Mapping[str, Tensor], dropped: Dropped = ALL_THERE
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """The hidden states of a converted model and the original's that they stand for, without padding.
 
@@ -205,13 +206,14 @@ def matched_states(
         model: what the model returned for the batch, with hidden states.
         original: what the original returned.
         batch: what both were given.
-        dropped: numbers of the original's layers that the model lacks.
+        dropped: the original's layers that the model lacks.
     """
     for name, mask in _HIDDEN_STATES.items():
         if name not in model:
             continue
         ours, theirs = model[name], original[name]  # those of the embeddings first
-        kept = [number for number in range(len(theirs) - 1) if number not in dropped]
+        absent = dropped.decoder if name == "decoder_hidden_states" else dropped.layers
+        kept = [number for number in range(len(theirs) - 1) if number not in absent]
         for states, number in zip(ours[1:], [*kept[1:], len(theirs) - 1], strict=True):
             yield without_padding(states, batch.get(mask)), without_padding(theirs[number], batch.get(mask))
 

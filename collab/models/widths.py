@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from torch import nn
 from transformers import PreTrainedModel
 
+from ..modeling.collab_attention import as_linear
 from ..modeling.collab_model import outermost
 from .families import family_of
 from .inputs import encoder_of
@@ -25,7 +26,7 @@ class LayerWidths:
         total_heads: H of the original layer.
         value_width: width of each head's values.
         head_dim: d of the original layer.
-        neurons: width of the feed-forward layer; None where it is not known.
+        neurons: width of the feed-forward layer; None where it is not known, and for attention to another sequence.
         full_neurons: that of the original layer.
     """
 
@@ -47,9 +48,10 @@ def layer_widths(model: PreTrainedModel) -> tuple[LayerWidths, ...]:
         UnsupportedArchitectureError: if the model belongs to no family or has no attention layers.
     """
     layers = attention_layers(model)
-    neurons = _neurons(model)
-    if len(neurons) != len(layers):  # a decoder has two attention layers to a feed-forward layer
-        neurons = [(None, None)] * len(layers)
+    given = iter(_neurons(model))
+    beside = [layer.kind != "cross" for layer in layers]  # a decoder has two attention layers to a feed-forward layer
+    known = sum(beside) == len(_neurons(model))
+    neurons = [next(given) if known and own else (None, None) for own in beside]
     return tuple(
         LayerWidths(
             layer.name,
@@ -72,7 +74,7 @@ def _neurons(model: PreTrainedModel) -> list[tuple[int | None, int | None]]:
     widths: list[tuple[int | None, int | None]] = []
     for _, holder in outermost(model, known):
         place = known[type(holder)]
-        down, full = holder.get_submodule(place.down), getattr(config, place.config_name, None)
+        down, full = as_linear(holder.get_submodule(place.down)), getattr(config, place.config_name or "", None)
         is_known = isinstance(down, nn.Linear) and isinstance(full, int)
         widths.append((down.in_features, full) if is_known else (None, None))
     return widths

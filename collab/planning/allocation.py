@@ -87,7 +87,7 @@ def allocate(
     cost: float,
     budget: float,
     *,
-    alike: bool = False,
+    alike: Sequence[Sequence[int]] = (),
     exhaust: bool = False,
 ) -> Allocation:
     """Narrows the parts step by step, each time the one that loses least for what it saves.
@@ -99,7 +99,7 @@ def allocate(
         dropped: layers to drop, with the loss of each.
         cost: of the model without these layers, the others at their largest widths.
         budget: cost at most.
-        alike: whether each part is to have one width in all layers.
+        alike: groups of layers in each of which a part is to have one width; none if every layer has its own.
         exhaust: whether to look for the best last step, and to spend what it leaves of the budget on any part that it
             is enough for.
 
@@ -109,7 +109,12 @@ def allocate(
     kept = [number for number in range(len(curves)) if number not in dropped]
     groups: list[tuple[list[int], Curve]]
     if alike:
-        groups = [(kept, _sum(same)) for same in zip(*(curves[number] for number in kept), strict=True)]
+        together = [[number for number in numbers if number not in dropped] for numbers in alike]
+        groups = [
+            (numbers, _sum(same))
+            for numbers in together
+            for same in zip(*(curves[number] for number in numbers), strict=True)
+        ]
     else:
         groups = [([number], curve) for number in kept for curve in curves[number]]
     chosen = [curve[0] for _, curve in groups]

@@ -8,9 +8,11 @@ from typing import Any, Literal, get_args
 
 from ..errors import ConfigurationError
 
-Unit = Literal["rank", "error", "params", "flops", "seconds"]
-Part = Literal["queries-keys", "values", "feed-forward", "layers"]
+Unit = Literal["rank", "error", "params", "flops", "step_bytes", "seconds"]
+Part = Literal["queries-keys", "values", "cross-queries-keys", "cross-values", "feed-forward", "layers"]
 PARTS: tuple[Part, ...] = get_args(Part)
+Stack = Literal["encoder", "decoder"]
+STACKS: tuple[Stack, ...] = get_args(Stack)
 
 
 @dataclass(frozen=True)
@@ -18,7 +20,8 @@ class Budget:
     """How much to keep, or how much may be lost.
 
     Attributes:
-        unit: ``rank`` (R), ``error`` (of a layer's scores, relative), ``params``, ``flops`` or ``seconds``.
+        unit: ``rank`` (R), ``error`` (of a layer's scores, relative), ``params``, ``flops``, ``step_bytes`` or
+            ``seconds``.
         value: the fraction of the original to keep at most, in the unit, but the largest error, or ranks as in
             `ConversionConfig`.
     """

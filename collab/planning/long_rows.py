@@ -11,6 +11,10 @@ Attention = Literal["dense", "local", "summaries"]
 PositionsRule = Literal["keep", "copy", "interpolate"]
 
 
+NOT_OFFERED = ("linear", "lsh")
+"""Kinds that benchmarks/long_rows.py measures, and that are no approximation of attention with a softmax."""
+
+
 @dataclass(frozen=True)
 class LongOptions:
     """Settings of attention in long rows.
@@ -45,10 +49,10 @@ class LongOptions:
     positions: PositionsRule = "keep"
 
     def __post_init__(self) -> None:
-        for name, known in (("attention", Attention), ("positions", PositionsRule)):
-            value = getattr(self, name)
-            if value not in get_args(known):
-                raise ConfigurationError(f"Unknown {name} {value!r}; choose one of {', '.join(get_args(known))}.")
+        read_attention(self.attention)
+        if self.positions not in get_args(PositionsRule):
+            known = ", ".join(get_args(PositionsRule))
+            raise ConfigurationError(f"Unknown positions {self.positions!r}; choose one of {known}.")
         for name, lowest in (("block", 1), ("global_tokens", 0), ("dense_below", 1), ("max_length", 1)):
             value = getattr(self, name)
             if value is None and name == "max_length":
@@ -82,6 +86,23 @@ class LongOptions:
     def to_dict(self) -> dict[str, Any]:
         """The settings as JSON values."""
         return asdict(self)
+
+
+def read_attention(text: str) -> str:
+    """Reads a kind of attention in long rows.
+
+    Raises:
+        ConfigurationError: if there is no such kind, or it is not offered.
+    """
+    known = ", ".join(get_args(Attention))
+    if text in NOT_OFFERED:
+        raise ConfigurationError(
+            f"{text} attention is not offered: in a layer that was trained with a softmax its outputs are further from "
+            f"dense attention's than the mean of all outputs is (docs/long-rows.md). Choose one of {known}."
+        )
+    if text not in get_args(Attention):
+        raise ConfigurationError(f"Unknown attention {text!r}; choose one of {known}.")
+    return text
 
 
 def read_layers(text: str) -> tuple[int, ...]:

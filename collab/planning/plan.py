@@ -112,7 +112,7 @@ class Plan:
     """Result of `plan`.
 
     Attributes:
-        unit: unit of the budgets: ``params``, ``flops``, ``seconds``, ``rank`` or ``error``.
+        unit: unit of the budgets: ``params``, ``flops``, ``step_bytes``, ``seconds``, ``rank`` or ``error``.
         layers: original widths of the parts that may be narrower, by module name of the layer.
         options: options by budget and form.
         calibration: summary of the calibration; None if errors are of the weights.

@@ -287,6 +287,9 @@ def factors_of(layer: CollaborativeAttention) -> Factors:
                 torch.cat([part.weight.detach().T, part.bias.detach().unsqueeze(0)])
                 for part in (layer.query, layer.key)
             )
+        if layer.spec.key_heads is not None:
+            by_key = key.unflatten(1, (2, layer.spec.key_heads, -1))  # (D, 2, keys, r/2)
+            key = by_key.repeat_interleave(layer.num_attention_heads // layer.spec.key_heads, dim=2).flatten(1)
         rotary = rotary_form_named(layer.spec.form)
         return rotary(query, key, mixing, frequencies=tuple(layer.frequencies), biased=biased)
     bias, offset, position = layer.content_bias, layer.query_offset, getattr(layer, "position_content", None)

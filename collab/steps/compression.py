@@ -34,6 +34,10 @@ class CompressedLayer:
         full_value_width: d.
         neurons: width of the feed-forward layer, and `full_neurons` before.
         full_neurons: number of neurons before.
+        cross_rank: R of attention to another sequence; None if the layer has none.
+        full_cross_rank: K of that.
+        cross_value_width: width of the values of each of its heads.
+        full_cross_value_width: d of that.
     """
 
     name: str
@@ -45,19 +49,41 @@ class CompressedLayer:
     full_value_width: int
     neurons: int
     full_neurons: int
+    cross_rank: int | None = None
+    full_cross_rank: int | None = None
+    cross_value_width: int | None = None
+    full_cross_value_width: int | None = None
 
     HEADINGS: ClassVar[tuple[str, ...]] = ("layer", "queries and keys", "values of a head", "neurons")
     """Headings of a table with `cells` as its rows."""
+    CROSS_HEADINGS: ClassVar[tuple[str, ...]] = ("cross: queries and keys", "cross: values of a head")
+    """Further ones of layers that attend to another sequence."""
 
-    def cells(self) -> tuple[str, ...]:
-        """The layer as a row of a table."""
+    def cells(self, crosses: bool = False) -> tuple[str, ...]:
+        """The layer as a row of a table.
+
+        Args:
+            crosses: whether any layer in the table attends to another sequence.
+        """
         if self.dropped:
-            return self.name, "dropped", "", ""
+            return self.name, "dropped", "", "", *[""] * len(self.CROSS_HEADINGS) * crosses
+        cross = [(self.cross_rank, self.full_cross_rank), (self.cross_value_width, self.full_cross_value_width)]
         return (
             self.name,
             f"{self.rank} of {self.full_rank} ({self.form})",
             f"{self.value_width} of {self.full_value_width}",
             f"{self.neurons} of {self.full_neurons}",
+            *["" if full is None else f"{left} of {full}" for left, full in cross if crosses],
+        )
+
+    @property
+    def changed(self) -> tuple[bool, bool, bool]:
+        """Whether queries and keys, values and the feed-forward layer are narrower."""
+        return (
+            self.rank < self.full_rank or (self.cross_rank or 0) < (self.full_cross_rank or 0),
+            self.value_width < self.full_value_width
+            or (self.cross_value_width or 0) < (self.full_cross_value_width or 0),
+            self.neurons < self.full_neurons,
         )
 
 
@@ -74,8 +100,8 @@ class Compression(Founding):
             measured alone.
         agreement: of the compressed model with the original on held-out rows (`collab.evaluation.compare`).
         agreement_by_source: the same by source of the rows, if there are several.
-        speedup: times as fast as the original, measured on 8 rows of that length on this machine; None if the budget
-            was another.
+        speedup: times as fast as the original, measured on `CompressionConfig.rows` rows of that length on this
+            machine; None if the budget was another.
         refitted: number of output projections that were refitted in sequence (`collab.compression.refit`).
         settings: the `CompressionConfig`.
         calibration: what the compression was calibrated on.
@@ -83,6 +109,10 @@ class Compression(Founding):
         seconds: wall-clock time.
         parts: parameters of queries and keys, of attention and of the model; at the top of the report.
         versions: of Python and the packages; at the top of the report, too.
+        reading_speedup: of a model that writes, the part of `speedup` that is reading and the first token.
+        step_speedup: the part that is each further token.
+        step_bytes: bytes of weights that the layers read to write a token, before and after; None without a decoder.
+        step_bytes_with_vocabulary: the same with the projection to the vocabulary.
     """
 
     kind: ClassVar[str] = "compress"
@@ -102,6 +132,10 @@ class Compression(Founding):
     seconds: float
     parts: Parameters
     versions: dict[str, str] = field(default_factory=installed_versions)
+    reading_speedup: float | None = None
+    step_speedup: float | None = None
+    step_bytes: Count | None = None
+    step_bytes_with_vocabulary: Count | None = None
 
     def to_dict(self) -> Json:
         """The step as an entry of the report."""
@@ -122,7 +156,7 @@ class Compression(Founding):
     def tags(self) -> tuple[str, ...]:
         """See `Founding`."""
         shared = any(layer.form != "concat" for layer in self._kept)
-        narrower = any(layer.rank < layer.full_rank for layer in self._kept)
+        narrower = any(layer.changed[0] for layer in self._kept)
         return ("compressed", *["collaborative-attention"] * shared, *["low-rank"] * narrower)
 
     @property
@@ -133,9 +167,9 @@ class Compression(Founding):
         """See `Founding`."""
         kept, dropped = self._kept, len(self.layers) - len(self._kept)
         changes = {
-            f"narrower queries and keys ({PAPER})": any(layer.rank < layer.full_rank for layer in kept),
-            "narrower values": any(layer.value_width < layer.full_value_width for layer in kept),
-            "fewer neurons": any(layer.neurons < layer.full_neurons for layer in kept),
+            f"narrower queries and keys ({PAPER})": any(layer.changed[0] for layer in kept),
+            "narrower values": any(layer.changed[1] for layer in kept),
+            "fewer neurons": any(layer.changed[2] for layer in kept),
             f"{len(kept)} of its {len(self.layers)} layers": dropped > 0,
         }
         *others, last = [change for change, made in changes.items() if made] or ["nothing left out"]
@@ -148,23 +182,31 @@ class Compression(Founding):
 
     def summary(self) -> str:
         """Arithmetic, parameters, and agreement; with healing to come, its step says how well the model agrees."""
+        counts = {
+            f"FLOPs of the layers, {self.settings['length']} tokens": self.flops,
+            "parameters of the model": self.parameters,
+            "bytes that the layers read to write a token": self.step_bytes,
+            "the same with the vocabulary's": self.step_bytes_with_vocabulary,
+        }
         text = (
             f"Narrowed in closed form on `{self.calibration['source']}` ({self.calibration.get('rows', '?')} rows).\n\n"
-            + counts_table(
-                "",
-                {
-                    f"FLOPs of the layers, {self.settings['length']} tokens": self.flops,
-                    "parameters of the model": self.parameters,
-                },
-            )
+            + counts_table("", {name: count for name, count in counts.items() if count is not None})
         )
+        if self.reading_speedup is not None and self.step_speedup is not None:
+            text += (
+                f"\n\n{self.speedup:.2f} times as fast at {self.settings['rows']} rows of {self.settings['length']} "
+                f"tokens and {self.settings['new_tokens']} written ones: {self.reading_speedup:.2f} times at reading "
+                f"and the first token, {self.step_speedup:.2f} times at each further one."
+            )
         return text if self.settings.get("healed") else "\n\n".join([text, *self._agreement_text()])
 
     def details(self) -> str:
         """The widths of every layer, notes and, with healing to come, the agreement before it."""
         agreement = self._agreement_text() if self.settings.get("healed") else []
-        rows = [[f"`{name}`", *widths] for name, *widths in (layer.cells() for layer in self.layers)]
-        return "\n\n".join([*agreement, table(CompressedLayer.HEADINGS, rows), *(f"- {note}" for note in self.notes)])
+        crosses = any(layer.full_cross_rank is not None for layer in self.layers)
+        headings = CompressedLayer.HEADINGS + CompressedLayer.CROSS_HEADINGS * crosses
+        rows = [[f"`{name}`", *widths] for name, *widths in (layer.cells(crosses) for layer in self.layers)]
+        return "\n\n".join([*agreement, table(headings, rows), *(f"- {note}" for note in self.notes)])
 
     def _agreement_text(self) -> list[str]:
         """The sentence about the agreement before any training, if it was measured."""

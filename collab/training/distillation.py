@@ -11,7 +11,7 @@ from torch.nn.parallel import DistributedDataParallel
 from transformers import PreTrainedModel
 
 from ..data.features import Batch
-from ..models.layers import dropped_layers
+from ..models.layers import ALL_THERE, Dropped, dropped_layers
 from ..models.outputs import matched_states, outputs_of
 from ..models.padding import output_mask
 from ..models.sharded import is_sharded
@@ -21,7 +21,7 @@ from .trainer import GuardedTrainer
 
 
 def relative_errors(
-    student: Any, teacher: Any, inputs: Mapping[str, Tensor], dropped: Sequence[int] = (), *, divided: bool = False
+    student: Any, teacher: Any, inputs: Mapping[str, Tensor], dropped: Dropped = ALL_THERE, *, divided: bool = False
 ) -> Tensor:
     """Relative squared errors of the student's hidden states after every layer.
 
@@ -32,7 +32,7 @@ def relative_errors(
         student: outputs with hidden states.
         teacher: the teacher's outputs with hidden states, without gradients.
         inputs: what both were given, whose masks, (B, T) or (B, choices, T), tell what is padding.
-        dropped: numbers of the teacher's layers that the student lacks.
+        dropped: the teacher's layers that the student lacks.
         divided: whether the processes have a part each of the rows. The mean of their errors, and of the gradients, is
             then that of all rows.
 

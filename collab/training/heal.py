@@ -18,6 +18,7 @@ from ..data.features import Batch, Feature, batches_by_length, collate
 from ..data.fragments import with_fragments
 from ..data.prepare import Rows, Unlabelled, rows_of
 from ..data.source import Mixture
+from ..data.targets import Writer
 from ..device import resolve_device
 from ..errors import ConfigurationError, TrainingError
 from ..evaluation.compare import agreement_by_source, check_comparable
@@ -65,14 +66,16 @@ def heal(
 
     The best weights on the held-out rows are kept. The model is left unchanged if they do not lower the loss, or if its
     outputs diverge more from the teacher's than before. Several processes divide the rows of every step, and the loss
-    is that of the whole step. With ``options.run.shard``, each keeps a part of both models while it trains.
+    is that of the whole step. With ``options.run.shard``, each keeps a part of both models while it trains. An
+    encoder-decoder is trained on given targets, or on what the original writes for sources alone.
 
     Args:
         checkpoint: the converted model, with its tokenizer or image processor.
         teacher: the original.
         data: text or images such as the model will be used on; ``"synthetic"`` for random words.
         options: training settings.
-        work: folder for unfinished work, from which an interrupted run resumes; None for a temporary one.
+        work: folder for unfinished work, from which an interrupted run resumes, what the original writes included;
+            None for a temporary one.
         restart: whether to discard an unfinished run in `work`.
         progress: progress callback, called after every step with the last metrics.
 
@@ -89,7 +92,7 @@ def heal(
     model = checkpoint.model
     check_comparable(model, original.model)
     teacher = with_positions_of(original.model, model)
-    read = _read(checkpoint, teacher, data, options)
+    read = _read(checkpoint, Writer(teacher, options.beams, work), data, options)
 
     def collated(features: Sequence[Feature]) -> Batch:
         return collate(model, checkpoint.processor, features)
@@ -158,7 +161,7 @@ def heal(
     return checkpoint.then(report)
 
 
-def _read(checkpoint: Checkpoint, teacher: PreTrainedModel, data: Unlabelled, options: HealOptions) -> Rows:
+def _read(checkpoint: Checkpoint, writer: Writer, data: Unlabelled, options: HealOptions) -> Rows:
     """The rows to train and to evaluate on."""
     sources = len(data.sources) if isinstance(data, Mixture) else 1
     needed = options.samples
@@ -173,7 +176,7 @@ def _read(checkpoint: Checkpoint, teacher: PreTrainedModel, data: Unlabelled, op
         repeats=True,
         max_length=options.max_length,
         seed=options.run.seed,
-        writer=teacher,
+        writer=writer,
     )
 
 

@@ -123,6 +123,8 @@ class HealOptions:
         max_length: largest number of tokens of a row; None for the model's limit.
         fragments: part of the rows of text to cut to fragments of 2 to 12 tokens, which brings an embedder closer to
             its original on kinds of text that the rows lack. Rows for models with logits stay whole.
+        beams: of the beam search by which the original of an encoder-decoder writes targets for sources alone; 1 to
+            write greedily.
         run: training settings.
 
     Raises:
@@ -134,6 +136,7 @@ class HealOptions:
     max_length: int | None = None
     fragments: float = 0.0
     run: RunOptions = field(default_factory=lambda: RunOptions(steps=600))
+    beams: int = 1
 
     def __post_init__(self) -> None:
         if self.trainable not in get_args(Trainable):
@@ -142,6 +145,8 @@ class HealOptions:
         check_length(self.max_length)
         if self.samples < 2:
             raise ConfigurationError(f"samples must be at least 2, one of them to hold out, not {self.samples}.")
+        if isinstance(self.beams, bool) or not isinstance(self.beams, int) or self.beams < 1:
+            raise ConfigurationError(f"beams must be a whole number of at least 1, not {self.beams!r}.")
         if not 0 <= self.fragments <= 1:
             raise ConfigurationError(f"fragments must be from 0 to 1, not {self.fragments}.")
 

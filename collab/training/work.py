@@ -13,6 +13,7 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
+from ..data.targets import WRITTEN
 from ..errors import ConfigurationError, TrainingError
 from ..io.failures import writing
 from ..io.staging import atomic_write
@@ -44,7 +45,7 @@ def exclusive_lock(work: Path) -> Iterator[None]:
     finally:
         if lock is not None:
             lock.release()
-            if work.is_dir() and not _holds_something(work):
+            if work.is_dir() and not _holds_something(work) and not any(work.glob(WRITTEN)):
                 shutil.rmtree(work, ignore_errors=True)
 
 
@@ -165,7 +166,7 @@ def open_work(work: Path, fingerprint: str, restart: bool) -> Start | None:
 
 
 def _holds_something(work: Path) -> bool:
-    return any(path.name != _LOCK and not path.match(".run.*.partial.json") for path in work.iterdir())
+    return any(not any(map(path.match, (_LOCK, WRITTEN, ".run.*.partial.json"))) for path in work.iterdir())
 
 
 def record_start(work: Path, fingerprint: str, start: Start) -> None:

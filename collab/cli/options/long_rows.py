@@ -6,7 +6,7 @@ from typing import get_args
 
 import click
 
-from ...planning.long_rows import Attention, LongOptions, PositionsRule, read_layers
+from ...planning.long_rows import Attention, LongOptions, PositionsRule, read_attention, read_layers
 from ..command import Decorator, Parsed, grouped
 
 
@@ -16,7 +16,8 @@ def attention_option(default: Attention) -> Decorator:
         "Long rows",
         click.option(
             "--attention",
-            type=click.Choice(get_args(Attention)),
+            type=Parsed("attention", read_attention),
+            metavar=f"[{'|'.join(get_args(Attention))}]",
             default=default,
             help="How long rows are computed. dense: like short ones. local: a token sees the tokens near it. "
             "summaries: and the rest of the row in groups.",

@@ -62,6 +62,16 @@ def fragments_option(default: float, flag: str = "--fragments") -> Decorator:
     )
 
 
+def beams_option(flag: str = "--beams") -> Decorator:
+    """--beams, or that of healing within another command."""
+    return click.option(
+        flag,
+        type=int,
+        default=1,
+        help="Beams of the search by which the original of an encoder-decoder writes targets for sources alone.",
+    )
+
+
 def training_options(default: RunOptions) -> Decorator:
     """How to train, gathered as ``run`` with all other options of that name.
 

@@ -1,0 +1,298 @@
+"""Compression of a translator: fewer bytes of its decoder, or less of its encoder, beside dropped decoder layers.
+
+Multi30k, English to German, with the trained Marian-shaped reference of benchmarks/translation.py (3 + 3 layers, width
+256). Calibrated and healed on English sentences alone, for which the reference writes the German ones greedily.
+
+- ``bytes``: of what the decoder's layers read to write a token, a fraction is kept (`collab compress --step-bytes`);
+- ``encoder``: the encoder's arithmetic is halved, the decoder stays;
+- ``dropped``: one or two layers of the decoder are left out, those that lose least, and the rest is as it was.
+
+Each untrained and healed alike. BLEU is of greedy search and sacrebleu's, with 95 % intervals of a paired bootstrap.
+
+    python benchmarks/compressed_translation.py                    # all models and their BLEU; the longer reference
+    python benchmarks/compressed_translation.py --short            # a reference of fewer steps, and less healing
+    python benchmarks/compressed_translation.py --short --speed    # then alone: tokens per second, 80 seconds
+    python benchmarks/compressed_translation.py --rehearse         # all of it, tiny
+
+Writes results/compressed-translation.json and .md (or -short, -rehearsal). Rows are kept as they finish, and a run that
+was stopped goes on.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+import torch
+import transformers
+from common import kept, machine, markdown, my_turn, shuffled_rounds, write
+from transformers import PreTrainedModel
+from translation import REAL as TRANSLATION
+from translation import REHEARSAL as TINY
+from translation import Bench, Job
+from translator import Setting, Translator, intervals, load, saved
+
+import collab
+from collab.compression.timed import Writing
+from collab.evaluation.translation import ngrams
+from collab.models.inputs import random_inputs
+
+SPLIT = "test_2017"
+NEW = 64
+SPEEDS = {"1 row": 1, "8 rows": 8}
+
+
+@dataclass(frozen=True)
+class Size:
+    """How much is done.
+
+    Attributes:
+        setting: of the reference and its vocabulary.
+        longer: whether the reference is the one that was trained longer.
+        calibrated: sentences to calibrate on.
+        healed: sentences to heal on.
+        steps: of healing, 32 sentences each.
+        judged: sentences to translate; None for all.
+        rounds: of the measurement of speed.
+    """
+
+    setting: Setting
+    longer: bool
+    calibrated: int
+    healed: int
+    steps: int
+    judged: int | None
+    rounds: int
+
+    @property
+    def name(self) -> str:
+        """Of the results."""
+        end = {TRANSLATION.name: "", TINY.name: "-rehearsal"}.get(self.setting.name, "-short")
+        return f"compressed-translation{end}"
+
+
+FULL = Size(TRANSLATION, True, 1024, 16384, 1800, None, 7)
+SHORT = Size(replace(TRANSLATION, name="compressed-translation", steps=1500), False, 256, 4096, 200, 500, 5)
+REHEARSAL = Size(TINY, False, 16, 32, 2, 8, 1)
+
+WAYS: dict[str, dict[str, Any]] = {
+    "bytes .75": {"step_bytes": 0.75, "stacks": ("decoder",)},
+    "bytes .5": {"step_bytes": 0.5, "stacks": ("decoder",)},
+    "bytes .33": {"step_bytes": 0.33, "stacks": ("decoder",)},
+    "encoder halved": {"stacks": ("encoder",)},  # its budget follows from the model
+    "without 1 decoder layer": {"only": ("layers",), "stacks": ("decoder",), "drop_layers": 1},
+    "without 2 decoder layers": {"only": ("layers",), "stacks": ("decoder",), "drop_layers": 2},
+}
+
+
+class Models:
+    """The reference and what is made of it, each once."""
+
+    def __init__(self, size: Size) -> None:
+        self.size = size
+        self.translator = Translator(size.setting)
+        bench = Bench(self.translator)
+        first = size.setting.seeds[0]
+        job = Job("longer", "native", size.setting.width, first) if size.longer else bench.reference(first)
+        self.reference = load(bench.built(job) / "model")
+        self.folder = self.translator.folder / "compressed"
+        self.folder.mkdir(exist_ok=True)
+        self._calibration: collab.Calibration | None = None
+
+    def sources(self, count: int) -> list[str]:
+        """English sentences of the training set."""
+        return [source for source, _ in self.translator.pairs("train")][:count]
+
+    def calibration(self) -> collab.Calibration:
+        """On sentences for which the reference writes the translations."""
+        if self._calibration is None:
+            checkpoint = collab.Checkpoint(self.reference, self.translator.tokenizer)
+            self._calibration = collab.calibrate(checkpoint, self.sources(self.size.calibrated))
+        return self._calibration
+
+    def config(self, way: str) -> collab.CompressionConfig:
+        """Settings of a way."""
+        values = dict(WAYS[way])
+        if "drop_layers" in values:
+            values["flops"] = 1.0
+        if values["stacks"] == ("encoder",):
+            # Halves of the encoder's part of the arithmetic, at sentences of 16 tokens in both languages.
+            values |= {"flops": 1 - 0.5 * self._part_of_encoder(), "length": 16}
+        return collab.CompressionConfig(**values, healed=True)
+
+    def _part_of_encoder(self) -> float:
+        """The part of the layers' FLOPs that is the encoder's: a decoder's layer has a third attention and W_O."""
+        width, length = self.reference.config.d_model, 16
+        attention = 4 * width**2 * length + 2 * length**2 * width
+        feed_forward = 2 * width * self.reference.config.encoder_ffn_dim * length
+        encoder, decoder = attention + feed_forward, 2 * attention + feed_forward
+        return encoder / (encoder + decoder)
+
+    def model(self, way: str, healed: bool) -> PreTrainedModel:
+        """A model, made if need be; its folder holds the CPU seconds that it took."""
+        if way == "reference":
+            return self.reference
+        folder = self.folder / f"{way.replace(' ', '-')}{'-healed' if healed else ''}"
+        if not folder.exists():
+            calibration = None if healed else self.calibration()  # it serves all
+            start = time.process_time()
+            if healed:
+                model = self._healed(way, folder)
+            else:
+                compression = collab.compress(self.reference, self.config(way), calibration)
+                model = compression.model
+                (self.folder / f"{folder.name}.json").write_text(json.dumps(compression.report.to_dict()))
+            saved(model, folder, time.process_time() - start)
+        return load(folder)
+
+    def _healed(self, way: str, folder: Path) -> PreTrainedModel:
+        model = self.model(way, False)
+        run = collab.RunOptions(steps=self.size.steps, evaluations=2, precision="bfloat16", device="cpu")
+        options = collab.HealOptions("layers", self.size.healed, run=run)
+        # One folder for all, so that the reference writes its translations once.
+        work = self.folder / "healing"
+        collab.heal(
+            collab.Checkpoint(model, self.translator.tokenizer),
+            self.reference,
+            self.sources(self.size.healed),
+            options=options,
+            work=work,
+            restart=True,
+        )
+        return model
+
+    def seconds(self, way: str, healed: bool) -> float | None:
+        """CPU seconds that the last step of a model took, writing the reference's translations included."""
+        file = self.folder / f"{way.replace(' ', '-')}{'-healed' if healed else ''}" / "seconds.json"
+        return json.loads(file.read_text()) if file.exists() else None
+
+    def report(self, way: str) -> dict[str, Any]:
+        """The report of a compression; empty for the reference."""
+        file = self.folder / f"{way.replace(' ', '-')}.json"
+        return json.loads(file.read_text()) if file.exists() else {}
+
+    def counted(self, way: str, healed: bool) -> np.ndarray:
+        """What the translations add to BLEU, sentence by sentence; they are kept."""
+        pairs = self.translator.pairs(SPLIT)[: self.size.judged]
+        sources, references = zip(*pairs, strict=True)
+        file = self.folder / f"{way.replace(' ', '-')}{'-healed' if healed else ''}-{SPLIT}.txt"
+        if not file.exists():
+            model = self.model(way, healed)
+            file.write_text("\n".join(self.translator.translate(model, sources, 1)))
+        return ngrams(file.read_text().split("\n"), references)
+
+
+def rows_of(models: Models) -> list[tuple[str, bool]]:
+    """What is measured, in order."""
+    return [("reference", False), *((way, healed) for way in WAYS for healed in (False, True))]
+
+
+def measured(models: Models, way: str, healed: bool) -> dict[str, Any]:
+    """BLEU of a model, and its difference to the reference's and, healed, to each dropped one's."""
+    mine = models.counted(way, healed)
+    row: dict[str, Any] = {
+        "way": way,
+        "healed": healed,
+        "bleu": intervals(mine),
+        "seconds": models.seconds(way, healed),
+    }
+    report = models.report(way)
+    if report:
+        row |= {name: report[name]["ratio"] for name in ("flops", "parameters", "step_bytes")}
+        row["step_bytes_with_vocabulary"] = report["step_bytes_with_vocabulary"]["ratio"]
+        row["difference"] = intervals(mine, models.counted("reference", False))["difference"]
+    return row
+
+
+def speeds(models: Models, rounds: int) -> dict[str, dict[str, Any]]:
+    """Times as fast as the reference at writing, by way and number of rows: the healed models, in shuffled turns."""
+    ways = ["reference", *(way for way in WAYS if models.seconds(way, True) is not None)]
+    found = {way: models.model(way, way != "reference") for way in ways}
+    result: dict[str, dict[str, Any]] = {way: {} for way in ways}
+    for name, rows in SPEEDS.items():
+        inputs = random_inputs(models.reference, rows, 16)
+        batch = {key: value for key, value in inputs.items() if not key.startswith("decoder_")}
+        for what, new in (("reading", 1), ("writing", NEW)):
+            taken = shuffled_rounds([(Writing(found[way], new), [batch]) for way in ways], rounds)
+            by_way = list(zip(*taken, strict=True))
+            for way, times in zip(ways, by_way, strict=True):
+                ratios = [first / own for first, own in zip(by_way[0], times, strict=True)]
+                result[way][f"{what}, {name}"] = {
+                    "ratio": median(ratios),
+                    "low": min(ratios),
+                    "high": max(ratios),
+                    "tokens_per_second": rows * new / median(times),
+                }
+    return result
+
+
+def table(result: dict[str, Any]) -> str:
+    """One row for each model."""
+    cells = []
+    for row in result["rows"]:
+        speed = result["speed"].get(row["way"], {}) if row["healed"] or row["way"] == "reference" else {}
+        cells.append(
+            [
+                row["way"] + (", healed" if row["healed"] else ""),
+                *(f"{row[name]:.2f}" if name in row else "" for name in ("step_bytes", "step_bytes_with_vocabulary")),
+                f"{row['flops']:.2f}" if "flops" in row else "",
+                "{value:.1f} ({low:.1f} to {high:.1f})".format(**row["bleu"]),
+                "{value:+.1f} ({low:+.1f} to {high:+.1f})".format(**row["difference"]) if "difference" in row else "",
+                *(
+                    f"{speed[f'writing, {name}']['ratio']:.2f} ({speed[f'writing, {name}']['tokens_per_second']:.0f}/s)"
+                    if speed
+                    else ""
+                    for name in SPEEDS
+                ),
+                f"{row['seconds']:.0f}" if row["seconds"] else "",
+            ]
+        )
+    headings = ["", "bytes of a step, layers", "with vocabulary", "FLOPs", f"BLEU, {SPLIT}", "less the reference"]
+    return markdown([*headings, *(f"times as fast, {name}" for name in SPEEDS), "CPU s"], cells)
+
+
+def main() -> None:
+    """Measures what is missing."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    size = parser.add_mutually_exclusive_group()
+    size.add_argument("--short", action="store_const", dest="size", const=SHORT)
+    size.add_argument("--rehearse", action="store_const", dest="size", const=REHEARSAL)
+    parser.add_argument("--speed", action="store_true", help="measure the speed of what is there, and nothing else")
+    parser.add_argument("--only", action="append", choices=list(WAYS), help="these ways alone; may be given again")
+    given = parser.parse_args()
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    chosen = given.size or FULL
+    models = Models(chosen)
+
+    def add(**more: Any) -> None:
+        with my_turn(chosen.name):
+            result = {"rows": [], "speed": {}} | kept(chosen.name)
+            result |= {"machine": machine(), "size": asdict(chosen)}
+            result["rows"] += more.get("rows", [])
+            order = rows_of(models)
+            result["rows"].sort(key=lambda row: order.index((row["way"], row["healed"])))
+            result["speed"] |= more.get("speed", {})
+            write(chosen.name, result, table(result))
+
+    if given.speed:
+        add(speed=speeds(models, chosen.rounds))
+        return
+    for way, healed in rows_of(models):
+        there = [(row["way"], row["healed"]) for row in kept(chosen.name).get("rows", [])]
+        wanted = given.only is None or way in given.only or way == "reference"
+        if wanted and (way, healed) not in there:
+            add(rows=[measured(models, way, healed)])
+    if chosen is REHEARSAL:
+        add(speed=speeds(models, chosen.rounds))
+
+
+if __name__ == "__main__":
+    torch.manual_seed(0)
+    main()

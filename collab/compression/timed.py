@@ -1,0 +1,87 @@
+"""What the time of a model is measured at: what its user does with it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from ..evaluation.timing import rounds_in_turn
+from ..models.inputs import check_forced, has_decoder, longest_input, longest_target, random_inputs
+from .options import CompressionConfig
+
+_ROUNDS, _ROUNDS_OF_WRITING = 41, 11
+
+
+@dataclass(frozen=True)
+class Writing:
+    """A model that reads rows and writes so many tokens, not fewer, with the beams that its generation config says."""
+
+    model: Any
+    new_tokens: int
+
+    def __call__(self, **rows: Tensor) -> Tensor:
+        """The tokens, (B, T)."""
+        count = self.new_tokens
+        return self.model.generate(**rows, min_new_tokens=count, max_new_tokens=count, do_sample=False)
+
+
+class Timed:
+    """One pass over rows, or of a model that writes, reading them and writing, as its generation config says.
+
+    Args:
+        native: the original.
+        config: `length` and `rows` of the batch, and `new_tokens` to write.
+    """
+
+    def __init__(self, native: PreTrainedModel, config: CompressionConfig) -> None:
+        self.native = native
+        self.writes = native.can_generate()
+        if self.writes:
+            check_forced(native)
+        length = min(config.length, longest_input(native))
+        self._new = config.new_tokens
+        if self.writes and has_decoder(native):
+            self._new = min(self._new, longest_target(native) - 1)
+        elif self.writes:
+            self._new = max(2, min(self._new, longest_input(native) - 1))
+            length = max(1, min(length, longest_input(native) - self._new))
+        self.rows = random_inputs(native, config.rows, length)
+        if self.writes:
+            self.rows = {name: value for name, value in self.rows.items() if not name.startswith("decoder_")}
+
+    def call(self, model: PreTrainedModel, new_tokens: int | None = None) -> Callable[..., Any]:
+        """What is called with the rows as arguments: a model, or its writing.
+
+        Args:
+            model: the original or a compressed model.
+            new_tokens: number of tokens to write; None for that of the config.
+        """
+        return Writing(model, self._new if new_tokens is None else new_tokens) if self.writes else model
+
+    def times_as_fast(self, model: PreTrainedModel) -> float:
+        """How many times as fast as the original a model is: both run in turn, each of them as often first."""
+        before, after = self._medians(model, None)
+        return before / after
+
+    def reading_and_step(self, model: PreTrainedModel) -> tuple[float, float] | None:
+        """How many times as fast a model reads rows and writes a first token, and writes each further one.
+
+        None for a model that does not write.
+        """
+        if not self.writes or self._new < 2:
+            return None
+        first, whole = self._medians(model, 1), self._medians(model, None)
+        steps = [max(each - own, 1e-9) for each, own in zip(whole, first, strict=True)]
+        return first[0] / first[1], steps[0] / steps[1]
+
+    def _medians(self, model: PreTrainedModel, new_tokens: int | None) -> tuple[float, float]:
+        """Median seconds of the original and of a model."""
+        runs = [(self.call(each, new_tokens), [self.rows]) for each in (self.native, model)]
+        rounds = rounds_in_turn(runs, _ROUNDS_OF_WRITING if self.writes else _ROUNDS)
+        before, after = (median(times) for times in zip(*rounds, strict=True))
+        return before, after
