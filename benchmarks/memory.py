@@ -5,12 +5,18 @@ the pages of the weights' files, which transformers maps into memory and the sys
 the libraries, whose share is measured by a process that only imports them. What the process itself holds, the
 anonymous part of its memory, is read every 20 ms.
 
-    python benchmarks/memory.py [--layers 6 12 24] [--before FOLDER] [--calibrated] [--limit GB]
+    python benchmarks/memory.py [--layers 6 12 24] [--before FOLDER] [--calibrated]
+    python benchmarks/memory.py --layers 30 --wide --limit 4 [--model FOLDER]
+    python benchmarks/memory.py --layers 6 12 --processes 1 2
 
 With --before, the code of an earlier checkout in FOLDER is measured besides. With --calibrated, the largest model is
 also converted with calibration. With --limit, the models are converted in a control group that may have so much memory
 at most, mapped files included (as root, with cgroups of version 1). Writes results/memory.json, .md and .png. The
-models take 2 GB, one of 100 layers 8 GB, and are deleted again.
+models take 2 GB, one of 100 layers 8 GB, and are deleted again. With --wide, layers have many neurons and narrow
+attention, so that 30 of them weigh 8 GB and are soon solved.
+
+With --processes, the models are converted with calibration by so many processes, with and without --shard, and what
+the process held that held most goes to results/memory_processes.json and .md.
 """
 
 from __future__ import annotations
@@ -29,11 +35,14 @@ from pathlib import Path
 from typing import Any
 
 from common import COLORS, RESULTS, kept, machine, markdown, my_turn, write
+from processes import anonymous, workers
 
 from collab.figures.style import pyplot, save
 
-WIDTH, HEADS = 1280, 20
-OPTIONS = ("--rank", "320", "--max-sweeps", "2", "--no-compare", "--quiet")
+SHAPES = {"": (1280, 20, 5120), "wide": (512, 8, 65536)}
+"""Width, heads and neurons."""
+
+OPTIONS = ("--rank", "0.25", "--max-sweeps", "2", "--no-compare", "--quiet")
 CALIBRATIONS = {
     "weights alone": ("--calibration", "none"),
     "calibrated": ("--calibration", "synthetic", "--calibration-samples", "32", "--refine", "none"),
@@ -48,39 +57,54 @@ import collab.checkpoints.convert
 """
 
 
-MAKE = f"""
+MAKE = """
 import json, sys, torch, transformers
 from safetensors.torch import save_file
-folder, layers = sys.argv[1], int(sys.argv[2])
+folder, layers, width, heads, neurons = sys.argv[1], *map(int, sys.argv[2:])
 config = transformers.BertConfig(
-    hidden_size={WIDTH}, num_hidden_layers=layers, num_attention_heads={HEADS}, intermediate_size={4 * WIDTH},
+    hidden_size=width, num_hidden_layers=layers, num_attention_heads=heads, intermediate_size=neurons,
     architectures=["BertModel"], dtype="float32",
 )
 config.save_pretrained(folder)
 with torch.device("meta"):
     state = transformers.BertModel(config).state_dict()
 torch.manual_seed(0)
-index, shard = {{}}, {{}}
+noise = torch.randn(2**22)
+index, shard = {}, {}
 for name, like in state.items():
     scale = 0.0 if name.endswith("bias") else 0.02
-    shard[name] = torch.ones(like.shape) if "LayerNorm.weight" in name else torch.randn(like.shape) * scale
+    if "LayerNorm.weight" in name:
+        shard[name] = torch.ones(like.shape)
+    elif like.numel() < len(noise):
+        shard[name] = torch.randn(like.shape) * scale
+    else:  # large ones repeat, which is fast
+        shard[name] = (noise.repeat(-(-like.numel() // len(noise)))[: like.numel()] * scale).view(like.shape)
     if sum(tensor.nbytes for tensor in shard.values()) > 5e8 or name == list(state)[-1]:
-        file = f"model-{{len(index):05d}}.safetensors"
-        save_file(shard, f"{{folder}}/{{file}}", metadata={{"format": "pt"}})
+        file = f"model-{len(index):05d}.safetensors"
+        save_file(shard, f"{folder}/{file}", metadata={"format": "pt"})
         index |= dict.fromkeys(shard, file)
-        shard = {{}}
-with open(f"{{folder}}/model.safetensors.index.json", "w") as file:
-    json.dump({{"metadata": {{}}, "weight_map": index}}, file)
+        shard = {}
+with open(f"{folder}/model.safetensors.index.json", "w") as file:
+    json.dump({"metadata": {}, "weight_map": index}, file)
 """
 
 
-def make(folder: Path, layers: int) -> int:
+def make(folder: Path, layers: int, shape: str = "") -> int:
     """A random BERT in float32, in shards of 500 MB; returns the bytes of its weights.
 
     In a process of its own: what the system says of a process counts the memory of the one that started it.
     """
-    subprocess.run([sys.executable, "-c", MAKE, str(folder), str(layers)], check=True)
+    if not folder.is_dir():
+        subprocess.run([sys.executable, "-c", MAKE, str(folder), *map(str, (layers, *SHAPES[shape]))], check=True)
     return sum(file.stat().st_size for file in folder.glob("*.safetensors"))
+
+
+def forget(folder: Path) -> None:
+    """Has the system drop the files of a folder from its memory, where they count for nobody's limit."""
+    for path in folder.iterdir():
+        with path.open("rb") as file:
+            os.fsync(file.fileno())
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 @dataclass(frozen=True)
@@ -125,22 +149,74 @@ def limited(gigabytes: float) -> Iterator[Callable[[], None]]:
         group.rmdir()
 
 
-def moments_bytes(layers: int) -> int:
+def held_by(count: int, line: list[str], code: Path) -> int:
+    """Anonymous bytes of the process that has most, of so many that convert together."""
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(count)] if count > 1 else []
+    environment = os.environ | {"PYTHONPATH": str(code), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    process = subprocess.Popen([sys.executable, *launcher, *line], cwd=code, env=environment)
+    most = 0
+    while process.poll() is None:
+        most = max([most, *map(anonymous, workers(process.pid, count))])
+        time.sleep(0.02)
+    if process.returncode:
+        raise SystemExit(f"{' '.join(line)} failed.")
+    return most
+
+
+def by_processes(counts: list[int], layers: list[int], code: Path) -> None:
+    """Measures calibrated conversions by several processes, with whole and with shared weights."""
+    rows: list[dict[str, Any]] = []
+    libraries = peak(["-c", IMPORTS], code).anonymous
+    for number in layers:
+        with tempfile.TemporaryDirectory(prefix="collab-memory.") as top:
+            checkpoint = make(Path(top) / "model", number)
+            for count in counts:
+                for shard in (False, True) if count > 1 else (False,):
+                    line = ["-m", "collab", "convert", f"{top}/model", f"{top}/out", *OPTIONS, "--no-speed"]
+                    line += [*CALIBRATIONS["calibrated"], *(["--shard"] if shard else [])]
+                    held = held_by(count, line, code) - libraries
+                    shutil.rmtree(f"{top}/out")
+                    row = {"layers": number, "checkpoint": checkpoint, "processes": count, "shard": shard}
+                    rows.append(row | {"moments": moments_bytes(number), "held": held})
+                    print(rows[-1], file=sys.stderr, flush=True)
+    with my_turn("memory_processes"):
+        measured = {divided_key(row) for row in rows}
+        rows += [row for row in kept("memory_processes").get("rows", []) if divided_key(row) not in measured]
+        rows.sort(key=divided_key)
+        names = ("layers", "processes", "weights and sums", "checkpoint, MB", "sums, MB", "held by a process, MB")
+        body = [
+            [
+                str(row["layers"]),
+                str(row["processes"]),
+                "shared" if row["shard"] else "whole",
+                *(f"{row[name] / 1e6:.0f}" for name in ("checkpoint", "moments", "held")),
+            ]
+            for row in rows
+        ]
+        write("memory_processes", {"machine": machine(), "rows": rows}, markdown([*names], body))
+
+
+def divided_key(row: dict[str, Any]) -> tuple[int, int, bool]:
+    """What was measured."""
+    return row["layers"], row["processes"], row["shard"]
+
+
+def moments_bytes(layers: int, shape: str = "") -> int:
     """Of the queries' and the keys' moments of every layer, fitted and held out: four matrices in float64."""
-    return layers * 4 * 8 * WIDTH**2
+    return layers * 4 * 8 * SHAPES[shape][0] ** 2
 
 
 def draw(rows: list[dict[str, Any]], file: Path) -> None:
     """Draws peak memory without libraries against the checkpoint's bytes."""
     figure, axis = pyplot().subplots(figsize=(5, 3.6), layout="constrained")
-    top = max(row["checkpoint"] for row in rows if row["layers"] <= 24) / 1e9
+    top = max(row["checkpoint"] for row in rows if row["layers"] <= 24 and not limit_of(row)) / 1e9
     axis.plot([0, top], [0, top], color=COLORS["concat"], linestyle=":", label="the checkpoint itself")
     axis.plot([0, top], [0, top * 4 / 3], color=COLORS["concat"], linestyle="--", label="and one third more")
     for when, color, mark in (("before", COLORS["rival"], "s"), ("now", COLORS["collab"], "o")):
         points = [
             (row["checkpoint"] / 1e9, (row["peak"] - row["libraries"]) / 1e9)
             for row in rows
-            if row["when"] == when and row["calibration"] == "weights alone" and row["layers"] <= 24
+            if key(row)[:2] == (when, "weights alone") and row["layers"] <= 24 and not limit_of(row)
         ]
         if points:
             axis.plot(*zip(*sorted(points), strict=True), f"{mark}-", color=color, label=when)
@@ -156,8 +232,14 @@ def main() -> None:
     parser.add_argument("--before", type=Path, help="An earlier checkout.")
     parser.add_argument("--calibrated", action="store_true", help="Convert the largest model with calibration, too.")
     parser.add_argument("--limit", type=float, help="Gigabytes of memory at most.")
+    parser.add_argument("--model", type=Path, help="A folder to keep the only model in, or to take it from.")
+    parser.add_argument("--wide", action="store_true", help="Wide layers.")
+    parser.add_argument("--processes", type=int, nargs="*", help="Numbers of processes.")
     wanted = parser.parse_args()
     here = Path(__file__).parents[1]
+    if wanted.processes:
+        by_processes(wanted.processes, wanted.layers, here)
+        return
     rows: list[dict[str, Any]] = []
     for when, code in (("before", wanted.before), ("now", here)):
         if code is None:
@@ -168,9 +250,12 @@ def main() -> None:
                 if name == "calibrated" and (not wanted.calibrated or layers != max(wanted.layers) or when == "before"):
                     continue
                 with tempfile.TemporaryDirectory(prefix="collab-memory.") as top:
-                    checkpoint = make(Path(top) / "model", layers)
-                    line = ["-m", "collab", "convert", f"{top}/model", f"{top}/out", *OPTIONS, *options]
+                    shape = "wide" if wanted.wide else ""
+                    model = Path(top) / "model" if wanted.model is None else wanted.model
+                    checkpoint = make(model, layers, shape)
+                    line = ["-m", "collab", "convert", str(model), f"{top}/out", *OPTIONS, *options]
                     line += [] if when == "before" else ["--no-speed"]  # which earlier checkouts do not measure
+                    forget(model)
                     most = peak(line, code, wanted.limit)
                     shutil.rmtree(top, ignore_errors=True)
                     Path(top).mkdir()
@@ -179,10 +264,11 @@ def main() -> None:
                         "when": when,
                         "calibration": name,
                         "layers": layers,
+                        "shape": shape,
                         "checkpoint": checkpoint,
                         "libraries": libraries.resident,
                         "limit": wanted.limit,
-                        "moments": 0 if name == "weights alone" else moments_bytes(layers),
+                        "moments": 0 if name == "weights alone" else moments_bytes(layers, shape),
                         "peak": most.resident,
                         "anonymous": most.anonymous,
                         "anonymous_libraries": libraries.anonymous,
@@ -208,7 +294,7 @@ def main() -> None:
             ],
             [
                 [
-                    f"{row['when']}, {row['calibration']}{f', within {limit_of(row):g} GB' * bool(limit_of(row))}",
+                    described(row),
                     str(row["layers"]),
                     *(f"{row[name] / 1e6:.0f}" for name in ("checkpoint", "libraries", "moments", "peak")),
                     f"{beyond(row) / 1e6:.0f}",
@@ -218,7 +304,7 @@ def main() -> None:
                 for row in rows
             ],
         )
-        write("memory", {"machine": machine(), "width": WIDTH, "heads": HEADS, "rows": rows}, table)
+        write("memory", {"machine": machine(), "shapes": SHAPES, "rows": rows}, table)
         draw(rows, RESULTS / "memory.png")
 
 
@@ -229,7 +315,14 @@ def limit_of(row: dict[str, Any]) -> float:
 
 def key(row: dict[str, Any]) -> tuple[Any, ...]:
     """What was measured."""
-    return row["when"], row["calibration"], row["layers"], limit_of(row)
+    return row["when"], row["calibration"], row["layers"], limit_of(row), row.get("shape", "")
+
+
+def described(row: dict[str, Any]) -> str:
+    """What was measured, for the table."""
+    wide = ", wide layers" if row.get("shape") else ""
+    limit = f", within {limit_of(row):g} GB" if limit_of(row) else ""
+    return f"{row['when']}, {row['calibration']}{wide}{limit}"
 
 
 def beyond(row: dict[str, Any]) -> int:

@@ -117,9 +117,32 @@ def planned() -> str:
                     for count in (8, 64)
                 },
             }
+            | {
+                name: value
+                for count in (8, 64)
+                for name, value in shared(count, parameters, layers, sums, graph, factors).items()
+            }
         )
     rows = [[name, *(f"{column[name] / 1e9:.1f}" for column in columns)] for name in columns[0]]
     return markdown(["GB of each process", *MODELS], rows)
+
+
+def shared(count: int, parameters: float, layers: int, sums: float, graph: float, factors: float) -> dict[str, float]:
+    """What each of so many processes keeps and receives with --shard; see `planned`.
+
+    Weights are gathered for the forward and again for the backward pass, of the teacher for the forward pass alone.
+    After every batch of calibration the sums of that batch, fitted or held out, go to the owners of the layers.
+    """
+    others = (count - 1) / count
+    kept_to_calibrate = 2 * parameters / count + 2 * parameters / layers + sums / count + sums / 2 / layers + graph
+    kept_to_heal = (8 * parameters + 12 * factors) / count + 8 * parameters / layers
+    return {
+        f"kept while calibrating, --shard, {count} GPUs": kept_to_calibrate,
+        f"weights gathered for a batch of calibration, {count} GPUs": others * 2 * 2 * parameters,
+        f"sums sent for a batch of calibration, {count} GPUs": others * sums / 2,
+        f"kept for healing factors, --shard, without activations, {count} GPUs": kept_to_heal,
+        f"weights gathered in a step of healing, {count} GPUs": others * 3 * 4 * parameters,
+    }
 
 
 def main() -> None:

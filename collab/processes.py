@@ -11,6 +11,7 @@ import os
 import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import timedelta
+from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from .errors import ConfigurationError, ProcessError
@@ -163,15 +164,19 @@ def gathered(value: Value) -> list[Value]:
     return values  # type: ignore[return-value]
 
 
-def divided(items: Sequence[Item], do: Callable[[list[Item]], Sequence[Value]]) -> list[Value]:
+def divided(items: Sequence[Item], do: Callable[[list[Item]], Sequence[Value]], *, evenly: bool = False) -> list[Value]:
     """What a function makes of items, one value of each, which the processes divide. All get all values, in order.
 
     Args:
         items: the same in all processes.
         do: called in every process with its share of the items, which may be empty.
+        evenly: see `dealt`.
     """
+    share = list(dealt(items, evenly=evenly))
+    made = do([item for _, item, _ in share])
+    own = [value for value, (_, _, counts) in zip(made, share, strict=True) if counts]
     values: list[Value] = [None] * len(items)  # type: ignore[list-item]
-    for number, part in enumerate(gathered(list(do(list(items[rank() :: processes()]))))):
+    for number, part in enumerate(gathered(own)):
         values[number :: processes()] = part
     return values
 
@@ -186,8 +191,28 @@ def owners(costs: Sequence[float]) -> list[int]:
     return owner
 
 
-def summed(tensor: Tensor) -> Tensor:
+def dealt(items: Sequence[Item], *, evenly: bool = False) -> Iterator[tuple[int, Item, bool]]:
+    """This process's share of items: their numbers, they themselves, and whether they count.
+
+    Args:
+        items: the same in all processes.
+        evenly: whether all processes must do as many. What is left over at the end then goes to all of them, and
+            counts only in the one that it belongs to.
+    """
+    for first in range(0, len(items), processes()):
+        number = first + rank()
+        if number < len(items):
+            yield number, items[number], True
+        elif evenly:
+            yield len(items) - 1, items[-1], False
+
+
+def summed(tensor: Tensor, owner: int | None = None) -> Tensor:
     """The sum of the tensors of all processes, in the memory of this one's. All processes get the same bits.
+
+    Args:
+        tensor: this process's tensor.
+        owner: the process that gets the sum, while the tensors of the others are of no use any more; None for all.
 
     Raises:
         ProcessError: if another process has ended.
@@ -197,8 +222,16 @@ def summed(tensor: Tensor) -> Tensor:
         from torch import distributed
 
         with _connected():
-            distributed.all_reduce(tensor)
+            if owner is None:
+                distributed.all_reduce(tensor)
+            else:
+                distributed.reduce(tensor, owner)
     return tensor
+
+
+def hosts_without(path: Path) -> list[str]:
+    """The machines with a process that does not see a path. All processes call this."""
+    return sorted({host for host in gathered(None if path.exists() else socket.gethostname()) if host is not None})
 
 
 def check_same(facts: Mapping[str, object]) -> None:

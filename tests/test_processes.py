@@ -25,9 +25,7 @@ TEXT = [" ".join(LETTERS[(i * 7 + j * j) % 26] for j in range(2 + i % 9)) for i 
 
 
 def test_any_number_of_processes_gives_what_one_gives(tmp_path: Path) -> None:
-    script = Path(__file__).with_name("together.py")  # all in one test, since its imports take longer than the work
-    done = subprocess.run([sys.executable, script, tmp_path], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[-4000:]
+    work_together(tmp_path)  # all in one test, since its imports take longer than the work
     alone, *others = (dict(np.load(tmp_path / f"{count}.npz")) for count in COUNTS)
     for model in MODELS:
         assert {f"{model}/weights", f"{model}/2", f"{model}/5"} <= {"/".join(name.split("/")[:2]) for name in alone}
@@ -37,7 +35,7 @@ def test_any_number_of_processes_gives_what_one_gives(tmp_path: Path) -> None:
         for name, expected in alone.items():
             if name.startswith("healed/") or name == "losses":
                 tolerance = 5e-6
-            elif "/weights/" in name:
+            elif "/weights" in name:
                 tolerance = 1e-6
             elif "/refined/" in name:
                 tolerance = 1e-5
@@ -47,10 +45,28 @@ def test_any_number_of_processes_gives_what_one_gives(tmp_path: Path) -> None:
                 tolerance = 1e-12 * float(np.abs(expected).max()) if "/" in name else 0.0
             np.testing.assert_allclose(together[name], expected, rtol=0, atol=tolerance, err_msg=name)
     for count in (1, 4):  # a run of two processes, of which one was killed
-        resumed = np.load(tmp_path / f"resumed.{count}.npz")
-        assert resumed.files
-        for name in resumed.files:
-            np.testing.assert_allclose(resumed[name], alone[f"healed/{name}"], rtol=0, atol=5e-6, err_msg=name)
+        check_resumed(tmp_path, count)
+
+
+@pytest.mark.slow
+def test_healing_whose_weights_are_shared_goes_on_in_another_number_of_processes(tmp_path: Path) -> None:
+    work_together(tmp_path, "shared", 1)
+    check_resumed(tmp_path, 1)
+
+
+def work_together(folder: Path, *arguments: object) -> None:
+    script = Path(__file__).with_name("together.py")
+    line = [sys.executable, script, folder, *arguments]
+    done = subprocess.run([*map(str, line)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-4000:]
+
+
+def check_resumed(folder: Path, count: int) -> None:
+    """What other processes finished is what one process heals."""
+    alone, resumed = np.load(folder / "1.npz"), np.load(folder / f"resumed.{count}.npz")
+    assert resumed.files
+    for name in resumed.files:
+        np.testing.assert_allclose(resumed[name], alone[f"healed/{name}"], rtol=0, atol=5e-6, err_msg=name)
 
 
 def test_convert_and_heal_under_torchrun(original: Path, tmp_path: Path) -> None:
@@ -59,7 +75,7 @@ def test_convert_and_heal_under_torchrun(original: Path, tmp_path: Path) -> None
     settings += ["--heal-steps", "2", "--refine", "2", "--no-speed", "--json"]
     assert run("convert", original, tmp_path / "alone", *settings).exit_code == 0
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "collab"]
-    line = [*launcher, "convert", original, tmp_path / "together", *settings]
+    line = [*launcher, "convert", original, tmp_path / "together", *settings, "--shard"]
     done = subprocess.run([*map(str, line)], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["history"]  # printed once

@@ -7,10 +7,13 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import shutil
 import socket
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -39,9 +42,13 @@ from collab.training.work import exclusive_lock
 MODELS = ("albert", "deberta-v2", "eurobert", "t5")
 """Passes that are pooled, positions as rows, rotary positions, and a decoder."""
 
+SHARED = ("bert", "deberta-v2", "eurobert", "t5")
+"""Models whose weights and sums the processes share, too."""
+
 COUNTS = (1, 2, 3, 4)
 RUN = collab.RunOptions(batch_size=12, steps=6, evaluations=2, device="cpu")
 HEAL = collab.HealOptions(samples=256, trainable="all", run=RUN)
+HEAL_SHARED = replace(HEAL, run=replace(RUN, shard=True))
 
 
 def calibrated(model: PreTrainedModel, rows: list[Any]) -> tuple[collab.Calibration, int]:
@@ -66,12 +73,7 @@ def calibrate() -> dict[str, np.ndarray]:
             calibration, calls = calibrated(model, rows[:number])
             assert sum(gathered(calls)) == number
             assert calls <= -(-number // processes())
-            assert calibration.held_out_moments is not None
-            for part, layers in (("train", calibration.moments), ("held", calibration.held_out_moments)):
-                for layer, moments in layers.items():
-                    for field, tensor in moments.tensors().items():
-                        assert len({each.tobytes() for each in gathered(tensor.numpy())}) == 1
-                        results[f"{name}/{number}/{part}/{layer}/{field}"] = tensor.numpy()
+            results |= named(f"{name}/{number}", calibration)
         for kind, steps in (("weights", "none"), ("refined", 3)):
             config = collab.ConversionConfig(params=0.5, allocation="balanced", refine=steps, compare=kind == "weights")
             made = collab.convert(model, config, calibration=calibration)
@@ -82,6 +84,38 @@ def calibrate() -> dict[str, np.ndarray]:
                 results[f"{name}/{kind}/agreement.{key}"] = np.array(number)
             assert [layer.name for layer in made.report.layers] == list(native_layers(model))
             assert len(made.report.comparison) == len(made.report.layers) * (kind == "weights")
+    return results
+
+
+def calibrate_shared(folder: Path) -> dict[str, np.ndarray]:
+    """Moments of models whose weights and sums the processes share, and the weights of a conversion by them."""
+    results = {}
+    for name in SHARED:
+        torch.manual_seed(0)
+        model = tiny_model(BY_TYPE[name])
+        rows = [batch | {} for count in (3, 1, 2, 4, 1) for batch in [probe_inputs(model, count)]]
+        calibration = collab.calibrate(
+            model,
+            rows,
+            options=collab.CalibrationOptions(held_out=0.5, shard=True),
+            scratch=folder if name == "t5" else None,
+        )
+        results |= named(f"{name}/shared", calibration)
+        config = collab.ConversionConfig(params=0.5, allocation="balanced", refine="none", compare=False)
+        state = collab.convert(model, config, calibration=calibration).model.state_dict()
+        results |= {f"{name}/weights-shared/{key}": value.numpy() for key, value in state.items()}
+    return results
+
+
+def named(prefix: str, calibration: collab.Calibration) -> dict[str, np.ndarray]:
+    """All moments by name, which all processes agree on."""
+    assert calibration.held_out_moments is not None
+    results = {}
+    for part, layers in (("train", calibration.moments), ("held", calibration.held_out_moments)):
+        for layer, moments in layers.items():
+            for field, tensor in moments.tensors().items():
+                assert len({each.tobytes() for each in gathered(tensor.numpy())}) == 1
+                results[f"{prefix}/{part}/{layer}/{field}"] = tensor.numpy()
     return results
 
 
@@ -119,6 +153,11 @@ def heal(folder: Path) -> dict[str, np.ndarray]:
     return {f"healed/{name}": value for name, value in weights.items()} | {"losses": np.array(losses), "rate": rate}
 
 
+def heal_alone(folder: Path) -> None:
+    """Healing alone, with a file of results."""
+    np.savez(folder / "1.npz", **heal(folder))
+
+
 def predict() -> dict[str, np.ndarray]:
     """Predictions for rows that the processes divide, in their order."""
     model, _ = pair()
@@ -139,13 +178,13 @@ def predict() -> dict[str, np.ndarray]:
 
 def work(folder: Path) -> None:
     """Everything, with one file of results."""
-    results = calibrate() | heal(folder) | predict() | score()
+    results = calibrate() | calibrate_shared(folder) | heal(folder) | predict() | score()
     assert from_main(rank) == 0
     if is_main_process():
         np.savez(folder / f"{processes()}.npz", **results)
 
 
-def interrupted(folder: Path) -> None:
+def interrupted(folder: Path, options: collab.HealOptions = HEAL) -> None:
     """Healing of which process 1 ends at once in the middle, after the first checkpoint."""
     model, teacher = pair()
     if rank() == 1:
@@ -160,7 +199,7 @@ def interrupted(folder: Path) -> None:
 
         Marker.on_step_end = on_step_end  # type: ignore[method-assign,assignment]
     try:
-        collab.heal(model, teacher, options=HEAL, work=folder / "work.killed")
+        collab.heal(model, teacher, options=options, work=folder / "work.killed")
     except (RuntimeError, collab.CollabError) as error:
         os._exit(3 if has_lost_another(error) or isinstance(error, collab.errors.ProcessError) else 4)
 
@@ -174,11 +213,11 @@ def refused(folder: Path) -> None:
         pass
 
 
-def resume(folder: Path) -> None:
+def resume(folder: Path, options: collab.HealOptions = HEAL) -> None:
     """The rest of that healing."""
     model, teacher = pair()
     work = folder / f"work.resumed.{processes()}"
-    collab.heal(model, teacher, options=HEAL, work=work)
+    collab.heal(model, teacher, options=options, work=work)
     if is_main_process():
         np.savez(folder / f"resumed.{processes()}.npz", **{k: v.numpy() for k, v in model.state_dict().items()})
 
@@ -213,27 +252,36 @@ def _child(number: int, count: int, port: int, function: Callable[[Path], None],
     function(folder)
 
 
-def main() -> None:
-    """Runs all of it."""
-    import shutil
+def kill_and_resume(folder: Path, options: collab.HealOptions, counts: tuple[int, ...]) -> None:
+    """Healing by two processes, of which one is killed, and its rest by other numbers of processes."""
+    codes, seconds = launch(2, partial(interrupted, options=options), folder)
+    assert codes == [3, -9], codes
+    print(f"killed: {seconds:.1f} s")
+    assert seconds < 60
+    for count in counts:
+        shutil.copytree(folder / "work.killed", folder / f"work.resumed.{count}")
+        codes, seconds = launch(count, partial(resume, options=options), folder)
+        assert codes == [0] * count, codes
+        print(f"resumed by {count}: {seconds:.1f} s")
 
-    folder = Path(sys.argv[1])
+
+def main() -> None:
+    """Runs all of it; with the word ``shared``, healing whose weights the processes share, and resumes it."""
     import collab.training.heal  # noqa: F401  # before the fork
 
+    folder = Path(sys.argv[1])
+    if sys.argv[2:3] == ["shared"]:
+        codes, _ = launch(1, heal_alone, folder)
+        assert codes == [0], codes
+        kill_and_resume(folder, HEAL_SHARED, tuple(map(int, sys.argv[3:])))
+        return
     for count in COUNTS:
         codes, seconds = launch(count, work, folder)
         assert codes == [0] * count, codes
         print(f"{count} processes: {seconds:.1f} s")
     codes, _ = launch(2, refused, folder)
     assert codes == [0, 0], codes
-    codes, seconds = launch(2, interrupted, folder)
-    assert codes == [3, -9], codes
-    print(f"killed: {seconds:.1f} s")
-    assert seconds < 60
-    for count in (1, 4):
-        shutil.copytree(folder / "work.killed", folder / f"work.resumed.{count}")
-        codes, seconds = launch(count, resume, folder)
-        assert codes == [0] * count, codes
+    kill_and_resume(folder, HEAL, (1, 4))
 
 
 if __name__ == "__main__":

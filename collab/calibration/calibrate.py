@@ -29,12 +29,14 @@ from ..models.inputs import (
     with_targets,
 )
 from ..models.layers import native_layers
-from ..processes import from_main, is_main_process, processes, rank
+from ..models.sharded import sharded
+from ..processes import dealt, from_main, is_main_process, processes
 from ..progress import Progress, no_progress
 from ..reparametrization.moments import LayerMoments
 from ..steps.step import DataSummary
 from . import cache as moments_cache
 from .collect import Collector
+from .exchange import exchanged
 from .options import CalibrationOptions
 
 logger = logging.getLogger(__name__)
@@ -77,12 +79,14 @@ def calibrate(
     *,
     options: CalibrationOptions | None = None,
     cache: Path | None = None,
+    scratch: Path | None = None,
     progress: Progress = no_progress,
 ) -> Calibration:
     """Computes the moments that a conversion needs, in one forward and backward pass over the data.
 
     Memory does not grow with the number of rows: the sums are D×D matrices in float64. Several processes divide the
     batches, and all get the moments of all of them, up to rounding in float64; but each runs the whole of a callable.
+    With `CalibrationOptions.shard`, each keeps a part of the weights, and the sums of its layers.
 
     Args:
         checkpoint: a native model, which is not changed, with its tokenizer or image processor: needed for text, and
@@ -92,6 +96,8 @@ def calibrate(
             callable that runs the model that it is called with.
         options: calibration settings.
         cache: file to keep the moments in. If it exists, it is read instead of running the model.
+        scratch: a folder, which all processes see, to keep the moments in with ``shard``, each layer in a file that is
+            mapped into memory; they can be used as long as it is there. None to keep them in memory.
         progress: progress callback, called after every batch.
 
     Returns:
@@ -107,10 +113,10 @@ def calibrate(
     checkpoint = Checkpoint.of(checkpoint)
     model = checkpoint.model
     require_family(model.config)
-    collector = Collector(model, options.seed, options.period)
     if callable(data):
         if cache is not None:
             raise CalibrationError("Moments of a callable cannot be cached, because its data is unknown.")
+        collector = Collector(model, options.seed, options.period)
         with collector.watching(progress):
             data(model)
         batches = _Batches([], [], {"source": "callable"})
@@ -123,13 +129,17 @@ def calibrate(
             stored = from_main(lambda: moments_cache.read(cache, key) if cache.exists() else None)
         if stored is not None:
             return _calibration(model, *stored, batches)
-        own = list(enumerate(every, 1))[rank() :: processes()]
+        run = sharded(model) if options.shard and processes() > 1 else model
+        collector = Collector(model, options.seed, options.period, run)
+        own = _own(every, len(batches.train), evenly=run is not model)
         with collector.watching(progress, total=len(own)):
-            for collector.number, (batch, collector.holding) in own:
+            for collector.number, batch, collector.holding, collector.counting in own:
                 with _accepting(model, batch):
-                    model(**on_device(batch, model.device))
+                    run(**on_device(batch, model.device))
         collector.add_other_processes()
     moments, held_moments = collector.finish()
+    if collector.owner:
+        moments, held_moments = exchanged(list(native_layers(model)), moments, held_moments, scratch)
     if cache is not None and is_main_process():
         moments_cache.write(cache, key, moments, held_moments)
     return _calibration(model, moments, held_moments, batches)
@@ -143,6 +153,19 @@ class _Batches:
     held_out: list[Batch]
     summary: DataSummary
     sources: tuple[str, ...] = ()
+
+
+def _own(every: list[tuple[Batch, bool]], train: int, *, evenly: bool) -> list[tuple[int, Batch, bool, bool]]:
+    """This process's batches: their numbers, from 1, they themselves, and whether they are held out and count.
+
+    Args:
+        every: all batches, and whether each is held out.
+        train: number of those that are not, which come first.
+        evenly: whether all processes run as many, and at the same time add to the same sums.
+    """
+    numbered = [(number, *entry) for number, entry in enumerate(every, 1)]
+    parts = (numbered[:train], numbered[train:]) if evenly else (numbered,)
+    return [(*entry, counts) for part in parts for _, entry, counts in dealt(part, evenly=evenly)]
 
 
 def _calibration(

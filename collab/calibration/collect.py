@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any
@@ -17,8 +18,9 @@ from ..models.layers import AttentionLayer, native_layers
 from ..models.outputs import outputs_of
 from ..models.padding import output_mask
 from ..models.recording import LayerPass, recording
+from ..models.sharded import is_sharded
 from ..models.states import eager_attention, evaluating, frozen
-from ..processes import gathered
+from ..processes import gathered, owners, rank
 from ..progress import Progress, no_progress
 from ..reparametrization.moments import (
     Accumulator,
@@ -36,22 +38,32 @@ class Collector:
         model: a native model, which is not changed.
         seed: random seed of the directions in the output.
         period: one call in this many is held out, unless `holding` is set.
+        run: the same model as it is run, if that is a sharded copy. Its processes then add up the sums of a layer after
+            every call, in the process that owns the layer, so that none has the sums of all layers.
 
     Attributes:
         holding: whether the next calls are held out; None to use `period`.
         number: number of the next call, from 1, which its random draws depend on; None to count the calls.
+        counting: whether the next calls count; a process that has nothing left to do runs the model all the same.
+        owner: the process that has the sums of a layer, by the layer's name; empty if each has its own sums of all.
     """
 
-    def __init__(self, model: PreTrainedModel, seed: int, period: int) -> None:
-        self.model = model
+    def __init__(self, model: PreTrainedModel, seed: int, period: int, run: PreTrainedModel | None = None) -> None:
+        self.model = model if run is None else run
         self.period = period
         self.holding: bool | None = None
         self.number: int | None = None
+        self.counting = True
         self._seed = seed
-        self._layers = native_layers(model)
+        self._layers = native_layers(self.model)
+        # The widths are those of whole weights.
+        whole = native_layers(model)
+        self._empty = {name: functools.partial(_accumulator, model, layer) for name, layer in whole.items()}
+        self.owner = owners_of_layers(model) if is_sharded(self.model) else {}
+        own = [name for name in self._layers if self.owner.get(name, rank()) == rank()]
         # Allocated before the first pass, so that they do not fragment the memory of its activations.
         self._sums: dict[bool, dict[str, list[Accumulator]]] = {
-            hold: {name: [self._accumulator(layer)] for name, layer in self._layers.items()} for hold in (False, True)
+            hold: {name: [self._empty[name]()] for name in own} for hold in (False, True)
         }
         self._passes: list[LayerPass] = []
         self._given: dict[str, Any] = {}  # to the model
@@ -86,7 +98,9 @@ class Collector:
             self._passes.clear()
 
     def add_other_processes(self) -> None:
-        """Adds the sums of the other processes, which all call this, layer by layer."""
+        """Adds the sums of the other processes, which all call this, layer by layer; if they are not yet in."""
+        if self.owner:
+            return
         own = {(hold, name): len(sums) for hold in self._sums for name, sums in self._sums[hold].items()}
         everywhere = gathered(own)
         for hold, by_layer in self._sums.items():
@@ -99,30 +113,22 @@ class Collector:
     def finish(self) -> tuple[dict[str, LayerMoments], dict[str, LayerMoments] | None]:
         """The moments of every attention layer by module name, and those of the held-out calls, if there were any.
 
-        They are pooled over the passes of a layer, and reuse the memory of the sums.
+        They are pooled over the passes of a layer, and reuse the memory of the sums. Where layers have owners, they are
+        those of the layers that this process owns.
 
         Raises:
             CalibrationError: if the model, or one of its attention layers, was never called.
         """
         kept, held = self._sums[False], self._sums[True]
         missing = [name for name, sums in kept.items() if not sums[0].tokens]
-        if len(missing) == len(kept):
+        if missing and len(missing) == len(kept):
             raise CalibrationError("There is no calibration data: the model was never called.")
         if missing:
             raise CalibrationError(f"Calibration never called {', '.join(sorted(missing))}.")
-        moments = {name: _finished(kept.pop(name)) for name in self._layers}
+        moments = {name: _finished(kept.pop(name)) for name in list(kept)}
         if not all(sums[0].tokens for sums in held.values()):
             return moments, None
-        return moments, {name: _finished(held.pop(name)) for name in self._layers}
-
-    def _accumulator(self, layer: AttentionLayer) -> Accumulator:
-        query, key = layer.projection("query"), layer.projection("key")
-        if layer.rotary:
-            width = query.in_features + (query.bias is not None or key.bias is not None)
-            return RotaryAccumulator(width, width, layer.total, self.model.device)
-        shape = query.in_features, key.in_features, layer.total, self.model.device
-        terms = layer.positions
-        return Accumulator(*shape) if terms is None else DisentangledAccumulator(*shape, terms)
+        return moments, {name: _finished(held.pop(name)) for name in list(held)}
 
     def _learn(self, output: Any, number: int) -> None:
         """Adds one call; its draws depend on the seed and its number, not on what was called before it, or where."""
@@ -165,15 +171,43 @@ class Collector:
         seen = layer_pass.seen(self._given)
         if seen is not None:
             scores, tokens = scores * seen[:, None, :, None].to(scores), int(seen.sum())
-        accumulators = sums[layer_pass.layer.name]
-        if number == len(accumulators):
-            accumulators.append(accumulators[0].another())
-        accumulators[number].add(queries, keys, scores, tokens, self._generator, layer_pass.positions)
+        name = layer_pass.layer.name
+        owner = self.owner.get(name)
+        added = self._of_pass(sums, name, number) if owner is None else self._empty[name]()
+        if self.counting:
+            added.add(queries, keys, scores, tokens, self._generator, layer_pass.positions)
+        if owner is not None:
+            added.add_other_processes(owner)
+            if owner == rank():
+                self._of_pass(sums, name, number).merge(added)
+
+    def _of_pass(self, sums: dict[str, list[Accumulator]], name: str, number: int) -> Accumulator:
+        """The sums of the `number`-th pass of a layer."""
+        if number == len(sums[name]):
+            sums[name].append(sums[name][0].another())
+        return sums[name][number]
 
     def _on_call(self, module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
         self._given = with_targets(self.model, kwargs)
         self._passes.clear()
         return args, kwargs | {"output_attentions": True}  # some families return weights only on request
+
+
+def owners_of_layers(model: PreTrainedModel) -> dict[str, int]:
+    """The process that solves each native attention layer, by its name: solving takes the cube of its width."""
+    layers = native_layers(model)
+    return dict(zip(layers, owners([layer.full_rank**3 for layer in layers.values()]), strict=True))
+
+
+def _accumulator(model: PreTrainedModel, layer: AttentionLayer) -> Accumulator:
+    """Empty sums of a layer of a model."""
+    query, key = layer.projection("query"), layer.projection("key")
+    if layer.rotary:
+        width = query.in_features + (query.bias is not None or key.bias is not None)
+        return RotaryAccumulator(width, width, layer.total, model.device)
+    shape = query.in_features, key.in_features, layer.total, model.device
+    terms = layer.positions
+    return Accumulator(*shape) if terms is None else DisentangledAccumulator(*shape, terms)
 
 
 def _finished(sums: list[Accumulator]) -> LayerMoments:

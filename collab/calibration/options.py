@@ -19,6 +19,8 @@ class CalibrationOptions:
         max_length: largest number of tokens of a row; None for the model's limit.
         held_out: fraction of the rows that is held out of the moments, to measure how well they generalize.
         seed: random seed of the sample, of random words and of random directions in the output.
+        shard: whether several processes share the weights of the model, each of which keeps a part, and the sums of
+            its layers, instead of each having all of them.
 
     Raises:
         ConfigurationError: if a value is out of range.
@@ -28,6 +30,7 @@ class CalibrationOptions:
     max_length: int | None = None
     held_out: float = 0.125
     seed: int = 0
+    shard: bool = False
 
     def __post_init__(self) -> None:
         if self.samples < 2:

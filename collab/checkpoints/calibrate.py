@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from ..calibration.calibrate import Calibration
 from ..calibration.calibrate import calibrate as calibrate_model
 from ..calibration.options import CalibrationRequest
@@ -16,6 +18,7 @@ def calibrate(
     request: CalibrationRequest,
     config: ConversionConfig | None = None,
     *,
+    scratch: Path | None = None,
     progress: Progress = no_progress,
 ) -> tuple[Calibration | None, tuple[str, ...]]:
     """Calibrates the model of a checkpoint.
@@ -24,6 +27,7 @@ def calibrate(
         checkpoint: the model with its tokenizer or image processor.
         request: data and settings of the calibration.
         config: settings of the conversion, for calibration in order.
+        scratch: see `collab.calibrate`.
         progress: called after every batch.
 
     Returns:
@@ -44,4 +48,5 @@ def calibrate(
         source = "synthetic"
     if request.in_order and config is not None:
         return calibrate_in_order(checkpoint, config, source, options=options, progress=progress), ()
-    return calibrate_model(checkpoint, source, options=options, cache=request.cache, progress=progress), ()
+    cache = request.cache
+    return calibrate_model(checkpoint, source, options=options, cache=cache, scratch=scratch, progress=progress), ()

@@ -21,10 +21,11 @@ from ..io.checkpoint import Checkpoint
 from ..io.load import load_native
 from ..io.options import LoadOptions, TransformOptions
 from ..io.read import Source
+from ..models.sharded import sharding
 from ..models.weights import check_cast
 from ..planning.config import ConversionConfig
 from ..planning.long_rows import LongOptions
-from ..processes import is_main_process
+from ..processes import processes
 from ..training.options import HealRequest
 from .calibrate import calibrate
 from .heal import healed
@@ -126,10 +127,12 @@ class _Convert:
     def __call__(self, checkpoint: Checkpoint, run: Run) -> Checkpoint:
         """See `Verb`."""
         request = _calibration_request(checkpoint.model, self._config, self._calibration, self._heal)
-        moments, notes = calibrate(checkpoint, request, self._config, progress=run.progress)
+        shares = sharding(request.options.shard)
+        kept = run.scratch() if shares and request.source != "none" else None
+        moments, notes = calibrate(checkpoint, request, self._config, scratch=kept, progress=run.progress)
 
-        share = self._heal is None
-        scratch = run.scratch() if share and moments is None and is_main_process() else None
+        share = self._heal is None or sharding(self._heal.options.run.shard)
+        scratch = run.scratch() if share and moments is None and (shares or processes() == 1) else None
         converted = convert_model(
             checkpoint, self._config, calibration=moments, share=share, scratch=scratch, progress=run.progress
         )

@@ -5,6 +5,7 @@ Training code is imported where it is called, because transformers' `Trainer` is
 
 from __future__ import annotations
 
+import contextlib
 import os
 from pathlib import Path
 from typing import Unpack
@@ -16,6 +17,7 @@ from ..io.checkpoint import Checkpoint
 from ..io.load import load
 from ..io.options import LoadOptions, TransformOptions
 from ..modeling.collab_model import CollaborativeMixin
+from ..models.sharded import sharding
 from ..models.states import in_float32
 from ..training.options import HealOptions, HealRequest
 from .transform import Run, Verb, transform
@@ -76,7 +78,10 @@ def _healed(
 ) -> Checkpoint:
     from ..training.heal import heal as heal_model
 
-    with in_float32(checkpoint.model), in_float32(teacher.model):  # autocast does not mix with half precision
+    shares = options is not None and sharding(options.run.shard)  # then only the shards are cast
+    with contextlib.ExitStack() as casting:
+        for model in () if shares else (checkpoint.model, teacher.model):  # autocast does not mix with half precision
+            casting.enter_context(in_float32(model))
         return heal_model(
             checkpoint,
             teacher,

@@ -11,6 +11,7 @@ from typing import Unpack
 from torch import Tensor
 from transformers import PretrainedConfig, PreTrainedModel
 
+from ..errors import OutputError
 from ..io.checkpoint import Checkpoint
 from ..io.load import load_source
 from ..io.options import LoadOptions, SaveOptions, TransformOptions
@@ -18,7 +19,7 @@ from ..io.read import Source, resolve_source
 from ..io.staging import check_output, check_space, scratch_folder
 from ..io.write import save
 from ..models.assembly import assemble
-from ..processes import from_main, is_main_process, processes
+from ..processes import from_main, hosts_without, is_main_process, processes
 from ..progress import Progress, no_progress
 from ..training.work import exclusive_lock, finish, work_folder
 
@@ -48,8 +49,21 @@ class Run:
         return work_folder(self.output)
 
     def scratch(self) -> Path:
-        """A new folder beside the output for what need not stay in memory, until the result is written."""
-        return self.ending.enter_context(scratch_folder(self.output))
+        """A new folder beside the output for what need not stay in memory, until the result is written.
+
+        It is the main process's. All processes call this.
+
+        Raises:
+            OutputError: if it cannot be made, or another machine does not see it.
+        """
+        folder = from_main(lambda: self.ending.enter_context(scratch_folder(self.output)))
+        hosts = hosts_without(folder)
+        if hosts:
+            raise OutputError(
+                f"{', '.join(hosts)} does not see {folder}. Several machines need an output on a file system that all "
+                "of them share."
+            )
+        return folder
 
 
 Verb = Callable[[Checkpoint, Run], Checkpoint]

@@ -21,7 +21,7 @@ from .options.calibration import calibration_options, content_option, params_opt
 from .options.data import Unlabelled
 from .options.long_rows import attention_option, long_options
 from .options.measuring import speed_option
-from .options.model import dtype_option, keep_tokens_option, model_in, model_out, seed_option
+from .options.model import dtype_option, keep_tokens_option, model_in, model_out, seed_option, shard_option
 from .options.training import heal_options
 from .session import Session
 
@@ -52,10 +52,13 @@ def _refine(text: str) -> Refine:
         raise ConfigurationError(f"{text!r} is not auto, none or a number of steps.") from None
 
 
-def _heal(heal: tuple[str, ...], unlabelled: Unlabelled, heal_steps: int, max_length: int | None) -> HealRequest | None:
+def _heal(
+    heal: tuple[str, ...], unlabelled: Unlabelled, heal_steps: int, max_length: int | None, shard: bool
+) -> HealRequest | None:
     if not heal:
         return None
-    return HealRequest(unlabelled.sources(heal), HealOptions(max_length=max_length, run=RunOptions(steps=heal_steps)))
+    run = RunOptions(steps=heal_steps, shard=shard)
+    return HealRequest(unlabelled.sources(heal), HealOptions(max_length=max_length, run=run))
 
 
 @command(
@@ -131,6 +134,7 @@ def _heal(heal: tuple[str, ...], unlabelled: Unlabelled, heal_steps: int, max_le
 @solver_options
 @dtype_option(None, "the checkpoint's")
 @seed_option
+@shard_option
 @model_in
 @speed_option
 @model_out

@@ -232,7 +232,8 @@ class Session:
 
     def _last_words(self) -> None:
         self._stop_bars()
-        click.echo(f"Error: {self.interrupted}", err=True)
+        if is_main_process():
+            click.echo(f"Error: {self.interrupted}", err=True)
 
     def _stop_bars(self) -> None:
         if self._bars is not None:

@@ -15,6 +15,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from ..calibration.calibrate import Calibration
+from ..calibration.collect import owners_of_layers
 from ..decomposition import Factors, FormName
 from ..decomposition.options import NATIVE_FORM
 from ..decomposition.rank import resolve_ranks
@@ -29,7 +30,7 @@ from ..models.layers import AttentionLayer, native_layers, parameters
 from ..models.weights import check_finite
 from ..planning.choice import Choice, choose, compare_forms
 from ..planning.config import ConversionConfig
-from ..processes import from_main, gathered, owners, rank
+from ..processes import from_main, gathered, rank
 from ..progress import Progress, no_progress
 from ..reparametrization.layer import LayerProblem, fitting, spec_of, state_of
 from ..reparametrization.model import LayerProblems
@@ -118,20 +119,26 @@ def convert(
 
 @dataclass(frozen=True)
 class _Solved:
-    """A solved layer: the spec of the new one and its query and key parameters, by name."""
+    """A solved layer: the spec of the new one and its query and key parameters, by name, which a file may hold."""
 
     spec: AttentionSpec
     state: dict[str, Tensor]
+    file: Path | None = None
 
-    def on_cpu(self) -> _Solved:
-        """The same for a process that may have another GPU."""
-        return _Solved(self.spec, {name: tensor.cpu() for name, tensor in self.state.items()})
+    def to_send(self) -> _Solved:
+        """The same for a process that may have another GPU; without the parameters if they are in a file."""
+        state = {} if self.file is not None else {name: tensor.cpu() for name, tensor in self.state.items()}
+        return _Solved(self.spec, state, self.file)
 
     def kept_in(self, file: Path) -> _Solved:
         """The same with its parameters in a file, which is mapped into memory."""
         with writing(str(file.parent), "Nothing was written."):
             save_file(self.state, file)
-        return _Solved(self.spec, load_file(file))
+        return _Solved(self.spec, {}, file).read()
+
+    def read(self) -> _Solved:
+        """The same with what is in the file."""
+        return self if self.file is None else _Solved(self.spec, load_file(self.file), self.file)
 
 
 def convert_losslessly(checkpoint: Checkpoint | PreTrainedModel) -> Checkpoint:
@@ -175,9 +182,9 @@ def _solve_all(
     """
     held_out = None if calibration is None else calibration.held_out_moments
     layers = native_layers(model)
-    owner = owners([layer.full_rank**3 for layer in layers.values()])
+    owner = owners_of_layers(model)
     solved: dict[str, tuple[_Solved, LayerConversion, Json]] = {}
-    own = [(name, width) for name, width, who in zip(problems, choice.ranks, owner, strict=True) if who == rank()]
+    own = [(name, width) for name, width in zip(problems, choice.ranks, strict=True) if owner[name] == rank()]
     progress("solving", 0, len(own))
     for name, width in own:
         logger.debug("%s: solving", name)
@@ -186,14 +193,16 @@ def _solve_all(
         factors, report = _solve(layers[name], problem, choice.form, width, config, moments)
         layer = _Solved(spec_of(factors), state_of(factors))
         if scratch is not None and calibration is None:
-            layer = layer.kept_in(scratch / f"{len(solved)}.safetensors")
+            layer = layer.kept_in(scratch / f"{list(problems).index(name)}.safetensors")
         compared = {"name": name} | compare_forms(problem, report, config) if config.compare else {}
         solved[name] = layer, report, compared
         del problem, factors  # frees float64 copies before the next are made
         logger.info("%s: %s, rank %d, relative error %.4f", name, choice.form, report.rank, report.error)
         progress("solving", len(solved), len(own))
-    sent = {name: (layer.on_cpu(), report, compared) for name, (layer, report, compared) in solved.items()}
-    solved = {name: entry for part in gathered(sent) for name, entry in part.items()} | solved
+    sent = {name: (layer.to_send(), report, compared) for name, (layer, report, compared) in solved.items()}
+    received = {name: entry for part in gathered(sent) for name, entry in part.items()}
+    for name, (layer, report, compared) in received.items():
+        solved.setdefault(name, (layer.read(), report, compared))
     reports = [solved[name][1] for name in problems]
     comparison = [solved[name][2] for name in problems if config.compare]
     return {name: solved[name][0] for name in problems}, reports, comparison

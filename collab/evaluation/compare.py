@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from itertools import islice, zip_longest
+from itertools import zip_longest
 from typing import Any
 
 import numpy as np
@@ -22,8 +22,9 @@ from ..models.inputs import on_device
 from ..models.layers import count_bytes, count_parameters, dropped_layers
 from ..models.outputs import Output, matched_states, outputs_of
 from ..models.padding import output_mask
+from ..models.sharded import is_sharded
 from ..models.states import evaluating
-from ..processes import gathered, processes, rank
+from ..processes import dealt, gathered
 from ..steps.step import Json
 from .timing import Run, rounds_in_turn, time_in_turn
 
@@ -65,13 +66,15 @@ def agreement_by_source(
     """
     own: defaultdict[str | None, _Sums] = defaultdict(_Sums)
     with evaluating(original, converted), torch.no_grad():
-        for batch, source in islice(zip_longest(batches, sources), rank(), None, processes()):
+        evenly = is_sharded(original)
+        for _, (batch, source), counts in dealt(list(zip_longest(batches, sources)), evenly=evenly):
             moved = on_device(batch, original.device)
             mask = output_mask(moved)
             # Both of the original's kind, because the converted model's config may have been changed.
             outputs = [outputs_of(original, model(**moved), mask) for model in (original, converted)]
-            own[source].rows += len(next(iter(moved.values())))
-            own[source].add(*outputs)
+            if counts:
+                own[source].rows += len(next(iter(moved.values())))
+                own[source].add(*outputs)
     whole, by_source = _Sums(), {source: _Sums() for source in sources}
     for part in gathered(dict(own)):
         for source, sums in part.items():

@@ -15,6 +15,7 @@ from ..data.encoding import IGNORED, Collate, names_of
 from ..data.features import Feature, within_tokens
 from ..errors import ExtraError
 from ..models.inputs import on_device
+from ..models.sharded import is_sharded
 from ..models.states import evaluating
 from ..processes import divided as among_processes
 from ..progress import Progress, no_progress
@@ -61,7 +62,7 @@ def predictions(
                 progress("measuring", done, total)
         return parts
 
-    parts = among_processes(batches, predict) if divided else predict(batches)
+    parts = among_processes(batches, predict, evenly=is_sharded(model)) if divided else predict(batches)
     original_order = np.argsort([row for rows in batches for row in rows])
     names = parts[0] if parts else ()
     return {name: np.asarray([value for part in parts for value in part[name]])[original_order] for name in names}

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Literal
 
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
 from torch.utils.hooks import RemovableHandle
 
 from .layers import AttentionLayer
@@ -88,11 +89,16 @@ def _hooks(
     """Adds the hooks on one layer; arguments as in `recording`."""
     current: list[LayerPass] = []  # the pass that the layer is in, if any
 
-    def enter(module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
+    def enter(module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
+        if graph and layer.kind == "cross":
+            # The gradients by an encoder's states are added up in each layer before those of all layers are, so that
+            # they are rounded alike whether a layer is sharded, which does that, or not.
+            args, kwargs = tree_map_only(Tensor, _passed_on, (args, kwargs))
         bound = inspect.signature(type(module).forward).bind(module, *args, **kwargs).arguments
         current[:] = [LayerPass(layer, bound | bound.get("kwargs", {}))]
         if graph and not current[0].queries.requires_grad:
             current[0].queries.requires_grad_(True)
+        return args, kwargs
 
     def add(part: Part, tensor: Tensor) -> None:
         if current:
@@ -113,3 +119,8 @@ def _hooks(
     if "weights" in parts:
         index = layer.collaborative.native_weights
         yield layer.module.register_forward_hook(lambda module, args, output: add("weights", output[index]))
+
+
+def _passed_on(tensor: Tensor) -> Tensor:
+    """A tensor with a place of its own in the graph of gradients."""
+    return tensor.view_as(tensor) if tensor.requires_grad else tensor

@@ -124,11 +124,22 @@ class Accumulator:
         self._weight += by_head.sum(dim=1).double()
         self.tokens += tokens
 
-    def add_other_processes(self) -> None:
-        """Adds what the accumulators of the other processes have, which all call this."""
-        for sums in (self._query, self._key, self._mean, self._weight):
-            summed(sums)
-        self.tokens = int(summed(torch.tensor(self.tokens)))
+    def add_other_processes(self, owner: int | None = None) -> None:
+        """Adds what the accumulators of the other processes have, which all call this.
+
+        Args:
+            owner: the process that needs the sums; those of the others are then of no use. None for all.
+        """
+        tokens = torch.tensor(self.tokens)
+        for sums in (self._query, self._key, self._mean, self._weight, tokens):
+            summed(sums, owner)
+        self.tokens = int(tokens)
+
+    def merge(self, other: Accumulator) -> None:
+        """Adds what another accumulator of the same shape has."""
+        for name in ("_query", "_key", "_mean", "_weight"):
+            getattr(self, name).add_(getattr(other, name))
+        self.tokens += other.tokens
 
     def another(self) -> Accumulator:
         """An empty accumulator of the same shape."""
@@ -233,10 +244,15 @@ class DisentangledAccumulator(Accumulator):
             by_row = _by_row(gradients.mT, positions.places.mT, rows.shape[1])  # (B, H, S, J)
             self._exchanged.add(keys, rows, by_row, tokens, generator)
 
-    def add_other_processes(self) -> None:
-        super().add_other_processes()
+    def add_other_processes(self, owner: int | None = None) -> None:
+        super().add_other_processes(owner)
         if self._exchanged is not None:
-            self._exchanged.add_other_processes()
+            self._exchanged.add_other_processes(owner)
+
+    def merge(self, other: Accumulator) -> None:
+        super().merge(other)
+        if isinstance(other, DisentangledAccumulator) and self._exchanged is not None and other._exchanged is not None:
+            self._exchanged.merge(other._exchanged)
 
     def another(self) -> Accumulator:
         widths = len(self._query), len(self._key), len(self._weight)

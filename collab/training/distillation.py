@@ -14,8 +14,9 @@ from ..data.features import Batch
 from ..models.layers import ALL_THERE, Dropped, dropped_layers
 from ..models.outputs import matched_states, outputs_of
 from ..models.padding import output_mask
+from ..models.sharded import is_sharded
 from ..models.states import evaluating
-from ..processes import processes, rank, summed
+from ..processes import dealt, processes, summed
 from .trainer import GuardedTrainer
 
 
@@ -183,8 +184,8 @@ class DistillationTrainer(GuardedTrainer):
         losses = torch.zeros(len(parts), device=self.args.device)
         model = self.accelerator.unwrap_model(self.model).to(self.args.device)
         with evaluating(model), torch.no_grad(), self.compute_loss_context_manager():
-            for number in range(rank(), len(parts), processes()):
-                batch = self._prepare_inputs(self.data_collator(parts[number]))
-                losses[number] = self.compute_loss(model, batch)
+            for number, part, counts in dealt(parts, evenly=is_sharded(model)):
+                loss = self.compute_loss(model, self._prepare_inputs(self.data_collator(part)))
+                losses[number] = loss if counts else 0.0
         of_rows = summed(losses).repeat_interleave(torch.tensor([*map(len, parts)], device=losses.device))
         return {"loss": float(of_rows.cpu().numpy().mean())}

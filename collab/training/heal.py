@@ -28,7 +28,9 @@ from ..models.inputs import on_device
 from ..models.layers import FACTORS, count_parameters, entry_of
 from ..models.outputs import outputs_of
 from ..models.positions import with_positions_of
+from ..models.sharded import sharded, sharding, take_weights
 from ..models.states import evaluating, set_dropout
+from ..processes import from_main
 from ..progress import Progress, no_progress
 from ..steps.training import Healing
 from .arguments import RunData, steps_of
@@ -64,8 +66,8 @@ def heal(
 
     The best weights on the held-out rows are kept. The model is left unchanged if they do not lower the loss, or if its
     outputs diverge more from the teacher's than before. Several processes divide the rows of every step, and the loss
-    is that of the whole step. An encoder-decoder is trained on given targets, or on what the original writes for
-    sources alone.
+    is that of the whole step. With ``options.run.shard``, each keeps a part of both models while it trains. An
+    encoder-decoder is trained on given targets, or on what the original writes for sources alone.
 
     Args:
         checkpoint: the converted model, with its tokenizer or image processor.
@@ -99,6 +101,11 @@ def heal(
     held_out = {
         name: batches_by_length(collated, features, options.run.batch_size) for name, features in read.held_out.items()
     }
+    shares, original_model = sharding(options.run.shard), model
+    if shares:
+        device = resolve_device(options.run.device)
+        model = sharded(model, device, torch.float32)
+        teacher = sharded(teacher, device, torch.float32)
     batches = [batch for part in held_out.values() for batch in part]
     sources = [name for name, part in held_out.items() for _ in part] if len(held_out) > 1 else []
     agreed, before_by_source = agreement_by_source(teacher, model, batches, sources)
@@ -132,6 +139,8 @@ def heal(
         worse = _what_got_worse(before, after)
         if worse:
             _restore(parameters, initial, *worse)
+        elif shares:
+            take_weights(original_model, parameters)
     settings = asdict(options)
     settings["run"]["learning_rate"] = result.start.learning_rate
     report = Healing(
@@ -233,7 +242,8 @@ def _learning_rate(
         held_out = list(taught(data.held_out))  # once for all learning rates
 
         def loss() -> float:
-            return sum(float(distillation_loss(student, teacher, *pair, divergence)[0]) for pair in held_out)
+            here = sum(float(distillation_loss(student, teacher, *pair, divergence)[0]) for pair in held_out)
+            return from_main(lambda: here)  # all must come to the same end
 
         has_logits = any(output.uncertain for output in outputs_of(teacher, held_out[0][0], None))
         return find_learning_rate(parameters, backward, loss, steps, has_logits=has_logits)

@@ -35,6 +35,8 @@ class RunOptions:
         gradient_checkpointing: whether to recompute activations in the backward pass, to save memory.
         device: ``cpu`` or ``cuda``; None for a GPU if there is one.
         seed: random seed of the order of the rows, dropout and new weights.
+        shard: whether several processes share the weights of the model, of its teacher and of the optimizer, of which
+            each keeps a part, instead of each having all of them.
 
     Raises:
         ConfigurationError: if a value cannot be used.
@@ -53,6 +55,7 @@ class RunOptions:
     gradient_checkpointing: bool = False
     device: str | None = None
     seed: int = 0
+    shard: bool = False
 
     def __post_init__(self) -> None:
         for name in ("batch_size", "evaluations", "gradient_accumulation_steps"):

@@ -24,6 +24,7 @@ from transformers.utils import logging as transformers_logging
 from ..data.features import length_of
 from ..errors import ConfigurationError, TrainingError, is_short_of_memory
 from ..io.failures import writing
+from ..models.sharded import is_sharded, whole
 from ..processes import connect, from_main
 from ..progress import Progress, no_progress
 from .arguments import RunData, training_arguments
@@ -92,7 +93,7 @@ def run(
         data: rows to train and to evaluate on.
         work: where unfinished work is kept.
         find_rate: finds the learning rate if the options give none; it is called once for a run, however often that is
-            resumed.
+            resumed, by all processes if the model is sharded and by the main one alone otherwise.
         progress: progress callback, called after every step.
         trainer_arguments: further arguments of `trainer_class`.
 
@@ -126,13 +127,15 @@ def run(
             data_collator=data.collate,
             callbacks=callbacks,
             sampler=sampler,
+            shard=options.shard,
             **trainer_arguments,
         )
         trainer.remove_callback(PrinterCallback)
         with trainer.args.main_process_first(local=False, desc="work folder"):
             start = open_work(work.folder, fingerprint, work.restart)
         if start is None:
-            rate = options.learning_rate or from_main(find_rate or _missing_rate)
+            find_rate = find_rate or _missing_rate
+            rate = options.learning_rate or (find_rate() if is_sharded(model) else from_main(find_rate))
             start = Start(metrics_in(trainer.evaluate()), rate)
             if trainer.is_world_process_zero():
                 record_start(work.folder, fingerprint, start)
@@ -226,7 +229,7 @@ def _fingerprint(model: PreTrainedModel, options: RunOptions, data: RunData, key
     digest = hashlib.sha256(json.dumps([asdict(options), key]).encode())
     for name, tensor in sorted(model.state_dict().items()):
         digest.update(f"{name}{tuple(tensor.shape)}".encode())
-        digest.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
+        digest.update(whole(tensor.detach()).cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
     for rows in (data.train, data.held_out):
         for row in rows:
             for name in sorted(row):

@@ -8,13 +8,17 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState
+from transformers.trainer import SCHEDULER_NAME
 
 from ..data.features import Batch
 from ..errors import ExtraError, TrainingError
+from ..models.sharded import is_sharded
 from ..progress import Progress
 from .sampling import LengthSampler
+from .shards import load_shards, save_shards
 from .work import WHOLE, drop_other_checkpoints, newest_checkpoint
 
 logger = logging.getLogger(__name__)
@@ -24,14 +28,29 @@ if importlib.util.find_spec("accelerate") is None:
 
 
 class GuardedTrainer(Trainer):
-    """A `Trainer` that stops when the loss becomes NaN or infinite, before it spoils the weights."""
+    """A `Trainer` that stops when the loss becomes NaN or infinite, before it spoils the weights.
+
+    Args:
+        sampler: the order of the rows.
+        shard: whether checkpoints are written by all processes, each its part of them.
+        arguments: arguments of `Trainer`.
+    """
 
     loss_is_scaled_for_ga = False
 
-    def __init__(self, *, sampler: LengthSampler, **arguments: Any) -> None:
+    def __init__(self, *, sampler: LengthSampler, shard: bool, **arguments: Any) -> None:
         super().__init__(**arguments)
         self._sampler = sampler
+        self._shard = shard
+        # As for a model that transformers sharded: it is not wrapped for several processes.
+        self.is_distributed_loading_by_transformers = is_sharded(self._trained)
         self.model_accepts_loss_kwargs = False  # our losses are means over the rows of a part
+
+    @property
+    def _trained(self) -> nn.Module:
+        """The model, as it is trained."""
+        assert isinstance(self.model, nn.Module)
+        return self.model
 
     def _get_train_sampler(self, train_dataset: Any = None) -> LengthSampler:
         return self._sampler
@@ -46,6 +65,39 @@ class GuardedTrainer(Trainer):
         self.log(metrics)
         self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
         return metrics
+
+    def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
+        """Saves the model; what processes share is saved with the state of the optimizer."""
+        if not self._shard:
+            super()._save(output_dir, state_dict)
+
+    def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
+        if not self._shard:
+            super()._save_optimizer_and_scheduler(output_dir)
+            return
+        save_shards(self._trained, self.optimizer, Path(output_dir))
+        if self.args.should_save and self.lr_scheduler is not None:
+            torch.save(self.lr_scheduler.state_dict(), Path(output_dir) / SCHEDULER_NAME)
+
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
+        if not self._shard:
+            super()._load_from_checkpoint(resume_from_checkpoint, model)
+            return
+        load_shards(self._trained, None, Path(resume_from_checkpoint))
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        if not self._shard or checkpoint is None:
+            super()._load_optimizer_and_scheduler(checkpoint)
+            return
+        load_shards(self._trained, self.optimizer, Path(checkpoint))
+        assert self.lr_scheduler is not None
+        self.lr_scheduler.load_state_dict(torch.load(Path(checkpoint) / SCHEDULER_NAME, weights_only=True))
+
+    def _load_best_model(self) -> None:
+        if not self._shard:
+            super()._load_best_model()
+            return
+        load_shards(self._trained, None, Path(str(self.state.best_model_checkpoint)))
 
     def _issue_warnings_after_load(self, load_result: Any) -> None:
         """Warns of weights that a checkpoint lacks, but for tied ones, which are in it under one name."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import shutil
-import socket
 import tempfile
 import uuid
 from collections.abc import Iterator
@@ -18,7 +17,7 @@ from ..data.targets import WRITTEN
 from ..errors import ConfigurationError, TrainingError
 from ..io.failures import writing
 from ..io.staging import atomic_write
-from ..processes import from_main, gathered, is_main_process, processes, wait_for_everyone
+from ..processes import from_main, hosts_without, is_main_process, processes, wait_for_everyone
 
 WHOLE = "collab_checkpoint_is_whole"
 """Marker file, written into a checkpoint last."""
@@ -75,13 +74,13 @@ def _check_shared(work: Path) -> None:
         if is_main_process():
             mark.touch()
         wait_for_everyone()
-        hosts = [host for host in gathered(None if mark.is_file() else socket.gethostname()) if host is not None]
+        hosts = hosts_without(mark)
     finally:
         if is_main_process():
             mark.unlink(missing_ok=True)
     if hosts:
         raise TrainingError(
-            f"{', '.join(sorted(set(hosts)))} does not see {work}. Several machines need an output on a file system "
+            f"{', '.join(hosts)} does not see {work}. Several machines need an output on a file system "
             "that all of them share."
         )
 

@@ -38,8 +38,9 @@ def _calibration(
     max_length: int | None,
     calibration_cache: Path | None,
     calibration_in_order: bool = False,
+    shard: bool = False,
 ) -> CalibrationRequest:
-    amount = CalibrationOptions(calibration_samples, max_length)
+    amount = CalibrationOptions(calibration_samples, max_length, shard=shard)
     return CalibrationRequest(calibration_source, amount, calibration_cache, calibration_in_order)
 
 

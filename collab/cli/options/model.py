@@ -56,6 +56,15 @@ keep_tokens_option = grouped(
         "words are split or become unknown.",
     ),
 )
+shard_option = grouped(
+    "Expert",
+    click.option(
+        "--shard",
+        is_flag=True,
+        help="Let several processes share the weights of models, sums and optimizer, of which each keeps a part.",
+    ),
+)
+
 seed_option = grouped(
     "Expert",
     click.option(

@@ -9,7 +9,7 @@ import click
 from ...training.options import PRECISIONS, RunOptions, Trainable
 from ..command import Decorator, gathers, grouped
 from .data import SEVERAL, SOURCES
-from .model import device_option, seed_option
+from .model import device_option, seed_option, shard_option
 
 restart_option = grouped(
     "Output",
@@ -108,6 +108,7 @@ def training_options(default: RunOptions) -> Decorator:
             click.option("--gradient-checkpointing", is_flag=True, help="Less memory, more time."),
             device_option(),
             seed_option,
+            shard_option,
         ),
     )
 
