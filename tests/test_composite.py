@@ -223,5 +223,5 @@ class TestRefusals:
 
     def test_compression(self, tmp_path: Path) -> None:
         composite().save_pretrained(tmp_path / "model")
-        with pytest.raises(UnsupportedArchitectureError, match="cannot be compressed yet"):
+        with pytest.raises(UnsupportedArchitectureError, match="cannot compress them"):
             collab.checkpoints.compress(str(tmp_path / "model"), tmp_path / "out", collab.CompressionConfig(params=0.5))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,18 @@ from processes import run
 from reload import run_without_collab
 from test_composite import composite
 from test_encoder_decoder import generator_of
-from tiny import BY_TYPE, DECODERS, PAIRS, SEQ2SEQ, converted, random_model, random_text, save_tokenizer, tiny_model
+from tiny import (
+    BY_TYPE,
+    DECODERS,
+    PAIRS,
+    SEQ2SEQ,
+    Row,
+    converted,
+    random_model,
+    random_text,
+    save_tokenizer,
+    tiny_model,
+)
 from transformers import AutoModelForCausalLM, BartModel, BertLMHeadModel, PreTrainedModel
 
 import collab
@@ -149,8 +161,14 @@ def causal(model_type: str, **changes: Any) -> PreTrainedModel:
     return random_model(AutoModelForCausalLM._model_mapping[row.config_class], row.config(**changes))
 
 
+def of_families(rows: Sequence[Row], *always: str) -> list[Any]:
+    """The numbers of families; those that are not always tested, because tracing takes long, are `exhaustive`."""
+    marks = [[] if row.model_type in always else [pytest.mark.exhaustive] for row in rows]
+    return [pytest.param(number, id=row.model_type, marks=marks[number]) for number, row in enumerate(rows)]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("number", range(len(SEQ2SEQ)), ids=[row.model_type for row in SEQ2SEQ])
+@pytest.mark.parametrize("number", of_families(SEQ2SEQ, "bart", "whisper"))
 def test_every_encoder_decoder(number: int, tmp_path: Path) -> None:
     native = generator_of(SEQ2SEQ[number])
     model = converted(native, 7, FORMS[number % 3]) if number % 4 else native
@@ -158,7 +176,7 @@ def test_every_encoder_decoder(number: int, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", range(len(DECODERS)), ids=[row.model_type for row in DECODERS])
+@pytest.mark.parametrize("number", of_families(DECODERS, "llama"))
 def test_every_decoder(number: int, tmp_path: Path) -> None:
     native = causal(DECODERS[number].model_type)  # that of Mistral in windows of six tokens
     model = converted(native, 8, FORMS[number % 3]) if number % 4 else native
@@ -166,7 +184,9 @@ def test_every_decoder(number: int, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("encoder", "form"), [("bert", "cp"), ("vit", "concat")])
+@pytest.mark.parametrize(
+    ("encoder", "form"), [pytest.param("bert", "cp", marks=pytest.mark.exhaustive), ("vit", "concat")]
+)
 def test_models_made_of_two(encoder: str, form: str, tmp_path: Path) -> None:
     model = converted(composite(encoder, "roberta"), 7, form)
     check_tokens(model, served(model, tmp_path))

@@ -164,9 +164,13 @@ class SharedProjections(nn.Module):
     def _split(self, projected: Tensor) -> Tensor:
         """Shared dimensions (B, T, R) split among the heads that own them, padded with zeros, (B, H, T, max_h r_h)."""
         widest = max(owned for owned, _ in self._owned)
+        parts = iter(projected.split([width for width in self._widths if width], dim=-1))
         pieces = []
-        for part, (owned, count) in zip(projected.split(self._widths, dim=-1), self._owned, strict=True):
-            piece = part.unflatten(-1, (count, owned))  # (B, T, count, owned)
+        for owned, count in self._owned:
+            if not owned:  # runtimes refuse graphs with tensors without entries
+                pieces.append(projected.new_zeros(*projected.shape[:-1], count, widest))
+                continue
+            piece = next(parts).unflatten(-1, (count, owned))  # (B, T, count, owned)
             pieces.append(piece if owned == widest else functional.pad(piece, (0, widest - owned)))
         return (torch.cat(pieces, dim=-2) if len(pieces) > 1 else pieces[0]).transpose(1, 2)
 

@@ -1,4 +1,4 @@
-"""What tests of robustness share, and that those marked `exhaustive` run only if asked for."""
+"""What tests of robustness share."""
 
 from __future__ import annotations
 
@@ -8,13 +8,6 @@ from pathlib import Path
 import pytest
 from folders import Undisturbed, folder_for, longer_line, make_bases, weights
 from forks import Forks, Job, Outcome, forks
-
-
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if "exhaustive" not in config.option.markexpr:
-        left_out = [item for item in items if item.get_closest_marker("exhaustive")]
-        config.hook.pytest_deselected(items=left_out)
-        items[:] = [item for item in items if not item.get_closest_marker("exhaustive")]
 
 
 @pytest.fixture(scope="session")
