@@ -65,7 +65,8 @@ def _comparison(against: Json, first: str, second: str) -> str:
     """Agreement, size and speed of two models of these names."""
     speed, parameters, size = against["tokens_per_second"], against["parameters"], against["bytes"]
     agreement = [f"{name} {short(value)}" for name, value in named(against["agreement"] or {}).items()]
-    agreement.append("cosine of hidden states by layer " + " ".join(f"{each:.4f}" for each in against["hidden_cosine"]))
+    cosines = [f"{each:.4f}" for each in against["hidden_cosine"]]  # a graph gives none
+    agreement += [f"cosine of hidden states by layer {' '.join(cosines)}"] if cosines else []
     rows = [
         ["parameters", *(f"{parameters[which]:,}" for which in _PAIR), _ratio(parameters)],
         ["megabytes", *(f"{size[which] / 1e6:,.1f}" for which in _PAIR), _ratio(size)],
