@@ -124,7 +124,8 @@ class TestCommand:
         done = run("bench", folder / "served", "--against", folder / "model", "--runtime", "openvino", *sizes, "--json")
         assert done.exit_code == 0, done.output
         report = json.loads(done.stdout)
-        assert [model["attention"] for model in report["models"]] == ["openvino in int8", "openvino in float32"]
+        assert [model["attention"] for model in report["models"]] == ["openvino", "openvino"]
+        assert [model["precision"] for model in report["models"]] == ["int8", "float32"]
         assert report["settings"][0]["ratio"]["median"] > 0
         done = run("bench", folder / "served", "--runtime", "onnxruntime", *sizes)
         assert done.exit_code == 2

@@ -117,20 +117,24 @@ def _bench_apart(paths: Sequence[str], names: Sequence[str], options: BenchOptio
             class_name=type(checkpoint.model).__name__,
             parameters=count_parameters(checkpoint.model),
             file_bytes=file_bytes(checkpoint),
-            attention=_runtime(checkpoint.model, options),
+            attention=_runtime(checkpoint.model),
             cache=None,
             memory=memory,
+            precision=_precision(checkpoint.model, options),
         )
         for name, checkpoint, memory in zip(names, loaded, memories, strict=True)
     )
     return grid.report(measured, settings, options, torch.device("cpu"))
 
 
-def _runtime(model: PreTrainedModel, options: BenchOptions) -> str:
-    """What runs a model, and in what precision."""
+def _runtime(model: PreTrainedModel) -> str:
     session = session_of(model)
-    runtime, precision = ("torch", options.dtype) if session is None else (session.runtime, session.precision)
-    return f"{runtime} in {precision}"
+    return "torch" if session is None else session.runtime
+
+
+def _precision(model: PreTrainedModel, options: BenchOptions) -> str:
+    session = session_of(model)
+    return options.dtype if session is None else session.precision
 
 
 def file_bytes(loaded: Checkpoint) -> int:

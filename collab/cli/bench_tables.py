@@ -33,14 +33,14 @@ def _speeds(report: BenchReport, labels: list[str]) -> Table:
     """The time of a call of each model."""
     text = report.unit == "tokens"
     compiled = ", torch.compile" if report.compiled else ""
-    apart = any(" in " in model.attention for model in report.models)
+    dtype = "" if any(model.precision for model in report.models) else f"{report.dtype}, "
     table = plain_table(
-        f"{report.device}, {'' if apart else f'{report.dtype}, '}{report.threads} threads{compiled}",
+        f"{report.device}, {dtype}{report.threads} threads{compiled}",
         ["", "batch", *(["length"] * text), "ms", "quartiles", f"{report.unit}/s"],
         caption=caption(
             *(
                 f"{label}: {'' if label == model.name else f'{model.name}, '}a {model.class_name}"
-                f"{f', {model.attention}' if apart else ''};"
+                f"{f', {model.attention} in {model.precision}' if model.precision else ''};"
                 for label, model in zip(labels, report.models, strict=True)
             ),
             f"ms: of a call, median and quartiles of {report.rounds} rounds.",

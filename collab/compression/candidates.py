@@ -24,7 +24,7 @@ from ..models.families import Family, collaborative_layers
 from ..models.layers import attention_layers, count_name, count_parameters
 from ..models.outputs import Output
 from ..planning.allocation import Costs, Curve, Widths
-from ..planning.budget import Part, Unit
+from ..planning.budget import OF_ANOTHER, OF_ITSELF, Part, Unit
 from ..progress import Progress
 from ..reparametrization.model import LayerProblems
 from ..reparametrization.rotary import RotaryProblem
@@ -40,15 +40,8 @@ from .widths import Narrowed, Narrowing
 
 logger = logging.getLogger(__name__)
 
-_TOGETHER: tuple[tuple[Part, ...], ...] = (
-    ("queries-keys", "values"),
-    ("cross-queries-keys", "cross-values"),
-    ("feed-forward",),
-)
+_TOGETHER: tuple[tuple[Part, ...], ...] = (OF_ITSELF, OF_ANOTHER, ("feed-forward",))
 """Parts of a layer whose widths are chosen together, because one's time depends on the other's width."""
-
-_PARTS_OF: tuple[tuple[Part, Part], ...] = (("queries-keys", "values"), ("cross-queries-keys", "cross-values"))
-"""The parts of attention to the sequence itself, and to another."""
 
 _LOGITS = 2**28
 """Numbers in the original's answers on held-out rows that are kept to compare with, at most; a gigabyte."""
@@ -100,7 +93,7 @@ class Candidates:
             parts: dict[Part, Narrowing] = {}
             for attention in block.attention:
                 layer, output = attention.layer(model), self._linear(attention.output)
-                of_queries, of_values = _PARTS_OF[attention.kind == "cross"]
+                of_queries, of_values = OF_ANOTHER if attention.kind == "cross" else OF_ITSELF
                 problem = problems[attention.name]
                 parts[of_queries] = (
                     NarrowSharedKeys(attention, layer, problem, config.length)

@@ -14,7 +14,7 @@ from ..models.families import Family
 from ..models.inputs import has_decoder
 from ..models.layers import attention_layers, count_parameters, parameters
 from ..planning.allocation import Allocation, allocate
-from ..planning.budget import Budget, Part
+from ..planning.budget import OF_ANOTHER, OF_ITSELF, Budget
 from ..planning.plan import Plan, PlanOption, mark_frontier, within_each
 from ..progress import Progress
 from .blocks import unknown_feed_forward
@@ -144,7 +144,7 @@ class Compressions:
             for full, chosen in zip(candidates.full, allocation.widths, strict=True)
         )
         kept = [(own, chosen) for own, chosen in zip(candidates.parts, widths, strict=True) if chosen is not None]
-        of_scores: tuple[Part, ...] = ("queries-keys", "cross-queries-keys")
+        of_scores = (OF_ITSELF[0], OF_ANOTHER[0])
         ranks = [(own[part], chosen[part]) for own, chosen in kept for part in of_scores if part in own]
         query_key = sum(part.parameters(rank) for part, rank in ranks)
         flops, params = candidates.costs("flops"), candidates.costs("params")

@@ -9,13 +9,11 @@ from transformers import PreTrainedModel
 
 from ..evaluation.timing import rounds_in_turn
 from ..planning.allocation import Widths
-from ..planning.budget import Part
+from ..planning.budget import OF_ANOTHER, OF_ITSELF, Part
 from .timed import Timed
 from .widths import Narrowing
 
 _ROUNDS = 11
-_HEADS: tuple[tuple[Part, Part], ...] = (("queries-keys", "values"), ("cross-queries-keys", "cross-values"))
-"""The parts of each attention of a layer, which kernels compute at one width."""
 
 
 @dataclass
@@ -119,7 +117,7 @@ class LayerTimes:
         parameters = sum(
             part.parameters(part.widths[0]) - part.parameters(chosen[name]) for name, part in parts.items()
         )
-        dimensions = sum(_head_width(parts, {}, of) - _head_width(parts, chosen, of) for of in _HEADS)
+        dimensions = sum(_head_width(parts, {}, of) - _head_width(parts, chosen, of) for of in (OF_ITSELF, OF_ANOTHER))
         return parameters * passes, dimensions * passes
 
 

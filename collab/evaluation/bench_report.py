@@ -33,7 +33,8 @@ class BenchedModel:
         class_name: its class.
         parameters: number of its parameters, tied ones counted once.
         file_bytes: size of its weights files; None for a model in memory.
-        attention: attention implementation in transformers; where a graph is measured, runtime and precision.
+        attention: attention implementation in transformers, or the runtime where a graph is measured.
+        precision: what it is run in where a graph is measured; None where all models have the dtype of the report.
         cache: what the cache of a decoder holds for each token; None for an encoder.
         memory: peak memory; None if it was not measured.
     """
@@ -45,6 +46,7 @@ class BenchedModel:
     attention: str
     cache: CacheBytes | None
     memory: PeakMemory | None
+    precision: str | None = None
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,10 @@ from ..errors import ConfigurationError
 Unit = Literal["rank", "error", "params", "flops", "step_bytes", "seconds"]
 Part = Literal["queries-keys", "values", "cross-queries-keys", "cross-values", "feed-forward", "layers"]
 PARTS: tuple[Part, ...] = get_args(Part)
+OF_ITSELF: tuple[Part, Part] = ("queries-keys", "values")
+"""The parts of attention to the sequence itself."""
+OF_ANOTHER: tuple[Part, Part] = ("cross-queries-keys", "cross-values")
+"""The parts of cross-attention."""
 Stack = Literal["encoder", "decoder"]
 STACKS: tuple[Stack, ...] = get_args(Stack)
 
