@@ -14,7 +14,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from .errors import ConfigurationError, ProcessError
+from .errors import CollabError, ConfigurationError, ProcessError
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -229,9 +229,20 @@ def summed(tensor: Tensor, owner: int | None = None) -> Tensor:
     return tensor
 
 
-def hosts_without(path: Path) -> list[str]:
-    """The machines with a process that does not see a path. All processes call this."""
-    return sorted({host for host in gathered(None if path.exists() else socket.gethostname()) if host is not None})
+def check_seen(path: Path, named: Path, error: type[CollabError]) -> None:
+    """Raises an error if a process, on another machine, does not see a path. All processes call this.
+
+    Args:
+        path: made by the main process, in `named` or that itself.
+        named: what the message names.
+        error: its class.
+    """
+    hosts = {host for host in gathered(None if path.exists() else socket.gethostname()) if host is not None}
+    if hosts:
+        raise error(
+            f"{', '.join(sorted(hosts))} does not see {named}. Several machines need an output on a file system that "
+            "all of them share."
+        )
 
 
 def check_same(facts: Mapping[str, object]) -> None:

@@ -19,7 +19,7 @@ from ..io.read import Source, resolve_source
 from ..io.staging import check_output, check_space, scratch_folder
 from ..io.write import save
 from ..models.assembly import assemble
-from ..processes import from_main, hosts_without, is_main_process, processes
+from ..processes import check_seen, from_main, is_main_process, processes
 from ..progress import Progress, no_progress
 from ..training.work import exclusive_lock, finish, work_folder
 
@@ -57,12 +57,7 @@ class Run:
             OutputError: if it cannot be made, or another machine does not see it.
         """
         folder = from_main(lambda: self.ending.enter_context(scratch_folder(self.output)))
-        hosts = hosts_without(folder)
-        if hosts:
-            raise OutputError(
-                f"{', '.join(hosts)} does not see {folder}. Several machines need an output on a file system that all "
-                "of them share."
-            )
+        check_seen(folder, folder, OutputError)
         return folder
 
 

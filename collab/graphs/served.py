@@ -104,9 +104,9 @@ class WritingModule(nn.Module):
         feed |= self._read(inputs, past) | {"input_ids": ids}
         results = self.session.run({name: feed[name].numpy() for name in self.session.inputs})
         outputs = {name: torch.from_numpy(value) for name, value in results.items()}
-        written = {name.removeprefix(PRESENT): outputs[name] for name in outputs if name.startswith(PRESENT)}
         if inputs.get("use_cache") is False:  # the next call gives all tokens again
             return ModelOutput(logits=outputs["logits"])
+        written = {name.removeprefix(PRESENT): outputs[name] for name in outputs if name.startswith(PRESENT)}
         return ModelOutput(logits=outputs["logits"], past_key_values=cache_of(held | written))
 
     def _empty(self, rows: int, encoder_outputs: Any) -> dict[str, Tensor]:

@@ -17,7 +17,7 @@ from ..data.targets import WRITTEN
 from ..errors import ConfigurationError, TrainingError
 from ..io.failures import writing
 from ..io.staging import atomic_write
-from ..processes import from_main, hosts_without, is_main_process, processes, wait_for_everyone
+from ..processes import check_seen, from_main, is_main_process, processes, wait_for_everyone
 
 WHOLE = "collab_checkpoint_is_whole"
 """Marker file, written into a checkpoint last."""
@@ -74,15 +74,10 @@ def _check_shared(work: Path) -> None:
         if is_main_process():
             mark.touch()
         wait_for_everyone()
-        hosts = hosts_without(mark)
+        check_seen(mark, work, TrainingError)
     finally:
         if is_main_process():
             mark.unlink(missing_ok=True)
-    if hosts:
-        raise TrainingError(
-            f"{', '.join(hosts)} does not see {work}. Several machines need an output on a file system "
-            "that all of them share."
-        )
 
 
 def _check_own(work: Path) -> None:
