@@ -7,7 +7,7 @@ anonymous part of its memory, is read every 20 ms.
 
     python benchmarks/memory.py [--layers 6 12 24] [--before FOLDER] [--calibrated]
     python benchmarks/memory.py --layers 30 --wide --limit 4 [--model FOLDER]
-    python benchmarks/memory.py --layers 6 12 --processes 1 2
+    python benchmarks/memory.py --layers 6 12 --processes 1 2 3 4
 
 With --before, the code of an earlier checkout in FOLDER is measured besides. With --calibrated, the largest model is
 also converted with calibration. With --limit, the models are converted in a control group that may have so much memory
@@ -15,8 +15,8 @@ at most, mapped files included (as root, with cgroups of version 1). Writes resu
 models take 2 GB, one of 100 layers 8 GB, and are deleted again. With --wide, layers have many neurons and narrow
 attention, so that 30 of them weigh 8 GB and are soon solved.
 
-With --processes, the models are converted with calibration by so many processes, with and without --shard, and what
-the process held that held most goes to results/memory_processes.json and .md.
+With --processes, the models are converted with calibration by so many processes, with and without --shard, and by one
+by the weights alone (streamed). What the process held that held most goes to results/memory_processes.json and .md.
 """
 
 from __future__ import annotations
@@ -149,56 +149,66 @@ def limited(gigabytes: float) -> Iterator[Callable[[], None]]:
         group.rmdir()
 
 
-def held_by(count: int, line: list[str], code: Path) -> int:
-    """Anonymous bytes of the process that has most, of so many that convert together."""
+WAYS = {"whole": (*CALIBRATIONS["calibrated"],), "shared": (*CALIBRATIONS["calibrated"], "--shard")}
+WAYS["streamed"] = CALIBRATIONS["weights alone"]
+
+
+def held_by(count: int, line: list[str], code: Path) -> tuple[int, int]:
+    """Anonymous bytes of the process that has most, of so many that convert together, and resident bytes."""
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(count)] if count > 1 else []
     environment = os.environ | {"PYTHONPATH": str(code), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
     process = subprocess.Popen([sys.executable, *launcher, *line], cwd=code, env=environment)
-    most = 0
+    most, resident = 0, 0
     while process.poll() is None:
-        most = max([most, *map(anonymous, workers(process.pid, count))])
+        for worker in workers(process.pid, count):
+            most, resident = max(most, anonymous(worker)), max(resident, anonymous(worker, "VmHWM"))
         time.sleep(0.02)
     if process.returncode:
         raise SystemExit(f"{' '.join(line)} failed.")
-    return most
+    return most, resident
 
 
-def by_processes(counts: list[int], layers: list[int], code: Path) -> None:
-    """Measures calibrated conversions by several processes, with whole and with shared weights."""
-    rows: list[dict[str, Any]] = []
-    libraries = peak(["-c", IMPORTS], code).anonymous
+def by_processes(counts: list[int], layers: list[int], ways: list[str], code: Path) -> None:
+    """Measures conversions by several processes: calibrated with whole and with shared weights, and streamed."""
+    libraries = peak(["-c", IMPORTS], code)
     for number in layers:
         with tempfile.TemporaryDirectory(prefix="collab-memory.") as top:
             checkpoint = make(Path(top) / "model", number)
-            for count in counts:
-                for shard in (False, True) if count > 1 else (False,):
-                    line = ["-m", "collab", "convert", f"{top}/model", f"{top}/out", *OPTIONS, "--no-speed"]
-                    line += [*CALIBRATIONS["calibrated"], *(["--shard"] if shard else [])]
-                    held = held_by(count, line, code) - libraries
-                    shutil.rmtree(f"{top}/out")
-                    row = {"layers": number, "checkpoint": checkpoint, "processes": count, "shard": shard}
-                    rows.append(row | {"moments": moments_bytes(number), "held": held})
-                    print(rows[-1], file=sys.stderr, flush=True)
+            for way, count in ((way, count) for way in ways for count in counts):
+                if (way == "shared") > (count > 1) or (way == "streamed") > (count == 1):
+                    continue
+                line = ["-m", "collab", "convert", f"{top}/model", f"{top}/out", *OPTIONS, "--no-speed", *WAYS[way]]
+                held, resident = held_by(count, line, code)
+                shutil.rmtree(f"{top}/out")
+                row = {"layers": number, "checkpoint": checkpoint, "processes": count, "way": way}
+                row |= {"moments": moments_bytes(number) * (way != "streamed")}
+                row |= {"held": held - libraries.anonymous, "resident": resident - libraries.resident}
+                print(row, file=sys.stderr, flush=True)
+                keep_divided(row)
+
+
+def keep_divided(row: dict[str, Any]) -> None:
+    """Writes the results, with one more of them."""
     with my_turn("memory_processes"):
-        measured = {divided_key(row) for row in rows}
-        rows += [row for row in kept("memory_processes").get("rows", []) if divided_key(row) not in measured]
+        rows = [each for each in kept("memory_processes").get("rows", []) if "way" in each]
+        rows = [each for each in rows if divided_key(each) != divided_key(row)] + [row]
         rows.sort(key=divided_key)
-        names = ("layers", "processes", "weights and sums", "checkpoint, MB", "sums, MB", "held by a process, MB")
-        body = [
-            [
-                str(row["layers"]),
-                str(row["processes"]),
-                "shared" if row["shard"] else "whole",
-                *(f"{row[name] / 1e6:.0f}" for name in ("checkpoint", "moments", "held")),
-            ]
-            for row in rows
-        ]
-        write("memory_processes", {"machine": machine(), "rows": rows}, markdown([*names], body))
+        names = ["weights and sums", "processes", "layers", "checkpoint, MB", "sums, MB", "held by a process, MB"]
+        names += ["each layer more, MB", "resident, MB"]
+        body = []
+        for each in rows:
+            fewer = [other for other in rows if divided_key(other)[:2] == divided_key(each)[:2]]
+            first, more = fewer[0], each["layers"] - fewer[0]["layers"]
+            numbers = [f"{each[name] / 1e6:.0f}" for name in ("checkpoint", "moments", "held")]
+            slope = f"{(each['held'] - first['held']) / more / 1e6:.0f}" if more else ""
+            resident = f"{each['resident'] / 1e6:.0f}"
+            body.append([each["way"], str(each["processes"]), str(each["layers"]), *numbers, slope, resident])
+        write("memory_processes", {"machine": machine(), "rows": rows}, markdown(names, body))
 
 
-def divided_key(row: dict[str, Any]) -> tuple[int, int, bool]:
+def divided_key(row: dict[str, Any]) -> tuple[int, int, int]:
     """What was measured."""
-    return row["layers"], row["processes"], row["shard"]
+    return list(WAYS).index(row["way"]), row["processes"], row["layers"]
 
 
 def moments_bytes(layers: int, shape: str = "") -> int:
@@ -235,10 +245,11 @@ def main() -> None:
     parser.add_argument("--model", type=Path, help="A folder to keep the only model in, or to take it from.")
     parser.add_argument("--wide", action="store_true", help="Wide layers.")
     parser.add_argument("--processes", type=int, nargs="*", help="Numbers of processes.")
+    parser.add_argument("--ways", nargs="*", choices=WAYS, default=list(WAYS), help="How they hold weights and sums.")
     wanted = parser.parse_args()
     here = Path(__file__).parents[1]
     if wanted.processes:
-        by_processes(wanted.processes, wanted.layers, here)
+        by_processes(wanted.processes, wanted.layers, wanted.ways, here)
         return
     rows: list[dict[str, Any]] = []
     for when, code in (("before", wanted.before), ("now", here)):
