@@ -6,14 +6,17 @@ the libraries, whose share is measured by a process that only imports them. What
 anonymous part of its memory, is read every 20 ms.
 
     python benchmarks/memory.py [--layers 6 12 24] [--before FOLDER] [--calibrated]
-    python benchmarks/memory.py --layers 30 --wide --limit 4 [--model FOLDER]
+    python benchmarks/memory.py --layers 30 --wide --limit 4 [--model FOLDER] [--calibrated]
     python benchmarks/memory.py --layers 6 12 --processes 1 2 3 4
 
 With --before, the code of an earlier checkout in FOLDER is measured besides. With --calibrated, the largest model is
-also converted with calibration. With --limit, the models are converted in a control group that may have so much memory
-at most, mapped files included (as root, with cgroups of version 1). Writes results/memory.json, .md and .png. The
-models take 2 GB, one of 100 layers 8 GB, and are deleted again. With --wide, layers have many neurons and narrow
-attention, so that 30 of them weigh 8 GB and are soon solved.
+also converted with calibration. Writes results/memory.json, .md and .png. The models take 2 GB and are deleted again.
+With --wide, layers have many neurons and narrow attention, so that 30 of them weigh 8 GB and are soon solved.
+
+With --limit, one model is converted in a control group that may have so much memory at most, mapped files included (as
+root, with cgroups of version 1), by the weights alone or, with --calibrated, with calibration; it goes to
+results/memory_limited.json and .md. What others have read of the model is in their groups, so it is written to disk and
+dropped from memory before. --model names a folder to keep it in.
 
 With --processes, the models are converted with calibration by so many processes, with and without --shard, and by one
 by the weights alone (streamed). What the process held that held most goes to results/memory_processes.json and .md.
@@ -29,7 +32,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -109,18 +112,20 @@ def forget(folder: Path) -> None:
 
 @dataclass(frozen=True)
 class Peak:
-    """What a process took: resident bytes at most, anonymous ones among them, and seconds."""
+    """What a process took: resident bytes, anonymous ones among them, seconds, and bytes of its control group."""
 
     resident: int
     anonymous: int
     seconds: float
+    group: int | None
 
 
 def peak(arguments: list[str], code: Path, limit: float | None = None) -> Peak:
     """What a Python process takes that uses the collab in a folder, in a control group of so many GB if wanted."""
     environment = os.environ | {"PYTHONPATH": str(code), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
     start = time.perf_counter()
-    with contextlib.nullcontext() if limit is None else limited(limit) as enter:
+    with contextlib.nullcontext() if limit is None else limited(limit) as group:
+        enter = None if group is None else lambda: (group / "cgroup.procs").write_text(str(os.getpid())) and None
         process = subprocess.Popen([sys.executable, *arguments], cwd=code, env=environment, preexec_fn=enter)
         anonymous, ended = 0, 0
         while not ended:
@@ -130,23 +135,62 @@ def peak(arguments: list[str], code: Path, limit: float | None = None) -> Peak:
                         anonymous = max(anonymous, int(line.split()[1]) * 1024)
             time.sleep(0.02)
             ended, status, usage = os.wait4(process.pid, os.WNOHANG)
+        most = None if group is None else int((group / "memory.max_usage_in_bytes").read_text())
     if status:
-        raise SystemExit(f"{' '.join(arguments)} failed.")
-    return Peak(usage.ru_maxrss * 1024, anonymous, time.perf_counter() - start)
+        raise SystemExit(f"{' '.join(arguments)} failed: {status}.")
+    return Peak(usage.ru_maxrss * 1024, anonymous, time.perf_counter() - start, most)
 
 
 @contextlib.contextmanager
-def limited(gigabytes: float) -> Iterator[Callable[[], None]]:
-    """A control group with so much memory; yields what a new process calls to enter it."""
+def limited(gigabytes: float) -> Iterator[Path]:
+    """A control group with so much memory, inside the one that this process is in."""
     groups = Path("/proc/self/cgroup").read_text().splitlines()
     own = next(line.split(":", 2)[2] for line in groups if ":memory:" in line)
     group = Path(f"/sys/fs/cgroup/memory{own}/collab.{os.getpid()}")
     group.mkdir()
     (group / "memory.limit_in_bytes").write_text(str(int(gigabytes * 1e9)))
     try:
-        yield lambda: (group / "cgroup.procs").write_text(str(os.getpid())) and None
+        yield group
     finally:
         group.rmdir()
+
+
+def within_limit(wanted: argparse.Namespace, code: Path) -> None:
+    """Converts one model in a control group, and adds to results/memory_limited.json and .md."""
+    shape, layers = ("wide" if wanted.wide else ""), wanted.layers[0]
+    name = "calibrated" if wanted.calibrated else "weights alone"
+    libraries = peak(["-c", IMPORTS], code)
+    with tempfile.TemporaryDirectory(prefix="collab-memory.", dir=wanted.model and wanted.model.parent) as top:
+        model = wanted.model or Path(top) / "model"
+        row: dict[str, Any] = {"calibration": name, "layers": layers, "shape": shape, "limit": wanted.limit}
+        row |= {"checkpoint": make(model, layers, shape), "libraries": libraries.anonymous}
+        row |= {"moments": moments_bytes(layers, shape) * wanted.calibrated}
+        forget(model)
+        line = ["-m", "collab", "convert", str(model), f"{top}/out", *OPTIONS, "--no-speed", *CALIBRATIONS[name]]
+        row |= vars(peak(line, code, wanted.limit))
+    with my_turn("memory_limited"):
+        rows = [each for each in kept("memory_limited").get("rows", []) if limited_key(each) != limited_key(row)]
+        rows = sorted([*rows, row], key=limited_key)
+        names = ["", "layers", "checkpoint, MB", "sums, MB", "limit, MB", "most in the control group, MB"]
+        names += ["libraries, MB", "held by the process besides, MB", "seconds"]
+        body = [
+            [
+                f"{each['calibration']}{', wide layers' if each['shape'] else ''}",
+                str(each["layers"]),
+                *(f"{each[key] / 1e6:.0f}" for key in ("checkpoint", "moments")),
+                f"{each['limit'] * 1e3:.0f}",
+                *(f"{value / 1e6:.0f}" for value in (each["group"], each["libraries"])),
+                f"{(each['anonymous'] - each['libraries']) / 1e6:.0f}",
+                f"{each['seconds']:.0f}",
+            ]
+            for each in rows
+        ]
+        write("memory_limited", {"machine": machine(), "shapes": SHAPES, "rows": rows}, markdown(names, body))
+
+
+def limited_key(row: dict[str, Any]) -> tuple[Any, ...]:
+    """What was measured."""
+    return row["calibration"] != "weights alone", row["shape"], row["layers"], row["limit"]
 
 
 WAYS = {"whole": (*CALIBRATIONS["calibrated"],), "shared": (*CALIBRATIONS["calibrated"], "--shard")}
@@ -219,14 +263,14 @@ def moments_bytes(layers: int, shape: str = "") -> int:
 def draw(rows: list[dict[str, Any]], file: Path) -> None:
     """Draws peak memory without libraries against the checkpoint's bytes."""
     figure, axis = pyplot().subplots(figsize=(5, 3.6), layout="constrained")
-    top = max(row["checkpoint"] for row in rows if row["layers"] <= 24 and not limit_of(row)) / 1e9
+    top = max(row["checkpoint"] for row in rows if row["layers"] <= 24) / 1e9
     axis.plot([0, top], [0, top], color=COLORS["concat"], linestyle=":", label="the checkpoint itself")
     axis.plot([0, top], [0, top * 4 / 3], color=COLORS["concat"], linestyle="--", label="and one third more")
     for when, color, mark in (("before", COLORS["rival"], "s"), ("now", COLORS["collab"], "o")):
         points = [
             (row["checkpoint"] / 1e9, (row["peak"] - row["libraries"]) / 1e9)
             for row in rows
-            if key(row)[:2] == (when, "weights alone") and row["layers"] <= 24 and not limit_of(row)
+            if key(row)[:2] == (when, "weights alone") and row["layers"] <= 24
         ]
         if points:
             axis.plot(*zip(*sorted(points), strict=True), f"{mark}-", color=color, label=when)
@@ -251,6 +295,9 @@ def main() -> None:
     if wanted.processes:
         by_processes(wanted.processes, wanted.layers, wanted.ways, here)
         return
+    if wanted.limit is not None:
+        within_limit(wanted, here)
+        return
     rows: list[dict[str, Any]] = []
     for when, code in (("before", wanted.before), ("now", here)):
         if code is None:
@@ -267,7 +314,7 @@ def main() -> None:
                     line = ["-m", "collab", "convert", str(model), f"{top}/out", *OPTIONS, *options]
                     line += [] if when == "before" else ["--no-speed"]  # which earlier checkouts do not measure
                     forget(model)
-                    most = peak(line, code, wanted.limit)
+                    most = peak(line, code)
                     shutil.rmtree(top, ignore_errors=True)
                     Path(top).mkdir()
                 rows.append(
@@ -278,7 +325,6 @@ def main() -> None:
                         "shape": shape,
                         "checkpoint": checkpoint,
                         "libraries": libraries.resident,
-                        "limit": wanted.limit,
                         "moments": 0 if name == "weights alone" else moments_bytes(layers, shape),
                         "peak": most.resident,
                         "anonymous": most.anonymous,
@@ -290,7 +336,7 @@ def main() -> None:
     with my_turn("memory"):
         measured = {key(row) for row in rows}
         rows = [row for row in kept("memory").get("rows", []) if key(row) not in measured] + rows
-        rows.sort(key=lambda row: (row["calibration"] != "weights alone", row["when"], row["layers"], limit_of(row)))
+        rows.sort(key=lambda row: (row["calibration"] != "weights alone", row["when"], row["layers"]))
         table = markdown(
             [
                 "",
@@ -319,21 +365,14 @@ def main() -> None:
         draw(rows, RESULTS / "memory.png")
 
 
-def limit_of(row: dict[str, Any]) -> float:
-    """Gigabytes that a conversion was limited to; 0 without a limit."""
-    return row.get("limit") or 0.0
-
-
 def key(row: dict[str, Any]) -> tuple[Any, ...]:
     """What was measured."""
-    return row["when"], row["calibration"], row["layers"], limit_of(row), row.get("shape", "")
+    return row["when"], row["calibration"], row["layers"], row.get("shape", "")
 
 
 def described(row: dict[str, Any]) -> str:
     """What was measured, for the table."""
-    wide = ", wide layers" if row.get("shape") else ""
-    limit = f", within {limit_of(row):g} GB" if limit_of(row) else ""
-    return f"{row['when']}, {row['calibration']}{wide}{limit}"
+    return f"{row['when']}, {row['calibration']}{', wide layers' if row.get('shape') else ''}"
 
 
 def beyond(row: dict[str, Any]) -> int:
