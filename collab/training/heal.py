@@ -233,7 +233,7 @@ def _learning_rate(
         rows = min(_TRIED, len(data.train))
         seconds = (time.perf_counter() - start) / rows * count * options.run.batch_size
         minutes = max(1, round(seconds / 60))
-        progress(f"training, about {minutes} minute{'s' * (minutes > 1)}", 0, count)
+        progress(f"training; about {minutes} minute{'s' * (minutes > 1)}", 0, count)
 
     with short_of_memory():
         held_out = list(taught(data.held_out))  # once for all learning rates
