@@ -35,7 +35,7 @@ from .speed import speed
 from .transform import Run, Verb, transform
 from .vocabulary import fewer_tokens
 
-_LARGE = 100_000_000
+_LARGE = 500_000_000
 """Sums of a calibration that take more bytes are kept in files, in a single process."""
 
 
