@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import tempfile
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -77,9 +78,9 @@ class Collector:
         }
         if scratch is not None and model.device.type == "cpu":
             with writing(str(scratch), "Nothing was written."):
-                for hold, by_layer in self._sums.items():
-                    for number, (sums,) in enumerate(by_layer.values()):
-                        sums.kept_in(scratch / f"sums.{rank()}.{'held' if hold else 'kept'}.{number}")
+                folder = Path(tempfile.mkdtemp(dir=scratch))  # of this process and this calibration
+                for number, (sums,) in enumerate(sums for part in self._sums.values() for sums in part.values()):
+                    sums.kept_in(folder / str(number))
         self._passes: list[LayerPass] = []
         self._given: dict[str, Any] = {}  # to the model
         self._generator = torch.Generator()
