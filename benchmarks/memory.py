@@ -46,6 +46,9 @@ SHAPES = {"": (1280, 20, 5120), "wide": (512, 8, 65536)}
 """Width, heads and neurons."""
 
 OPTIONS = ("--rank", "0.25", "--max-sweeps", "2", "--no-compare", "--quiet")
+QUICK = (*OPTIONS, "--form", "concat", "--no-speed")
+"""With the form that is solved soonest."""
+
 CALIBRATIONS = {
     "weights alone": ("--calibration", "none"),
     "calibrated": ("--calibration", "synthetic", "--calibration-samples", "32", "--refine", "none"),
@@ -166,7 +169,7 @@ def within_limit(wanted: argparse.Namespace, code: Path) -> None:
         row |= {"checkpoint": make(model, layers, shape), "libraries": libraries.anonymous}
         row |= {"moments": moments_bytes(layers, shape) * wanted.calibrated}
         forget(model)
-        line = ["-m", "collab", "convert", str(model), f"{top}/out", *OPTIONS, "--no-speed", *CALIBRATIONS[name]]
+        line = ["-m", "collab", "convert", str(model), f"{top}/out", *QUICK, *CALIBRATIONS[name]]
         row |= vars(peak(line, code, wanted.limit))
     with my_turn("memory_limited"):
         rows = [each for each in kept("memory_limited").get("rows", []) if limited_key(each) != limited_key(row)]
@@ -221,7 +224,7 @@ def by_processes(counts: list[int], layers: list[int], ways: list[str], code: Pa
             for way, count in ((way, count) for way in ways for count in counts):
                 if (way == "shared") > (count > 1) or (way == "streamed") > (count == 1):
                     continue
-                line = ["-m", "collab", "convert", f"{top}/model", f"{top}/out", *OPTIONS, "--no-speed", *WAYS[way]]
+                line = ["-m", "collab", "convert", f"{top}/model", f"{top}/out", *QUICK, *WAYS[way]]
                 held, resident = held_by(count, line, code)
                 shutil.rmtree(f"{top}/out")
                 row = {"layers": number, "checkpoint": checkpoint, "processes": count, "way": way}
