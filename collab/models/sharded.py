@@ -84,6 +84,16 @@ def forget_shards() -> None:
         ctypes.CDLL(None).malloc_trim(0)
 
 
+def return_at_once() -> None:
+    """Has this process give every large piece of memory back as soon as it is free.
+
+    By itself glibc begins to keep pieces of up to 32 MB, once some of that size were freed. Layers that are gathered
+    and dropped again then leave holes, of as much as several layers.
+    """
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).mallopt(_MMAP_THRESHOLD, _LARGE)
+
+
 def is_sharded(model: nn.Module) -> bool:
     """Whether a model is one of those that `sharded` makes in several processes."""
     return any(hasattr(parameter, "full_tensor") for parameter in model.parameters())
@@ -137,7 +147,7 @@ def _shard(part: nn.Module, device: torch.device) -> None:
 
     connect()
     if device.type == "cpu":
-        _return_at_once()
+        return_at_once()
     part.register_forward_hook(_without_views)
     # The outermost one, too: weights that change between two runs without gradients would be out of date.
     fully_shard(part, mesh=_mesh(device.type), reshard_after_forward=True)
@@ -146,16 +156,6 @@ def _shard(part: nn.Module, device: torch.device) -> None:
 def _without_views(module: nn.Module, args: tuple, output: Any) -> Any:
     """What a module returns, with copies of views: FSDP2 loses track of a view that is changed in place, and warns."""
     return tree_map_only(Tensor, lambda tensor: tensor if tensor._base is None else tensor.clone(), output)
-
-
-def _return_at_once() -> None:
-    """Has this process give every large piece of memory back as soon as it is free.
-
-    By itself glibc begins to keep pieces of up to 32 MB, once some of that size were freed. Layers that are gathered
-    and dropped again then leave holes, of as much as several layers.
-    """
-    with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(None).mallopt(_MMAP_THRESHOLD, _LARGE)
 
 
 def _mesh(kind: str) -> Any:
