@@ -175,7 +175,7 @@ def within_limit(wanted: argparse.Namespace, code: Path) -> None:
         rows = [each for each in kept("memory_limited").get("rows", []) if limited_key(each) != limited_key(row)]
         rows = sorted([*rows, row], key=limited_key)
         names = ["", "layers", "checkpoint, MB", "sums, MB", "limit, MB", "most in the control group, MB"]
-        names += ["libraries, MB", "held by the process besides, MB", "seconds"]
+        names += ["libraries, MB", "held by the process besides, MB"]
         body = [
             [
                 f"{each['calibration']}{', wide layers' if each['shape'] else ''}",
@@ -184,7 +184,6 @@ def within_limit(wanted: argparse.Namespace, code: Path) -> None:
                 f"{each['limit'] * 1e3:.0f}",
                 *(f"{value / 1e6:.0f}" for value in (each["group"], each["libraries"])),
                 f"{(each['anonymous'] - each['libraries']) / 1e6:.0f}",
-                f"{each['seconds']:.0f}",
             ]
             for each in rows
         ]
