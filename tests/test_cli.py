@@ -224,9 +224,13 @@ class TestCalibration:
         result = run(embedder, tmp_path / "out", "--rank", 8, *options, *cache, "--calibration-samples", 16, "--json")
         assert self.report(result)["calibration"]["columns"] == ["first", "second"]
         assert self.report(result)["calibration"]["rows"] == 16
-        again = run(embedder, tmp_path / "again", "--rank", 8, *options, *cache, "--calibration-samples", 16, "--json")
-        first, second = (self.report(one)["layers"] for one in (result, again))
-        assert [layer["score_error"] for layer in first] == [layer["score_error"] for layer in second]
+        again = run(embedder, tmp_path / "again", "--rank", 8, *options, *cache, "--calibration-samples", 16)
+        rows = f"--data {text} --text-column first --text-column second"
+        assert f"Next: collab heal {tmp_path / 'again'} healed {rows}" in " ".join(again.stdout.split())
+        layers = json.loads((tmp_path / "again" / "collab_report.json").read_text())["layers"]
+        assert [layer["score_error"] for layer in layers] == [
+            layer["score_error"] for layer in self.report(result)["layers"]
+        ]
         stderr = run(embedder, tmp_path / "no", "--rank", 8, *options, *cache, "--max-length", 4, fails=1).stderr
         assert "other data" in stderr
         card = (tmp_path / "out" / "README.md").read_text()
