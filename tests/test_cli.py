@@ -55,11 +55,11 @@ def model(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def run(tmp_path: Path) -> Run:
-    """Runs `collab convert` and makes sure that a failure leaves nothing behind."""
+    """Runs `collab convert`, by default without measuring speed; makes sure that a failure leaves nothing behind."""
 
     def convert(*arguments: object, fails: int = 0) -> Result:
         before = snapshot(tmp_path)
-        result = CliRunner().invoke(main, ["convert", *map(str, arguments)])
+        result = CliRunner().invoke(main, ["convert", "--no-speed", *map(str, arguments)])
         if fails:
             assert result.exit_code == fails, result.output
             assert any(line.startswith("Error: ") for line in result.stderr.splitlines()), result.stderr
@@ -99,12 +99,12 @@ class TestShows:
         }
 
     def test_the_end_fits_a_screen(self, run: Run, model: Path, tmp_path: Path) -> None:
-        result = run(model, tmp_path / "out", "--rank", 8)
+        result = run(model, tmp_path / "out", "--rank", 8, "--speed")
         lines = [*result.stderr.splitlines(), *result.stdout.splitlines()]
         assert len(lines) <= 24, "\n".join(lines)
         for text in ("rank 8 of 32", "query and key", "against the original", "times as fast", "Wrote", "Next:"):
             assert text in result.stdout, text
-        assert "times as fast" not in run(model, tmp_path / "again", "--rank", 8, "--no-speed").stdout
+        assert "times as fast" not in run(model, tmp_path / "again", "--rank", 8).stdout
 
     def test_refused_before_the_work(
         self, run: Run, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -237,7 +237,7 @@ class TestCalibration:
         assert "against the original, on 2 held-out rows" in card
 
     def test_tables(self, run: Run, embedder: Path, tmp_path: Path) -> None:
-        text = run(embedder, tmp_path / "out", "--params", 0.4, "--form", "auto", "-v").stdout
+        text = run(embedder, tmp_path / "out", "--params", 0.4, "--form", "auto", "-v", "--speed").stdout
         text = " ".join(text.split())
         for expected in (
             "held out",
