@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal, get_args
 
 from ..errors import ConfigurationError
+from .budget import check_fraction
 
 Attention = Literal["dense", "local", "summaries"]
 PositionsRule = Literal["keep", "copy", "interpolate"]
@@ -28,7 +29,10 @@ class LongOptions:
         summaries: what stands for a group with ``summaries``: ``mean:n``, the mean of n tokens, or ``stride:n``, the
             first of n. Not used by ``local``.
         dense_below: rows of fewer tokens are computed as before.
-        dense_layers: numbers, from 0, of the attention layers that stay as they are at every length.
+        dense_layers: numbers, from 0, of the attention layers that stay as they are at every length; ``auto`` for those
+            whose outputs blocks change most on a text, within `dense_budget`.
+        dense_budget: with ``auto``, how much of the arithmetic that attention takes in the longest row it may take at
+            most, as a fraction.
         max_length: tokens of the longest row that the model will take; None for those that it takes already.
         positions: how positions beyond the model's become known: not at all (``keep``); by repeating the table of
             positions (``copy``), which leaves those of shorter rows as they are, or by stretching it
@@ -44,7 +48,8 @@ class LongOptions:
     global_tokens: int = 1
     summaries: str = "stride:16"
     dense_below: int = 1024
-    dense_layers: tuple[int, ...] = ()
+    dense_layers: tuple[int, ...] | Literal["auto"] = ()
+    dense_budget: float = 0.5
     max_length: int | None = None
     positions: PositionsRule = "keep"
 
@@ -64,9 +69,19 @@ class LongOptions:
                 f"{self.global_tokens} global tokens are all of the shortest long row: dense_below (--dense-below) is "
                 f"{self.dense_below}. Take fewer global tokens, or a higher dense_below."
             )
-        if any(isinstance(layer, bool) or not isinstance(layer, int) for layer in self.dense_layers):
-            raise ConfigurationError(f"dense_layers must be numbers of layers, not {self.dense_layers!r}.")
+        check_fraction("dense_budget (--dense-budget)", self.dense_budget)
+        self._check_dense_layers()
         self._check_summaries()
+
+    def _check_dense_layers(self) -> None:
+        if self.dense_layers == "auto":
+            if self.attention == "dense":
+                raise ConfigurationError(
+                    "dense_layers='auto' (--dense-layers auto) chooses among layers in blocks: choose an attention "
+                    "(--attention local, or summaries)."
+                )
+        elif any(isinstance(layer, bool) or not isinstance(layer, int) for layer in self.dense_layers):
+            raise ConfigurationError(f"dense_layers must be numbers of layers, or 'auto', not {self.dense_layers!r}.")
 
     def _check_summaries(self) -> None:
         how, _, count = self.summaries.partition(":")
@@ -105,13 +120,15 @@ def read_attention(text: str) -> str:
     return text
 
 
-def read_layers(text: str) -> tuple[int, ...]:
-    """Reads numbers of layers, such as ``1,4``.
+def read_layers(text: str) -> tuple[int, ...] | Literal["auto"]:
+    """Reads numbers of layers, such as ``1,4``, or ``auto``.
 
     Raises:
         ConfigurationError: if it is something else.
     """
+    if text == "auto":
+        return "auto"
     try:
         return tuple(int(part) for part in text.split(",") if part.strip())
     except ValueError:
-        raise ConfigurationError(f"{text!r} is not a list of layers, such as 1,4.") from None
+        raise ConfigurationError(f"{text!r} is not a list of layers, such as 1,4, and not auto.") from None
