@@ -47,7 +47,7 @@ from collab.evaluation.timing import time_in_turn
 from collab.models.positions import with_positions
 from collab.models.states import evaluating
 
-LENGTHS = (512, 1024, 2048, 4096, 8192)
+LENGTHS = (768, 1024, 2048, 4096, 8192)
 LONGEST = LENGTHS[-1]
 WINDOW = 512
 LONG = {
