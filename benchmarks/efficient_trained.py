@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
+from common import seconds
 from efficient import LAYER, local, lsh
 from torch import Tensor, nn
 from torch.nn import functional
@@ -161,12 +163,14 @@ def run_trained(
         minutes = (time.process_time() - began) / 60
         with torch.no_grad():
             after = [float(error(kind, sample)) for sample in others]
+            ms = [1000 * seconds(partial(kind, sample.states, sample.value)) for sample in others]
         yield (
             name,
             {
                 "lengths": [sample.states.shape[1] for sample in others],
                 "before": before,
                 "after": after,
+                "ms": ms,
                 "steps": steps,
                 "cpu_minutes": minutes,
                 "threads": torch.get_num_threads(),
@@ -175,8 +179,15 @@ def run_trained(
 
 
 def table_of_trained(result: dict[str, Any], markdown: Any) -> str:
-    """Errors before and after training, by length."""
-    rows = [[name, *(f"{cell:.3f}" for cell in (*entry["before"], *entry["after"]))] for name, entry in result.items()]
+    """Errors before and after training, and milliseconds with the projections, by length."""
+    rows = [
+        [
+            name,
+            *(f"{cell:.3f}" for cell in (*entry["before"], *entry["after"])),
+            *(f"{cell:.1f}" for cell in entry["ms"]),
+        ]
+        for name, entry in result.items()
+    ]
     lengths = next(iter(result.values()))["lengths"]
-    headings = [f"error {when}, {length}" for when in ("before", "after") for length in lengths]
+    headings = [f"{what}, {length}" for what in ("error before", "error after", "ms") for length in lengths]
     return markdown(["one layer, trained", *headings], rows)
