@@ -46,6 +46,7 @@ import collab
 from collab.evaluation.timing import time_in_turn
 from collab.models.positions import with_positions
 from collab.models.states import evaluating
+from collab.steps.long_rows import Lengthening
 
 LENGTHS = (768, 1024, 2048, 4096, 8192)
 LONGEST = LENGTHS[-1]
@@ -61,8 +62,10 @@ RATED = 200
 """Pairs of STS-B."""
 MODELS = ("dense", "local", "summaries", "Nyström", "half", "half, local")
 CHUNKS, NEAREST = "chunks of 512", "nearest chunk of 512"
+CHOSEN = "local, half dense"
+"""Layers stay dense by what blocks change on text, within half of the arithmetic."""
 TRAINED = ("local, refined", "summaries, refined", "local, healed", "summaries, healed")
-ROWS = ("truncated at 512", CHUNKS, NEAREST, *MODELS, *TRAINED)
+ROWS = ("truncated at 512", CHUNKS, NEAREST, *MODELS, CHOSEN, *TRAINED)
 
 AttentionInterface.register("nystrom", nystrom)
 
@@ -302,6 +305,10 @@ def run_quality(checkpoint: str, count: int, steps: int, names: Sequence[str]) -
         models: dict[str, Any] = {}
         if name in TRAINED:
             models[name], more = trained(bench, quality, name, steps)
+        elif name == CHOSEN:
+            texts = [bench.tokenizer.decode(ids) for ids in quality.refining]
+            long = collab.lengthen(bench.checkpoint, replace(LONG["local"], dense_layers="auto"), texts)
+            models[name], more = long.model.eval(), {"dense layers": long.step(Lengthening).settings["dense_layers"]}
         elif name in MODELS:
             models[name] = bench.model(name)
         with evaluating(*models.values()):
