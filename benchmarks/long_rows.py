@@ -28,6 +28,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +47,6 @@ import collab
 from collab.evaluation.timing import time_in_turn
 from collab.models.positions import with_positions
 from collab.models.states import evaluating
-from collab.steps.long_rows import Lengthening
 
 LENGTHS = (768, 1024, 2048, 4096, 8192)
 LONGEST = LENGTHS[-1]
@@ -201,11 +201,7 @@ class Quality:
         figures = self.retrieval(embed, halves)
         vectors = {}
         if name != NEAREST:  # which has no single vector for a text
-            vectors = {
-                "2k": torch.cat(halves),
-                "8k": torch.cat([embed(ids) for ids in self.longest]),
-                **{source: torch.cat([embed(ids) for ids in rows]) for source, rows in self.packed.items()},
-            }
+            vectors = self.vectors(embed, halves)
             left, right = vectors["2k"][::2], vectors["2k"][1::2]
             figures["halves"] = matched(left @ right.T)
             likeness = [float((embed(a) * embed(b)).sum()) for a, b in self.rated]
@@ -214,6 +210,16 @@ class Quality:
             for source, rows in vectors.items():
                 figures[f"cosine {source}"] = float((rows * dense[source]).sum(dim=1).mean())
         return {"figures": figures, "vectors": vectors, "cpu_seconds": time.process_time() - start}
+
+    def vectors(self, embed: Callable[[list[int]], Tensor], halves: list[Tensor] | None = None) -> dict[str, Tensor]:
+        """The embeddings that are compared with dense attention's, (N, D) of each kind of text."""
+        rows = {"8k": self.longest, **self.packed}
+        if halves is None:
+            halves = [embed(half) for pair in self.halves for half in pair]
+        return {
+            "2k": torch.cat(halves),
+            **{name: torch.cat([embed(ids) for ids in part]) for name, part in rows.items()},
+        }
 
     def retrieval(self, embed: Callable[[list[int]], Tensor], halves: list[Tensor]) -> dict[str, Any]:
         """How well the paraphrase of a hidden sentence finds it, as mean reciprocal ranks.
@@ -299,7 +305,10 @@ def run_quality(checkpoint: str, count: int, steps: int, names: Sequence[str]) -
     """Measures the rows of the table, one after another."""
     bench = Bench(checkpoint)
     quality = Quality(bench, count)
-    dense = quality.measure("dense", {"dense": bench.dense}, None)
+    if "dense" in names:
+        dense = quality.measure("dense", {"dense": bench.dense}, None)
+    else:
+        dense = {"vectors": quality.vectors(partial(bench.embed, bench.dense))}
     for name in names:
         more: dict[str, Any] = {}
         models: dict[str, Any] = {}
@@ -308,7 +317,7 @@ def run_quality(checkpoint: str, count: int, steps: int, names: Sequence[str]) -
         elif name == CHOSEN:
             texts = [bench.tokenizer.decode(ids) for ids in quality.refining]
             long = collab.lengthen(bench.checkpoint, replace(LONG["local"], dense_layers="auto"), texts)
-            models[name], more = long.model.eval(), {"dense layers": long.step(Lengthening).settings["dense_layers"]}
+            models[name], more = long.model.eval(), {"dense layers": long.report.settings["dense_layers"]}
         elif name in MODELS:
             models[name] = bench.model(name)
         with evaluating(*models.values()):
