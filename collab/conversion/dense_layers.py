@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable
 from contextlib import ExitStack
+from functools import partial
 from typing import Any
 
 import torch
@@ -84,7 +85,7 @@ def errors_in_blocks(dense: PreTrainedModel, blocks: PreTrainedModel, rows: list
     others = {name: layer for name, layer in collaborative_layers(blocks).items() if layer.spec.long is not None}
     sums = {name: torch.zeros(3, dtype=torch.float64) for name in others}
 
-    def compare(name: str, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+    def compare(name: str, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         exact, context = (_context(each).double() for each in (output, others[name](*args, **kwargs)))
         parts = (context - exact, exact - exact.mean(dim=1, keepdim=True), exact)
         sums[name] += torch.stack([part.square().sum().cpu() for part in parts])
@@ -92,7 +93,8 @@ def errors_in_blocks(dense: PreTrainedModel, blocks: PreTrainedModel, rows: list
     with ExitStack() as stack, evaluating(dense, blocks), torch.no_grad():
         for name, layer in collaborative_layers(dense).items():
             if name in others:
-                stack.callback(_watch(layer, name, compare).remove)
+                hook = layer.register_forward_hook(partial(compare, name), with_kwargs=True)
+                stack.callback(hook.remove)
         for row in rows:
             dense(**on_device({"input_ids": row}, dense.device))
     errors = {}
@@ -103,15 +105,6 @@ def errors_in_blocks(dense: PreTrainedModel, blocks: PreTrainedModel, rows: list
     for name, error in errors.items():
         logger.info("%s: error in blocks %.4f", name, error)
     return errors
-
-
-def _watch(layer: nn.Module, name: str, compare: Any) -> Any:
-    """Has what enters and leaves a layer compared."""
-
-    def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-        compare(name, args, kwargs, output)
-
-    return layer.register_forward_hook(hook, with_kwargs=True)
 
 
 def _context(output: Any) -> Tensor:

@@ -68,11 +68,11 @@ def lengthen(
         longer = with_positions(longer, after, options.positions)
     errors = None
     if options.dense_layers == "auto":
-        dense = _in_blocks(longer, layers, [], options)
+        rows = long_rows(checkpoint, texts, options.dense_below, after)
         every = replace(options, dense_layers=())
         blocks = _in_blocks(longer, layers, _chosen(layers, every), every)
-        errors = errors_in_blocks(dense, blocks, long_rows(checkpoint, texts, options.dense_below, after))
-        options = replace(options, dense_layers=layers_within(blocks, errors, after, options.dense_budget))
+        errors = errors_in_blocks(_in_blocks(longer, layers, [], every), blocks, rows)
+        options = replace(every, dense_layers=layers_within(blocks, errors, after, options.dense_budget))
     chosen = [] if options.attention == "dense" else _chosen(layers, options)
     model = _in_blocks(longer, layers, chosen, options)
     lengths = None if before is None or after is None else Count(before, after)
