@@ -51,6 +51,8 @@ def lengthened(options: LongOptions | None, sources: Sequence[DataSource] = ()) 
     """
 
     def verb(checkpoint: Checkpoint, run: Run) -> Checkpoint:
+        if options is not None and options.dense_layers == "auto":
+            run.progress("choosing dense layers", 0, None)
         texts = chain.from_iterable(map(all_texts, sources)) if sources else None
         return lengthen_model(checkpoint, options, texts)
 
