@@ -334,7 +334,11 @@ def test_the_error_in_blocks_is_that_of_the_layer_alone(
     with torch.no_grad():
         states = dense.model(input_ids=ids, output_hidden_states=True).hidden_states
         for number, (name, layer) in enumerate(collaborative_layers(dense.model).items()):
-            exact, other = layer(states[number])[0], collaborative_layers(blocks)[name](states[number])[0]
+            project = dense.model.encoder.layer[number].attention.output.dense
+            exact, other = (
+                project(layer(states[number])[0]),
+                project(collaborative_layers(blocks)[name](states[number])[0]),
+            )
             error = (other - exact).square().sum() / (exact - exact.mean(dim=1, keepdim=True)).square().sum()
             assert auto.report.errors[name] == pytest.approx(float(error), rel=1e-4)
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 from transformers import PreTrainedModel
 
 from ..errors import ConfigurationError, DataError
@@ -75,7 +76,8 @@ def long_rows(checkpoint: Checkpoint, texts: Iterable[str] | None, shortest: int
 def errors_in_blocks(dense: PreTrainedModel, blocks: PreTrainedModel, rows: list[Tensor]) -> dict[str, float]:
     """By layer, the squared error of its output in blocks relative to the variance of what it gives when dense.
 
-    Every layer is given what it is given in the dense model, so its error is its own.
+    Outputs are those of the output projection, in the layer or behind it, as refinement has them. Every layer is given
+    what it is given in the dense model, so its error is its own.
 
     Args:
         dense: a collaborative model without layers in blocks.
@@ -84,10 +86,13 @@ def errors_in_blocks(dense: PreTrainedModel, blocks: PreTrainedModel, rows: list
     """
     others = {name: layer for name, layer in collaborative_layers(blocks).items() if layer.spec.long is not None}
     sums = {name: torch.zeros(3, dtype=torch.float64) for name in others}
+    outer = {layer.name: layer.output for layer in attention_layers(dense) if not _projects(layer)}
 
     def compare(name: str, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         exact, context = (_context(each).double() for each in (output, others[name](*args, **kwargs)))
-        parts = (context - exact, exact - exact.mean(dim=1, keepdim=True), exact)
+        parts = [context - exact, exact - exact.mean(dim=1, keepdim=True), exact]
+        if name in outer:
+            parts = [functional.linear(part, outer[name].weight.double()) for part in parts]
         sums[name] += torch.stack([part.square().sum().cpu() for part in parts])
 
     with ExitStack() as stack, evaluating(dense, blocks), torch.no_grad():
@@ -105,6 +110,11 @@ def errors_in_blocks(dense: PreTrainedModel, blocks: PreTrainedModel, rows: list
     for name, error in errors.items():
         logger.info("%s: error in blocks %.4f", name, error)
     return errors
+
+
+def _projects(layer: AttentionLayer) -> bool:
+    """Whether a layer has its output projection inside."""
+    return layer.output_name.startswith(f"{layer.name}.")
 
 
 def _context(output: Any) -> Tensor:
