@@ -6,13 +6,14 @@ import logging
 from collections.abc import Iterable
 from contextlib import ExitStack
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 from transformers import PreTrainedModel
 
+from ..decomposition import FormName
 from ..errors import ConfigurationError, DataError
 from ..io.checkpoint import Checkpoint
 from ..models.families import collaborative_layers
@@ -86,7 +87,7 @@ def errors_in_blocks(dense: PreTrainedModel, blocks: PreTrainedModel, rows: list
     """
     others = {name: layer for name, layer in collaborative_layers(blocks).items() if layer.spec.long is not None}
     sums = {name: torch.zeros(3, dtype=torch.float64) for name in others}
-    outer = {layer.name: layer.output for layer in attention_layers(dense) if not _projects(layer)}
+    outer: dict[str, Any] = {layer.name: layer.output for layer in attention_layers(dense) if not _projects(layer)}
 
     def compare(name: str, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         exact, context = (_context(each).double() for each in (output, others[name](*args, **kwargs)))
@@ -164,5 +165,6 @@ def _arithmetic(layer: AttentionLayer, length: int) -> tuple[int, int]:
         return 0, 0
     shape, spec = LayerShape.of_layer(layer), module.spec
     content = "folded" if module.query_offset is not None else "exact"
+    form = cast(FormName, spec.form)
     keys = None if spec.long is None else spec.long.keys(length)
-    return shape.flops(spec.form, spec.rank, content, length), shape.flops(spec.form, spec.rank, content, length, keys)
+    return shape.flops(form, spec.rank, content, length), shape.flops(form, spec.rank, content, length, keys)
