@@ -8,14 +8,18 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
+from common import seconds
 from efficient import LAYER, local, lsh
 from torch import Tensor, nn
 from torch.nn import functional
 
 BLOCK = 128
+RATE, RATE_OF_FEATURES = 1e-3, 3e-2
+"""Peak learning rates of projections, and of a feature map and its gates, which are few and begin from nothing."""
 
 
 class Sample(NamedTuple):
@@ -49,7 +53,8 @@ class Linear(nn.Module):
     """Softmax in the window, features outside it, with one normalizer (LoLCATs, Zhang et al. 2024).
 
     The features are those of Hedgehog (Zhang et al. 2024), [softmax(Wx), softmax(−Wx)], with one map for all heads, so
-    that keys shared by the heads have their features computed once; a gate for each head weighs them.
+    that keys shared by the heads have their features computed once; a gate for each head weighs them. It begins almost
+    closed, as attention in the window alone.
 
     Args:
         heads: H.
@@ -59,7 +64,7 @@ class Linear(nn.Module):
     def __init__(self, heads: int, width: int) -> None:
         super().__init__()
         self.map = nn.Parameter(torch.eye(width))
-        self.gate = nn.Parameter(torch.zeros(heads, 1, 1, 1))
+        self.gate = nn.Parameter(torch.full((heads, 1, 1, 1), -5.0))
 
     def features(self, states: Tensor, scaling: float) -> Tensor:
         """(B, H, T, d) → (B, H, T, 2d)."""
@@ -143,8 +148,12 @@ def run_trained(
         kind = Kind(layer, attention)
         with torch.no_grad():
             before = [float(error(kind, sample)) for sample in others]
-        optimizer = torch.optim.Adam(kind.parameters(), lr=1e-3, betas=(0.9, 0.99))
-        schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 1e-3, total_steps=steps, pct_start=0.1)
+        groups: list[dict[str, Any]] = [{"params": [*kind.query.parameters(), *kind.key.parameters()], "lr": RATE}]
+        if isinstance(attention, nn.Module):
+            groups.append({"params": [*attention.parameters()], "lr": RATE_OF_FEATURES})
+        rates = [group["lr"] for group in groups]
+        optimizer = torch.optim.Adam(groups, betas=(0.9, 0.99))
+        schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, rates, total_steps=steps, pct_start=0.1)
         began = time.process_time()
         for step in range(steps):
             optimizer.zero_grad()
@@ -154,12 +163,14 @@ def run_trained(
         minutes = (time.process_time() - began) / 60
         with torch.no_grad():
             after = [float(error(kind, sample)) for sample in others]
+            ms = [1000 * seconds(partial(kind, sample.states, sample.value)) for sample in others]
         yield (
             name,
             {
                 "lengths": [sample.states.shape[1] for sample in others],
                 "before": before,
                 "after": after,
+                "ms": ms,
                 "steps": steps,
                 "cpu_minutes": minutes,
                 "threads": torch.get_num_threads(),
@@ -168,8 +179,15 @@ def run_trained(
 
 
 def table_of_trained(result: dict[str, Any], markdown: Any) -> str:
-    """Errors before and after training, by length."""
-    rows = [[name, *(f"{cell:.3f}" for cell in (*entry["before"], *entry["after"]))] for name, entry in result.items()]
+    """Errors before and after training, and milliseconds with the projections, by length."""
+    rows = [
+        [
+            name,
+            *(f"{cell:.3f}" for cell in (*entry["before"], *entry["after"])),
+            *(f"{cell:.1f}" for cell in entry["ms"]),
+        ]
+        for name, entry in result.items()
+    ]
     lengths = next(iter(result.values()))["lengths"]
-    headings = [f"error {when}, {length}" for when in ("before", "after") for length in lengths]
+    headings = [f"{what}, {length}" for what in ("error before", "error after", "ms") for length in lengths]
     return markdown(["one layer, trained", *headings], rows)

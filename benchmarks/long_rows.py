@@ -5,8 +5,10 @@ WikiText-2 are cut at the length; captions of Multi30k and utterances of dialogu
 
 - speed: milliseconds of the whole model for one row, by length, as a ratio to dense SDPA; memory: the most that a
   process needs beyond what it needs with the model loaded and unused, for a row of 8,192 tokens;
-- quality: cosine of the mean-pooled embedding to dense attention's; halves of an article matched to each other; and a
-  sentence hidden in an article at some depth, found by its paraphrase among all articles with hidden sentences.
+- quality: cosine of the mean-pooled embedding to dense attention's; halves of 23 articles matched to each other; the
+  mean reciprocal rank of a text of 2,000 tokens that hides a sentence at some depth, for the sentence's paraphrase,
+  among 8 copies of the text that hide another sentence each, and among 23 articles (32 sentences in four articles);
+  Spearman's correlation of 200 pairs of STS-B, which are short; and what training took.
 
     python benchmarks/long_rows.py --task memory
     python benchmarks/long_rows.py --task quality [--checkpoint rotary]
@@ -14,7 +16,7 @@ WikiText-2 are cut at the length; captions of Multi30k and utterances of dialogu
     python benchmarks/long_rows.py --task layer                              # kinds of attention at one layer
     python benchmarks/long_rows.py --task trained --length 2048 --steps 40   # the same, trained alike
 
-Each task adds to results/long_rows.json and writes results/long_rows-*.md again. Quality takes 15 CPU minutes.
+Each task adds to results/long_rows.json and writes results/long_rows-*.md again. Quality takes 30 CPU minutes.
 """
 
 from __future__ import annotations
@@ -26,6 +28,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +38,7 @@ import transformers
 from common import demo_folder, kept, machine, markdown, my_turn, shared_data, stsb, write
 from efficient import nystrom, run_layer, table_of_kinds
 from efficient_trained import run_trained, table_of_trained
+from scipy.stats import spearmanr
 from torch import Tensor
 from torch.nn import functional
 from transformers import AttentionInterface
@@ -44,7 +48,7 @@ from collab.evaluation.timing import time_in_turn
 from collab.models.positions import with_positions
 from collab.models.states import evaluating
 
-LENGTHS = (512, 1024, 2048, 4096, 8192)
+LENGTHS = (768, 1024, 2048, 4096, 8192)
 LONGEST = LENGTHS[-1]
 WINDOW = 512
 LONG = {
@@ -52,10 +56,16 @@ LONG = {
     "summaries": collab.LongOptions("summaries", dense_below=WINDOW + 1, max_length=LONGEST, positions="copy"),
 }
 DEPTHS = (0.1, 0.5, 0.9)
+HIDING, COPIES = 4, 8
+"""Articles that hide sentences, and the copies of each, with a sentence each."""
+RATED = 200
+"""Pairs of STS-B."""
 MODELS = ("dense", "local", "summaries", "Nyström", "half", "half, local")
-NEAREST = "nearest chunk of 512"
+CHUNKS, NEAREST = "chunks of 512", "nearest chunk of 512"
+CHOSEN = "local, half dense"
+"""Layers stay dense by what blocks change on text, within half of the arithmetic."""
 TRAINED = ("local, refined", "summaries, refined", "local, healed", "summaries, healed")
-ROWS = ("truncated at 512", "chunks of 512", NEAREST, *MODELS, *TRAINED)
+ROWS = ("truncated at 512", CHUNKS, NEAREST, *MODELS, CHOSEN, *TRAINED)
 
 AttentionInterface.register("nystrom", nystrom)
 
@@ -76,6 +86,7 @@ class Bench:
         self.dense = with_positions(self.checkpoint.model, LONGEST, "copy").eval()
         self.half = None if half is None else collab.load(half)
         self.special = self.tokenizer("")["input_ids"]
+        self._chunks: dict[tuple[int, ...], Tensor] = {}
 
     def model(self, name: str) -> Any:
         """A model of `MODELS`."""
@@ -97,22 +108,30 @@ class Bench:
         return self.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
 
     def embed(self, model: Any, ids: list[int], length: int = LONGEST) -> Tensor:
-        """The normalized mean-pooled embedding of tokens, cut at a length, (D,)."""
+        """The normalized mean-pooled embedding of tokens, cut at a length, (1, D)."""
         start, end = self.special
         with torch.no_grad():
             states = model(input_ids=torch.tensor([[start, *ids[: length - 2], end]])).last_hidden_state
-        return functional.normalize(states[0].mean(dim=0), dim=0)
+        return functional.normalize(states.mean(dim=1), dim=1)
 
     def embed_by(self, name: str, models: dict[str, Any], ids: list[int]) -> Tensor:
-        """The embedding of a row by a row of the table."""
+        """The embedding of a row by a row of the table, (1, D), or those of its chunks, (P, D)."""
         if name == "truncated at 512":
             return self.embed(self.dense, ids, WINDOW)
-        if name == "chunks of 512":
+        if name in (CHUNKS, NEAREST):
             chunks = [ids[first : first + WINDOW - 2] for first in range(0, len(ids), WINDOW - 2)]
-            parts = torch.stack([self.embed(self.dense, chunk) for chunk in chunks])
+            parts = torch.cat([self._chunk(tuple(chunk)) for chunk in chunks])
+            if name == NEAREST:
+                return parts
             sizes = torch.tensor([float(len(chunk)) for chunk in chunks])
-            return functional.normalize((parts * sizes.unsqueeze(1)).sum(dim=0), dim=0)
+            return functional.normalize((parts * sizes.unsqueeze(1)).sum(dim=0, keepdim=True), dim=1)
         return self.embed(models[name], ids)
+
+    def _chunk(self, chunk: tuple[int, ...]) -> Tensor:
+        """The embedding of a chunk, which may be in several texts."""
+        if chunk not in self._chunks:
+            self._chunks[chunk] = self.embed(self.dense, list(chunk), WINDOW)
+        return self._chunks[chunk]
 
 
 def articles(bench: Bench) -> list[list[int]]:
@@ -145,7 +164,7 @@ class Quality:
 
     Args:
         bench: the checkpoint.
-        count: number of articles, whose halves are matched, and which hide a sentence each.
+        count: number of articles whose halves are matched.
     """
 
     def __init__(self, bench: Bench, count: int) -> None:
@@ -154,14 +173,22 @@ class Quality:
         self.refining = every[::2]
         judged = every[1::2]
         self.halves = [[ids[: len(ids) // 2][:2046], ids[len(ids) // 2 :][:2046]] for ids in judged[:count]]
-        first, second, scores = stsb("dev")
-        pairs = [(a, b) for a, b, score in zip(first, second, scores, strict=True) if score >= 4.6 and a != b]
-        self.hidden = [
-            (ids[:2000], bench.tokens(sentence), bench.embed(bench.dense, bench.tokens(paraphrase)))
-            for ids, (sentence, paraphrase) in zip(judged[:count], pairs[:: len(pairs) // count], strict=False)
+        self.longest = [
+            ids[first : first + LONGEST - 2]
+            for ids in judged
+            for first in range(0, len(ids) - LONGEST + 3, LONGEST - 2)
         ]
-        self.longest = [ids[: LONGEST - 2] for ids in judged if len(ids) >= LONGEST - 2][:3]
         self.packed = {name: packed(bench, name, 2048, 1) for name in ("Multi30k", "dialogue")}
+        first, second, scores = stsb("dev")
+        self.rated = [(bench.tokens(a), bench.tokens(b)) for a, b in zip(first[:RATED], second[:RATED], strict=True)]
+        self.ratings = scores[:RATED]
+        alike = [(a, b) for a, b, score in zip(first, second, scores, strict=True) if score >= 4.6 and a != b]
+        chosen = alike[:: len(alike) // (HIDING * COPIES)]
+        pairs = [(bench.tokens(a), bench.tokens(b)) for a, b in chosen]
+        self.hidden = [
+            (number, ids[:2000], pairs[number * COPIES : (number + 1) * COPIES])
+            for number, ids in enumerate(judged[:HIDING])
+        ]
 
     def measure(self, name: str, models: dict[str, Any], dense: dict[str, Any] | None) -> dict[str, Any]:
         """Every figure of a row of the table; `dense` has the embeddings by dense attention."""
@@ -170,48 +197,84 @@ class Quality:
             return self.bench.embed_by(name, models, ids)
 
         start = time.process_time()
-        vectors = {
-            "2k": torch.stack([embed(half) for pair in self.halves for half in pair]),
-            "8k": torch.stack([embed(ids) for ids in self.longest]),
-            **{source: torch.stack([embed(ids) for ids in rows]) for source, rows in self.packed.items()},
-        }
-        left, right = vectors["2k"][::2], vectors["2k"][1::2]
-        found = {f"depth {depth}": self.found(embed, depth) for depth in DEPTHS}
-        figures = {"halves": matched(left @ right.T), **found}
+        halves = [embed(half) for pair in self.halves for half in pair]
+        figures = self.retrieval(embed, halves)
+        vectors = {}
+        if name != NEAREST:  # which has no single vector for a text
+            vectors = self.vectors(embed, halves)
+            left, right = vectors["2k"][::2], vectors["2k"][1::2]
+            figures["halves"] = matched(left @ right.T)
+            likeness = [float((embed(a) * embed(b)).sum()) for a, b in self.rated]
+            figures["STS-B"] = float(spearmanr(likeness, self.ratings).statistic)
         if dense is not None:
             for source, rows in vectors.items():
                 figures[f"cosine {source}"] = float((rows * dense[source]).sum(dim=1).mean())
         return {"figures": figures, "vectors": vectors, "cpu_seconds": time.process_time() - start}
 
-    def found_by_chunks(self, depth: float) -> float:
-        """The same, where every chunk of 512 tokens keeps an embedding, and the nearest one counts."""
-        best = []
-        for ids, sentence, _ in self.hidden:
-            place = int(depth * len(ids))
-            row = ids[:place] + sentence + ids[place:]
-            chunks = [row[first : first + WINDOW - 2] for first in range(0, len(row), WINDOW - 2)]
-            parts = torch.stack([self.bench.embed(self.bench.dense, chunk) for chunk in chunks])
-            best.append(torch.stack([(parts @ query).max() for _, _, query in self.hidden]))
-        return first_is_right(torch.stack(best, dim=1))
+    def vectors(self, embed: Callable[[list[int]], Tensor], halves: list[Tensor] | None = None) -> dict[str, Tensor]:
+        """The embeddings that are compared with dense attention's, (N, D) of each kind of text."""
+        rows = {"8k": self.longest, **self.packed}
+        if halves is None:
+            halves = [embed(half) for pair in self.halves for half in pair]
+        return {
+            "2k": torch.cat(halves),
+            **{name: torch.cat([embed(ids) for ids in part]) for name, part in rows.items()},
+        }
 
-    def found(self, embed: Callable[[list[int]], Tensor], depth: float) -> float:
-        """How often the paraphrase of a hidden sentence finds its article first."""
-        rows = []
-        for ids, sentence, _ in self.hidden:
-            place = int(depth * len(ids))
-            rows.append(embed(ids[:place] + sentence + ids[place:]))
-        queries = torch.stack([query for _, _, query in self.hidden])
-        return first_is_right(queries @ torch.stack(rows).T)
+    def retrieval(self, embed: Callable[[list[int]], Tensor], halves: list[Tensor]) -> dict[str, Any]:
+        """How well the paraphrase of a hidden sentence finds it, as mean reciprocal ranks.
+
+        Among copies of one article, which hide a sentence each at the same depth, only the sentence decides. Among the
+        articles, whose first halves hide nothing, what they are about decides as well.
+        """
+        figures: dict[str, Any] = {}
+        among: list[float] = []
+        for depth in DEPTHS:
+            ranks = []
+            for number, ids, pairs in self.hidden:
+                place = int(depth * len(ids))
+                copies = [embed(ids[:place] + sentence + ids[place:]) for sentence, _ in pairs]
+                others = halves[: 2 * number : 2] + halves[2 * number + 2 :: 2]
+                for mine, (_, paraphrase) in enumerate(pairs):
+                    query = embed(paraphrase)
+                    ranks.append(reciprocal_rank([nearest(query, copy) for copy in copies], mine))
+                    others_and_mine = [nearest(query, other) for other in [copies[mine], *others]]
+                    among.append(reciprocal_rank(others_and_mine, 0))
+            figures[f"depth {depth}"] = float(np.mean(ranks))
+            figures[f"error {depth}"] = float(np.std(ranks, ddof=1) / len(ranks) ** 0.5)
+        # One query is asked at every depth, so the standard error is of the queries' means.
+        by_query = np.reshape(among, (len(DEPTHS), -1)).mean(axis=0)
+        figures["among articles"] = float(by_query.mean())
+        figures["error among articles"] = float(by_query.std(ddof=1) / len(by_query) ** 0.5)
+        return figures
 
 
-def first_is_right(similarities: Tensor) -> float:
-    """How often the largest entry of a row is on the diagonal."""
-    return float((similarities.argmax(dim=1) == torch.arange(len(similarities))).float().mean())
+def nearest(query: Tensor, parts: Tensor) -> float:
+    """The similarity of a query, (1, D), to the nearest of a text's embeddings, (P, D)."""
+    return float((parts @ query[0]).max())
+
+
+def reciprocal_rank(similarities: Sequence[float], mine: int) -> float:
+    """1 / rank; of texts that are equally near, the mean over their ranks."""
+    above = sum(value > similarities[mine] for value in similarities)
+    equal = sum(value == similarities[mine] for value in similarities)
+    return sum(1 / (above + 1 + place) for place in range(equal)) / equal
+
+
+def chance(count: int) -> float:
+    """The mean reciprocal rank of one among so many, in a random order."""
+    return sum(1 / rank for rank in range(1, count + 1)) / count
 
 
 def matched(similarities: Tensor) -> float:
-    """The same, by rows and by columns."""
-    return (first_is_right(similarities) + first_is_right(similarities.T)) / 2
+    """How often the largest entry of a row, and of a column, is on the diagonal."""
+    right = torch.arange(len(similarities))
+    return (
+        float(
+            (similarities.argmax(dim=1) == right).float().mean() + (similarities.argmax(dim=0) == right).float().mean()
+        )
+        / 2
+    )
 
 
 def trained(bench: Bench, quality: Quality, name: str, steps: int) -> tuple[Any, dict[str, Any]]:
@@ -221,47 +284,47 @@ def trained(bench: Bench, quality: Quality, name: str, steps: int) -> tuple[Any,
     long = collab.lengthen(bench.checkpoint, LONG[kind])
     began = time.process_time()
     figures: dict[str, Any] = {"steps": steps, "rows": len(pieces)}
-    if how == "healed":
+    if how == "refined":
+        start, end = bench.special
+        rows = [{"input_ids": torch.tensor([[start, *ids, end]])} for ids in pieces]
+        long = collab.refine(long, bench.dense, rows[4:], rows[:4], options=collab.RefineOptions(steps=steps, rows=1))
+        layers = long.report.layers.values()
+        figures["before"] = [layer.before for layer in layers]
+        figures["after"] = [layer.after if layer.kept else layer.before for layer in layers]
+    else:
         options = collab.HealOptions(
             max_length=2048,
             run=collab.RunOptions(learning_rate=3e-4, batch_size=1, steps=steps, evaluations=2),
         )
-        texts = [bench.tokenizer.decode(ids) for ids in pieces]
-        result = collab.heal(long, bench.dense, texts, options=options)
-    else:
-        start, end = bench.special
-        rows = [{"input_ids": torch.tensor([[start, *ids, end]])} for ids in pieces]
-        result = collab.refine(long, bench.dense, rows[4:], rows[:4], options=collab.RefineOptions(steps=steps, rows=1))
-        layers = result.report.layers.values()
-        figures["before"] = [layer.before for layer in layers]
-        figures["after"] = [layer.after if layer.kept else layer.before for layer in layers]
+        long = collab.heal(long, bench.dense, [bench.tokenizer.decode(ids) for ids in pieces], options=options)
     figures["cpu_minutes"] = (time.process_time() - began) / 60
-    return result.model.eval(), figures
+    return long.model.eval(), figures
 
 
 def run_quality(checkpoint: str, count: int, steps: int, names: Sequence[str]) -> None:
     """Measures the rows of the table, one after another."""
     bench = Bench(checkpoint)
     quality = Quality(bench, count)
-    if NEAREST in names:
-        found = {f"depth {depth}": quality.found_by_chunks(depth) for depth in DEPTHS}
-        keep("quality", f"{checkpoint}: {NEAREST}", found | {"hidden": len(quality.hidden)})
-    if [*names] == [NEAREST]:
-        return
-    dense = quality.measure("dense", {"dense": bench.dense}, None)
-    for name in (name for name in names if name != NEAREST):
+    if "dense" in names:
+        dense = quality.measure("dense", {"dense": bench.dense}, None)
+    else:
+        dense = {"vectors": quality.vectors(partial(bench.embed, bench.dense))}
+    for name in names:
         more: dict[str, Any] = {}
         models: dict[str, Any] = {}
         if name in TRAINED:
             models[name], more = trained(bench, quality, name, steps)
+        elif name == CHOSEN:
+            texts = [bench.tokenizer.decode(ids) for ids in quality.refining]
+            long = collab.lengthen(bench.checkpoint, replace(LONG["local"], dense_layers="auto"), texts)
+            models[name], more = long.model.eval(), {"dense layers": long.report.settings["dense_layers"]}
         elif name in MODELS:
             models[name] = bench.model(name)
         with evaluating(*models.values()):
             measured = dense if name == "dense" else quality.measure(name, models, dense["vectors"])
         entry = {**measured["figures"], "cpu_seconds": measured["cpu_seconds"], "training": more}
-        keep(
-            "quality", f"{checkpoint}: {name}", entry | {"articles": len(quality.halves), "hidden": len(quality.hidden)}
-        )
+        entry |= {"articles": len(quality.halves), "long": len(quality.longest), "hidden": HIDING * COPIES}
+        keep("quality", f"{checkpoint}: {name}", entry)
 
 
 class Pooled:
@@ -391,21 +454,30 @@ def speed_table(speed: dict[str, Any]) -> str:
 
 
 def quality_table(quality: dict[str, Any], checkpoint: str) -> str:
-    """Quality by row."""
-    columns = (
-        "cosine 2k",
-        "cosine 8k",
-        "cosine Multi30k",
-        "cosine dialogue",
-        "halves",
-        *(f"depth {d}" for d in DEPTHS),
-    )
-    rows = []
+    """Quality by row; mean reciprocal ranks with their standard errors."""
+    cosines = ["cosine 2k", "cosine 8k", "cosine Multi30k", "cosine dialogue"]
+    rows, articles_of_all = [], 0
     for name in ROWS:
         entry = quality.get(f"{checkpoint}: {name}")
-        if entry is not None:
-            rows.append([name, *(f"{entry[column]:.3f}" if column in entry else "" for column in columns)])
-    return markdown([checkpoint, *columns], rows) if rows else ""
+        if entry is None:
+            continue
+        cells = [f"{entry[column]:.3f}" if column in entry else "" for column in (*cosines, "halves")]
+        for column, error in (
+            *((f"depth {d}", f"error {d}") for d in DEPTHS),
+            ("among articles", "error among articles"),
+        ):
+            cells.append(f"{entry[column]:.2f} ± {entry[error]:.2f}")
+        minutes = entry["training"].get("cpu_minutes")
+        cells += [f"{entry['STS-B']:.3f}" if "STS-B" in entry else "", "" if minutes is None else f"{minutes:.1f}"]
+        rows.append([name, *cells])
+        articles_of_all = entry["articles"]
+    if not rows:
+        return ""
+    by_chance = ["", "", "", "", f"{1 / articles_of_all:.3f}"]
+    by_chance += [f"{chance(COPIES):.2f}"] * len(DEPTHS) + [f"{chance(articles_of_all):.2f}", "", ""]
+    headings = [checkpoint, *cosines, "halves", *(f"depth {d}" for d in DEPTHS)]
+    headings += [f"among {articles_of_all} articles", "STS-B", "training, CPU minutes"]
+    return markdown(headings, [*rows, ["chance", *by_chance]])
 
 
 def main() -> None:
@@ -416,7 +488,7 @@ def main() -> None:
     parser.add_argument("--names", nargs="*", help="Rows to measure; all by default.")
     parser.add_argument("--length", type=int, default=LONGEST)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--articles", type=int, default=12)
+    parser.add_argument("--articles", type=int, default=23)
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--half", metavar="FOLDER", help="The checkpoint as collab compress --flops 0.5 wrote it.")
     parser.add_argument("--padded", action="store_true")

@@ -28,7 +28,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import collab
-from collab.errors import CollabError, ConfigurationError, UnsupportedArchitectureError
+from collab.errors import CollabError, ConfigurationError, DataError, UnsupportedArchitectureError
 from collab.graphs.samples import check_exportable
 from collab.modeling import collab_feed_forward
 from collab.modeling.collab_config import AttentionSpec, LongRows
@@ -290,6 +290,8 @@ def test_rotary_positions_go_on_or_turn_slower() -> None:
         ({"global_tokens": 12}, "12 global tokens are all of the shortest long row"),
         ({"attention": "flash"}, "Unknown attention 'flash'"),
         ({"attention": "lsh"}, "lsh attention is not offered: .* the mean of all outputs"),
+        ({"dense_layers": "all"}, "numbers of layers, or 'auto'"),
+        ({"dense_budget": 1.5}, "above 0 and at most 1"),
         ({"block": 0}, "block must be a whole number of at least 1"),
     ],
 )
@@ -297,6 +299,61 @@ def test_settings_that_do_not_fit_are_refused(changes: dict[str, Any], says: str
     model = tiny_model(BERT, transformers.BertForSequenceClassification)
     with pytest.raises(ConfigurationError, match=says):
         collab.lengthen(model, replace(OPTIONS, **changes))
+
+
+def text_of(tokens: int) -> list[str]:
+    return [" ".join("abcdefgh"[(row * row + place) % 8] for place in range(10)) for row in range(tokens // 10)]
+
+
+def test_dense_layers_are_those_that_blocks_change_most(tokenizer: transformers.BertTokenizerFast) -> None:
+    model = tiny_model(BERT)
+    torch.nn.init.zeros_(model.encoder.layer[0].attention.self.value.weight)  # all tokens get the same
+    checkpoint = collab.Checkpoint(model, tokenizer)
+    options = replace(OPTIONS, dense_layers="auto", dense_budget=0.99)
+    long = collab.lengthen(checkpoint, options, text_of(160))
+    assert [*long.report.layers.values()] == [True, False]
+    assert long.report.settings["dense_layers"] == (1,)
+    errors = [*long.report.errors.values()]
+    assert errors[0] < 1e-9
+    assert errors[1] > 1e-6
+    assert "error in blocks" in long.report.details()
+    with pytest.raises(ConfigurationError, match=r"dense_budget=0.1 .* cannot be met: in rows of 40 tokens"):
+        collab.lengthen(checkpoint, replace(options, dense_budget=0.1), text_of(160))
+    with pytest.raises(ConfigurationError, match="All layers would stay dense"):
+        collab.lengthen(checkpoint, replace(options, dense_budget=1.0), text_of(160))
+
+
+def test_the_error_in_blocks_is_that_of_the_layer_alone(
+    tokenizer: transformers.BertTokenizerFast,
+) -> None:
+    dense = collab.lengthen(tiny_model(BERT), collab.LongOptions("dense"))
+    options = replace(OPTIONS, dense_layers="auto", dense_budget=0.99)
+    auto = collab.lengthen(collab.Checkpoint(dense.model, tokenizer), options, text_of(40))
+    blocks = collab.lengthen(dense, OPTIONS).model
+    ids = tokenizer(" ".join(text_of(40)), truncation=True, max_length=40, return_tensors="pt")["input_ids"]
+    with torch.no_grad():
+        states = dense.model(input_ids=ids, output_hidden_states=True).hidden_states
+        for number, (name, layer) in enumerate(collaborative_layers(dense.model).items()):
+            project = dense.model.encoder.layer[number].attention.output.dense
+            exact, other = (
+                project(layer(states[number])[0]),
+                project(collaborative_layers(blocks)[name](states[number])[0]),
+            )
+            error = (other - exact).square().sum() / (exact - exact.mean(dim=1, keepdim=True)).square().sum()
+            assert auto.report.errors[name] == pytest.approx(float(error), rel=1e-4)
+
+
+def test_dense_layers_are_not_chosen_without_long_text(tokenizer: transformers.BertTokenizerFast) -> None:
+    options = replace(OPTIONS, dense_layers="auto")
+    checkpoint = collab.Checkpoint(tiny_model(BERT), tokenizer)
+    with pytest.raises(ConfigurationError, match="on long rows of text"):
+        collab.lengthen(checkpoint, options)
+    with pytest.raises(DataError, match=r"a row of at least 12 tokens .* all of the text has 3"):
+        collab.lengthen(checkpoint, options, ["a b c"])
+    with pytest.raises(ConfigurationError, match="for models of text"):
+        collab.lengthen(tiny_model(BY_TYPE["vit"]), replace(options, dense_below=4, block=2), text_of(40))
+    with pytest.raises(ConfigurationError, match="chooses among layers in blocks"):
+        collab.LongOptions("dense", dense_layers="auto")
 
 
 @pytest.mark.parametrize(
@@ -365,6 +422,21 @@ def test_from_folder_to_folder(original: Path, tmp_path: Path) -> None:
     rows.write_text("\n".join(" ".join("abcdefgh"[(row + place) % 8] for place in range(55)) for row in range(24)))
     healed = run("heal", made, tmp_path / "healed", "--data", rows, "--steps", "2", "--batch-size", "8")
     assert healed.exit_code == 0, healed.output
+
+    line += ["--positions", "copy", "--calibration", rows, "--refine", "none", "--no-speed"]
+    chosen = run("convert", original, tmp_path / "chosen", *line, "--dense-layers", "auto", "--dense-budget", "0.9")
+    assert chosen.exit_code == 0, chosen.output
+    assert "whose outputs blocks would change most" in " ".join(chosen.output.split())
+
+    auto = ["--dense-layers", "auto", "--block", "4", "--dense-below", "12", "--dense-budget", "0.9"]
+    chosen = run("lengthen", made, tmp_path / "auto", *auto, "--data", rows, "--json")
+    assert chosen.exit_code == 0, chosen.output
+    layers = json.loads((tmp_path / "auto" / "collab_report.json").read_text())["history"][-1]["layers"]
+    assert sorted(layers.values()) == [False, True]
+    for source in ([], ["--data", "synthetic"]):
+        refused = run("lengthen", made, tmp_path / "refused", *auto, *source)
+        assert refused.exit_code == 2, refused.output
+        assert "--dense-layers auto" in refused.output
 
     dense = run("lengthen", made, tmp_path / "dense", "--attention", "dense")
     assert dense.exit_code == 0, dense.output

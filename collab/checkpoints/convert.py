@@ -33,7 +33,7 @@ from .heal import healed
 from .lengthen import lengthened
 from .speed import speed
 from .transform import Run, Verb, transform
-from .vocabulary import fewer_tokens
+from .vocabulary import fewer_tokens, text_sources
 
 _LARGE = 500_000_000
 """Sums of a calibration that take more bytes are kept in files, in a single process."""
@@ -59,7 +59,8 @@ def convert(
         output: folder to write.
         config: settings of the conversion.
         calibration: data to calibrate on; by default that of `heal`, or else random words, and none at full rank.
-        long: has the result compute long rows in blocks, before it is healed; None for no difference between rows.
+        long: has the result compute long rows in blocks, before it is healed; None for no difference between rows. With
+            ``dense_layers="auto"``, the layers are chosen on the text of `calibration` or, if it has none, of `heal`.
         heal: data to heal the result on; None for no training. Unfinished healing is kept in `OUTPUT.training`, and
             the same call resumes it.
         dtype: dtype of the exported weights; None keeps the checkpoint's. The solver's is `SolverOptions.precision`.
@@ -81,7 +82,7 @@ def convert(
     verbs = [
         None if keep_tokens is None else conversion.fewer_tokens(keep_tokens),
         conversion,
-        None if long is None or long.changes_nothing else lengthened(long),
+        None if long is None or long.changes_nothing else lengthened(long, text_sources(calibration, heal)),
         None if heal is None else healed(heal),
         None if dtype is None else conversion.cast,
         speed if measure_speed else None,

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Unpack
 
 from ..conversion.lengthen import lengthen as lengthen_model
+from ..data.rows import all_texts
+from ..data.source import DataSource
 from ..io.checkpoint import Checkpoint
 from ..io.options import TransformOptions
 from ..planning.long_rows import LongOptions
@@ -13,7 +17,12 @@ from .transform import Run, Verb, transform
 
 
 def lengthen(
-    model: str, output: str | Path, options: LongOptions | None = None, **more: Unpack[TransformOptions]
+    model: str,
+    output: str | Path,
+    options: LongOptions | None = None,
+    *,
+    data: DataSource | None = None,
+    **more: Unpack[TransformOptions],
 ) -> Checkpoint:
     """Has a model in a folder or on the Hub compute long rows in blocks, in a folder that appears whole or not at all.
 
@@ -21,6 +30,7 @@ def lengthen(
         model: folder or Hub id of an original, a converted or a compressed model.
         output: folder to write; it always holds a collaborative model.
         options: settings.
+        data: text to choose dense layers on; used only with ``dense_layers="auto"``, which needs it.
         **more: see [`TransformOptions`][collab.TransformOptions].
 
     Returns:
@@ -29,17 +39,21 @@ def lengthen(
     Raises:
         CollabError: as raised by `collab.load`, `collab.lengthen` and `collab.save`.
     """
-    return transform(model, output, [lengthened(options)], **more)
+    return transform(model, output, [lengthened(options, [] if data is None else [data])], **more)
 
 
-def lengthened(options: LongOptions | None) -> Verb:
+def lengthened(options: LongOptions | None, sources: Sequence[DataSource] = ()) -> Verb:
     """`collab.lengthen` as a verb.
 
     Args:
         options: settings.
+        sources: text to choose dense layers on.
     """
 
     def verb(checkpoint: Checkpoint, run: Run) -> Checkpoint:
-        return lengthen_model(checkpoint, options)
+        if options is not None and options.dense_layers == "auto":
+            run.progress("choosing dense layers", 0, None)
+        texts = chain.from_iterable(map(all_texts, sources)) if sources else None
+        return lengthen_model(checkpoint, options, texts)
 
     return verb

@@ -51,13 +51,21 @@ def _sources(
         return [text]
     if text != "auto":
         return [DataSource(text)]
+    sources = text_sources(calibration, heal)
+    if sources:
+        return sources
+    raise ConfigurationError(
+        "keep_tokens='auto' (--keep-tokens auto) takes the tokens of the text for calibration or healing; give one, or "
+        "a file of text."
+    )
+
+
+def text_sources(calibration: CalibrationRequest | None, heal: HealRequest | None) -> list[DataSource]:
+    """The files and data sets of calibration or, if it has none, of healing."""
     for request in (calibration, heal):
         given = request.source if request is not None else None
         several = given.sources.values() if isinstance(given, Mixture) else [given]
         sources = [source for source in several if isinstance(source, DataSource)]
         if sources:
             return sources
-    raise ConfigurationError(
-        "keep_tokens='auto' (--keep-tokens auto) takes the tokens of the text for calibration or healing; give one, or "
-        "a file of text."
-    )
+    return []

@@ -7,7 +7,7 @@ from pathlib import Path
 from ..planning.long_rows import LongOptions
 from .command import command, gathers
 from .options.data import max_length_option
-from .options.long_rows import attention_option, long_options
+from .options.long_rows import attention_option, long_options, long_text_options
 from .options.model import model_in, model_out
 from .session import Session
 
@@ -16,12 +16,14 @@ from .session import Session
     "collab lengthen sentence-transformers/all-MiniLM-L6-v2 long --max-length 4096 --positions copy",
     "collab lengthen compressed long --max-length 8192 --positions copy --attention summaries",
     "collab lengthen ./modernbert long --block 256",
+    "collab lengthen ./my-embedder long --max-length 4096 --positions copy --dense-layers auto --data articles.txt",
     summary="Compute long rows in blocks, and extend positions.",
 )
 @gathers("options", LongOptions)
 @attention_option(LongOptions.attention)
 @long_options
 @max_length_option
+@long_text_options
 @model_in
 @model_out
 def lengthen(output: Path, session: Session) -> None:

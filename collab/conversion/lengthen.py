@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -26,11 +26,14 @@ from ..planning.long_rows import LongOptions
 from ..steps.long_rows import Lengthening
 from ..steps.step import Count
 from .convert import convert_losslessly
+from .dense_layers import errors_in_blocks, layers_within, long_rows
 
 logger = logging.getLogger(__name__)
 
 
-def lengthen(checkpoint: Checkpoint | PreTrainedModel, options: LongOptions | None = None) -> Checkpoint:
+def lengthen(
+    checkpoint: Checkpoint | PreTrainedModel, options: LongOptions | None = None, texts: Iterable[str] | None = None
+) -> Checkpoint:
     """Has a model's attention compute long rows in blocks, in time and memory that grow with their length.
 
     Rows below `LongOptions.dense_below` are computed as before. Nothing is trained: `collab.refine` and `collab.heal`
@@ -39,12 +42,14 @@ def lengthen(checkpoint: Checkpoint | PreTrainedModel, options: LongOptions | No
     Args:
         checkpoint: a converted or compressed model, or an original, which is converted losslessly first; not changed.
         options: settings.
+        texts: text to choose dense layers on, which is joined to long rows; needed with ``dense_layers="auto"`` only.
 
     Returns:
         The model, with a `Lengthening` as its report. Weights that stay are shared.
 
     Raises:
         ConfigurationError: if the settings do not fit the model.
+        DataError: if there is too little text to choose dense layers on.
         UnsupportedArchitectureError: if the model has no attention that can be computed in blocks, or its positions
             cannot be extended.
     """
@@ -61,15 +66,29 @@ def lengthen(checkpoint: Checkpoint | PreTrainedModel, options: LongOptions | No
     longer = checkpoint.model
     if after is not None and after != before:
         longer = with_positions(longer, after, options.positions)
+    errors = None
+    if options.dense_layers == "auto":
+        rows = long_rows(checkpoint, texts, options.dense_below, after)
+        every = replace(options, dense_layers=())
+        blocks = _in_blocks(longer, layers, _chosen(layers, every), every)
+        errors = errors_in_blocks(_in_blocks(longer, layers, [], every), blocks, rows)
+        options = replace(every, dense_layers=layers_within(blocks, errors, after, options.dense_budget))
     chosen = [] if options.attention == "dense" else _chosen(layers, options)
+    model = _in_blocks(longer, layers, chosen, options)
+    lengths = None if before is None or after is None else Count(before, after)
+    step = Lengthening(options.to_dict(), {name: name in chosen for name in layers}, lengths, errors)
+    processor = checkpoint.processor if after == before else _longer(checkpoint.processor, after)
+    return checkpoint.then(step, model=model, processor=processor)
+
+
+def _in_blocks(
+    model: PreTrainedModel, layers: dict[str, CollaborativeAttention], chosen: Sequence[str], options: LongOptions
+) -> PreTrainedModel:
+    """The model with these layers in blocks and the others dense; its weights are shared."""
     summaries = options.summaries if options.attention == "summaries" else None
     long = LongRows(options.block, options.global_tokens, options.dense_below, summaries)
     specs = [replace(layer.spec, long=long if name in chosen else None) for name, layer in layers.items()]
-    model = with_specs(longer, specs)
-    lengths = None if before is None or after is None else Count(before, after)
-    step = Lengthening(options.to_dict(), {name: name in chosen for name in layers}, lengths)
-    processor = checkpoint.processor if after == before else _longer(checkpoint.processor, after)
-    return checkpoint.then(step, model=model, processor=processor)
+    return with_specs(model, specs)
 
 
 def with_specs(model: PreTrainedModel, specs: Sequence[AttentionSpec]) -> PreTrainedModel:
@@ -115,7 +134,8 @@ def _check(
             f"{name} answers by its first token, which without global tokens would see only the next blocks. Keep at "
             "least one (--global-tokens 1)."
         )
-    out = [layer for layer in options.dense_layers if not 0 <= layer < len(layers)]
+    numbers = () if options.dense_layers == "auto" else options.dense_layers
+    out = [layer for layer in numbers if not 0 <= layer < len(layers)]
     if out:
         raise ConfigurationError(
             f"dense_layers (--dense-layers) names layer {out[0]}; the model has {len(layers)}, numbered from 0."

@@ -56,8 +56,9 @@ def check_one_pass(model: PreTrainedModel) -> None:
         )
     if any(layer.spec.long is not None for layer in collaborative_layers(model).values()):
         raise UnsupportedArchitectureError(
-            f"{name} computes long rows in blocks, which no graph of rows of any length holds. Export a model that "
-            "computes them like short ones: collab lengthen MODEL OUT --attention dense."
+            f"{name} computes short rows as before and long ones in blocks, as many as a row has; a graph is one "
+            "computation for rows of any length. Export a model that computes all like short ones: "
+            "collab lengthen MODEL OUT --attention dense."
         )
     input_kind(model)  # raises
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from transformers import PreTrainedModel
@@ -157,12 +157,9 @@ def _layer(layer: AttentionLayer, lengths: Sequence[int], widths: LayerWidths) -
                 shapes[name] = tuple(getattr(module, name).weight.shape)
     flops: dict[int, int] = dict.fromkeys(lengths, 0)
     original: dict[int, int] = dict.fromkeys(lengths, 0)
-    width, long = _width(layer), None if module is None else module.spec.long
-    biased = "query.bias" in shapes or "content_bias" in shapes or "query_offset" in shapes
-    # With rotary positions there is no content, and several heads may share a key, and its values.
-    key_heads = parts["value"].out_features // layer.head_dim if layer.rotary and layer.heads else None
-    rest = (layer.head_dim, biased, biased and not layer.rotary, key_heads, layer.rotary, layer.positions)
-    shape, whole = LayerShape(width, width, len(layer.heads), *rest), LayerShape(width, width, layer.total, *rest)
+    long = None if module is None else module.spec.long
+    shape = LayerShape.of_layer(layer)
+    whole = replace(shape, num_heads=layer.total)
     for length in lengths:
         original[length] = whole.flops_before(length)
         if form == "original":

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from ..decomposition import FormName, form_named, rotary_form_named
 from ..modeling.collab_disentangled import PositionTerms
+from ..models.layers import AttentionLayer
 from ..reparametrization.disentangled import DisentangledProblem
 from ..reparametrization.layer import LayerProblem
 from ..reparametrization.rotary import RotaryProblem
@@ -55,6 +56,33 @@ class LayerShape:
         biased = problem.query_bias is not None
         terms = problem.terms if isinstance(problem, DisentangledProblem) else None
         return cls(query, key, heads, width, biased, biased or problem.moments is not None, positions=terms)
+
+    @classmethod
+    def of_layer(cls, layer: AttentionLayer) -> LayerShape:
+        """The shape of a model's layer, native or converted, with the heads that it has."""
+        width, query = layer.full_rank, None
+        if layer.heads:
+            query = layer.projection("query")
+            width = query.in_features
+        module = layer.converted
+        biased = getattr(query, "bias", None) is not None or any(
+            getattr(module, name, None) is not None for name in ("content_bias", "query_offset")
+        )
+        # With rotary positions there is no content, and several heads may share a key, and its values.
+        key_heads = None
+        if layer.rotary and layer.heads:
+            key_heads = layer.projection("value").out_features // layer.head_dim
+        return cls(
+            width,
+            width,
+            len(layer.heads),
+            layer.head_dim,
+            biased,
+            biased and not layer.rotary,
+            key_heads,
+            layer.rotary,
+            layer.positions,
+        )
 
     @property
     def full_rank(self) -> int:

@@ -6,13 +6,19 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal, get_args
 
 from ..errors import ConfigurationError
+from .budget import check_fraction
 
 Attention = Literal["dense", "local", "summaries"]
 PositionsRule = Literal["keep", "copy", "interpolate"]
 
 
-NOT_OFFERED = ("linear", "lsh")
-"""Kinds that benchmarks/long_rows.py measures, and that are no approximation of attention with a softmax."""
+NOT_OFFERED = {
+    "linear": "with a softmax in the window, features outside it, and training, it has more error than local attention "
+    "with wider blocks has in half of the time",
+    "lsh": "in a layer that was trained with a softmax its outputs are further from dense attention's than the mean of "
+    "all outputs is, trained or not",
+}
+"""Kinds that benchmarks/long_rows.py measures, and what it says against them (docs/long-rows.md)."""
 
 
 @dataclass(frozen=True)
@@ -28,7 +34,10 @@ class LongOptions:
         summaries: what stands for a group with ``summaries``: ``mean:n``, the mean of n tokens, or ``stride:n``, the
             first of n. Not used by ``local``.
         dense_below: rows of fewer tokens are computed as before.
-        dense_layers: numbers, from 0, of the attention layers that stay as they are at every length.
+        dense_layers: numbers, from 0, of the attention layers that stay as they are at every length; ``auto`` for those
+            whose outputs blocks change most on a text, within `dense_budget`.
+        dense_budget: with ``auto``, how much of the arithmetic that attention takes in the longest row it may take at
+            most, as a fraction.
         max_length: tokens of the longest row that the model will take; None for those that it takes already.
         positions: how positions beyond the model's become known: not at all (``keep``); by repeating the table of
             positions (``copy``), which leaves those of shorter rows as they are, or by stretching it
@@ -44,7 +53,8 @@ class LongOptions:
     global_tokens: int = 1
     summaries: str = "stride:16"
     dense_below: int = 1024
-    dense_layers: tuple[int, ...] = ()
+    dense_layers: tuple[int, ...] | Literal["auto"] = ()
+    dense_budget: float = 0.5
     max_length: int | None = None
     positions: PositionsRule = "keep"
 
@@ -64,9 +74,19 @@ class LongOptions:
                 f"{self.global_tokens} global tokens are all of the shortest long row: dense_below (--dense-below) is "
                 f"{self.dense_below}. Take fewer global tokens, or a higher dense_below."
             )
-        if any(isinstance(layer, bool) or not isinstance(layer, int) for layer in self.dense_layers):
-            raise ConfigurationError(f"dense_layers must be numbers of layers, not {self.dense_layers!r}.")
+        check_fraction("dense_budget (--dense-budget)", self.dense_budget)
+        self._check_dense_layers()
         self._check_summaries()
+
+    def _check_dense_layers(self) -> None:
+        if self.dense_layers == "auto":
+            if self.attention == "dense":
+                raise ConfigurationError(
+                    "dense_layers='auto' (--dense-layers auto) chooses among layers in blocks: choose an attention "
+                    "(--attention local, or summaries)."
+                )
+        elif any(isinstance(layer, bool) or not isinstance(layer, int) for layer in self.dense_layers):
+            raise ConfigurationError(f"dense_layers must be numbers of layers, or 'auto', not {self.dense_layers!r}.")
 
     def _check_summaries(self) -> None:
         how, _, count = self.summaries.partition(":")
@@ -97,21 +117,22 @@ def read_attention(text: str) -> str:
     known = ", ".join(get_args(Attention))
     if text in NOT_OFFERED:
         raise ConfigurationError(
-            f"{text} attention is not offered: in a layer that was trained with a softmax its outputs are further from "
-            f"dense attention's than the mean of all outputs is (docs/long-rows.md). Choose one of {known}."
+            f"{text} attention is not offered: {NOT_OFFERED[text]} (docs/long-rows.md). Choose one of {known}."
         )
     if text not in get_args(Attention):
         raise ConfigurationError(f"Unknown attention {text!r}; choose one of {known}.")
     return text
 
 
-def read_layers(text: str) -> tuple[int, ...]:
-    """Reads numbers of layers, such as ``1,4``.
+def read_layers(text: str) -> tuple[int, ...] | Literal["auto"]:
+    """Reads numbers of layers, such as ``1,4``, or ``auto``.
 
     Raises:
         ConfigurationError: if it is something else.
     """
+    if text == "auto":
+        return "auto"
     try:
         return tuple(int(part) for part in text.split(",") if part.strip())
     except ValueError:
-        raise ConfigurationError(f"{text!r} is not a list of layers, such as 1,4.") from None
+        raise ConfigurationError(f"{text!r} is not a list of layers, such as 1,4, and not auto.") from None

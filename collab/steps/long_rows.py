@@ -16,6 +16,8 @@ class Lengthening(Step):
         settings: the `LongOptions`.
         layers: by name of an attention layer, whether it computes long rows in blocks.
         max_length: tokens of the longest row before and after; None if there is no limit.
+        errors: by name of a layer, what blocks would change of its output, as a squared error relative to the variance,
+            if the dense layers were chosen by it.
     """
 
     kind: ClassVar[str] = "lengthen"
@@ -24,6 +26,7 @@ class Lengthening(Step):
     settings: Json
     layers: dict[str, bool]
     max_length: Count | None
+    errors: dict[str, float] | None = None
 
     @property
     def _window(self) -> int:
@@ -50,6 +53,8 @@ class Lengthening(Step):
             f"attention layers compute in blocks: a token sees the {settings['block']} of its block, those of the "
             f"blocks beside it{first} ({self._window} tokens){rest}. "
         )
+        if self.errors is not None:
+            text += "The dense ones are those whose outputs blocks would change most on long rows of the text. "
         if some:
             text += f"The first {'token sees' if some == 1 else f'{some} tokens see'} all. "
         stretched = self.extended and settings["positions"] == "interpolate"
@@ -71,4 +76,9 @@ class Lengthening(Step):
         rows = [
             [f"`{name}`", self.settings["attention"] if blocks else "dense"] for name, blocks in self.layers.items()
         ]
-        return table(["layer", "attention in long rows"], rows)
+        headings = ["layer", "attention in long rows"]
+        if self.errors is not None:
+            headings.append("error in blocks")
+            for row, name in zip(rows, self.layers, strict=True):
+                row.append(f"{self.errors[name]:.3f}" if name in self.errors else "")
+        return table(headings, rows)

@@ -6,8 +6,11 @@ from typing import get_args
 
 import click
 
+from ...data.source import DataSource
+from ...errors import ConfigurationError
 from ...planning.long_rows import Attention, LongOptions, PositionsRule, read_attention, read_layers
-from ..command import Decorator, Parsed, grouped
+from ..command import Decorator, Parsed, gathers, grouped
+from .data import Unlabelled, unlabelled_options
 
 
 def attention_option(default: Attention) -> Decorator:
@@ -43,8 +46,14 @@ long_options = grouped(
         type=Parsed("layers", read_layers),
         default=(),
         show_default="none",
-        metavar="1,4",
-        help="Layers, numbered from 0, that stay as they are at every length.",
+        metavar="auto|1,4",
+        help="Layers, numbered from 0, that stay as they are at every length. auto: those whose outputs blocks change "
+        "most on a text, within --dense-budget.",
+    ),
+    click.option(
+        "--dense-budget",
+        default=LongOptions.dense_budget,
+        help="With --dense-layers auto, how much of the arithmetic of attention in the longest row to keep at most.",
     ),
     click.option(
         "--positions",
@@ -55,3 +64,18 @@ long_options = grouped(
     ),
 )
 """What belongs to --attention, but for --max-length, which commands on rows of data have for these, too."""
+
+
+def _long_text(data: str | None, unlabelled: Unlabelled) -> DataSource | None:
+    source = None if data is None else unlabelled.source(data)
+    if isinstance(source, str):
+        raise ConfigurationError("--dense-layers auto needs text; random words (synthetic) show no difference.")
+    return source
+
+
+long_text_options = gathers(
+    "data",
+    _long_text,
+    click.option("--data", help="Text for --dense-layers auto: a file or a data set on the Hub."),
+    unlabelled_options(),
+)
