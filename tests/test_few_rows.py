@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,7 @@ WRITERS = [row for row in DECODERS + SEQ2SEQ if row.model_type in ("gpt2", "llam
 
 
 @pytest.fixture
-def halves(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
+def halves(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Models of any size compute so, on any machine; the numbers of rows of what was computed so."""
     rows: list[int] = []
     compute = collab_few_rows._in_halves
@@ -33,7 +32,7 @@ def halves(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
     monkeypatch.setattr(collab_few_rows, "SMALL", 0)
     monkeypatch.setattr(collab_few_rows, "_halves_are_faster", lambda: True)
     monkeypatch.setattr(collab_few_rows, "_in_halves", noted)
-    yield rows
+    return rows
 
 
 @pytest.mark.parametrize("bias", [False, True])
@@ -66,16 +65,19 @@ def test_large_models_write_the_same_by_them(row: Row, halves: list[int], tmp_pa
     model = converted(native, 1.0, "concat", refine="none").eval()
     text = random_text(1, 6)
     written = _written(model, text)
-    assert halves and max(halves) <= FEW_ROWS
+    assert halves
+    assert max(halves) <= FEW_ROWS
     twin = copy.deepcopy(model)
     for layer in model.modules():
         vars(layer).pop("forward", None)
     halves.clear()
-    assert torch.equal(_written(model, text), written) and not halves
+    assert torch.equal(_written(model, text), written)
+    assert not halves
     assert state(twin).keys() == state(model).keys()
     for parameter in model.parameters():
         nn.init.zeros_(parameter)
-    assert torch.equal(_written(twin, text), written) and halves
+    assert torch.equal(_written(twin, text), written)
+    assert halves
 
 
 def _written(model: PreTrainedModel, text: dict[str, Tensor]) -> Tensor:

@@ -61,10 +61,7 @@ def _in_halves(states: Tensor, weight: Tensor, bias: Tensor | None = None) -> Te
     outputs, width = weight.shape
     halves = weight.view(2, -1, width)  # (2, N/2, D)
     columns = states.reshape(1, -1, width).expand(2, -1, -1).mT  # (2, D, rows)
-    if bias is None:
-        product = torch.bmm(halves, columns)
-    else:
-        product = torch.baddbmm(bias.view(2, -1, 1), halves, columns)
+    product = torch.bmm(halves, columns) if bias is None else torch.baddbmm(bias.view(2, -1, 1), halves, columns)
     return product.view(outputs, -1).T.reshape(*states.shape[:-1], outputs)
 
 
