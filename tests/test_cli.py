@@ -55,11 +55,11 @@ def model(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def run(tmp_path: Path) -> Run:
-    """Runs `collab convert` and makes sure that a failure leaves nothing behind."""
+    """Runs `collab convert`, by default without measuring speed; makes sure that a failure leaves nothing behind."""
 
     def convert(*arguments: object, fails: int = 0) -> Result:
         before = snapshot(tmp_path)
-        result = CliRunner().invoke(main, ["convert", *map(str, arguments)])
+        result = CliRunner().invoke(main, ["convert", "--no-speed", *map(str, arguments)])
         if fails:
             assert result.exit_code == fails, result.output
             assert any(line.startswith("Error: ") for line in result.stderr.splitlines()), result.stderr
@@ -99,12 +99,12 @@ class TestShows:
         }
 
     def test_the_end_fits_a_screen(self, run: Run, model: Path, tmp_path: Path) -> None:
-        result = run(model, tmp_path / "out", "--rank", 8)
+        result = run(model, tmp_path / "out", "--rank", 8, "--speed")
         lines = [*result.stderr.splitlines(), *result.stdout.splitlines()]
         assert len(lines) <= 24, "\n".join(lines)
         for text in ("rank 8 of 32", "query and key", "against the original", "times as fast", "Wrote", "Next:"):
             assert text in result.stdout, text
-        assert "times as fast" not in run(model, tmp_path / "again", "--rank", 8, "--no-speed").stdout
+        assert "times as fast" not in run(model, tmp_path / "again", "--rank", 8).stdout
 
     def test_refused_before_the_work(
         self, run: Run, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -224,16 +224,20 @@ class TestCalibration:
         result = run(embedder, tmp_path / "out", "--rank", 8, *options, *cache, "--calibration-samples", 16, "--json")
         assert self.report(result)["calibration"]["columns"] == ["first", "second"]
         assert self.report(result)["calibration"]["rows"] == 16
-        again = run(embedder, tmp_path / "again", "--rank", 8, *options, *cache, "--calibration-samples", 16, "--json")
-        first, second = (self.report(one)["layers"] for one in (result, again))
-        assert [layer["score_error"] for layer in first] == [layer["score_error"] for layer in second]
+        again = run(embedder, tmp_path / "again", "--rank", 8, *options, *cache, "--calibration-samples", 16)
+        rows = f"--data {text} --text-column first --text-column second"
+        assert f"Next: collab heal {tmp_path / 'again'} healed {rows}" in " ".join(again.stdout.split())
+        layers = json.loads((tmp_path / "again" / "collab_report.json").read_text())["layers"]
+        assert [layer["score_error"] for layer in layers] == [
+            layer["score_error"] for layer in self.report(result)["layers"]
+        ]
         stderr = run(embedder, tmp_path / "no", "--rank", 8, *options, *cache, "--max-length", 4, fails=1).stderr
         assert "other data" in stderr
         card = (tmp_path / "out" / "README.md").read_text()
         assert "against the original, on 2 held-out rows" in card
 
     def test_tables(self, run: Run, embedder: Path, tmp_path: Path) -> None:
-        text = run(embedder, tmp_path / "out", "--params", 0.4, "--form", "auto", "-v").stdout
+        text = run(embedder, tmp_path / "out", "--params", 0.4, "--form", "auto", "-v", "--speed").stdout
         text = " ".join(text.split())
         for expected in (
             "held out",

@@ -24,7 +24,7 @@ from collab.models.layers import attention_layers, parameters
 def test_the_original_is_left_untouched() -> None:
     native = tiny_model(BERT)
     before, config, class_before = state(native), copy.deepcopy(native.config.to_dict()), type(native)
-    converted = collab.convert(native, collab.ConversionConfig(rank=8)).model
+    converted = collab.convert(native, collab.ConversionConfig(rank=8, compare=False)).model
     with torch.no_grad():
         for parameter in converted.parameters():
             parameter.zero_()
@@ -35,9 +35,9 @@ def test_the_original_is_left_untouched() -> None:
 
 def test_in_place() -> None:
     native = tiny_model(BERT)
-    reference = collab.convert(native, collab.ConversionConfig(rank=8)).model
+    reference = collab.convert(native, collab.ConversionConfig(rank=8, compare=False)).model
     embedding = native.embeddings.word_embeddings.weight.data_ptr()
-    conversion = collab.convert(native, collab.ConversionConfig(rank=8), inplace=True)
+    conversion = collab.convert(native, collab.ConversionConfig(rank=8, compare=False), inplace=True)
     assert conversion.model is native
     assert type(native) is type(reference)
     assert native.embeddings.word_embeddings.weight.data_ptr() == embedding
@@ -49,7 +49,7 @@ def test_in_place() -> None:
 
 @every_form
 def test_new_weights_can_stay_in_files(form: str, tmp_path: Path) -> None:
-    native, config = tiny_model(BERT), collab.ConversionConfig(rank=8, form=form)
+    native, config = tiny_model(BERT), collab.ConversionConfig(rank=8, form=form, compare=False)
     expected = state(collab.convert(native, config).model)
     converted = collab.convert(native, config, share=True, scratch=tmp_path).model
     assert len(list(tmp_path.iterdir())) == len(attention_layers(native))
@@ -69,7 +69,7 @@ def test_a_content_bias_too_large_for_float16(form: str, in_order: bool) -> None
             layer.attention.self.query.bias.fill_(600)
             layer.attention.self.key.weight.fill_(30)
     before = state(model)
-    config = collab.ConversionConfig(rank=8, form=form)
+    config = collab.ConversionConfig(rank=8, form=form, compare=False)
 
     def convert() -> None:
         if in_order:
@@ -91,7 +91,7 @@ def test_in_place_changes_nothing_when_it_fails() -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        collab.convert(native, collab.ConversionConfig(rank=8), inplace=True, progress=interrupt)
+        collab.convert(native, collab.ConversionConfig(rank=8, compare=False), inplace=True, progress=interrupt)
     assert type(native) is transformers.BertModel
     assert not changed(native, before)
 
@@ -100,7 +100,7 @@ def test_in_place_changes_nothing_when_it_fails() -> None:
 def test_ranks(form: str) -> None:
     native = tiny_model(BERT)
     for rank, expected in ((8, [8, 8]), (0.5, [16, 16]), (1.0, [32, 32]), ([4, 0.25], [4, 8])):
-        conversion = collab.convert(native, collab.ConversionConfig(rank=rank, form=form))
+        conversion = collab.convert(native, collab.ConversionConfig(rank=rank, form=form, compare=False))
         assert [layer.rank for layer in conversion.report.layers] == expected
         assert [entry["rank"] for entry in conversion.model.config.collab_layers] == expected
         assert {entry["form"] for entry in conversion.model.config.collab_layers} == {form}
@@ -164,7 +164,7 @@ def test_attention_is_counted_alike_in_every_family() -> None:
 
 def test_layers_without_biases() -> None:
     native = tiny_model(BY_TYPE["vit"], qkv_bias=False)
-    converted = collab.convert(native, collab.ConversionConfig(rank=32)).model
+    converted = collab.convert(native, collab.ConversionConfig(rank=32, compare=False)).model
     assert all(
         module.content_bias is None for module in converted.modules() if isinstance(module, CollaborativeAttention)
     )
@@ -176,7 +176,7 @@ def test_layers_without_biases() -> None:
 def test_tensorly_solver() -> None:
     native = tiny_model(BERT)
     for form in ("cp", "tucker"):
-        config = collab.ConversionConfig(rank=12, form=form, solver="tensorly", seed=1)
+        config = collab.ConversionConfig(rank=12, form=form, solver="tensorly", seed=1, compare=False)
         report = collab.convert(native, config).report
         assert all(0 < layer.error < 1 for layer in report.layers)
         assert report.settings["solver"]["method"] == "tensorly"
@@ -188,7 +188,7 @@ def test_modes_and_flags_carry_over() -> None:
     native.set_attn_implementation("eager")
     for parameter in native.embeddings.parameters():
         parameter.requires_grad_(False)
-    converted = collab.convert(native, collab.ConversionConfig(rank=8)).model
+    converted = collab.convert(native, collab.ConversionConfig(rank=8, compare=False)).model
     assert converted.training
     assert converted.config._attn_implementation == "eager"
     assert not any(parameter.requires_grad for parameter in converted.embeddings.parameters())
@@ -198,7 +198,7 @@ def test_modes_and_flags_carry_over() -> None:
 def test_generation_config_carries_over() -> None:
     native = random_model(transformers.BertLMHeadModel, BERT.config(is_decoder=True))
     native.generation_config.max_new_tokens = 17
-    converted = collab.convert(native, collab.ConversionConfig(rank=8)).model
+    converted = collab.convert(native, collab.ConversionConfig(rank=8, compare=False)).model
     assert converted.generation_config.max_new_tokens == 17
     converted.generation_config.max_new_tokens = 3
     assert native.generation_config.max_new_tokens == 17
@@ -211,13 +211,13 @@ def test_static_cache() -> None:
     prompt = torch.tensor([[5, 6, 7]])
     expected = native.generate(prompt)
     for form in FORMS:
-        converted = collab.convert(native, collab.ConversionConfig(rank=32, form=form)).model
+        converted = collab.convert(native, collab.ConversionConfig(rank=32, form=form, compare=False)).model
         assert torch.equal(converted.generate(prompt, cache_implementation="static"), expected)
 
 
 def test_wrapping_keeps_the_weights() -> None:
     """A model that contains a converted one initializes its parts, but not those that have weights already."""
-    converted = collab.convert(tiny_model(BERT), collab.ConversionConfig(rank=8)).model
+    converted = collab.convert(tiny_model(BERT), collab.ConversionConfig(rank=8, compare=False)).model
     before = state(converted)
     decoder = random_model(transformers.BertLMHeadModel, BERT.config(is_decoder=True, add_cross_attention=True))
     transformers.EncoderDecoderModel(encoder=converted, decoder=decoder)
@@ -228,21 +228,21 @@ def test_wrapping_keeps_the_weights() -> None:
 def test_gradient_checkpointing_carries_over() -> None:
     native = tiny_model(BERT)
     native.gradient_checkpointing_enable()
-    converted = collab.convert(native, collab.ConversionConfig(rank=8)).model
+    converted = collab.convert(native, collab.ConversionConfig(rank=8, compare=False)).model
     assert any(getattr(module, "gradient_checkpointing", False) for module in converted.modules())
 
 
 def test_numpy_ranks() -> None:
     native = tiny_model(BERT)
     for rank in (np.int64(8), np.array([8, 8]), np.float32(0.25), Fraction(1, 4)):
-        conversion = collab.convert(native, collab.ConversionConfig(rank=rank))
+        conversion = collab.convert(native, collab.ConversionConfig(rank=rank, compare=False))
         assert [layer.rank for layer in conversion.report.layers] == [8, 8]
         json.loads(conversion.report.to_json())
 
 
 def test_base_without_pooler() -> None:
     native = transformers.BertModel(BERT.config(), add_pooling_layer=False)
-    converted = collab.convert(native, collab.ConversionConfig(rank=8)).model
+    converted = collab.convert(native, collab.ConversionConfig(rank=8, compare=False)).model
     assert converted.pooler is None
 
 

@@ -42,6 +42,9 @@ EXAMPLES = {
 
 QUICK = "heads_and_prune"
 
+LONG = ("classifier_budget", "compress_classifier")
+"""Examples of steps that others take too."""
+
 
 def test_every_public_name_is_on_a_page_of_the_api_reference() -> None:
     public = {f"collab.{name}" for name in collab.__all__} - {"collab.checkpoints", "collab.errors", "collab.nn"}
@@ -153,7 +156,11 @@ def test_every_example_is_on_the_page_of_examples() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", [name if name == QUICK else pytest.param(name, marks=pytest.mark.slow) for name in EXAMPLES]
+    "name",
+    [
+        pytest.param(name, marks=[pytest.mark.slow] * (name != QUICK) + [pytest.mark.exhaustive] * (name in LONG))
+        for name in EXAMPLES
+    ],
 )
 def test_an_example_runs_and_writes_only_into_its_folder(name: str, demo_folder: Path, tmp_path: Path) -> None:
     pytest.importorskip("sentence_transformers")

@@ -218,7 +218,7 @@ def test_attentions_are_recorded_though_the_original_was_asked_before(row: Row) 
     inputs = probe_inputs(native)
     native(**inputs, output_attentions=True)
     for inplace in (False, True):
-        model = collab.convert(native, collab.ConversionConfig(rank=8), inplace=inplace).model
+        model = collab.convert(native, collab.ConversionConfig(rank=8, compare=False), inplace=inplace).model
         output = model(**inputs, output_attentions=True)
         names = ("encoder_attentions", "decoder_attentions", "cross_attentions") if row in SEQ2SEQ else ("attentions",)
         assert all(len(output[name]) > 0 for name in names)

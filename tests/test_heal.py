@@ -217,7 +217,7 @@ class TestHeal:
 
 class TestHealCommand:
     def test_heals_a_conversion(self, folder: Path, tmp_path: Path) -> None:
-        collab.checkpoints.convert(str(folder), tmp_path / "converted", collab.ConversionConfig(rank=8))
+        collab.checkpoints.convert(str(folder), tmp_path / "converted", collab.ConversionConfig(rank=8, compare=False))
         arguments = ("--steps", 60, "--batch-size", 8, "--evaluations", 2, "--learning-rate", 3e-3)
         text = ("--data", tmp_path / "text.txt", "--json")
         done = run("heal", tmp_path / "converted", tmp_path / "healed", *text, *arguments)
@@ -237,7 +237,7 @@ class TestHealCommand:
 
     def test_convert_and_heal(self, folder: Path, tmp_path: Path) -> None:
         request = collab.HealRequest(collab.DataSource(str(tmp_path / "text.txt")), replace(FEW, samples=512))
-        config = collab.ConversionConfig(rank=8)
+        config = collab.ConversionConfig(rank=8, compare=False)
         made = collab.checkpoints.convert(str(folder), tmp_path / "healed", config, heal=request)
         assert made.step(collab.Conversion).calibration["source"] == "text.txt"
         assert made.report.after["loss"] < made.report.before["loss"]
@@ -250,14 +250,14 @@ class TestHealCommand:
         model.save_pretrained(folder)
         run = replace(RUN, steps=4, evaluations=1, precision="bfloat16")
         request = collab.HealRequest(collab.DataSource(str(tmp_path / "text.txt")), replace(FEW, run=run))
-        config = collab.ConversionConfig(rank=8, refine="none")
+        config = collab.ConversionConfig(rank=8, refine="none", compare=False)
         made = collab.checkpoints.convert(str(folder), tmp_path / "healed", config, heal=request)
         assert made.report.after["loss"] <= made.report.before["loss"]
         assert made.model.dtype == torch.float16
 
     @pytest.mark.slow
     def test_killed_and_resumed(self, folder: Path, tmp_path: Path) -> None:
-        collab.checkpoints.convert(str(folder), tmp_path / "converted", collab.ConversionConfig(rank=8))
+        collab.checkpoints.convert(str(folder), tmp_path / "converted", collab.ConversionConfig(rank=8, compare=False))
         arguments = ["--data", tmp_path / "text.txt", "--steps", 400, "--batch-size", 8, "--evaluations", 20, "--json"]
 
         def heal(output: str) -> list[str]:
@@ -292,7 +292,7 @@ class TestBadInput:
             collab.heal(model, tiny_model(BERT, vocab_size=61), options=FEW)
 
     def test_another_tokenizer(self, folder: Path, tmp_path: Path) -> None:
-        collab.checkpoints.convert(str(folder), tmp_path / "converted", collab.ConversionConfig(rank=8))
+        collab.checkpoints.convert(str(folder), tmp_path / "converted", collab.ConversionConfig(rank=8, compare=False))
         other = save_with_tokenizer(AutoModel.from_pretrained(folder), tmp_path / "other", reversed(WORDS))
         done = run("heal", tmp_path / "converted", tmp_path / "out", "--teacher", other)
         assert done.exit_code == 2

@@ -122,7 +122,7 @@ class TestPipelines:
         name, given = self.TASKS[task]
         native = random_model(getattr(transformers, name), BERT.config(vocab_size=len(VOCABULARY), pad_token_id=0))
         save_with_tokenizer(native, tmp_path / "native", VOCABULARY)
-        config = collab.ConversionConfig(rank=full_rank(native))
+        config = collab.ConversionConfig(rank=full_rank(native), compare=False)
         none = collab.CalibrationRequest("none")
         collab.checkpoints.convert(str(tmp_path / "native"), tmp_path / "out", config, calibration=none)
         expected = pipeline(task, model=str(tmp_path / "native"))(given)

@@ -235,7 +235,9 @@ class TestConversions:
         original = tiny_model(BERT)
         calibration = collab.calibrate(original, batches(original))
         plain, refined = (
-            collab.convert(original, collab.ConversionConfig(rank=8, refine=steps), calibration=calibration)
+            collab.convert(
+                original, collab.ConversionConfig(rank=8, refine=steps, compare=False), calibration=calibration
+            )
             for steps in ("none", 20)
         )
         for before, after in zip(plain.report.layers, refined.report.layers, strict=True):
@@ -253,7 +255,7 @@ class TestConversions:
     def test_in_place(self) -> None:
         original = tiny_model(BERT)
         calibration = collab.calibrate(original, batches(original))
-        config = collab.ConversionConfig(rank=8, refine=5)
+        config = collab.ConversionConfig(rank=8, refine=5, compare=False)
         model = collab.convert(original, config, calibration=calibration).model
         other = collab.convert(original, config, calibration=calibration, inplace=True).model
         assert other is original
@@ -265,11 +267,15 @@ class TestConversions:
         original = tiny_model(BERT)
         rows = collab.calibrate(original, lambda model: [model(**batch) for batch in batches(original)] and None)
         for calibration in (None, rows):
-            report = collab.convert(original, collab.ConversionConfig(rank=8), calibration=calibration).report
+            report = collab.convert(
+                original, collab.ConversionConfig(rank=8, compare=False), calibration=calibration
+            ).report
             assert all(layer.output_error_after is None for layer in report.layers)
             with pytest.raises(collab.errors.ConfigurationError, match="needs rows"):
-                collab.convert(original, collab.ConversionConfig(rank=8, refine=5), calibration=calibration)
-            collab.convert(original, collab.ConversionConfig(rank=32, refine=5), calibration=calibration)
+                collab.convert(
+                    original, collab.ConversionConfig(rank=8, refine=5, compare=False), calibration=calibration
+                )
+            collab.convert(original, collab.ConversionConfig(rank=32, refine=5, compare=False), calibration=calibration)
 
 
 class TestBadInput:
@@ -284,7 +290,7 @@ class TestBadInput:
     @pytest.mark.parametrize("steps", ["many", -1, 1.5, True, None])
     def test_config(self, steps: Any) -> None:
         with pytest.raises(collab.errors.ConfigurationError, match="refine"):
-            collab.ConversionConfig(rank=8, refine=steps)
+            collab.ConversionConfig(rank=8, refine=steps, compare=False)
 
     def test_no_steps_change_nothing(self) -> None:
         model, original, data = pair()

@@ -188,9 +188,13 @@ def test_budgets_hold(form: str) -> None:
     for row in (JINA, EURO):
         native = tiny_model(row)
         for params in (0.75, 0.4):
-            report = collab.convert(native, collab.ConversionConfig(params=params, form=form, refine="none")).report
+            report = collab.convert(
+                native, collab.ConversionConfig(params=params, form=form, refine="none", compare=False)
+            ).report
             assert report.query_key.ratio <= params
-    report = collab.convert(tiny_model(JINA), collab.ConversionConfig(max_error=0.5, form="cp", refine="none")).report
+    report = collab.convert(
+        tiny_model(JINA), collab.ConversionConfig(max_error=0.5, form="cp", refine="none", compare=False)
+    ).report
     assert all(layer.error <= 0.5 for layer in report.layers)
 
 
@@ -333,13 +337,12 @@ class TestCommands:
 @pytest.mark.slow
 @pytest.mark.parametrize("row", DISTINCT, ids=lambda row: row.model_type)
 def test_compiles_without_graph_breaks(row: Row) -> None:
-    for form in FORMS:
-        model = converted(tiny_model(row), 12, form)
-        torch.compiler.reset()
-        compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
-        inputs = probe_inputs(model)
-        with torch.no_grad():
-            assert largest_difference(of_seen(compiled(**inputs), inputs), of_seen(model(**inputs), inputs)) < 1e-5
+    model = converted(tiny_model(row), 12, FORMS[DISTINCT.index(row) % 3])
+    torch.compiler.reset()
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    inputs = probe_inputs(model)
+    with torch.no_grad():
+        assert largest_difference(of_seen(compiled(**inputs), inputs), of_seen(model(**inputs), inputs)) < 1e-5
 
 
 class TestRefusals:
@@ -377,14 +380,18 @@ def test_real_checkpoint(form: str, rotary_folder: Path, tmp_path: Path) -> None
     with torch.no_grad():
         expected = of_seen(original(**inputs), inputs)
     collab.checkpoints.convert(
-        str(rotary_folder), tmp_path / "out", collab.ConversionConfig(rank=384, form=form), dtype=torch.float32
+        str(rotary_folder),
+        tmp_path / "out",
+        collab.ConversionConfig(rank=384, form=form, compare=False),
+        calibration=collab.CalibrationRequest("none"),
+        dtype=torch.float32,
     )
     (remote,) = outputs_without_collab(
         [{"folder": tmp_path / "out", "auto_class": "AutoModel", "inputs": inputs}], tmp_path
     )
     assert largest_difference(expected, of_seen(remote, inputs)) < 1e-4
     with (shared := rotary_folder.parents[1] / "data" / "stsb" / "train.csv").open(encoding="utf-8") as file:
-        rows = [line.split(",")[0] for line, _ in zip(file, range(512), strict=False)]
+        rows = [line.split(",")[0] for line, _ in zip(file, range(128), strict=False)]
     assert shared.exists()
     calibration = collab.calibrate(collab.Checkpoint(original, tokenizer), rows)
     config = collab.ConversionConfig(params=0.5, form=form, compare=False, refine="none")

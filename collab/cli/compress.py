@@ -206,10 +206,6 @@ def compress(
             length=config.length,
             calibration=known,
         )
-    following = (
-        f"collab export {output} served --format openvino --precision int8 "
-        + same_rows("--calibration", calibration.source)
-        if served is None
-        else None
-    )
-    finish(session, compressed, Compression, following, served)
+    following = ["collab", "export", str(output), "served", "--format", "openvino", "--precision", "int8"]
+    following += same_rows("--calibration", calibration.source)
+    finish(session, compressed, Compression, following if served is None else None, served)

@@ -7,6 +7,7 @@ from typing import get_args
 
 import click
 
+from ..calibration.options import CalibrationRequest
 from ..decomposition.options import DESCRIPTIONS, FORMS
 from ..decomposition.rank import Rank
 from ..device import Dtype
@@ -144,7 +145,12 @@ def _heal(
     click.option("--push-to-hub", metavar="REPO", help="Upload the result to this Hub id."),
 )
 def convert(
-    output: Path, heal: HealRequest | None, dtype: Dtype | None, push_to_hub: str | None, session: Session
+    output: Path,
+    calibration: CalibrationRequest,
+    heal: HealRequest | None,
+    dtype: Dtype | None,
+    push_to_hub: str | None,
+    session: Session,
 ) -> None:
     """Convert MODEL, a folder or a Hub id, and write the result to the folder OUTPUT.
 
@@ -156,13 +162,13 @@ def convert(
     from ..checkpoints.convert import convert as convert_checkpoint
     from ..io.hub import check_repo_id, push
     from ..steps.conversion import Conversion
-    from .outcome import finish
+    from .outcome import finish, same_rows
 
     if push_to_hub is not None:
         check_repo_id(push_to_hub)
     converted = session.call(convert_checkpoint, dtype=None if dtype is None else getattr(torch, dtype))
-    following = f"collab heal {output} healed --data sentences.txt" if heal is None else None
-    finish(session, converted, Conversion, following)
+    following = ["collab", "heal", str(output), "healed", *same_rows("--data", calibration.source)]
+    finish(session, converted, Conversion, following if heal is None else None)
     if push_to_hub is not None and is_main_process():
         session.interrupted = f"Interrupted. {output} is complete, but was not uploaded."
         session.progress("uploading", 0, None)

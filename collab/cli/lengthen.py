@@ -34,5 +34,5 @@ def lengthen(output: Path, session: Session) -> None:
     from ..steps.long_rows import Lengthening
     from .outcome import finish
 
-    following = f"collab heal {output} healed --data long.csv --text-column text"
+    following = ["collab", "heal", str(output), "healed", "--data", "long.csv", "--text-column", "text"]
     finish(session, session.call(lengthen_checkpoint), Lengthening, following)

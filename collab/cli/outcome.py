@@ -60,7 +60,7 @@ def finish(
     session: Session,
     checkpoint: Checkpoint,
     kind: type[Step],
-    following: str | None = None,
+    following: Sequence[str] | None = None,
     served: Checkpoint | None = None,
 ) -> None:
     """Shows the outcome of a command: the summary of its steps, with ``-v`` their details, and what to do next.
@@ -69,7 +69,7 @@ def finish(
         session: the command's.
         checkpoint: the outcome.
         kind: the type of the command's own step. Steps before it prepare it, and are not shown.
-        following: a command that the user may want next.
+        following: the words of a command that the user may want next.
         served: the graph that was written of the outcome, with its steps.
     """
     if not is_main_process():  # which wrote the result, and has its history
@@ -89,7 +89,7 @@ def finish(
             show_steps(served.steps, details=False)
             click.echo(f"Wrote {session.output}-{served.report.runtime}.")
         if following is not None:
-            click.echo(f"Next: {following}")
+            click.echo(f"Next: {shlex.join(following)}")
 
     record = _record(checkpoint, steps)
     if served is not None:
@@ -97,13 +97,13 @@ def finish(
     session.result(record, show)
 
 
-def same_rows(option: str, source: Any) -> str:
-    """The options by which a next command reads the rows of this one, or a file of sentences where it read none."""
+def same_rows(option: str, source: Any) -> list[str]:
+    """The words by which a next command reads the rows of this one, or a file of sentences where it read none."""
     sources = source.sources.values() if isinstance(source, Mixture) else (source,)
     named = [each for each in sources if isinstance(each, DataSource)] or [DataSource("sentences.txt")]
     names = dict.fromkeys(column for each in named for column in each.columns)  # text files have none
     columns = [part for name in names for part in ("--text-column", name)]
-    return shlex.join([*(part for each in named for part in (option, each.path)), *columns])
+    return [*(part for each in named for part in (option, each.path)), *columns]
 
 
 def _record(checkpoint: Checkpoint, steps: Sequence[Step]) -> Json:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import click
 
+from ..data.source import NamedSource
 from ..heads.options import PruneOptions, ScoreOptions, parse_keep
 from ..training.options import HealOptions, HealRequest, RunOptions, Trainable
 from .command import Parsed, command, gathers, grouped
@@ -57,13 +58,13 @@ def _heal(
 @model_in
 @speed_option
 @model_out
-def prune(output: Path, heal: HealRequest | None, session: Session) -> None:
+def prune(output: Path, data: NamedSource | None, heal: HealRequest | None, session: Session) -> None:
     """Remove heads of MODEL, original or converted, for good, and write what is left to the folder OUTPUT."""
     session.begin(trains=heal is not None)
     from ..checkpoints.prune import prune as prune_checkpoint
     from ..steps.pruning import Pruning
-    from .outcome import finish
+    from .outcome import finish, same_rows
 
     pruned = session.call(prune_checkpoint)
-    following = f"collab heal {output} healed --data sentences.txt --trainable attention" if heal is None else None
-    finish(session, pruned, Pruning, following)
+    following = ["collab", "heal", str(output), "healed", *same_rows("--data", data), "--trainable", "attention"]
+    finish(session, pruned, Pruning, following if heal is None else None)
