@@ -8,10 +8,12 @@ Multi30k, English to German, with the trained Marian-shaped reference of benchma
 - ``dropped``: one or two layers of the decoder are left out, those that lose least, and the rest is as it was.
 
 Each untrained and healed alike. BLEU is of greedy search and sacrebleu's, with 95 % intervals of a paired bootstrap.
+Graphs for OpenVINO, in float32 and int8 (`collab export`), write the same sentences by transformers' `generate`.
 
     python benchmarks/compressed_translation.py                    # all models and their BLEU; the longer reference
     python benchmarks/compressed_translation.py --short            # a reference of fewer steps, and less healing
     python benchmarks/compressed_translation.py --short --speed    # then alone: tokens per second, 80 seconds
+    python benchmarks/compressed_translation.py --short --graphs   # graphs and their BLEU; with --speed their speed
     python benchmarks/compressed_translation.py --rehearse         # all of it, tiny
 
 Writes results/compressed-translation.json and .md (or -short, -rehearsal). Rows are kept as they finish, and a run that
@@ -22,6 +24,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import shutil
 import time
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -41,6 +44,7 @@ from translator import Setting, Translator, intervals, load, saved
 import collab
 from collab.compression.timed import Writing
 from collab.evaluation.translation import ngrams
+from collab.graphs.options import ExportOptions, GraphPrecision
 from collab.models.inputs import random_inputs
 
 SPLIT = "test_2017"
@@ -89,6 +93,11 @@ WAYS: dict[str, dict[str, Any]] = {
     "without 1 decoder layer": {"only": ("layers",), "stacks": ("decoder",), "drop_layers": 1},
     "without 2 decoder layers": {"only": ("layers",), "stacks": ("decoder",), "drop_layers": 2},
 }
+
+
+SERVED = ("reference", "bytes .5", "bytes .33")
+PRECISIONS: tuple[GraphPrecision, ...] = ("float32", "int8")
+"""What becomes graphs, and of what precision. What is compressed was healed."""
 
 
 class Models:
@@ -177,13 +186,25 @@ class Models:
         file = self.folder / f"{way.replace(' ', '-')}.json"
         return json.loads(file.read_text()) if file.exists() else {}
 
-    def counted(self, way: str, healed: bool) -> np.ndarray:
-        """What the translations add to BLEU, sentence by sentence; they are kept."""
+    def graph(self, way: str, precision: GraphPrecision) -> Any:
+        """The graphs of a model, written if need be."""
+        folder = self.folder / f"{way.replace(' ', '-')}-{precision}"
+        if not folder.exists():
+            whole = self.folder / f"{folder.name}-whole"  # as a checkpoint
+            self.model(way, way != "reference").save_pretrained(whole)
+            self.translator.tokenizer.save_pretrained(whole)
+            collab.checkpoints.export(str(whole), folder, ExportOptions("openvino", precision))
+            shutil.rmtree(whole)
+        return collab.checkpoints.load_exported(folder).model
+
+    def counted(self, way: str, healed: bool, precision: GraphPrecision | None = None) -> np.ndarray:
+        """What the translations add to BLEU, sentence by sentence; they are kept. By a graph if it has a precision."""
         pairs = self.translator.pairs(SPLIT)[: self.size.judged]
         sources, references = zip(*pairs, strict=True)
-        file = self.folder / f"{way.replace(' ', '-')}{'-healed' if healed else ''}-{SPLIT}.txt"
+        end = f"-{precision}" if precision else "-healed" if healed else ""
+        file = self.folder / f"{way.replace(' ', '-')}{end}-{SPLIT}.txt"
         if not file.exists():
-            model = self.model(way, healed)
+            model = self.graph(way, precision) if precision else self.model(way, healed)
             file.write_text("\n".join(self.translator.translate(model, sources, 1)))
         return ngrams(file.read_text().split("\n"), references)
 
@@ -210,26 +231,66 @@ def measured(models: Models, way: str, healed: bool) -> dict[str, Any]:
     return row
 
 
+def measured_graph(models: Models, way: str, precision: GraphPrecision) -> dict[str, Any]:
+    """BLEU of a graph, and its difference to that of the reference in PyTorch."""
+    mine = models.counted(way, way != "reference", precision)
+    difference = intervals(mine, models.counted("reference", False))["difference"]
+    return {"way": way, "precision": precision, "bleu": intervals(mine), "difference": difference}
+
+
 def speeds(models: Models, rounds: int) -> dict[str, dict[str, Any]]:
     """Times as fast as the reference at writing, by way and number of rows: the healed models, in shuffled turns."""
     ways = ["reference", *(way for way in WAYS if models.seconds(way, True) is not None)]
-    found = {way: models.model(way, way != "reference") for way in ways}
-    result: dict[str, dict[str, Any]] = {way: {} for way in ways}
-    for name, rows in SPEEDS.items():
+    return in_turn(models, {way: models.model(way, way != "reference") for way in ways}, rounds)
+
+
+def graph_speeds(models: Models, rounds: int) -> dict[str, dict[str, Any]]:
+    """The same of graphs, beside the reference's in float32."""
+    names = [(way, precision) for precision in PRECISIONS for way in SERVED]
+    return in_turn(models, {f"{way}, {precision}": models.graph(way, precision) for way, precision in names}, rounds)
+
+
+def in_turn(models: Models, called: dict[str, Any], rounds: int) -> dict[str, dict[str, Any]]:
+    """Times as fast as the first of some models at reading and writing, by name and number of rows."""
+    result: dict[str, dict[str, Any]] = {name: {} for name in called}
+    for size, rows in SPEEDS.items():
         inputs = random_inputs(models.reference, rows, 16)
         batch = {key: value for key, value in inputs.items() if not key.startswith("decoder_")}
         for what, new in (("reading", 1), ("writing", NEW)):
-            taken = shuffled_rounds([(Writing(found[way], new), [batch]) for way in ways], rounds)
-            by_way = list(zip(*taken, strict=True))
-            for way, times in zip(ways, by_way, strict=True):
-                ratios = [first / own for first, own in zip(by_way[0], times, strict=True)]
-                result[way][f"{what}, {name}"] = {
+            taken = shuffled_rounds([(Writing(model, new), [batch]) for model in called.values()], rounds)
+            by_name = list(zip(*taken, strict=True))
+            for name, times in zip(called, by_name, strict=True):
+                ratios = [first / own for first, own in zip(by_name[0], times, strict=True)]
+                result[name][f"{what}, {size}"] = {
                     "ratio": median(ratios),
                     "low": min(ratios),
                     "high": max(ratios),
                     "tokens_per_second": rows * new / median(times),
                 }
     return result
+
+
+def graph_table(result: dict[str, Any]) -> str:
+    """One row for each graph."""
+    cells = []
+    for row in result["graphs"]:
+        speed = result["graph_speed"].get(f"{row['way']}, {row['precision']}")
+        cells.append(
+            [
+                row["way"] + (", healed" if row["way"] != "reference" else ""),
+                row["precision"],
+                "{value:.1f} ({low:.1f} to {high:.1f})".format(**row["bleu"]),
+                "{value:+.1f} ({low:+.1f} to {high:+.1f})".format(**row["difference"]),
+                *(shown_speed(speed, name) for name in SPEEDS),
+            ]
+        )
+    headings = ["graph for OpenVINO", "", f"BLEU, {SPLIT}", "less the reference in PyTorch"]
+    return markdown([*headings, *(f"times as fast as the reference's, {name}" for name in SPEEDS)], cells)
+
+
+def shown_speed(speed: dict[str, Any] | None, name: str) -> str:
+    """Ratio and tokens per second of writing so many rows."""
+    return "{ratio:.2f} ({tokens_per_second:.0f}/s)".format(**speed[f"writing, {name}"]) if speed else ""
 
 
 def table(result: dict[str, Any]) -> str:
@@ -244,17 +305,13 @@ def table(result: dict[str, Any]) -> str:
                 f"{row['flops']:.2f}" if "flops" in row else "",
                 "{value:.1f} ({low:.1f} to {high:.1f})".format(**row["bleu"]),
                 "{value:+.1f} ({low:+.1f} to {high:+.1f})".format(**row["difference"]) if "difference" in row else "",
-                *(
-                    f"{speed[f'writing, {name}']['ratio']:.2f} ({speed[f'writing, {name}']['tokens_per_second']:.0f}/s)"
-                    if speed
-                    else ""
-                    for name in SPEEDS
-                ),
+                *(shown_speed(speed, name) for name in SPEEDS),
                 f"{row['seconds']:.0f}" if row["seconds"] else "",
             ]
         )
     headings = ["", "bytes of a step, layers", "with vocabulary", "FLOPs", f"BLEU, {SPLIT}", "less the reference"]
-    return markdown([*headings, *(f"times as fast, {name}" for name in SPEEDS), "CPU s"], cells)
+    models = markdown([*headings, *(f"times as fast, {name}" for name in SPEEDS), "CPU s"], cells)
+    return f"{models}\n\n{graph_table(result)}" if result["graphs"] else models
 
 
 def main() -> None:
@@ -264,6 +321,7 @@ def main() -> None:
     size.add_argument("--short", action="store_const", dest="size", const=SHORT)
     size.add_argument("--rehearse", action="store_const", dest="size", const=REHEARSAL)
     parser.add_argument("--speed", action="store_true", help="measure the speed of what is there, and nothing else")
+    parser.add_argument("--graphs", action="store_true", help="of graphs, and nothing else")
     parser.add_argument("--only", action="append", choices=list(WAYS), help="these ways alone; may be given again")
     given = parser.parse_args()
     transformers.logging.set_verbosity_error()
@@ -273,16 +331,30 @@ def main() -> None:
 
     def add(**more: Any) -> None:
         with my_turn(chosen.name):
-            result = {"rows": [], "speed": {}} | kept(chosen.name)
+            result = {"rows": [], "speed": {}, "graphs": [], "graph_speed": {}} | kept(chosen.name)
             result |= {"machine": machine(), "size": asdict(chosen)}
             result["rows"] += more.get("rows", [])
             order = rows_of(models)
             result["rows"].sort(key=lambda row: order.index((row["way"], row["healed"])))
-            result["speed"] |= more.get("speed", {})
+            result["graphs"] += more.get("graphs", [])
+            for name in ("speed", "graph_speed"):
+                result[name] |= more.get(name, {})
             write(chosen.name, result, table(result))
 
+    def add_graphs() -> None:
+        there = [(row["way"], row["precision"]) for row in kept(chosen.name).get("graphs", [])]
+        for way, precision in ((way, precision) for precision in PRECISIONS for way in SERVED):
+            if (way, precision) not in there:
+                add(graphs=[measured_graph(models, way, precision)])
+
     if given.speed:
-        add(speed=speeds(models, chosen.rounds))
+        if given.graphs:
+            add(graph_speed=graph_speeds(models, chosen.rounds))
+        else:
+            add(speed=speeds(models, chosen.rounds))
+        return
+    if given.graphs:
+        add_graphs()
         return
     for way, healed in rows_of(models):
         there = [(row["way"], row["healed"]) for row in kept(chosen.name).get("rows", [])]
@@ -290,7 +362,8 @@ def main() -> None:
         if wanted and (way, healed) not in there:
             add(rows=[measured(models, way, healed)])
     if chosen is REHEARSAL:
-        add(speed=speeds(models, chosen.rounds))
+        add_graphs()
+        add(speed=speeds(models, chosen.rounds), graph_speed=graph_speeds(models, chosen.rounds))
 
 
 if __name__ == "__main__":

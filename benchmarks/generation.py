@@ -3,13 +3,16 @@
 Models with random weights, which cost what trained ones cost: a Marian of the shape of the opus-mt checkpoints, and a
 decoder of the width of GPT-2 with 4 of its 12 layers. Both have 8,000 words instead of 58,101 and 50,257, to save time:
 the product with the vocabulary costs the same in every model and would bring the ratios nearer to 1. A model writes
-exactly as many tokens as it is asked for, with a dynamic cache. Every token is timed, so that one run gives the speed
-of its first 64 tokens and of all. The forms are shuffled in every round.
+exactly as many tokens as it is asked for, with a dynamic cache. The forms are shuffled in every round.
+
+Converted models of this size compute linear layers of few rows in their own way (collab/modeling/collab_few_rows.py),
+which has nothing to do with their form; a row has the original with its linear layers computed so, too. GPT-2's own are
+of another class and are not.
 
 cp and tucker are built with random factors. concat is converted, because its speed depends on how unequal its heads
 are; those of trained models are more so.
 
-    python benchmarks/generation.py          # about twelve minutes on two idle cores
+    python benchmarks/generation.py          # about four minutes on two idle cores
     python benchmarks/generation.py --quick  # tiny models, to see that it runs
 
 Writes results/generation.json and .md; what a run that was interrupted measured is kept, a row for each round. Add
@@ -19,6 +22,7 @@ rounds with `--rounds`.
 from __future__ import annotations
 
 import argparse
+import copy
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
@@ -41,13 +45,14 @@ from transformers import (
 )
 
 import collab
+from collab.modeling.collab_few_rows import compute_few_rows_faster
 from collab.models.cache import cache_bytes
 from collab.models.families import families
 
 FORMS = ("cp", "tucker", "concat")
 PARTS = {1: "full", 2: "half", 4: "a quarter"}
 PROMPT = 32  # tokens of a source, or of a decoder's prompt
-EARLY = 64  # tokens of the first figure
+EARLY = 64  # tokens of a short text
 HELD = {
     "keys": "bytes of keys a token of the decoder",
     "values": "of values",
@@ -63,15 +68,23 @@ class Variant:
 
     form: str | None
     part: int = 1
+    alike: bool = False
+    """Whether the original computes linear layers of few rows as converted models do."""
 
     @property
     def name(self) -> str:
         """For the tables."""
+        if self.alike:
+            return "original, few rows alike"
         return "original" if self.form is None else f"{self.form}, {PARTS[self.part]}"
 
 
 ORIGINAL = Variant(None)
-TIMED = (ORIGINAL, Variant("cp", 1), Variant("cp", 2), Variant("cp", 4), Variant("tucker", 4), Variant("concat", 4))
+TIMED = (
+    ORIGINAL,
+    Variant(None, alike=True),
+    *(Variant(form, part) for form, part in (("concat", 1), ("cp", 1), ("concat", 4), ("cp", 4), ("tucker", 4))),
+)
 
 
 @dataclass(frozen=True)
@@ -91,8 +104,7 @@ class Setting:
         name: of the results.
         marian: width, layers of either side, heads, words and positions.
         decoder: the same.
-        cells: what is generated. The longest text of eight rows with four beams is left out: it alone would take as
-            long as the others together.
+        cells: what is generated.
     """
 
     name: str
@@ -101,7 +113,7 @@ class Setting:
     cells: tuple[Cell, ...]
 
 
-CELLS = (Cell(1, 1, 512), Cell(8, 1, 512), Cell(1, 4, 512), Cell(8, 4, EARLY))
+CELLS = (Cell(1, 1, EARLY), Cell(8, 1, EARLY), Cell(1, 4, EARLY))
 REAL = Setting("generation", (512, 6, 8, 8_000, 1024), (768, 4, 12, 8_000, 1024), CELLS)
 QUICK = Setting(
     "generation-quick",
@@ -153,7 +165,11 @@ def builders(setting: Setting) -> dict[str, Callable[[], PreTrainedModel]]:
 def built(original: PreTrainedModel, variant: Variant) -> PreTrainedModel:
     """A model of a form, on the device of the original."""
     if variant.form is None:
-        return original
+        if not variant.alike:
+            return original
+        alike = copy.deepcopy(original)
+        compute_few_rows_faster(alike.get_decoder())
+        return alike
     rank = original.config.hidden_size // variant.part
     if variant.form == "concat" and original.device.type != "meta":
         config = collab.ConversionConfig(rank=rank, form="concat", refine="none", compare=False)
@@ -225,8 +241,7 @@ def rounds_of(build: Callable[[], PreTrainedModel], cell: Cell, numbers: range) 
         taken: dict[str, dict[str, float]] = {}
         for place in np.random.default_rng(number).permutation(len(models)):
             after = generate(models[place], cell)
-            seconds = {str(tokens): after[tokens - 1] for tokens in {min(EARLY, cell.tokens), cell.tokens}}
-            taken[TIMED[place].name] = seconds
+            taken[TIMED[place].name] = {str(cell.tokens): after[-1]}
         yield asdict(cell) | {"round": number, "seconds": taken}
 
 
@@ -235,14 +250,14 @@ def of_cell(rows: list[dict[str, Any]], name: str, cell: Cell) -> list[dict[str,
     return [row for row in rows if row["model"] == name and asdict(cell).items() <= row.items()]
 
 
-def measure(setting: Setting, rounds: int) -> None:
-    """Fills in the rounds that are missing, and writes after every one."""
+def measure(setting: Setting, rounds: int, only: str | None = None) -> None:
+    """Fills in the rounds that are missing, of all models or one, and writes after every one."""
     result = kept(setting.name) or {"machine": machine(), "rows": []}
     if result["machine"] != machine():
         raise SystemExit(f"results/{setting.name}.json is of another machine or other versions. Move it away.")
     result["cache"] = cache_sizes(setting)
     for name, build in builders(setting).items():
-        for cell in setting.cells:
+        for cell in setting.cells if only in (None, name) else ():
             done = len(of_cell(result["rows"], name, cell))
             if done >= rounds:
                 continue
@@ -275,9 +290,8 @@ def speed_table(setting: Setting, rows: list[dict[str, Any]], name: str) -> str:
     """A row for each model, a column for each text: tokens a second of the original, and the ratios of the others."""
     columns: dict[str, tuple[str, list[dict[str, Any]]]] = {}
     for cell in setting.cells:
-        for tokens in sorted({min(EARLY, cell.tokens), cell.tokens}):
-            search = "greedy" if cell.beams == 1 else f"beam {cell.beams}"
-            columns[f"{search}, {cell.batch}×{tokens}"] = (str(tokens), of_cell(rows, name, cell))
+        search = "greedy" if cell.beams == 1 else f"beam {cell.beams}"
+        columns[f"{search}, {cell.batch}×{cell.tokens}"] = (str(cell.tokens), of_cell(rows, name, cell))
     cells = []
     for variant in TIMED:
         entries = []
@@ -301,6 +315,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="tiny models, in results/generation-quick.*")
     parser.add_argument("--rounds", type=int, default=2, help="of every cell, with those that are there")
+    parser.add_argument("--only", choices=("Marian", "GPT-2"), help="this model alone")
     parser.add_argument("--threads", type=int, help="of torch; the results are in a file of their own")
     arguments = parser.parse_args()
     setting = QUICK if arguments.quick else REAL
@@ -308,7 +323,7 @@ def main() -> None:
         torch.set_num_threads(arguments.threads)
         setting = replace(setting, name=f"{setting.name}-threads-{arguments.threads}")
     with torch.no_grad(), my_turn(setting.name):
-        measure(setting, arguments.rounds)
+        measure(setting, arguments.rounds, arguments.only)
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ from tiny import BERT, DECODERS, ROWS, SEQ2SEQ, converted, every_form, random_mo
 from transformers import AutoModelForCausalLM, BertLMHeadModel, DynamicCache, PreTrainedModel
 
 import collab
+from collab.cli.tables import not_faster_at_writing
 from collab.models.cache import CacheBytes, cache_bytes
 
 D, H, LAYERS = 32, 4, 2
@@ -52,6 +53,23 @@ def test_plans_say_what_a_conversion_then_holds(form: str, cross: bool, calibrat
         option = next(option for option in plan.options if option.form == form)
         config = collab.ConversionConfig(rank=option.rank, form=form, content=content, refine="none")
         assert cache_bytes(collab.convert(model, config, calibration=calibration).model) == option.cache
+
+
+@every_form
+@pytest.mark.parametrize("cross", [False, True])
+def test_plans_say_which_forms_make_no_step_faster(form: str, cross: bool) -> None:
+    """A step reads the queries' weights of cross-attention, whose keys are in the cache."""
+    config = collab.ConversionConfig(rank=D, form=form, content="folded")
+    plan = collab.plan(decoder(add_cross_attention=cross), None, config, fractions=(1.0, 0.25))
+    before = (2 + cross) * (D + 1) * D
+    for option in plan.options:
+        cores = H * option.rank**2 if form == "tucker" else 0
+        read = (2 + cross) * D * option.rank + (1 + cross) * cores
+        assert option.step is not None
+        assert read <= option.step * before <= read + 2 * (1 + cross) * H * option.rank
+    slow = not_faster_at_writing(plan.options)
+    assert form != "tucker" or slow[0].startswith(f"tucker, rank {D}:")
+    assert not any(f"rank {D // 4}:" in sentence for sentence in slow)
 
 
 @pytest.mark.parametrize("row", [row for row in ROWS if row not in DECODERS + SEQ2SEQ], ids=lambda row: row.model_type)

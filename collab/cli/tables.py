@@ -29,6 +29,8 @@ def show_plan(plan: Plan, name: str) -> None:
     options = sorted(plan.options, key=lambda option: (-option.model, option.form))
     console.print(_budgets(plan, options, name))
     console.print(_running_costs(plan, options))
+    for sentence in not_faster_at_writing(options):
+        console.print(sentence, highlight=False)
     if plan.spectra:
         console.print(_components(plan.spectra))
         console.print(f"{plan.recommendation} {plan.refinement}", highlight=False)
@@ -78,6 +80,16 @@ def _components(spectra: Sequence[Spectrum]) -> Table:
     return table
 
 
+def not_faster_at_writing(options: Sequence[PlanOption]) -> list[str]:
+    """A sentence for each option of a model that writes whose steps of one token read no less than the original's."""
+    return [
+        f"{option.form}, rank {option.rank}: makes no step of writing faster. A token that is written reads "
+        f"{option.step:.2f} times the original's query and key weights."
+        for option in options
+        if option.step is not None and option.step >= 1
+    ]
+
+
 def _widths(plan: Plan, option: PlanOption) -> Table:
     """Widths of every layer within one budget."""
     pattern, names = shortened(list(plan.layers))
@@ -109,6 +121,9 @@ def _running_costs(plan: Plan, choices: Sequence[PlanOption]) -> Table:
                 f"; cross keys: the same of cross-attention, for each token of the encoder ({plan.cache.cross_keys:,})"
             )
         cache += f"; in {plan.cache.dtype}. Values are as in the original."
+        if choices[0].step is not None:
+            columns.append("a step")
+            cache += " a step: the part of the original's query and key weights that a token being written reads."
     table = plain_table(
         "What it would cost to run",
         ["form", "rank", *(f"{length} tokens" for length in lengths), *columns],
@@ -120,7 +135,9 @@ def _running_costs(plan: Plan, choices: Sequence[PlanOption]) -> Table:
     for option in choices:
         shares = (f"{option.flops[length]:.2f}" for length in lengths)
         held = (0, 0) if option.cache is None else (option.cache.keys, option.cache.cross_keys)
-        table.add_row(option.form, str(option.rank), *shares, *(f"{size:,}" for size in held[: len(columns)]))
+        sizes = [f"{size:,}" for size in held[: 1 + bool(plan.cache and plan.cache.cross_keys)]] if plan.cache else []
+        step = [] if option.step is None else [f"{option.step:.2f}"]
+        table.add_row(option.form, str(option.rank), *shares, *sizes, *step)
     return table
 
 

@@ -71,6 +71,7 @@ class CollaborativeAttention(SharedProjections):
         crosses: whether a layer of this class may take its keys from another sequence.
         long_kinds: the kinds of attention in long rows that an encoder's layer of this class may have; none where
             scores depend on relative positions.
+        has_copied_keys: whether heads of equal widths in the concat form have keys that are copied out of shared ones.
         path: path of the ``sdpa`` implementation: ``auto``, by cost, or ``fused`` or ``matmul``; may be set on a layer
             for benchmarks and tests.
     """
@@ -84,6 +85,7 @@ class CollaborativeAttention(SharedProjections):
     scaled: ClassVar[bool] = True
     crosses: ClassVar[bool] = False
     long_kinds: ClassVar[tuple[str, ...]] = LONG_KINDS
+    has_copied_keys: ClassVar[bool] = False
     path: str = "auto"
 
     value: nn.Module
@@ -414,6 +416,8 @@ class CollaborativeAttention(SharedProjections):
         content = None
         if self.content_bias is not None:
             shared, content = shared[..., :rank], shared[..., rank:].transpose(1, 2)  # (B, H, S)
+        if self.has_equal_heads:
+            shared = self.keys_by_head(shared)  # (B, H, S, R / H)
         scoring = Scoring(content, attention_mask, position_bias, self.scaling, 0.0, False)
         values = value.unflatten(-1, (-1, self.value_width)).squeeze(1).transpose(1, 2)  # (B, groups, S, d)
         return attention_of_one_token(self.queries_of_one_token(projected), shared, values, scoring), None
@@ -421,8 +425,7 @@ class CollaborativeAttention(SharedProjections):
     def _is_step(self, projected: Tensor, attention_mask: Any, kwargs: dict[str, Any]) -> bool:
         """Whether one token of each row is computed without gradients, on a CPU, by the ``sdpa`` implementation.
 
-        Its fused kernel is faster in float16. Heads of equal width of the concat form have keys of their own without
-        any copy.
+        Its fused kernel is faster in float16.
         """
         return (
             projected.shape[1] == 1
@@ -435,7 +438,7 @@ class CollaborativeAttention(SharedProjections):
             and not kwargs.get("output_attentions")
             and not isinstance(attention_mask, BlockMask)
             and not (self.training and self.attention_dropout)
-            and not self.has_equal_heads
+            and not (self.has_equal_heads and self.has_copied_keys)
         )
 
     def _read(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor | None, Tensor]:

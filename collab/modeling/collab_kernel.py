@@ -281,21 +281,29 @@ def attention_of_one_token(query: Tensor, key: Tensor, value: Tensor, scoring: S
 
     Args:
         query: (B, H, r), mixed.
-        key: (B, S, r), shared by all heads.
+        key: (B, S, r), shared by all heads; or (B, H, S, r).
         value: (B, groups, S, d), each for H / groups neighbouring heads.
         scoring: as in `attention_by_cost`, without dropout.
 
     Returns:
         (B, 1, H·d).
     """
-    batch, heads, _ = query.shape
+    batch, heads, width = query.shape
     added, scaling = scoring.content, scoring.scaling
+    if key.ndim == 4 and width == value.shape[-1] and heads == value.shape[1]:
+        row = query.unsqueeze(2)  # the fused kernel copies neither keys nor values of heads that lie side by side
+        mask = scoring.added(row, key)
+        return functional.scaled_dot_product_attention(row, key, value, mask, scale=scaling).reshape(batch, 1, -1)
     weight = scaling  # of what is added
     if scoring.mask is not None or scoring.position_bias is not None:
-        every = scoring.added(query.unsqueeze(2), key.unsqueeze(1))  # broadcast to (B, H, 1, S)
+        keys = key if key.ndim == 4 else key.unsqueeze(1)
+        every = scoring.added(query.unsqueeze(2), keys)  # broadcast to (B, H, 1, S)
         assert every is not None
         added, weight = every.squeeze(2).expand(batch, heads, -1), 1.0
-    if added is None:
+    if key.ndim == 4:
+        scores = _product(query.unsqueeze(2) * scaling, key.mT).squeeze(2)
+        scores = scores if added is None else scores.add_(added, alpha=weight)
+    elif added is None:
         scores = torch.bmm(query * scaling, key.mT)
     else:
         scores = torch.baddbmm(added, query, key.mT, beta=weight, alpha=scaling)  # (B, H, S)

@@ -135,8 +135,8 @@ class SharedProjections(nn.Module):
     def queries_of_one_token(self, projected: Tensor) -> Tensor:
         """Queries by head, (B, H, R), from shared ones of one token, (B, 1, R), for keys that all heads share.
 
-        In the concat form a head's query is zero in the dimensions that others own. Cores are multiplied with all rows
-        at once, because a product for each row would copy them.
+        In the concat form a head's query is zero in the dimensions that others own; of equal heads it is what they own,
+        (B, H, R / H). Cores are multiplied with all rows at once, because a product for each row would copy them.
         """
         offset = None if self.query_offset is None else self.query_offset.to(projected.dtype)  # (H, R), or (1, R)
         if self.spec.form == "tucker":
@@ -144,6 +144,8 @@ class SharedProjections(nn.Module):
             return _plus(mixed.transpose(0, 1), offset)
         if self.spec.form == "cp":
             return _plus(projected * self.mixing.to(projected.dtype), offset)
+        if self.has_equal_heads:
+            return _plus(projected, offset).view(len(projected), self.num_attention_heads, -1)
         if self._owners is None or (self._owners.device, self._owners.dtype) != (projected.device, projected.dtype):
             every = torch.eye(self.spec.rank, dtype=projected.dtype, device=projected.device)
             self._owners = self._split(every.unsqueeze(0)).squeeze(0).sum(-1)  # (H, R), 0 or 1

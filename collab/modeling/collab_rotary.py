@@ -45,6 +45,7 @@ class CollaborativeRotaryAttention(CollaborativeAttention):
 
     native_names = {"query": "q_proj", "key": "k_proj", "value": "v_proj", "dense": "o_proj"}
     native_dropout = "attention_dropout"
+    has_copied_keys = True
 
     def __init__(self, native: Any, spec: AttentionSpec, config: Any) -> None:
         super().__init__(native, spec, config)

@@ -142,7 +142,15 @@ class Conversions:
             flops=flops,
             faster=faster,
             cache=self._cache_of(ranks),
+            step=self._step(form, ranks) if self._cache is not None else None,
         )
+
+    def _step(self, form: FormName, ranks: Sequence[int]) -> float:
+        """The query/key parameters that a token being written reads, relative to the original's."""
+        content = self._config.content
+        layers = [layer for layer in zip(self._shapes, ranks, self._kinds, strict=True) if layer[-1] != "encoder"]
+        left = sum(shape.read_by_a_step(form, rank, content, kind) for shape, rank, kind in layers)
+        return left / sum(shape.read_by_a_step(None, rank, content, kind) for shape, rank, kind in layers)
 
     @cached_property
     def _shapes(self) -> list[LayerShape]:

@@ -6,6 +6,7 @@ from bisect import bisect_right
 from dataclasses import dataclass
 
 from ..decomposition import FormName, form_named, rotary_form_named
+from ..modeling.collab_attention import LayerKind
 from ..modeling.collab_disentangled import PositionTerms
 from ..models.layers import AttentionLayer
 from ..reparametrization.disentangled import DisentangledProblem
@@ -110,6 +111,21 @@ class LayerShape:
         if self.positions is not None and self.positions.p2c:
             stored += self.num_heads * self.query_width
         return (self.query_width + self.key_width) * rank + self._mixing(form, rank) + stored
+
+    def read_by_a_step(self, form: FormName | None, rank: int, content: str, kind: LayerKind) -> int:
+        """Query/key parameters that a token being written reads: of attention to another sequence not those of keys.
+
+        Args:
+            form: None for the original.
+            rank: R.
+            content: as in `parameters`.
+            kind: of the layer.
+        """
+        if form is None:
+            cached = (self.key_width + self.biased) * self.key_dims
+            return self.parameters_before - cached * (kind == "cross")
+        cached = self.key_width * self.cached_numbers(rank, content)
+        return self.parameters(form, rank, content) - cached * (kind == "cross")
 
     @property
     def key_dims(self) -> int:

@@ -46,6 +46,8 @@ class PlanOption:
             compression, of the whole model and only if the budget is of time.
         cache: what a cache would hold for each token; None for an encoder.
         frontier: whether no other option has at most as many parameters and a lower error.
+        step: of a conversion of a model that writes, the query/key parameters that a token being written reads,
+            relative to the original's. With as many or more, the form makes no step of writing faster.
     """
 
     budget: Any
@@ -61,6 +63,7 @@ class PlanOption:
     faster: dict[int, float]
     cache: CacheBytes | None = None
     frontier: bool = False
+    step: float | None = None
 
 
 @dataclass(frozen=True)
