@@ -6,17 +6,20 @@ the libraries, whose share is measured by a process that only imports them. What
 anonymous part of its memory, is read every 20 ms.
 
     python benchmarks/memory.py [--layers 6 12 24] [--before FOLDER] [--calibrated]
-    python benchmarks/memory.py --layers 30 --wide --limit 4 [--model FOLDER]
-    python benchmarks/memory.py --layers 6 12 --processes 1 2
+    python benchmarks/memory.py --layers 30 --wide --limit 4 [--model FOLDER] [--calibrated]
+    python benchmarks/memory.py --layers 6 12 --processes 1 2 3 4
 
 With --before, the code of an earlier checkout in FOLDER is measured besides. With --calibrated, the largest model is
-also converted with calibration. With --limit, the models are converted in a control group that may have so much memory
-at most, mapped files included (as root, with cgroups of version 1). Writes results/memory.json, .md and .png. The
-models take 2 GB, one of 100 layers 8 GB, and are deleted again. With --wide, layers have many neurons and narrow
-attention, so that 30 of them weigh 8 GB and are soon solved.
+also converted with calibration. Writes results/memory.json, .md and .png. The models take 2 GB and are deleted again.
+With --wide, layers have many neurons and narrow attention, so that 30 of them weigh 8 GB and are soon solved.
 
-With --processes, the models are converted with calibration by so many processes, with and without --shard, and what
-the process held that held most goes to results/memory_processes.json and .md.
+With --limit, one model is converted in a control group that may have so much memory at most, mapped files included (as
+root, with cgroups of version 1), by the weights alone or, with --calibrated, with calibration; it goes to
+results/memory_limited.json and .md. What others have read of the model is in their groups, so it is written to disk and
+dropped from memory before. --model names a folder to keep it in.
+
+With --processes, the models are converted with calibration by so many processes, with and without --shard, and by one
+by the weights alone (streamed). What the process held that held most goes to results/memory_processes.json and .md.
 """
 
 from __future__ import annotations
@@ -29,7 +32,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -43,6 +46,9 @@ SHAPES = {"": (1280, 20, 5120), "wide": (512, 8, 65536)}
 """Width, heads and neurons."""
 
 OPTIONS = ("--rank", "0.25", "--max-sweeps", "2", "--no-compare", "--quiet")
+QUICK = (*OPTIONS, "--form", "concat", "--no-speed")
+"""With the form that is solved soonest."""
+
 CALIBRATIONS = {
     "weights alone": ("--calibration", "none"),
     "calibrated": ("--calibration", "synthetic", "--calibration-samples", "32", "--refine", "none"),
@@ -109,18 +115,20 @@ def forget(folder: Path) -> None:
 
 @dataclass(frozen=True)
 class Peak:
-    """What a process took: resident bytes at most, anonymous ones among them, and seconds."""
+    """What a process took: resident bytes, anonymous ones among them, seconds, and bytes of its control group."""
 
     resident: int
     anonymous: int
     seconds: float
+    group: int | None
 
 
 def peak(arguments: list[str], code: Path, limit: float | None = None) -> Peak:
     """What a Python process takes that uses the collab in a folder, in a control group of so many GB if wanted."""
     environment = os.environ | {"PYTHONPATH": str(code), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
     start = time.perf_counter()
-    with contextlib.nullcontext() if limit is None else limited(limit) as enter:
+    with contextlib.nullcontext() if limit is None else limited(limit) as group:
+        enter = None if group is None else lambda: (group / "cgroup.procs").write_text(str(os.getpid())) and None
         process = subprocess.Popen([sys.executable, *arguments], cwd=code, env=environment, preexec_fn=enter)
         anonymous, ended = 0, 0
         while not ended:
@@ -130,75 +138,123 @@ def peak(arguments: list[str], code: Path, limit: float | None = None) -> Peak:
                         anonymous = max(anonymous, int(line.split()[1]) * 1024)
             time.sleep(0.02)
             ended, status, usage = os.wait4(process.pid, os.WNOHANG)
+        most = None if group is None else int((group / "memory.max_usage_in_bytes").read_text())
     if status:
-        raise SystemExit(f"{' '.join(arguments)} failed.")
-    return Peak(usage.ru_maxrss * 1024, anonymous, time.perf_counter() - start)
+        raise SystemExit(f"{' '.join(arguments)} failed: {status}.")
+    return Peak(usage.ru_maxrss * 1024, anonymous, time.perf_counter() - start, most)
 
 
 @contextlib.contextmanager
-def limited(gigabytes: float) -> Iterator[Callable[[], None]]:
-    """A control group with so much memory; yields what a new process calls to enter it."""
+def limited(gigabytes: float) -> Iterator[Path]:
+    """A control group with so much memory, inside the one that this process is in."""
     groups = Path("/proc/self/cgroup").read_text().splitlines()
     own = next(line.split(":", 2)[2] for line in groups if ":memory:" in line)
     group = Path(f"/sys/fs/cgroup/memory{own}/collab.{os.getpid()}")
     group.mkdir()
     (group / "memory.limit_in_bytes").write_text(str(int(gigabytes * 1e9)))
     try:
-        yield lambda: (group / "cgroup.procs").write_text(str(os.getpid())) and None
+        yield group
     finally:
         group.rmdir()
 
 
-def held_by(count: int, line: list[str], code: Path) -> int:
-    """Anonymous bytes of the process that has most, of so many that convert together."""
+def within_limit(wanted: argparse.Namespace, code: Path) -> None:
+    """Converts one model in a control group, and adds to results/memory_limited.json and .md."""
+    shape, layers = ("wide" if wanted.wide else ""), wanted.layers[0]
+    name = "calibrated" if wanted.calibrated else "weights alone"
+    libraries = peak(["-c", IMPORTS], code)
+    with tempfile.TemporaryDirectory(prefix="collab-memory.", dir=wanted.model and wanted.model.parent) as top:
+        model = wanted.model or Path(top) / "model"
+        row: dict[str, Any] = {"calibration": name, "layers": layers, "shape": shape, "limit": wanted.limit}
+        row |= {"checkpoint": make(model, layers, shape), "libraries": libraries.anonymous}
+        row |= {"moments": moments_bytes(layers, shape) * wanted.calibrated}
+        forget(model)
+        line = ["-m", "collab", "convert", str(model), f"{top}/out", *QUICK, *CALIBRATIONS[name]]
+        row |= vars(peak(line, code, wanted.limit))
+    with my_turn("memory_limited"):
+        rows = [each for each in kept("memory_limited").get("rows", []) if limited_key(each) != limited_key(row)]
+        rows = sorted([*rows, row], key=limited_key)
+        names = ["", "layers", "checkpoint, MB", "sums, MB", "limit, MB", "most in the control group, MB"]
+        names += ["libraries, MB", "held by the process besides, MB"]
+        body = [
+            [
+                f"{each['calibration']}{', wide layers' if each['shape'] else ''}",
+                str(each["layers"]),
+                *(f"{each[key] / 1e6:.0f}" for key in ("checkpoint", "moments")),
+                f"{each['limit'] * 1e3:.0f}",
+                *(f"{value / 1e6:.0f}" for value in (each["group"], each["libraries"])),
+                f"{(each['anonymous'] - each['libraries']) / 1e6:.0f}",
+            ]
+            for each in rows
+        ]
+        write("memory_limited", {"machine": machine(), "shapes": SHAPES, "rows": rows}, markdown(names, body))
+
+
+def limited_key(row: dict[str, Any]) -> tuple[Any, ...]:
+    """What was measured."""
+    return row["calibration"] != "weights alone", row["shape"], row["layers"], row["limit"]
+
+
+WAYS = {"whole": (*CALIBRATIONS["calibrated"],), "shared": (*CALIBRATIONS["calibrated"], "--shard")}
+WAYS["streamed"] = CALIBRATIONS["weights alone"]
+
+
+def held_by(count: int, line: list[str], code: Path) -> tuple[int, int]:
+    """Anonymous bytes of the process that has most, of so many that convert together, and resident bytes."""
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(count)] if count > 1 else []
     environment = os.environ | {"PYTHONPATH": str(code), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
     process = subprocess.Popen([sys.executable, *launcher, *line], cwd=code, env=environment)
-    most = 0
+    most, resident = 0, 0
     while process.poll() is None:
-        most = max([most, *map(anonymous, workers(process.pid, count))])
+        for worker in workers(process.pid, count):
+            most, resident = max(most, anonymous(worker)), max(resident, anonymous(worker, "VmHWM"))
         time.sleep(0.02)
     if process.returncode:
         raise SystemExit(f"{' '.join(line)} failed.")
-    return most
+    return most, resident
 
 
-def by_processes(counts: list[int], layers: list[int], code: Path) -> None:
-    """Measures calibrated conversions by several processes, with whole and with shared weights."""
-    rows: list[dict[str, Any]] = []
-    libraries = peak(["-c", IMPORTS], code).anonymous
+def by_processes(counts: list[int], layers: list[int], ways: list[str], code: Path) -> None:
+    """Measures conversions by several processes: calibrated with whole and with shared weights, and streamed."""
+    libraries = peak(["-c", IMPORTS], code)
     for number in layers:
         with tempfile.TemporaryDirectory(prefix="collab-memory.") as top:
             checkpoint = make(Path(top) / "model", number)
-            for count in counts:
-                for shard in (False, True) if count > 1 else (False,):
-                    line = ["-m", "collab", "convert", f"{top}/model", f"{top}/out", *OPTIONS, "--no-speed"]
-                    line += [*CALIBRATIONS["calibrated"], *(["--shard"] if shard else [])]
-                    held = held_by(count, line, code) - libraries
-                    shutil.rmtree(f"{top}/out")
-                    row = {"layers": number, "checkpoint": checkpoint, "processes": count, "shard": shard}
-                    rows.append(row | {"moments": moments_bytes(number), "held": held})
-                    print(rows[-1], file=sys.stderr, flush=True)
+            for way, count in ((way, count) for way in ways for count in counts):
+                if (way == "shared") > (count > 1) or (way == "streamed") > (count == 1):
+                    continue
+                line = ["-m", "collab", "convert", f"{top}/model", f"{top}/out", *QUICK, *WAYS[way]]
+                held, resident = held_by(count, line, code)
+                shutil.rmtree(f"{top}/out")
+                row = {"layers": number, "checkpoint": checkpoint, "processes": count, "way": way}
+                row |= {"moments": moments_bytes(number) * (way != "streamed")}
+                row |= {"held": held - libraries.anonymous, "resident": resident - libraries.resident}
+                print(row, file=sys.stderr, flush=True)
+                keep_divided(row)
+
+
+def keep_divided(row: dict[str, Any]) -> None:
+    """Writes the results, with one more of them."""
     with my_turn("memory_processes"):
-        measured = {divided_key(row) for row in rows}
-        rows += [row for row in kept("memory_processes").get("rows", []) if divided_key(row) not in measured]
+        rows = [each for each in kept("memory_processes").get("rows", []) if "way" in each]
+        rows = [each for each in rows if divided_key(each) != divided_key(row)] + [row]
         rows.sort(key=divided_key)
-        names = ("layers", "processes", "weights and sums", "checkpoint, MB", "sums, MB", "held by a process, MB")
-        body = [
-            [
-                str(row["layers"]),
-                str(row["processes"]),
-                "shared" if row["shard"] else "whole",
-                *(f"{row[name] / 1e6:.0f}" for name in ("checkpoint", "moments", "held")),
-            ]
-            for row in rows
-        ]
-        write("memory_processes", {"machine": machine(), "rows": rows}, markdown([*names], body))
+        names = ["weights and sums", "processes", "layers", "checkpoint, MB", "sums, MB", "held by a process, MB"]
+        names += ["each layer more, MB", "resident, MB"]
+        body = []
+        for each in rows:
+            fewer = [other for other in rows if divided_key(other)[:2] == divided_key(each)[:2]]
+            first, more = fewer[0], each["layers"] - fewer[0]["layers"]
+            numbers = [f"{each[name] / 1e6:.0f}" for name in ("checkpoint", "moments", "held")]
+            slope = f"{(each['held'] - first['held']) / more / 1e6:.0f}" if more else ""
+            resident = f"{each['resident'] / 1e6:.0f}"
+            body.append([each["way"], str(each["processes"]), str(each["layers"]), *numbers, slope, resident])
+        write("memory_processes", {"machine": machine(), "rows": rows}, markdown(names, body))
 
 
-def divided_key(row: dict[str, Any]) -> tuple[int, int, bool]:
+def divided_key(row: dict[str, Any]) -> tuple[int, int, int]:
     """What was measured."""
-    return row["layers"], row["processes"], row["shard"]
+    return list(WAYS).index(row["way"]), row["processes"], row["layers"]
 
 
 def moments_bytes(layers: int, shape: str = "") -> int:
@@ -209,14 +265,14 @@ def moments_bytes(layers: int, shape: str = "") -> int:
 def draw(rows: list[dict[str, Any]], file: Path) -> None:
     """Draws peak memory without libraries against the checkpoint's bytes."""
     figure, axis = pyplot().subplots(figsize=(5, 3.6), layout="constrained")
-    top = max(row["checkpoint"] for row in rows if row["layers"] <= 24 and not limit_of(row)) / 1e9
+    top = max(row["checkpoint"] for row in rows if row["layers"] <= 24) / 1e9
     axis.plot([0, top], [0, top], color=COLORS["concat"], linestyle=":", label="the checkpoint itself")
     axis.plot([0, top], [0, top * 4 / 3], color=COLORS["concat"], linestyle="--", label="and one third more")
     for when, color, mark in (("before", COLORS["rival"], "s"), ("now", COLORS["collab"], "o")):
         points = [
             (row["checkpoint"] / 1e9, (row["peak"] - row["libraries"]) / 1e9)
             for row in rows
-            if key(row)[:2] == (when, "weights alone") and row["layers"] <= 24 and not limit_of(row)
+            if key(row)[:2] == (when, "weights alone") and row["layers"] <= 24
         ]
         if points:
             axis.plot(*zip(*sorted(points), strict=True), f"{mark}-", color=color, label=when)
@@ -235,10 +291,14 @@ def main() -> None:
     parser.add_argument("--model", type=Path, help="A folder to keep the only model in, or to take it from.")
     parser.add_argument("--wide", action="store_true", help="Wide layers.")
     parser.add_argument("--processes", type=int, nargs="*", help="Numbers of processes.")
+    parser.add_argument("--ways", nargs="*", choices=WAYS, default=list(WAYS), help="How they hold weights and sums.")
     wanted = parser.parse_args()
     here = Path(__file__).parents[1]
     if wanted.processes:
-        by_processes(wanted.processes, wanted.layers, here)
+        by_processes(wanted.processes, wanted.layers, wanted.ways, here)
+        return
+    if wanted.limit is not None:
+        within_limit(wanted, here)
         return
     rows: list[dict[str, Any]] = []
     for when, code in (("before", wanted.before), ("now", here)):
@@ -256,7 +316,7 @@ def main() -> None:
                     line = ["-m", "collab", "convert", str(model), f"{top}/out", *OPTIONS, *options]
                     line += [] if when == "before" else ["--no-speed"]  # which earlier checkouts do not measure
                     forget(model)
-                    most = peak(line, code, wanted.limit)
+                    most = peak(line, code)
                     shutil.rmtree(top, ignore_errors=True)
                     Path(top).mkdir()
                 rows.append(
@@ -267,7 +327,6 @@ def main() -> None:
                         "shape": shape,
                         "checkpoint": checkpoint,
                         "libraries": libraries.resident,
-                        "limit": wanted.limit,
                         "moments": 0 if name == "weights alone" else moments_bytes(layers, shape),
                         "peak": most.resident,
                         "anonymous": most.anonymous,
@@ -279,7 +338,7 @@ def main() -> None:
     with my_turn("memory"):
         measured = {key(row) for row in rows}
         rows = [row for row in kept("memory").get("rows", []) if key(row) not in measured] + rows
-        rows.sort(key=lambda row: (row["calibration"] != "weights alone", row["when"], row["layers"], limit_of(row)))
+        rows.sort(key=lambda row: (row["calibration"] != "weights alone", row["when"], row["layers"]))
         table = markdown(
             [
                 "",
@@ -308,21 +367,14 @@ def main() -> None:
         draw(rows, RESULTS / "memory.png")
 
 
-def limit_of(row: dict[str, Any]) -> float:
-    """Gigabytes that a conversion was limited to; 0 without a limit."""
-    return row.get("limit") or 0.0
-
-
 def key(row: dict[str, Any]) -> tuple[Any, ...]:
     """What was measured."""
-    return row["when"], row["calibration"], row["layers"], limit_of(row), row.get("shape", "")
+    return row["when"], row["calibration"], row["layers"], row.get("shape", "")
 
 
 def described(row: dict[str, Any]) -> str:
     """What was measured, for the table."""
-    wide = ", wide layers" if row.get("shape") else ""
-    limit = f", within {limit_of(row):g} GB" if limit_of(row) else ""
-    return f"{row['when']}, {row['calibration']}{wide}{limit}"
+    return f"{row['when']}, {row['calibration']}{', wide layers' if row.get('shape') else ''}"
 
 
 def beyond(row: dict[str, Any]) -> int:

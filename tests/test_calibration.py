@@ -175,6 +175,17 @@ class TestMoments:
         moments = collab.calibrate(model, batches(model, 8)).moments[layer_names(model)[0]]
         assert moments.tokens == 4 * 7 * 12, "four passes over seven batches of 8 and 4 tokens"
 
+    @pytest.mark.parametrize("name", ["bert", "deberta-v2", "eurobert"])
+    def test_sums_in_files_are_those_in_memory(self, name: str, tmp_path: Path) -> None:
+        model = tiny_model(BY_TYPE[name])
+        rows = batches(model)
+        inside, mapped = (collab.calibrate(model, rows, scratch=scratch) for scratch in (None, tmp_path))
+        widths = [layer.projection("query").in_features for layer in native_layers(model).values()]
+        assert sum(file.stat().st_size for file in tmp_path.glob("*/*")) >= 4 * 8 * sum(width**2 for width in widths)
+        for layer, moments in mapped.moments.items():
+            for field, values in moments.tensors().items():
+                torch.testing.assert_close(values, inside.moments[layer].tensors()[field], rtol=1e-12, atol=0)
+
     @pytest.mark.slow
     def test_cross_attention_has_a_key_side_of_its_own(self) -> None:
         model = random_model(transformers.BertLMHeadModel, BERT.config(is_decoder=True, add_cross_attention=True))

@@ -5,6 +5,7 @@ Called with a folder, in which each number of processes leaves a file of its res
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import os
 import shutil
@@ -21,6 +22,7 @@ import numpy as np
 import pytest
 import torch
 from tiny import BERT, BY_TYPE, converted, tiny_model
+from torch.distributed.tensor import DTensor
 from transformers import BertForSequenceClassification, PreTrainedModel
 
 import collab
@@ -100,6 +102,7 @@ def calibrate_shared(folder: Path) -> dict[str, np.ndarray]:
             options=collab.CalibrationOptions(held_out=0.5, shard=True),
             scratch=folder if name == "t5" else None,
         )
+        assert not any(type(each) is DTensor for each in gc.get_objects()), "no share is left"
         results |= named(f"{name}/shared", calibration)
         config = collab.ConversionConfig(params=0.5, allocation="balanced", refine="none", compare=False)
         state = collab.convert(model, config, calibration=calibration).model.state_dict()

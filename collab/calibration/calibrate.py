@@ -29,8 +29,8 @@ from ..models.inputs import (
     with_targets,
 )
 from ..models.layers import native_layers
-from ..models.sharded import sharded
-from ..processes import dealt, from_main, is_main_process, processes
+from ..models.sharded import forget_shards, sharded, sharding
+from ..processes import dealt, from_main, is_main_process
 from ..progress import Progress, no_progress
 from ..reparametrization.moments import LayerMoments
 from ..steps.step import DataSummary
@@ -96,8 +96,9 @@ def calibrate(
             callable that runs the model that it is called with.
         options: calibration settings.
         cache: file to keep the moments in. If it exists, it is read instead of running the model.
-        scratch: a folder, which all processes see, to keep the moments in with ``shard``, each layer in a file that is
-            mapped into memory; they can be used as long as it is there. None to keep them in memory.
+        scratch: a folder, which all processes see, to keep the sums in while they are added up on a CPU, and with
+            ``shard`` the moments, in files that are mapped into memory: the system writes what it has no space for.
+            The moments can be used as long as the folder is there. None to keep them in memory.
         progress: progress callback, called after every batch.
 
     Returns:
@@ -119,27 +120,20 @@ def calibrate(
         collector = Collector(model, options.seed, options.period)
         with collector.watching(progress):
             data(model)
+        moments, held_moments = collector.finish()
         batches = _Batches([], [], {"source": "callable"})
     else:
         batches = _prepare(checkpoint, data, options)
-        every = [(batch, hold) for hold in (False, True) for batch in (batches.held_out if hold else batches.train)]
         stored = None
         if cache is not None:
-            key = moments_cache.fingerprint(model, [batch for batch, _ in every], options.seed)
+            key = moments_cache.fingerprint(model, [*batches.train, *batches.held_out], options.seed)
             stored = from_main(lambda: moments_cache.read(cache, key) if cache.exists() else None)
         if stored is not None:
             return _calibration(model, *stored, batches)
-        run = sharded(model) if options.shard and processes() > 1 else model
-        collector = Collector(model, options.seed, options.period, run)
-        own = _own(every, len(batches.train), evenly=run is not model)
-        with collector.watching(progress, total=len(own)):
-            for collector.number, batch, collector.holding, collector.counting in own:
-                with _accepting(model, batch):
-                    run(**on_device(batch, model.device))
-        collector.add_other_processes()
-    moments, held_moments = collector.finish()
-    if collector.owner:
-        moments, held_moments = exchanged(list(native_layers(model)), moments, held_moments, scratch)
+        moments, held_moments = _collected(model, batches, options, scratch, progress)
+        if sharding(options.shard):
+            forget_shards()
+            moments, held_moments = exchanged(list(native_layers(model)), moments, held_moments, scratch)
     if cache is not None and is_main_process():
         moments_cache.write(cache, key, moments, held_moments)
     return _calibration(model, moments, held_moments, batches)
@@ -153,6 +147,26 @@ class _Batches:
     held_out: list[Batch]
     summary: DataSummary
     sources: tuple[str, ...] = ()
+
+
+def _collected(
+    model: PreTrainedModel,
+    batches: _Batches,
+    options: CalibrationOptions,
+    scratch: Path | None,
+    progress: Progress,
+) -> tuple[dict[str, LayerMoments], dict[str, LayerMoments] | None]:
+    """The moments on batches, and on the held-out ones; of shared weights, those of this process's own layers."""
+    every = [(batch, hold) for hold in (False, True) for batch in (batches.held_out if hold else batches.train)]
+    run = sharded(model) if sharding(options.shard) else model
+    collector = Collector(model, options.seed, options.period, run, scratch)
+    own = _own(every, len(batches.train), evenly=run is not model)
+    with collector.watching(progress, total=len(own)):
+        for collector.number, batch, collector.holding, collector.counting in own:
+            with _accepting(model, batch):
+                run(**on_device(batch, model.device))
+    collector.add_other_processes()
+    return collector.finish()
 
 
 def _own(every: list[tuple[Batch, bool]], train: int, *, evenly: bool) -> list[tuple[int, Batch, bool, bool]]:

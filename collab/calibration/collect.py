@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import tempfile
 from collections import Counter
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,12 +15,13 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from ..errors import CalibrationError
+from ..io.failures import writing
 from ..models.inputs import with_targets
 from ..models.layers import AttentionLayer, native_layers
 from ..models.outputs import outputs_of
 from ..models.padding import output_mask
 from ..models.recording import LayerPass, recording
-from ..models.sharded import is_sharded
+from ..models.sharded import is_sharded, return_at_once
 from ..models.states import eager_attention, evaluating, frozen
 from ..processes import gathered, owners, rank
 from ..progress import Progress, no_progress
@@ -40,6 +43,7 @@ class Collector:
         period: one call in this many is held out, unless `holding` is set.
         run: the same model as it is run, if that is a sharded copy. Its processes then add up the sums of a layer after
             every call, in the process that owns the layer, so that none has the sums of all layers.
+        scratch: a folder to keep the sums in, of a model on a CPU, in files that are mapped into memory; None for none.
 
     Attributes:
         holding: whether the next calls are held out; None to use `period`.
@@ -48,7 +52,14 @@ class Collector:
         owner: the process that has the sums of a layer, by the layer's name; empty if each has its own sums of all.
     """
 
-    def __init__(self, model: PreTrainedModel, seed: int, period: int, run: PreTrainedModel | None = None) -> None:
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        seed: int,
+        period: int,
+        run: PreTrainedModel | None = None,
+        scratch: Path | None = None,
+    ) -> None:
         self.model = model if run is None else run
         self.period = period
         self.holding: bool | None = None
@@ -65,6 +76,12 @@ class Collector:
         self._sums: dict[bool, dict[str, list[Accumulator]]] = {
             hold: {name: [self._empty[name]()] for name in own} for hold in (False, True)
         }
+        if scratch is not None and model.device.type == "cpu":
+            return_at_once()
+            with writing(str(scratch), "Nothing was written."):
+                folder = Path(tempfile.mkdtemp(dir=scratch))  # of this process and this calibration
+                for number, (sums,) in enumerate(sums for part in self._sums.values() for sums in part.values()):
+                    sums.kept_in(folder / str(number))
         self._passes: list[LayerPass] = []
         self._given: dict[str, Any] = {}  # to the model
         self._generator = torch.Generator()
@@ -191,6 +208,13 @@ class Collector:
         self._given = with_targets(self.model, kwargs)
         self._passes.clear()
         return args, kwargs | {"output_attentions": True}  # some families return weights only on request
+
+
+def bytes_of_sums(model: PreTrainedModel) -> int:
+    """Bytes of the largest sums of a calibration: of queries and keys, fitted and held out, in float64."""
+    layers = native_layers(model).values()
+    widths = [layer.projection(part).in_features for layer in layers for part in ("query", "key")]
+    return 2 * 8 * sum(width**2 for width in widths)
 
 
 def owners_of_layers(model: PreTrainedModel) -> dict[str, int]:

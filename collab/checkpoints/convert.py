@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from ..calibration.collect import bytes_of_sums
 from ..calibration.options import CalibrationRequest
 from ..conversion.convert import convert as convert_model
 from ..conversion.convert import is_lossless, require_convertible
@@ -33,6 +34,9 @@ from .lengthen import lengthened
 from .speed import speed
 from .transform import Run, Verb, transform
 from .vocabulary import fewer_tokens, text_sources
+
+_LARGE = 500_000_000
+"""Sums of a calibration that take more bytes are kept in files, in a single process."""
 
 
 def convert(
@@ -129,7 +133,8 @@ class _Convert:
         """See `Verb`."""
         request = _calibration_request(checkpoint.model, self._config, self._calibration, self._heal)
         shares = sharding(request.options.shard)
-        kept = run.scratch() if shares and request.source != "none" else None
+        large = processes() == 1 and bytes_of_sums(checkpoint.model) > _LARGE
+        kept = run.scratch() if (shares or large) and request.source != "none" else None
         moments, notes = calibrate(checkpoint, request, self._config, scratch=kept, progress=run.progress)
 
         share = self._heal is None or sharding(self._heal.options.run.shard)

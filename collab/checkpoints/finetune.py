@@ -20,7 +20,7 @@ from ..io.load import load, load_source
 from ..io.options import LoadOptions, SaveOptions, TransformOptions
 from ..io.read import Source, read_config, resolve_source
 from ..io.staging import check_output
-from ..processes import is_main_process, wait_for_everyone
+from ..processes import from_main, is_main_process
 from ..training.options import FinetuneOptions
 from ..training.work import Start, exclusive_lock, finish, open_work, record_start, work_folder
 from .prune import prune
@@ -78,11 +78,14 @@ def finetune(
         if not (whole.exists() or pruned.exists()):
             _train(model, whole, task, data, first, teacher, **more)
         more["load_options"] = replace(load_options, revision=None)
-        if not pruned.exists() and is_main_process():
-            rows = replace(pruning.options.rows, label_column=data.label_column)
-            which = replace(pruning.options, rows=rows)
-            prune(str(whole), pruned, which, data=data.train or task.train, task=task, **more)
-        wait_for_everyone()  # for the process that prunes
+        rows = replace(pruning.options.rows, label_column=data.label_column)
+        which = replace(pruning.options, rows=rows)
+
+        def prune_once() -> None:
+            if not pruned.exists():
+                prune(str(whole), pruned, which, data=data.train or task.train, task=task, **more)
+
+        from_main(prune_once)
         more["save_options"] = replace(save_options, restart=False)
         trained = _train(str(pruned), output, task, replace(data, new_head=False), second, teacher, **more)
         finish(work)

@@ -57,7 +57,7 @@ class Run:
             OutputError: if it cannot be made, or another machine does not see it.
         """
         folder = from_main(lambda: self.ending.enter_context(scratch_folder(self.output)))
-        check_seen(folder, folder, OutputError)
+        check_seen(folder, folder.parent, OutputError)
         return folder
 
 

@@ -183,8 +183,7 @@ class Session:
         self._interrupts.importing = False
         if self._interrupts.count:  # and somebody swallowed the exception
             raise KeyboardInterrupt
-        # What a training measured last comes after its name.
-        phase = "training" if what.startswith("training") else what
+        phase = what.partition("; ")[0]  # what a training measured last, or bytes that are done, come after its name
         new = self._phases.reach(phase, done, total)
         if self._bars is not None:
             self._bars.show(phase, what, done, total)

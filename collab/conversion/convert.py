@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,7 +26,7 @@ from ..io.failures import writing
 from ..modeling.collab_config import AttentionSpec
 from ..models.assembly import assemble, described_shapes
 from ..models.families import Family, require_family
-from ..models.layers import AttentionLayer, native_layers, parameters
+from ..models.layers import AttentionLayer, count_bytes, native_layers, parameters
 from ..models.weights import check_finite
 from ..planning.choice import Choice, choose, compare_forms
 from ..planning.config import ConversionConfig
@@ -185,7 +185,8 @@ def _solve_all(
     owner = owners_of_layers(model)
     solved: dict[str, tuple[_Solved, LayerConversion, Json]] = {}
     own = [(name, width) for name, width in zip(problems, choice.ranks, strict=True) if owner[name] == rank()]
-    progress("solving", 0, len(own))
+    sizes = [count_bytes(layers[name].module.parameters()) for name, _ in own]
+    progress(_solving(0, sizes), 0, len(own))
     for name, width in own:
         logger.debug("%s: solving", name)
         problem = problems[name]  # created once: solving and comparing share its eigenvectors
@@ -198,7 +199,7 @@ def _solve_all(
         solved[name] = layer, report, compared
         del problem, factors  # frees float64 copies before the next are made
         logger.info("%s: %s, rank %d, relative error %.4f", name, choice.form, report.rank, report.error)
-        progress("solving", len(solved), len(own))
+        progress(_solving(len(solved), sizes), len(solved), len(own))
     sent = {name: (layer.to_send(), report, compared) for name, (layer, report, compared) in solved.items()}
     received = {name: entry for part in gathered(sent) for name, entry in part.items()}
     for name, (layer, report, compared) in received.items():
@@ -206,6 +207,13 @@ def _solve_all(
     reports = [solved[name][1] for name in problems]
     comparison = [solved[name][2] for name in problems if config.compare]
     return {name: solved[name][0] for name in problems}, reports, comparison
+
+
+def _solving(done: int, sizes: Sequence[int]) -> str:
+    """What is being done, with bytes where there are many: of the attention of `done` layers, and of all."""
+    if sum(sizes) < 1e9:
+        return "solving"
+    return f"solving; {sum(sizes[:done]) / 1e9:.1f} of {sum(sizes) / 1e9:.1f} GB"
 
 
 def require_convertible(model: PreTrainedModel) -> tuple[Family, type[PreTrainedModel]]:

@@ -4,18 +4,26 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import warnings
-from collections.abc import Mapping
+import ctypes
+import gc
+from collections.abc import Mapping, Sequence
 from itertools import chain
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
 from transformers import PreTrainedModel
 
+from ..device import resolve_device
 from ..errors import UnsupportedArchitectureError
 from ..processes import connect, processes
 from .layers import attention_layers, entry_of
+
+_MMAP_THRESHOLD = -3
+"""M_MMAP_THRESHOLD of glibc: from this size on, memory is mapped, and given back when it is free."""
+
+_LARGE = 4_000_000
 
 
 def sharded(
@@ -51,6 +59,39 @@ def sharded(
 def sharding(wanted: bool) -> bool:
     """Whether weights are to be shared, which takes several processes."""
     return wanted and processes() > 1
+
+
+def as_run(
+    models: Sequence[PreTrainedModel], shard: bool, device: str | None, dtype: torch.dtype | None = None
+) -> list[PreTrainedModel]:
+    """Models as a run uses them: sharded copies where that is wanted, by several processes, or the models themselves.
+
+    Args:
+        models: as in `sharded`.
+        shard: whether that is wanted.
+        device: name of the device to compute on; see `resolve_device`.
+        dtype: dtype of the copies' weights; None for the models'.
+    """
+    if not sharding(shard):
+        return list(models)
+    return [sharded(model, resolve_device(device), dtype) for model in models]
+
+
+def forget_shards() -> None:
+    """Gives the memory of shared copies that are no longer used back to the system."""
+    gc.collect()  # their modules, and torch's notes of them, refer to each other
+    with contextlib.suppress(OSError, AttributeError):  # other systems than Linux with glibc
+        ctypes.CDLL(None).malloc_trim(0)
+
+
+def return_at_once() -> None:
+    """Has this process give every large piece of memory back as soon as it is free.
+
+    By itself glibc begins to keep pieces of up to 32 MB, once some of that size were freed. Layers that are gathered
+    and dropped again then leave holes, of as much as several layers.
+    """
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).mallopt(_MMAP_THRESHOLD, _LARGE)
 
 
 def is_sharded(model: nn.Module) -> bool:
@@ -105,10 +146,16 @@ def _shard(part: nn.Module, device: torch.device) -> None:
     from torch.distributed.fsdp import fully_shard
 
     connect()
-    # Nothing here changes what a model returns in place.
-    warnings.filterwarnings("ignore", "FSDP2-wrapped module .* returned a view tensor")
+    if device.type == "cpu":
+        return_at_once()
+    part.register_forward_hook(_without_views)
     # The outermost one, too: weights that change between two runs without gradients would be out of date.
     fully_shard(part, mesh=_mesh(device.type), reshard_after_forward=True)
+
+
+def _without_views(module: nn.Module, args: tuple, output: Any) -> Any:
+    """What a module returns, with copies of views: FSDP2 loses track of a view that is changed in place, and warns."""
+    return tree_map_only(Tensor, lambda tensor: tensor if tensor._base is None else tensor.clone(), output)
 
 
 def _mesh(kind: str) -> Any:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -141,6 +143,17 @@ class Accumulator:
             getattr(self, name).add_(getattr(other, name))
         self.tokens += other.tokens
 
+    def kept_in(self, file: Path) -> Accumulator:
+        """The same, still empty, with its matrices in a file that is mapped into memory.
+
+        The system writes what was added there and takes the memory back when it needs it.
+        """
+        self._query, self._key = (
+            _mapped(sums.shape, file.with_name(f"{file.name}.{part}"))
+            for part, sums in (("query", self._query), ("key", self._key))
+        )
+        return self
+
     def another(self) -> Accumulator:
         """An empty accumulator of the same shape."""
         return type(self)(len(self._query), len(self._key), len(self._weight), self._query.device)
@@ -254,6 +267,11 @@ class DisentangledAccumulator(Accumulator):
         if isinstance(other, DisentangledAccumulator) and self._exchanged is not None and other._exchanged is not None:
             self._exchanged.merge(other._exchanged)
 
+    def kept_in(self, file: Path) -> Accumulator:
+        if self._exchanged is not None:
+            self._exchanged.kept_in(file.with_name(f"{file.name}.exchanged"))
+        return super().kept_in(file)
+
     def another(self) -> Accumulator:
         widths = len(self._query), len(self._key), len(self._weight)
         return type(self)(*widths, self._query.device, self._terms)
@@ -279,6 +297,16 @@ class DisentangledAccumulator(Accumulator):
             tokens=moments.tokens,
             key_mean=other.query_mean,
         )
+
+
+def _mapped(shape: torch.Size, file: Path) -> Tensor:
+    """Zeros in float64 in a new file, whose space is taken at once: without it, a full disk ends the process later."""
+    with file.open("wb") as new:
+        if hasattr(os, "posix_fallocate"):
+            os.posix_fallocate(new.fileno(), 0, 8 * shape.numel())
+        else:  # Windows and macOS
+            new.truncate(8 * shape.numel())
+    return torch.from_file(str(file), True, shape.numel(), dtype=torch.float64).view(shape)
 
 
 def _by_row(gradients: Tensor, index: Tensor, count: int) -> Tensor:

@@ -16,13 +16,12 @@ from ..data.encoding import Collate, collator, encode, mask_batch, names_of, pre
 from ..data.examples import Examples
 from ..data.features import Batch
 from ..data.task import Task
-from ..device import resolve_device
 from ..errors import ConfigurationError
 from ..evaluation.metrics import intervals, measure
 from ..evaluation.predict import predictions
 from ..evaluation.translation import require_sacrebleu, written_ngrams
 from ..io.checkpoint import Checkpoint
-from ..models.sharded import sharded, sharding, take_weights
+from ..models.sharded import as_run, take_weights
 from ..models.states import set_dropout
 from ..progress import Progress, no_progress
 from ..steps.training import Finetuning
@@ -133,11 +132,7 @@ def finetune(
     features, collate = prepare_eval(task, model, tokenizer, encoded, options.run.seed)
     key = f"finetune {task} {options} {teacher.name_or_path if teacher is not None else None}"
     data = RunData(rows, features, collator(task, model, tokenizer), task.best_by, task.greater_is_better)
-    shares, trained = sharding(options.run.shard), model
-    if shares:
-        device = resolve_device(options.run.device)
-        trained = sharded(model, device)
-        teacher = None if teacher is None else sharded(teacher, device)
+    trained, *teachers = as_run((model, *filter(None, (teacher,))), options.run.shard, options.run.device)
     with set_dropout(trained, options.dropout), temporary_work(work) as folder:
         result = run(
             TaskTrainer,
@@ -149,10 +144,10 @@ def finetune(
             task=task,
             collate_held_out=collate,
             tokenizer=tokenizer,
-            teacher=teacher,
+            teacher=next(iter(teachers), None),
             distill=options.distill,
         )
-    if shares:
+    if trained is not model:
         take_weights(model, dict(trained.named_parameters()))
     columns = predictions(task.kind, model, features, collate)
     if task.kind == "translation":

@@ -28,7 +28,7 @@ from ..models.inputs import on_device
 from ..models.layers import FACTORS, count_parameters, entry_of
 from ..models.outputs import outputs_of
 from ..models.positions import with_positions_of
-from ..models.sharded import sharded, sharding, take_weights
+from ..models.sharded import as_run, take_weights
 from ..models.states import evaluating, set_dropout
 from ..processes import from_main
 from ..progress import Progress, no_progress
@@ -101,11 +101,8 @@ def heal(
     held_out = {
         name: batches_by_length(collated, features, options.run.batch_size) for name, features in read.held_out.items()
     }
-    shares, original_model = sharding(options.run.shard), model
-    if shares:
-        device = resolve_device(options.run.device)
-        model = sharded(model, device, torch.float32)
-        teacher = sharded(teacher, device, torch.float32)
+    original_model = model
+    model, teacher = as_run((model, teacher), options.run.shard, options.run.device, torch.float32)
     batches = [batch for part in held_out.values() for batch in part]
     sources = [name for name, part in held_out.items() for _ in part] if len(held_out) > 1 else []
     agreed, before_by_source = agreement_by_source(teacher, model, batches, sources)
@@ -139,7 +136,7 @@ def heal(
         worse = _what_got_worse(before, after)
         if worse:
             _restore(parameters, initial, *worse)
-        elif shares:
+        elif model is not original_model:
             take_weights(original_model, parameters)
     settings = asdict(options)
     settings["run"]["learning_rate"] = result.start.learning_rate
@@ -236,7 +233,7 @@ def _learning_rate(
         rows = min(_TRIED, len(data.train))
         seconds = (time.perf_counter() - start) / rows * count * options.run.batch_size
         minutes = max(1, round(seconds / 60))
-        progress(f"training, about {minutes} minute{'s' * (minutes > 1)}", 0, count)
+        progress(f"training; about {minutes} minute{'s' * (minutes > 1)}", 0, count)
 
     with short_of_memory():
         held_out = list(taught(data.held_out))  # once for all learning rates
