@@ -5,10 +5,6 @@ decoder of the width of GPT-2 with 4 of its 12 layers. Both have 8,000 words ins
 the product with the vocabulary costs the same in every model and would bring the ratios nearer to 1. A model writes
 exactly as many tokens as it is asked for, with a dynamic cache. The forms are shuffled in every round.
 
-Converted models of this size compute linear layers of few rows in their own way (collab/modeling/collab_few_rows.py),
-which has nothing to do with their form; a row has the original with its linear layers computed so, too. GPT-2's own are
-of another class and are not.
-
 cp and tucker are built with random factors. concat is converted, because its speed depends on how unequal its heads
 are; those of trained models are more so.
 
@@ -22,7 +18,6 @@ rounds with `--rounds`.
 from __future__ import annotations
 
 import argparse
-import copy
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
@@ -45,7 +40,6 @@ from transformers import (
 )
 
 import collab
-from collab.modeling.collab_few_rows import compute_few_rows_faster
 from collab.models.cache import cache_bytes
 from collab.models.families import families
 
@@ -68,21 +62,16 @@ class Variant:
 
     form: str | None
     part: int = 1
-    alike: bool = False
-    """Whether the original computes linear layers of few rows as converted models do."""
 
     @property
     def name(self) -> str:
         """For the tables."""
-        if self.alike:
-            return "original, few rows alike"
         return "original" if self.form is None else f"{self.form}, {PARTS[self.part]}"
 
 
 ORIGINAL = Variant(None)
 TIMED = (
     ORIGINAL,
-    Variant(None, alike=True),
     *(Variant(form, part) for form, part in (("concat", 1), ("cp", 1), ("concat", 4), ("cp", 4), ("tucker", 4))),
 )
 
@@ -165,11 +154,7 @@ def builders(setting: Setting) -> dict[str, Callable[[], PreTrainedModel]]:
 def built(original: PreTrainedModel, variant: Variant) -> PreTrainedModel:
     """A model of a form, on the device of the original."""
     if variant.form is None:
-        if not variant.alike:
-            return original
-        alike = copy.deepcopy(original)
-        compute_few_rows_faster(alike.get_decoder())
-        return alike
+        return original
     rank = original.config.hidden_size // variant.part
     if variant.form == "concat" and original.device.type != "meta":
         config = collab.ConversionConfig(rank=rank, form="concat", refine="none", compare=False)

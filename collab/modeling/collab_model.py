@@ -29,7 +29,6 @@ from transformers.utils.output_capturing import OutputRecorder
 from .collab_attention import CollaborativeAttention, OutputBias
 from .collab_config import AttentionSpec
 from .collab_feed_forward import FeedForward
-from .collab_few_rows import compute_few_rows_faster
 from .collab_kernel import is_recorded
 
 if TYPE_CHECKING:
@@ -205,8 +204,6 @@ class Shapes:
         for name, width in self.feed_forward.items():
             block = model.get_submodule(name)
             base.feed_forward_classes[type(block)].narrow(block, width)
-        if any(layer.kind == "decoder" for _, layer in outermost(model, set(base.attention_classes.values()))):
-            compute_few_rows_faster(model)
         longer = [spec.long.dense_below for spec in self.attention.values() if spec.long is not None]
         if longer:
             for _, block in outermost(model, base.feed_forward_classes):
