@@ -49,7 +49,7 @@ class TestGraph:
             torch.testing.assert_close(actual[seen], expected[seen], rtol=0, atol=1e-4)
 
     @pytest.mark.slow
-    @pytest.mark.parametrize("model_type", ["deberta-v2", "vit"])
+    @pytest.mark.parametrize("model_type", ["vit", pytest.param("deberta-v2", marks=pytest.mark.exhaustive)])
     def test_families_in_int8(self, model_type: str, tmp_path: Path) -> None:
         model = converted(tiny_model(BY_TYPE[model_type]))
         model.save_pretrained(tmp_path / "model")

@@ -13,7 +13,7 @@ import collab
 from collab.errors import DataError
 
 
-@pytest.mark.parametrize("model_type", ["videomae", "vivit"])
+@pytest.mark.parametrize("model_type", ["videomae", pytest.param("vivit", marks=pytest.mark.exhaustive)])
 class TestVideos:
     def test_calibrate_on_batches(self, model_type: str) -> None:
         native = tiny_model(BY_TYPE[model_type])

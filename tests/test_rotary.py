@@ -366,7 +366,7 @@ def rotary_folder(shared_data: Path) -> Path:
 
 
 @pytest.mark.slow
-@every_form
+@pytest.mark.parametrize("form", ["cp", *(pytest.param(form, marks=pytest.mark.exhaustive) for form in FORMS[::2])])
 def test_real_checkpoint(form: str, rotary_folder: Path, tmp_path: Path) -> None:
     """Exact at full rank, loaded without collab; and closer to the original than .95 at half the parameters."""
     original = AutoModel.from_pretrained(rotary_folder, dtype=torch.float32)

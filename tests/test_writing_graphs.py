@@ -168,7 +168,7 @@ def of_families(rows: Sequence[Row], *always: str) -> list[Any]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", of_families(SEQ2SEQ, "bart", "whisper"))
+@pytest.mark.parametrize("number", of_families(SEQ2SEQ, "whisper"))
 def test_every_encoder_decoder(number: int, tmp_path: Path) -> None:
     native = generator_of(SEQ2SEQ[number])
     model = converted(native, 7, FORMS[number % 3]) if number % 4 else native
@@ -183,10 +183,8 @@ def test_every_decoder(number: int, tmp_path: Path) -> None:
     check_tokens(model, served(model, tmp_path, FLOAT if number % 2 else collab.ExportOptions("openvino")))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("encoder", "form"), [pytest.param("bert", "cp", marks=pytest.mark.exhaustive), ("vit", "concat")]
-)
+@pytest.mark.exhaustive
+@pytest.mark.parametrize(("encoder", "form"), [("bert", "cp"), ("vit", "concat")])
 def test_models_made_of_two(encoder: str, form: str, tmp_path: Path) -> None:
     model = converted(composite(encoder, "roberta"), 7, form)
     check_tokens(model, served(model, tmp_path))
