@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import tempfile
 from collections import Counter
 from collections.abc import Iterator
@@ -21,7 +22,7 @@ from ..models.layers import AttentionLayer, native_layers
 from ..models.outputs import outputs_of
 from ..models.padding import output_mask
 from ..models.recording import LayerPass, recording
-from ..models.sharded import is_sharded, return_at_once
+from ..models.sharded import is_sharded
 from ..models.states import eager_attention, evaluating, frozen
 from ..processes import gathered, owners, rank
 from ..progress import Progress, no_progress
@@ -77,10 +78,10 @@ class Collector:
             hold: {name: [self._empty[name]()] for name in own} for hold in (False, True)
         }
         if scratch is not None and model.device.type == "cpu":
-            return_at_once()
             with writing(str(scratch), "Nothing was written."):
                 folder = Path(tempfile.mkdtemp(dir=scratch))  # of this process and this calibration
-                for number, (sums,) in enumerate(sums for part in self._sums.values() for sums in part.values()):
+                every = itertools.chain.from_iterable(part.values() for part in self._sums.values())
+                for number, (sums,) in enumerate(every):
                     sums.kept_in(folder / str(number))
         self._passes: list[LayerPass] = []
         self._given: dict[str, Any] = {}  # to the model

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import chain
 from pathlib import Path
 from typing import Unpack
 
@@ -53,7 +52,7 @@ def lengthened(options: LongOptions | None, sources: Sequence[DataSource] = ()) 
     def verb(checkpoint: Checkpoint, run: Run) -> Checkpoint:
         if options is not None and options.dense_layers == "auto":
             run.progress("choosing dense layers", 0, None)
-        texts = chain.from_iterable(map(all_texts, sources)) if sources else None
+        texts = all_texts(sources) if sources else None
         return lengthen_model(checkpoint, options, texts)
 
     return verb

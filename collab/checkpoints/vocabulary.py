@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-
 from ..calibration.options import CalibrationRequest
 from ..conversion.vocabulary import keep_tokens
 from ..data.rows import all_texts
@@ -39,7 +37,7 @@ def fewer_tokens(text: str | DataSource, calibration: CalibrationRequest | None,
                 f"{alone} gives sources without targets. Name both columns (--text-column), or a file with text "
                 "of both kinds (--keep-tokens FILE)."
             )
-        return keep_tokens(checkpoint, itertools.chain.from_iterable(map(all_texts, sources)))
+        return keep_tokens(checkpoint, all_texts(sources))
 
     return verb
 

@@ -110,6 +110,7 @@ def _running_costs(plan: Plan, choices: Sequence[PlanOption]) -> Table:
     lengths = list(choices[0].flops)
     work = "query/key projections and scores" if plan.spectra else "the layers"
     columns, cache = [], ""
+    step = [] if choices[0].step is None else ["a step"]
     if plan.cache is not None:
         columns, cache = (
             ["keys"],
@@ -121,12 +122,11 @@ def _running_costs(plan: Plan, choices: Sequence[PlanOption]) -> Table:
                 f"; cross keys: the same of cross-attention, for each token of the encoder ({plan.cache.cross_keys:,})"
             )
         cache += f"; in {plan.cache.dtype}. Values are as in the original."
-        if choices[0].step is not None:
-            columns.append("a step")
+        if step:
             cache += " a step: the part of the original's query and key weights that a token being written reads."
     table = plain_table(
         "What it would cost to run",
-        ["form", "rank", *(f"{length} tokens" for length in lengths), *columns],
+        ["form", "rank", *(f"{length} tokens" for length in lengths), *columns, *step],
         caption=caption(
             f"tokens: the part of the original's arithmetic of {work} that is left, for a sequence of so many.",
             cache,
@@ -135,9 +135,9 @@ def _running_costs(plan: Plan, choices: Sequence[PlanOption]) -> Table:
     for option in choices:
         shares = (f"{option.flops[length]:.2f}" for length in lengths)
         held = (0, 0) if option.cache is None else (option.cache.keys, option.cache.cross_keys)
-        sizes = [f"{size:,}" for size in held[: 1 + bool(plan.cache and plan.cache.cross_keys)]] if plan.cache else []
-        step = [] if option.step is None else [f"{option.step:.2f}"]
-        table.add_row(option.form, str(option.rank), *shares, *sizes, *step)
+        sizes = (f"{size:,}" for size in held[: len(columns)])
+        read = () if option.step is None else (f"{option.step:.2f}",)
+        table.add_row(option.form, str(option.rank), *shares, *sizes, *read)
     return table
 
 

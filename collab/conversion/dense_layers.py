@@ -6,6 +6,7 @@ import logging
 from collections.abc import Iterable
 from contextlib import ExitStack
 from functools import partial
+from itertools import chain
 from typing import Any, cast
 
 import torch
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers import PreTrainedModel
 
+from ..data.features import special_tokens_around
 from ..decomposition import FormName
 from ..errors import ConfigurationError, DataError
 from ..io.checkpoint import Checkpoint
@@ -55,11 +57,12 @@ def long_rows(checkpoint: Checkpoint, texts: Iterable[str] | None, shortest: int
             "some: texts= or data= (--data; collab convert takes that of --calibration or --heal)."
         )
     length = max(shortest, _MEASURED if longest is None else min(longest, _MEASURED))
-    special = tokenizer("")["input_ids"]
-    first, last = special[: (len(special) + 1) // 2], special[(len(special) + 1) // 2 :]
-    room = length - len(special)
+    texts = iter(texts)
+    opening = next(texts, "")
+    first, last = special_tokens_around(tokenizer, opening)
+    room = length - len(first) - len(last)
     ids: list[int] = []
-    for text in texts:
+    for text in chain([opening], texts):
         ids += tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
         if len(ids) >= _ROWS * room:
             break

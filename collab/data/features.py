@@ -336,14 +336,17 @@ def _vocabulary(model: PreTrainedModel, tokenizer: Any | None) -> tuple[Tensor, 
     words = [number for number, name in sorted(names.items()) if number not in special and not _unused(name)]
     if not words:
         words = sorted(names) or list(range(size))
-    template = tokenizer(tokenizer.decode([words[len(words) // 2]]) or "a")["input_ids"]
-    ordinary = [place for place, number in enumerate(template) if number not in special]
-    first, last = (ordinary[0], ordinary[-1] + 1) if ordinary else (len(template), len(template))
-    return (
-        torch.tensor(words),
-        torch.tensor(template[:first], dtype=torch.long),
-        torch.tensor(template[last:], dtype=torch.long),
-    )
+    before, after = special_tokens_around(tokenizer, tokenizer.decode([words[len(words) // 2]]) or "a")
+    return torch.tensor(words), torch.tensor(before, dtype=torch.long), torch.tensor(after, dtype=torch.long)
+
+
+def special_tokens_around(tokenizer: Any, text: str) -> tuple[list[int], list[int]]:
+    """The special tokens that a tokenizer puts before and after a text."""
+    special = set(tokenizer.all_special_ids)
+    ids = tokenizer(text, verbose=False)["input_ids"]
+    ordinary = [place for place, number in enumerate(ids) if number not in special]
+    first, last = (ordinary[0], ordinary[-1] + 1) if ordinary else (len(ids), len(ids))
+    return ids[:first], ids[last:]
 
 
 def _unused(name: str) -> bool:

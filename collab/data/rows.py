@@ -43,16 +43,17 @@ def read_rows(
     return [row[0] if len(row) == 1 else row for row in sample]
 
 
-def all_texts(source: DataSource) -> Iterator[str]:
-    """All texts of a source, in order: of the columns that it names, or of every column. Empty ones are omitted.
+def all_texts(sources: Iterable[DataSource]) -> Iterator[str]:
+    """All texts of some sources, in order: of the columns that they name, or of every column. Empty ones are omitted.
 
     Raises:
-        DataError: if the source cannot be read, lacks a column or has no rows.
+        DataError: if a source cannot be read, lacks a column or has no rows.
     """
-    records = open_records(source)
-    columns = [records.require(name) for name in source.columns or records.names]
-    for record in records:
-        yield from (record[name] for name in columns if _is_full((record[name],)))
+    for source in sources:
+        records = open_records(source)
+        columns = [records.require(name) for name in source.columns or records.names]
+        for record in records:
+            yield from (record[name] for name in columns if _is_full((record[name],)))
 
 
 def _is_full(row: tuple) -> bool:

@@ -6,7 +6,7 @@ import contextlib
 import copy
 import ctypes
 import gc
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from itertools import chain
 from typing import Any
 
@@ -62,19 +62,17 @@ def sharding(wanted: bool) -> bool:
 
 
 def as_run(
-    models: Sequence[PreTrainedModel], shard: bool, device: str | None, dtype: torch.dtype | None = None
-) -> list[PreTrainedModel]:
-    """Models as a run uses them: sharded copies where that is wanted, by several processes, or the models themselves.
+    model: PreTrainedModel, shard: bool, device: str | None, dtype: torch.dtype | None = None
+) -> PreTrainedModel:
+    """A model as a run uses it: a sharded copy where that is wanted, by several processes, or the model itself.
 
     Args:
-        models: as in `sharded`.
+        model: as in `sharded`.
         shard: whether that is wanted.
         device: name of the device to compute on; see `resolve_device`.
-        dtype: dtype of the copies' weights; None for the models'.
+        dtype: dtype of the copy's weights; None for the model's.
     """
-    if not sharding(shard):
-        return list(models)
-    return [sharded(model, resolve_device(device), dtype) for model in models]
+    return sharded(model, resolve_device(device), dtype) if sharding(shard) else model
 
 
 def forget_shards() -> None:
@@ -84,7 +82,7 @@ def forget_shards() -> None:
         ctypes.CDLL(None).malloc_trim(0)
 
 
-def return_at_once() -> None:
+def _return_at_once() -> None:
     """Has this process give every large piece of memory back as soon as it is free.
 
     By itself glibc begins to keep pieces of up to 32 MB, once some of that size were freed. Layers that are gathered
@@ -147,7 +145,7 @@ def _shard(part: nn.Module, device: torch.device) -> None:
 
     connect()
     if device.type == "cpu":
-        return_at_once()
+        _return_at_once()
     part.register_forward_hook(_without_views)
     # The outermost one, too: weights that change between two runs without gradients would be out of date.
     fully_shard(part, mesh=_mesh(device.type), reshard_after_forward=True)

@@ -132,7 +132,9 @@ def finetune(
     features, collate = prepare_eval(task, model, tokenizer, encoded, options.run.seed)
     key = f"finetune {task} {options} {teacher.name_or_path if teacher is not None else None}"
     data = RunData(rows, features, collator(task, model, tokenizer), task.best_by, task.greater_is_better)
-    trained, *teachers = as_run((model, *filter(None, (teacher,))), options.run.shard, options.run.device)
+    trained = as_run(model, options.run.shard, options.run.device)
+    if teacher is not None:
+        teacher = as_run(teacher, options.run.shard, options.run.device)
     with set_dropout(trained, options.dropout), temporary_work(work) as folder:
         result = run(
             TaskTrainer,
@@ -144,7 +146,7 @@ def finetune(
             task=task,
             collate_held_out=collate,
             tokenizer=tokenizer,
-            teacher=next(iter(teachers), None),
+            teacher=teacher,
             distill=options.distill,
         )
     if trained is not model:

@@ -102,7 +102,8 @@ def heal(
         name: batches_by_length(collated, features, options.run.batch_size) for name, features in read.held_out.items()
     }
     original_model = model
-    model, teacher = as_run((model, teacher), options.run.shard, options.run.device, torch.float32)
+    model = as_run(model, options.run.shard, options.run.device, torch.float32)
+    teacher = as_run(teacher, options.run.shard, options.run.device, torch.float32)
     batches = [batch for part in held_out.values() for batch in part]
     sources = [name for name, part in held_out.items() for _ in part] if len(held_out) > 1 else []
     agreed, before_by_source = agreement_by_source(teacher, model, batches, sources)
