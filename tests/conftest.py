@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # before anything reads it
@@ -31,6 +33,16 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 @pytest.fixture(autouse=True)
 def _seeded() -> None:
     torch.manual_seed(0)
+
+
+@pytest.fixture(autouse=True)
+def _own_logging() -> Iterator[None]:
+    """Commands that run in this process set up its logging, which the next test would inherit."""
+    package = logging.getLogger("collab")
+    handlers, level, propagate = package.handlers, package.level, package.propagate
+    yield
+    package.handlers, package.propagate = handlers, propagate
+    package.setLevel(level)
 
 
 @pytest.fixture
