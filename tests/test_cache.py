@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import pytest
 import torch
 import transformers
 from processes import run
+from safetensors.torch import load_file, load_model, save_model
 from tiny import BERT, DECODERS, ROWS, SEQ2SEQ, converted, every_form, random_model, tiny_model
 from transformers import AutoModelForCausalLM, BertLMHeadModel, DynamicCache, PreTrainedModel
 
@@ -126,6 +128,30 @@ def test_generation_is_the_same_with_a_cache(form: str, implementation: str, bea
     given = {"attention_mask": (prompt != 1).long(), "max_new_tokens": 8, "do_sample": False, "num_beams": beams}
     plain = model.generate(prompt, use_cache=False, **given)
     assert torch.equal(model.generate(prompt, cache_implementation=implementation, **given), plain)
+
+
+@every_form
+def test_weights_stay_their_own_while_a_model_writes(form: str, tmp_path: Path) -> None:
+    """A step lays weights of queries, keys and values side by side, which nobody who saves, copies or trains sees."""
+    model = converted(decoder(), 12, form)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    prompt = torch.tensor([[7, 8, 6, 11]])
+    given = {"max_new_tokens": 6, "do_sample": False}
+    with torch.inference_mode():
+        model.generate(prompt, **given)
+    save_model(model, tmp_path / "weights.safetensors")
+    load_model(copied := copy.deepcopy(model), tmp_path / "weights.safetensors")
+    for after in (model.state_dict(), copied.state_dict()):
+        assert all(torch.equal(after[name], value) for name, value in before.items())
+    model.train()(input_ids=prompt, labels=prompt).loss.backward()
+    torch.optim.SGD(model.parameters(), lr=1.0).step()
+    model.eval()
+    copied.load_state_dict(model.state_dict())
+    changed = converted(decoder(), 12, form)
+    changed.load_state_dict(model.state_dict())
+    expected = changed.generate(prompt, use_cache=False, **given)
+    assert all(torch.equal(each.generate(prompt, **given), expected) for each in (model, copied))
+    assert all(torch.equal(value, before[name]) for name, value in load_file(tmp_path / "weights.safetensors").items())
 
 
 @pytest.mark.parametrize("row", DECODERS, ids=lambda row: row.model_type)

@@ -177,6 +177,7 @@ class TestFromACheckpoint:
             "collab_files.txt",
             "collab_model.py",
             "collab_projections.py",
+            "collab_step.py",
             "collab_report.json",
             "config.json",
             "config_sentence_transformers.json",

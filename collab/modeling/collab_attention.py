@@ -32,7 +32,6 @@ from .collab_kernel import (
     additive_bias,
     additive_mask,
     attention_by_cost,
-    attention_of_one_token,
     content_as_columns,
     eager_attention_forward,
     is_recorded,
@@ -40,6 +39,7 @@ from .collab_kernel import (
 )
 from .collab_long import attention_in_blocks, eager_attention_in_long_rows
 from .collab_projections import SharedProjections
+from .collab_step import SideBySide, attention_of_one_token, side_by_side
 
 LayerKind = Literal["encoder", "decoder", "cross"]
 """Attention of a sequence to itself in an encoder, or causal in a decoder; or of a decoder to another sequence."""
@@ -103,6 +103,7 @@ class CollaborativeAttention(SharedProjections):
             self.scaling = 1.0
         self.config = getattr(native, "config", None) or config  # a tower's own, in a model of several
         self.value_width = spec.value_width or head_dim
+        self._together: SideBySide | None = None
         self.is_causal = getattr(native, "is_causal", False)
         self.kind = self.kind_of(native)
         if spec.long is not None and (self.kind != "encoder" or spec.long.kind not in self.long_kinds):
@@ -233,7 +234,11 @@ class CollaborativeAttention(SharedProjections):
             keys: y, (B, S, D_k).
             positions: what a layer with rotary positions rotates them by.
         """
-        return self.query(queries), self.key(keys)
+        return self.placed(self.query(queries), self.key(keys), positions)
+
+    def placed(self, query: Tensor, key: Tensor, positions: Any) -> tuple[Tensor, Tensor]:
+        """Shared queries (B, T, R) and keys (B, S, R) with their positions, if a layer has any."""
+        return query, key
 
     def values(self, hidden_states: Tensor) -> Tensor:
         """Y W_V + b_V by head, shape (B, H, S, d)."""
@@ -347,10 +352,15 @@ class CollaborativeAttention(SharedProjections):
                 hidden_states, hidden_states, value, attention_mask, position_bias, positions, **kwargs
             )
         else:
-            projected, shared = self.project(hidden_states, hidden_states, positions)
-            key, value = cache.update(*self._cached(shared, hidden_states), self.layer_idx)
+            step = self._is_step(hidden_states, attention_mask, kwargs)
+            projected, *entries = self._project_for_cache(hidden_states, positions, step)
+            key, value = cache.update(*entries, self.layer_idx)
             bias = self.of_heads(position_bias)
-            context, weights = self._attend_to_cache(projected, key, value, attention_mask, bias, **kwargs)
+            if step:
+                context, weights = self._attend_as_step(projected, key, value, attention_mask, bias), None
+            else:
+                keys, content, values = self._read(key, value)
+                context, weights = self.attend(projected, keys, values, content, attention_mask, bias, **kwargs)
         return self.output(context, hidden_states), weights
 
     def attend_to_other(
@@ -375,7 +385,12 @@ class CollaborativeAttention(SharedProjections):
             if past_key_values is not None:
                 cached = past_key_values.cross_attention_cache.update(*cached, self.layer_idx)
                 past_key_values.is_updated[self.layer_idx] = True
-        context, weights = self._attend_to_cache(self.query(hidden_states), *cached, attention_mask, **kwargs)
+        projected = self.query(hidden_states)
+        if self._is_step(projected, attention_mask, kwargs):
+            context, weights = self._attend_as_step(projected, *cached, attention_mask), None
+        else:
+            keys, content, values = self._read(*cached)
+            context, weights = self.attend(projected, keys, values, content, attention_mask, **kwargs)
         return self.output(context, hidden_states), weights
 
     def without_heads(self, hidden_states: Tensor, keys: int) -> tuple[Tensor, Tensor]:
@@ -399,28 +414,31 @@ class CollaborativeAttention(SharedProjections):
             key = torch.cat([key, self.content_bias(hidden_states)], dim=-1)  # (B, S, R + H)
         return key.unsqueeze(1), self.value(hidden_states).unsqueeze(1)
 
-    def _attend_to_cache(
-        self,
-        projected: Tensor,
-        key: Tensor,
-        value: Tensor,
-        attention_mask: Any,
-        position_bias: Tensor | None = None,
-        **kwargs: Any,
-    ) -> tuple[Tensor, Tensor | None]:
-        """As `attend`, to keys and values as a cache holds them; see `_cached`."""
-        if not self._is_step(projected, attention_mask, kwargs):
-            keys, content, values = self._read(key, value)
-            return self.attend(projected, keys, values, content, attention_mask, position_bias, **kwargs)
-        shared, rank = key.squeeze(1), self.spec.rank  # (B, S, R or R + H)
-        content = None
+    def _project_for_cache(self, states: Tensor, positions: Any, step: bool) -> tuple[Tensor, Tensor, Tensor]:
+        """Shared queries (B, T, R) and entries of a cache, see `_cached`; by one product in a step, if there can be."""
+        if step:
+            keys = [self.key] if self.content_bias is None else [self.key, self.content_bias]
+            self._together = side_by_side(self._together, [[self.query], keys, [self.value]])
+            if self._together is not None:
+                query, key, value = self._together(states)
+                query, key = self.placed(query, key, positions)
+                return query, key.unsqueeze(1), value.unsqueeze(1)
+        query, key = self.project(states, states, positions)
+        return query, *self._cached(key, states)
+
+    def _attend_as_step(
+        self, projected: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, position_bias: Tensor | None = None
+    ) -> Tensor:
+        """As `attend`, of one token of each row to keys and values as a cache holds them; see `_cached`."""
+        shared, content = key.squeeze(1), None  # (B, S, R or R + H)
         if self.content_bias is not None:
-            shared, content = shared[..., :rank], shared[..., rank:].transpose(1, 2)  # (B, H, S)
+            shared, content = shared.split((self.spec.rank, self.num_attention_heads), -1)
+            content = content.mT  # (B, H, S)
         if self.has_equal_heads:
             shared = self.keys_by_head(shared)  # (B, H, S, R / H)
-        scoring = Scoring(content, attention_mask, position_bias, self.scaling, 0.0, False)
-        values = value.unflatten(-1, (-1, self.value_width)).squeeze(1).transpose(1, 2)  # (B, groups, S, d)
-        return attention_of_one_token(self.queries_of_one_token(projected), shared, values, scoring), None
+        values = value.view(len(value), value.shape[2], -1, self.value_width).transpose(1, 2)  # (B, groups, S, d)
+        query = self.queries_of_one_token(projected)
+        return attention_of_one_token(query, shared, values, content, mask, position_bias, self.scaling)
 
     def _is_step(self, projected: Tensor, attention_mask: Any, kwargs: dict[str, Any]) -> bool:
         """Whether one token of each row is computed without gradients, on a CPU, by the ``sdpa`` implementation.

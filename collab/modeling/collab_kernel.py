@@ -264,54 +264,16 @@ def _plain(
         rows = query.reshape(batch, heads * length, width)
         scores = (rows @ key.squeeze(1).mT).view(batch, heads, length, -1)  # (B, H, T, S)
     else:
-        scores = _product(query, key.mT)  # (B, H, T, S)
+        scores = product_by_head(query, key.mT)  # (B, H, T, S)
     if mask is not None:
         scores = scores.add_(mask)
     weights = scores.softmax(dim=-1)
     if dropout:
         weights = functional.dropout(weights, dropout)
-    return _product(weights, value), weights
+    return product_by_head(weights, value), weights
 
 
-def attention_of_one_token(query: Tensor, key: Tensor, value: Tensor, scoring: Scoring) -> Tensor:
-    """Attention of one query token of each row, as while a text is written, without its weights.
-
-    A step of few rows takes the time of its calls, so there are as few as possible: a key that all heads share is read
-    by all of them in one product, to which the content is added where it is.
-
-    Args:
-        query: (B, H, r), mixed.
-        key: (B, S, r), shared by all heads; or (B, H, S, r).
-        value: (B, groups, S, d), each for H / groups neighbouring heads.
-        scoring: as in `attention_by_cost`, without dropout.
-
-    Returns:
-        (B, 1, H·d).
-    """
-    batch, heads, width = query.shape
-    added, scaling = scoring.content, scoring.scaling
-    if key.ndim == 4 and width == value.shape[-1] and heads == value.shape[1]:
-        row = query.unsqueeze(2)  # the fused kernel copies neither keys nor values of heads that lie side by side
-        mask = scoring.added(row, key)
-        return functional.scaled_dot_product_attention(row, key, value, mask, scale=scaling).reshape(batch, 1, -1)
-    weight = scaling  # of what is added
-    if scoring.mask is not None or scoring.position_bias is not None:
-        keys = key if key.ndim == 4 else key.unsqueeze(1)
-        every = scoring.added(query.unsqueeze(2), keys)  # broadcast to (B, H, 1, S)
-        assert every is not None
-        added, weight = every.squeeze(2).expand(batch, heads, -1), 1.0
-    if key.ndim == 4:
-        scores = _product(query.unsqueeze(2) * scaling, key.mT).squeeze(2)
-        scores = scores if added is None else scores.add_(added, alpha=weight)
-    elif added is None:
-        scores = torch.bmm(query * scaling, key.mT)
-    else:
-        scores = torch.baddbmm(added, query, key.mT, beta=weight, alpha=scaling)  # (B, H, S)
-    weights = scores.softmax(-1).unflatten(1, (value.shape[1], -1))  # (B, groups, H / groups, S)
-    return _product(weights, value).reshape(batch, 1, -1)
-
-
-def _product(left: Tensor, right: Tensor) -> Tensor:
+def product_by_head(left: Tensor, right: Tensor) -> Tensor:
     """(B, H, T, n) @ (B, H, n, m) → (B, H, T, m).
 
     One product for all sequences would copy keys and values out of a cache, where a token's heads lie side by side:

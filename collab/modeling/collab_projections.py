@@ -139,11 +139,15 @@ class SharedProjections(nn.Module):
         (B, H, R / H). Cores are multiplied with all rows at once, because a product for each row would copy them.
         """
         offset = None if self.query_offset is None else self.query_offset.to(projected.dtype)  # (H, R), or (1, R)
-        if self.spec.form == "tucker":
-            mixed = projected.transpose(0, 1) @ self.mixing.to(projected.dtype)  # (1, B, R) @ (H, R, R)
+        form = self.spec.form
+        if form != "concat":
+            mixing: Tensor = self.mixing
+            if mixing.dtype != projected.dtype:  # under autocast
+                mixing = mixing.to(projected.dtype)
+            if form == "cp":
+                return _plus(projected * mixing, offset)
+            mixed = projected.transpose(0, 1) @ mixing  # (1, B, R) @ (H, R, R)
             return _plus(mixed.transpose(0, 1), offset)
-        if self.spec.form == "cp":
-            return _plus(projected * self.mixing.to(projected.dtype), offset)
         if self.has_equal_heads:
             return _plus(projected, offset).view(len(projected), self.num_attention_heads, -1)
         if self._owners is None or (self._owners.device, self._owners.dtype) != (projected.device, projected.dtype):
@@ -166,6 +170,8 @@ class SharedProjections(nn.Module):
     def _split(self, projected: Tensor) -> Tensor:
         """Shared dimensions (B, T, R) split among the heads that own them, padded with zeros, (B, H, T, max_h r_h)."""
         widest = max(owned for owned, _ in self._owned)
+        if self.has_equal_heads and widest:
+            return projected.unflatten(-1, (self.num_attention_heads, widest)).transpose(1, 2)
         parts = iter(projected.split([width for width in self._widths if width], dim=-1))
         pieces = []
         for owned, count in self._owned:

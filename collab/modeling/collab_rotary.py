@@ -126,13 +126,12 @@ class CollaborativeRotaryAttention(CollaborativeAttention):
             hidden_states, attention_mask, past_key_values, positions=position_embeddings, **kwargs
         )
 
-    def project(self, queries: Tensor, keys: Tensor, positions: Positions | None = None) -> tuple[Tensor, Tensor]:
+    def placed(self, query: Tensor, key: Tensor, positions: Positions | None) -> tuple[Tensor, Tensor]:
         assert positions is not None
-        length = queries.shape[1]
-        angles = key_angles = self._angles(positions, length, self.frequencies)
+        angles = key_angles = self._angles(positions, query.shape[1], self.frequencies)
         if self.spec.key_heads is not None:
-            key_angles = self._angles(positions, length, self.key_frequencies)
-        return _rotated(self.query(queries), angles), _rotated(self.key(keys), key_angles)
+            key_angles = self._angles(positions, query.shape[1], self.key_frequencies)
+        return _rotated(query, angles), _rotated(key, key_angles)
 
     def keys_by_head(self, projected: Tensor) -> Tensor:
         """As in the base; keys that several heads share are repeated."""

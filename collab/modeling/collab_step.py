@@ -1,0 +1,139 @@
+"""A step of writing: one token of each row, without gradients, on a CPU.
+
+A step of few rows takes the time of reading its weights and of its calls, so there are as few calls as possible.
+`benchmarks/generation.py` measures it. The notation is that of `collab_kernel`.
+
+This file is copied into every exported model; it imports only torch and its own folder.
+"""
+
+from collections.abc import Sequence
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from .collab_kernel import additive_bias, additive_mask, product_by_head
+
+
+class SideBySide:
+    """Linear layers of the same input, computed by one product.
+
+    Their parameters become parts of one tensor, as those of `torch.nn.RNN` do by its ``flatten_parameters``: they keep
+    their values, and what is changed in place is changed here too. Each has a storage of its own, as those who write
+    parameters to a file expect.
+
+    Args:
+        groups: layers as `side_by_side` accepts them; those without a bias get zeros if another has one.
+    """
+
+    @torch.inference_mode(False)  # whose tensors could not be trained afterwards
+    def __init__(self, groups: Sequence[Sequence[nn.Linear]]) -> None:
+        self.groups = groups
+        self.widths = [sum(layer.out_features for layer in group) for group in groups]
+        layers = [layer for group in groups for layer in group]
+        outputs = [layer.out_features for layer in layers]
+        self.weight = torch.cat([layer.weight.detach() for layer in layers])  # (widths together, D)
+        self.bias = None
+        if any(layer.bias is not None for layer in layers):
+            self.bias = self.weight.new_zeros(len(self.weight))
+        places = iter([] if self.bias is None else self.bias.split(outputs))
+        for layer, rows in zip(layers, self.weight.split(outputs), strict=True):
+            layer.weight.data = torch.from_dlpack(rows)
+            place = next(places, None)
+            if layer.bias is not None and place is not None:
+                layer.bias.data = torch.from_dlpack(place.copy_(layer.bias.detach()))
+        self.places = _places(groups)
+
+    def __call__(self, states: Tensor) -> tuple[Tensor, ...]:
+        """The outputs of each group side by side, (B, T, their widths), of states (B, T, D)."""
+        return functional.linear(states, self.weight, self.bias).split(self.widths, dim=-1)
+
+    def __reduce__(self) -> tuple[type[None], tuple[()]]:
+        return type(None), ()  # a copy of a model lays its own weights side by side
+
+
+def side_by_side(known: SideBySide | None, groups: Sequence[Sequence[nn.Module]]) -> SideBySide | None:
+    """Layers as one product: the known one as long as it is theirs, or a new one.
+
+    None unless all are linear layers of torch itself with weights of the same kind, and nothing looks at their calls.
+
+    Args:
+        known: what an earlier call returned for these layers.
+        groups: layers, in groups whose outputs are wanted side by side.
+    """
+    places = _places(groups)
+    if places is None or (known is not None and known.groups == groups and known.places == places):
+        return None if places is None else known
+    layers = [layer for group in groups for layer in group]
+    plain = all(type(layer) is nn.Linear and type(layer.weight) is nn.Parameter for layer in layers)
+    kinds = {(layer.weight.dtype, layer.weight.device) for layer in layers}
+    return SideBySide(cast("Sequence[Sequence[nn.Linear]]", groups)) if plain and len(kinds) == 1 else None
+
+
+def _places(groups: Sequence[Sequence[nn.Module]]) -> list[int] | None:
+    """Where the parameters of these layers are; None if something looks at a layer's calls."""
+    places = []
+    for group in groups:
+        for layer in group:
+            if layer._forward_hooks or layer._forward_pre_hooks or "forward" in layer.__dict__:
+                return None
+            for parameter in layer._parameters.values():  # without the time that a module's attributes take
+                if parameter is not None:
+                    places.append(parameter.data_ptr())
+    return places
+
+
+def attention_of_one_token(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    content: Tensor | None,
+    mask: Tensor | None,
+    position_bias: Tensor | None,
+    scaling: float,
+) -> Tensor:
+    """Attention of one query token of each row, without its weights.
+
+    A key that all heads share is read by all of them in one product, to which the content is added where it is.
+
+    Args:
+        query: (B, H, r), mixed.
+        key: (B, S, r), shared by all heads; or (B, H, S, r).
+        value: (B, groups, S, d), each for H / groups neighbouring heads.
+        content: (B, H, S), before scaling, or None.
+        mask: None; boolean, True where a key is seen; or additive; broadcast to (B, H, 1, S).
+        position_bias: additive, scaled, (1 or B, H, 1, S), or None.
+        scaling: 1/√d.
+
+    Returns:
+        (B, 1, H·d).
+    """
+    batch, heads, width = query.shape
+    groups, seen, narrow = value.shape[1:]
+    by_head = key.ndim == 4
+    added, weight = content, scaling  # what is added to the scores, times its weight
+    fused = by_head and batch > 1 and width == narrow and heads == groups
+    if mask is not None or position_bias is not None or fused:
+        row = query.unsqueeze(2)  # (B, H, 1, r)
+        bias = additive_bias(content, position_bias, scaling)
+        every = additive_mask(bias, mask, False, row, key)  # broadcast to (B, H, 1, S)
+        if fused:  # the fused kernel copies neither keys nor values of heads that lie side by side
+            return functional.scaled_dot_product_attention(row, key, value, every, scale=scaling).view(batch, 1, -1)
+        if every is not None:
+            added, weight = every.squeeze(2).expand(batch, heads, seen), 1.0
+    if by_head and batch > 1:
+        scores = product_by_head((query * scaling).unsqueeze(2), key.mT).squeeze(2)  # (B, H, S)
+        scores = scores if added is None else scores.add_(added, alpha=weight)
+    else:
+        if by_head:  # heads are the rows of one product
+            query, key = query.transpose(0, 1), key.squeeze(0)  # (H, 1, r), (H, S, r)
+            added = None if added is None else added.transpose(0, 1)  # (H, 1, S)
+        if added is None:
+            scores = torch.bmm(query * scaling, key.mT)
+        else:
+            scores = torch.baddbmm(added, query, key.mT, beta=weight, alpha=scaling)  # (B, H, S), or (H, 1, S)
+    weights = scores.softmax(-1)
+    if batch == 1:
+        return torch.bmm(weights.view(groups, -1, seen), value.squeeze(0)).view(1, 1, -1)
+    return product_by_head(weights.view(batch, groups, -1, seen), value).reshape(batch, 1, -1)
