@@ -330,13 +330,13 @@ class TestWidth:
     def test_plan(self, capsys: pytest.CaptureFixture[str]) -> None:
         widths = ({"queries-keys": 1024},) * len(self.NAMES)
         flops = {32: 0.1, 128: 12.5, 512: 0.1}
-        choice = PlanOption(0.5, 0.5, "tucker", 1024, widths, 0.1, [0.1], 0.5, 0.9, flops, {}, CACHE, True)
+        choice = PlanOption(0.5, 0.5, "tucker", 1024, widths, 0.1, [0.1], 0.5, 0.9, flops, {}, CACHE, True, 0.95)
         spectra = [Spectrum(name, "encoder", [1024, 4096], [0.5, 1.0], [0.5, 1.0], [0.95, 1.0]) for name in self.NAMES]
         layers = {name: {"queries-keys": 4096} for name in self.NAMES}
         show_plan(
             Plan("params", layers, [choice] * 3, None, 10**9, 10**10, CACHE, spectra, "Take it.", "Refined."), "model"
         )
-        self.check(capsys, "query/key", "of model", "512 tokens", "cross keys", "12,582,912", "12,582,913", "product")
+        self.check(capsys, "query/key", "of model", "a step", "tucker   1024     0.10", "12,582,912", "12,582,913", "product")
 
     def test_bench(self, capsys: pytest.CaptureFixture[str]) -> None:
         names = ("/a/folder/" + "of-a-long-name-" * 8, "original")

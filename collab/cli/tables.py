@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,9 @@ if TYPE_CHECKING:
     from ..planning.plan import Plan, PlanOption, Spectrum
 
 _WIDTH = 80
+
+_FASTER = 1.1
+"""A step that cannot become this many times as fast is not worth a conversion."""
 
 _PARTS: tuple[Part, ...] = ("queries-keys", "values", "feed-forward")
 _CROSS_PARTS: tuple[Part, ...] = ("cross-queries-keys", "cross-values")
@@ -81,13 +85,16 @@ def _components(spectra: Sequence[Spectrum]) -> Table:
 
 
 def not_faster_at_writing(options: Sequence[PlanOption]) -> list[str]:
-    """A sentence for each option of a model that writes whose steps of one token read no less than the original's."""
-    return [
-        f"{option.form}, rank {option.rank}: makes no step of writing faster. A token that is written reads "
-        f"{option.step:.2f} times the original's query and key weights."
-        for option in options
-        if option.step is not None and option.step >= 1
-    ]
+    """A sentence for each option of a model that writes whose steps of one token cannot become a tenth faster."""
+    sentences = []
+    for option in options:
+        if option.step is None or option.step <= 1 / _FASTER:
+            continue
+        most = math.floor(100 / option.step) / 100
+        worth = "no step of writing faster" if most <= 1 else f"a step of writing at most {most:.2f} times as fast"
+        read = f"A token that is written reads {option.step:.2f} times the original's weights."
+        sentences.append(f"{option.form}, rank {option.rank}: makes {worth}. {read}")
+    return sentences
 
 
 def _widths(plan: Plan, option: PlanOption) -> Table:
@@ -117,16 +124,16 @@ def _running_costs(plan: Plan, choices: Sequence[PlanOption]) -> Table:
             f"keys: bytes of keys in a cache for each token (the original's: {plan.cache.keys:,})",
         )
         if plan.cache.cross_keys:
-            columns = ["keys", "cross keys"]
+            columns = ["keys", "cross\nkeys"]
             cache += (
                 f"; cross keys: the same of cross-attention, for each token of the encoder ({plan.cache.cross_keys:,})"
             )
         cache += f"; in {plan.cache.dtype}. Values are as in the original."
         if step:
-            cache += " a step: the part of the original's query and key weights that a token being written reads."
+            cache += " a step: the part of the original's weights that a token being written reads."
     table = plain_table(
         "What it would cost to run",
-        ["form", "rank", *(f"{length} tokens" for length in lengths), *columns, *step],
+        ["form", "rank", *(f"{length}\ntokens" for length in lengths), *columns, *step],
         caption=caption(
             f"tokens: the part of the original's arithmetic of {work} that is left, for a sequence of so many.",
             cache,

@@ -17,7 +17,7 @@ from ..decomposition.rank import resolve_ranks
 from ..errors import BudgetError
 from ..models.cache import CacheBytes, cache_bytes
 from ..models.families import require_family
-from ..models.layers import count_parameters, native_layers
+from ..models.layers import count_parameters, entry_of, native_layers
 from ..progress import Progress, no_progress
 from ..reparametrization.model import LayerProblems
 from .allocation import Costs, Curve, allocate
@@ -146,11 +146,24 @@ class Conversions:
         )
 
     def _step(self, form: FormName, ranks: Sequence[int]) -> float:
-        """The query/key parameters that a token being written reads, relative to the original's."""
+        """The parameters that a token being written reads, relative to the original's."""
         content = self._config.content
         layers = [layer for layer in zip(self._shapes, ranks, self._kinds, strict=True) if layer[-1] != "encoder"]
         left = sum(shape.read_by_a_step(form, rank, content, kind) for shape, rank, kind in layers)
-        return left / sum(shape.read_by_a_step(None, rank, content, kind) for shape, rank, kind in layers)
+        before = sum(shape.read_by_a_step(None, rank, content, kind) for shape, rank, kind in layers)
+        return (self._read_besides + left) / (self._read_besides + before)
+
+    @cached_property
+    def _read_besides(self) -> int:
+        """Parameters that a token being written reads besides queries and keys: of layers and vocabulary."""
+        layers = {name: layer for name, layer in native_layers(self._model).items() if layer.kind != "encoder"}
+        entries = {entry_of(self._model, name) for name in layers}
+        read = sum(count_parameters(self._model.get_submodule(entry)) for entry in entries)
+        for layer in layers.values():
+            read -= layer.query_key_parameters
+            if layer.kind == "cross":  # values of what is read are in the cache
+                read -= count_parameters(layer.projection("value"))
+        return read + count_parameters(self._model.get_output_embeddings())
 
     @cached_property
     def _shapes(self) -> list[LayerShape]:
