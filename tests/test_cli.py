@@ -336,7 +336,9 @@ class TestWidth:
         show_plan(
             Plan("params", layers, [choice] * 3, None, 10**9, 10**10, CACHE, spectra, "Take it.", "Refined."), "model"
         )
-        self.check(capsys, "query/key", "of model", "a step", "tucker   1024     0.10", "12,582,912", "12,582,913", "product")
+        self.check(
+            capsys, "query/key", "of model", "a step", "tucker   1024     0.10", "12,582,912", "12,582,913", "product"
+        )
 
     def test_bench(self, capsys: pytest.CaptureFixture[str]) -> None:
         names = ("/a/folder/" + "of-a-long-name-" * 8, "original")

@@ -247,10 +247,16 @@ class TestRefusals:
 def test_the_command(tmp_path: Path) -> None:
     folder = save_with_tokenizer(marian(decoder_layers=3), tmp_path / "model")
     (tmp_path / "pairs.tsv").write_text("".join(f"{source}\t{target}\n" for source, target in [("en", "de"), *PAIRS]))
-    columns = ("--text-column", "en", "--text-column", "de")
+    rows = ("--calibration", tmp_path / "pairs.tsv", "--text-column", "en", "--text-column", "de")
+    planned = run("plan", folder, "--whole", "--step-bytes", "0.6", "--step-bytes", "0.4", *rows, "--json")
+    assert planned.exit_code == 0, planned.output
+    options = json.loads(planned.stdout)["options"]
+    assert [option["budget"] for option in options] == [0.6, 0.4]
+    assert all(0 < option["reached"] <= option["budget"] < option["step"] < 1 for option in options)
+    assert "belong to --whole" in run("plan", folder, "--step-bytes", "0.6").output
     done = run(
-        *("compress", folder, tmp_path / "out", "--step-bytes", "0.6", "--stacks", "decoder", *columns),
-        *("--calibration", tmp_path / "pairs.tsv", "--heal-steps", "4", "--json"),
+        *("compress", folder, tmp_path / "out", "--step-bytes", "0.6", "--stacks", "decoder", *rows),
+        *("--heal-steps", "4", "--json"),
     )
     assert done.exit_code == 0, done.output
     report = json.loads((tmp_path / "out" / "collab_report.json").read_text())

@@ -16,7 +16,7 @@ from ..planning.budget import PARTS, STACKS, Part, Stack
 from ..processes import is_main_process
 from ..training.options import HealOptions, HealRequest, RunOptions, TrainingPrecision
 from .command import Parsed, command, gathers, grouped
-from .options.calibration import calibration_options, flops_option
+from .options.calibration import calibration_options, flops_option, step_bytes_option
 from .options.data import Unlabelled
 from .options.measuring import speed_option
 from .options.model import keep_tokens_option, model_in, model_out, seed_option
@@ -97,11 +97,7 @@ def _serve(runtime: Runtime, precision: GraphPrecision) -> ExportOptions | None:
 @gathers("config", CompressionConfig)
 @flops_option()
 @click.option("--params", type=float, help="The largest fraction of the whole model's parameters to keep, such as 0.6.")
-@click.option(
-    "--step-bytes",
-    type=float,
-    help="Of a model that writes: the largest fraction to keep of what its layers read to write a token, such as 0.5.",
-)
+@step_bytes_option()
 @click.option("--speedup", type=float, help="How many times as fast to be on this processor, such as 1.8.")
 @grouped(
     "Expert",

@@ -12,8 +12,8 @@ from ..conversion.convert import convert_losslessly, require_convertible
 from ..errors import BudgetError, CalibrationError, ConfigurationError, UnsupportedArchitectureError
 from ..models.families import Family
 from ..models.inputs import has_decoder
-from ..models.layers import attention_layers, count_parameters, parameters
-from ..planning.allocation import Allocation, allocate
+from ..models.layers import attention_layers, count_bytes, count_parameters, parameters
+from ..planning.allocation import Allocation, Widths, allocate
 from ..planning.budget import OF_ANOTHER, OF_ITSELF, Budget
 from ..planning.plan import Plan, PlanOption, mark_frontier, within_each
 from ..progress import Progress
@@ -161,7 +161,17 @@ class Compressions:
             model=params.left(widths) / params.whole,
             flops={length: flops.left(widths) / flops.whole},
             faster={length: 1 / reached} if budget.unit == "seconds" else {},
+            step=self._step(widths),
         )
+
+    def _step(self, widths: Widths) -> float | None:
+        """Bytes of layers and vocabulary that a token being written reads, relative to the original's; else None."""
+        costs = self.candidates.costs("step_bytes")
+        if not costs.whole:
+            return None
+        head = self.candidates.native.get_output_embeddings()
+        vocabulary = 0 if head is None else count_bytes(head.parameters())
+        return (costs.left(widths) + vocabulary) / (costs.whole + vocabulary)
 
     @cached_property
     def _drops(self) -> list[dict[int, float]]:

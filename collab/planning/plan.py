@@ -46,8 +46,8 @@ class PlanOption:
             compression, of the whole model and only if the budget is of time.
         cache: what a cache would hold for each token; None for an encoder.
         frontier: whether no other option has at most as many parameters and a lower error.
-        step: of a conversion of a model that writes, the parameters that a token being written reads, relative to the
-            original's. Its inverse is the most that the form can make a step of writing faster, where that is bound by
+        step: of a model that writes, the weights that a token being written reads, relative to the original's. Its
+            inverse is the most that the form can make a step of writing faster, where that is bound by
             reading the weights.
     """
 

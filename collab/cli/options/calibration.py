@@ -158,3 +158,9 @@ def params_option(multiple: bool = False) -> Decorator:
 def flops_option(multiple: bool = False) -> Decorator:
     """--flops, once or several times."""
     return _fraction_option("--flops", "layers' FLOPs", "0.75, 0.5, 0.33, 0.25" if multiple else None)
+
+
+def step_bytes_option(multiple: bool = False) -> Decorator:
+    """--step-bytes, once or several times."""
+    what = "bytes that the layers of a model that writes read for a token"
+    return _fraction_option("--step-bytes", what, "0.75, 0.5, 0.33, 0.25" if multiple else None)
