@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from tiny import (
     KINDS,
     PAIRS,
     SENTENCES,
+    batches,
     check_calibration_is_closer,
     converted,
     full_rank,
@@ -195,6 +197,42 @@ def test_convert_inspect_and_plan(tmp_path: Path) -> None:
     assert written(again) == written(again, use_cache=False)
 
 
+@pytest.mark.parametrize(("encoder", "decoder"), [("dinov2", "roberta"), ("distilbert", "bert-generation")])
+def test_compressed_in_both_parts(encoder: str, decoder: str, tmp_path: Path) -> None:
+    """What it writes is the same with a cache and after reloading; the parts' configs say how many layers are left."""
+    native = composite(encoder, decoder)
+    calibration = collab.calibrate(native, batches(native, 8))
+    small = collab.compress(native, collab.CompressionConfig(flops=0.6, drop_layers=2, healed=True), calibration)
+    assert small.report.flops.ratio <= 0.6
+    assert [layer.dropped for layer in small.report.layers].count(True) == 2
+    parts = small.model.config.encoder, small.model.config.decoder
+    assert [part.num_hidden_layers for part in parts] == [1, 1]
+    narrow = collab.compress(native, collab.CompressionConfig(step_bytes=0.6, drop_layers=0), calibration)
+    assert narrow.report.step_bytes.ratio <= 0.6
+    assert all(any(changed) for changed in zip(*(layer.changed for layer in narrow.report.layers), strict=True))
+    for number, model in enumerate((small.model, narrow.model)):
+        assert written(model) == written(model, use_cache=False)
+        model.save_pretrained(tmp_path / str(number))
+        assert written(type(model).from_pretrained(tmp_path / str(number))) == written(model)
+    only = collab.CompressionConfig(flops=0.8, native=True, only=("feed-forward", "layers"))
+    expansion = collab.expand(collab.compress(native, only, calibration).model)
+    assert type(expansion.model) is type(native)
+    assert expansion.report.output_difference < 1e-5 * max(1.0, expansion.report.output_scale)
+
+
+def test_compress_and_heal(tmp_path: Path) -> None:
+    folder = save_with_tokenizer(composite(), tmp_path / "model")
+    (tmp_path / "pairs.tsv").write_text("".join(f"{source}\t{target}\n" for source, target in [("en", "de"), *PAIRS]))
+    given = ("--calibration", tmp_path / "pairs.tsv", "--text-column", "en", "--text-column", "de", "--heal-steps", 4)
+    done = run("compress", folder, tmp_path / "out", "--flops", 0.6, "--stacks", "decoder", *given, "--json")
+    assert done.exit_code == 0, done.output
+    compressed, healed = json.loads((tmp_path / "out" / "collab_report.json").read_text())["history"]
+    assert compressed["flops"]["ratio"] <= 0.6
+    assert healed["after"]["kl"] <= healed["before"]["kl"]
+    again = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "out")
+    assert written(again) == written(again, use_cache=False)
+
+
 class TestRefusals:
     @pytest.mark.parametrize(
         ("encoder", "decoder", "message"),
@@ -220,8 +258,3 @@ class TestRefusals:
     def test_leaving_out_tokens(self, tokenizer: BertTokenizerFast) -> None:
         with pytest.raises(UnsupportedArchitectureError, match="vocabularies of their own"):
             collab.keep_tokens(collab.Checkpoint(composite(), tokenizer), SENTENCES)
-
-    def test_compression(self, tmp_path: Path) -> None:
-        composite().save_pretrained(tmp_path / "model")
-        with pytest.raises(UnsupportedArchitectureError, match="cannot compress them"):
-            collab.checkpoints.compress(str(tmp_path / "model"), tmp_path / "out", collab.CompressionConfig(params=0.5))

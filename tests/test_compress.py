@@ -141,6 +141,26 @@ class TestCompress:
         compression.model.save_pretrained(tmp_path)
         assert AutoModel.from_pretrained(tmp_path).config.collab_dropped_layers == config.collab_dropped_layers
 
+    @pytest.mark.parametrize(
+        ("model_type", "read", "embeddings"),
+        [("dinov2", [6], 0), ("beit", [2, 4], 0), ("data2vec-vision", [2, 4], 1)],
+    )
+    def test_states_that_a_head_reads_are_numbered_anew(
+        self, model_type: str, read: list[int], embeddings: int, tmp_path: Path
+    ) -> None:
+        """Each is that after the same layer of the original. `embeddings` is the number of those in the config."""
+        row = BY_TYPE[model_type]
+        config = row.config(num_hidden_layers=6, out_indices=[count + embeddings for count in read])
+        native = random_model(row.family.base.native_class(), config)
+        dropped = compressed(native, flops=0.9, only=("layers",), drop_layers=3).model
+        gone = dropped.config.collab_dropped_layers
+        assert len(read) == 1 or not {count - 1 for count in read} & set(gone)
+        left = [count - sum(layer < count for layer in gone) for count in read]
+        assert list(dropped.config.out_indices) == [count + embeddings for count in left]
+        dropped.save_pretrained(tmp_path)
+        reloaded = type(dropped).from_pretrained(tmp_path)
+        assert largest_difference(outputs(dropped), outputs(reloaded)) < 1e-5
+
     def test_refitted_in_sequence_where_nothing_trains(self) -> None:
         """What is left of a layer corrects the errors before it; weights that are the original's stay as they are."""
         model = tiny_model(BERT, num_hidden_layers=4)

@@ -11,7 +11,7 @@ from ..errors import UnsupportedArchitectureError
 from ..modeling.collab_attention import CollaborativeAttention, LayerKind
 from ..modeling.collab_model import outermost
 from ..models.families import Family, collaborative_layers
-from ..models.layers import entry_of, passes_per_layer
+from ..models.layers import entry_of, part_of, passes_per_layer
 from ..planning.budget import Stack
 
 
@@ -46,7 +46,8 @@ class Block:
         ups: the linear layers of its feed-forward layer before the activation, with W_1; two if it is gated.
         halves: how many outputs of one of them a neuron has; see `FeedForward`.
         down: the one after it, with W_2.
-        width_name: the entry of the native config for its number of neurons; None if that is for other layers, too.
+        width_name: the entry of the native config for its number of neurons, of a part's after ``encoder.`` or
+            ``decoder.``; None if that is for other layers, too.
         passes: how many times the model applies it: 1, or more where passes share weights (ALBERT).
     """
 
@@ -95,7 +96,9 @@ def blocks_of(model: PreTrainedModel, family: Family) -> list[Block]:
     for name, (holder, names) in holders.items():
         ups = tuple(f"{holder}.{up}" for up in names.ups)
         down = f"{holder}.{names.down}"
-        blocks.append(Block(name, tuple(attention[name]), ups, names.halves, down, names.config_name, passes))
+        part = part_of(model.config, name)
+        width_name = f"{part}.{names.config_name}" if part and names.config_name else names.config_name
+        blocks.append(Block(name, tuple(attention[name]), ups, names.halves, down, width_name, passes))
     return blocks
 
 

@@ -21,7 +21,7 @@ from ..modeling.collab_attention import as_linear
 from ..modeling.collab_config import AttentionSpec
 from ..models.assembly import assemble, renumber_aligned_layers
 from ..models.families import Family, collaborative_layers
-from ..models.layers import attention_layers, count_name, count_parameters
+from ..models.layers import attention_layers, count_parameters, part_of, set_layer_count
 from ..models.outputs import Output
 from ..planning.allocation import Costs, Curve, Widths
 from ..planning.budget import OF_ANOTHER, OF_ITSELF, Part, Unit
@@ -151,6 +151,7 @@ class Candidates:
             if len(kept) < len(stack):
                 state = self._renumbered(state, kept)
                 _drop_in_config(config, stack, kept, self.stacks)
+                _renumber_states(self._config_of(stack, config), [stack.index(number) for number in kept])
         trainable = {name: parameter.requires_grad for name, parameter in self.native.named_parameters()}
         built = assemble(type(self.model), config, state, self.model, trainable)
         crossing = [number for number, block in enumerate(self.blocks) if block.attention[-1].kind == "cross"]
@@ -208,18 +209,30 @@ class Candidates:
         """The layers that may be dropped: those with weights of their own, and with what the last one has.
 
         The first layer of some models has more (T5: the bias of relative positions) or less (ModernBERT: no norm), and
-        another one cannot take its place.
+        another one cannot take its place. Layers stay whose states a head reads besides the last ones' (BEiT).
         """
         scaled_by_place = getattr(self.model.config, "scale_attn_by_inverse_layer_idx", False)  # GPT-2
         if scaled_by_place or any(block.passes > 1 for block in self.blocks):
             return []
         names = [{name for name, _ in self.model.get_submodule(block.name).named_parameters()} for block in self.blocks]
-        return [
-            number
-            for stack in self.stacks
-            for number in stack
-            if len(stack) > 1 and names[number] == names[stack[-1]] and self.blocks[number].stack in self._config.stacks
-        ]
+        droppable = []
+        for stack in self.stacks:
+            read = _read_after(self._config_of(stack))
+            staying = {stack[count - 1] for count in read if count} if len(read) > 1 else ()
+            droppable += [
+                number
+                for number in stack
+                if len(stack) > 1
+                and number not in staying
+                and names[number] == names[stack[-1]]
+                and self.blocks[number].stack in self._config.stacks
+            ]
+        return droppable
+
+    def _config_of(self, stack: Sequence[int], config: Any = None) -> Any:
+        """The config that describes a stack: of the model (by default the one that is compressed), or of a part."""
+        config = config or self.model.config
+        return getattr(config, part_of(config, self.blocks[stack[0]].name), config)
 
     def curves(self, unit: Unit) -> list[list[Curve]]:
         """By layer, the cost and the predicted loss of its parts at every width."""
@@ -348,11 +361,29 @@ class Candidates:
 def _drop_in_config(config: Any, stack: Sequence[int], kept: Sequence[int], stacks: Sequence[Sequence[int]]) -> None:
     """Says in a config that a stack has only some of its layers."""
     decoder = len(stacks) > 1 and stack is stacks[-1]
-    setattr(config, count_name(config, decoder), len(kept))
+    set_layer_count(config, decoder, len(kept))
     if len(getattr(config, "layer_types", None) or ()) == len(stack):
         config.layer_types = [config.layer_types[number] for number in kept]
     dropped = [place for place, number in enumerate(stack) if number not in kept]
     setattr(config, "collab_dropped_decoder_layers" if decoder else "collab_dropped_layers", dropped)
+
+
+def _read_after(config: Any) -> list[int]:
+    """After how many layers a model of images reads states for a head; of most models nothing says so."""
+    indices = getattr(config, "out_indices", None) or ()
+    stages = getattr(config, "stage_names", None)
+    # Stages are counted from the embeddings; Data2Vec, which has no names for them, counts those as the first.
+    return [index - 1 if stages is None else index % len(stages) for index in indices]
+
+
+def _renumber_states(config: Any, kept: Sequence[int]) -> None:
+    """Renumbers the layers whose states a head reads, after some were dropped."""
+    counts = [sum(place < count for place in kept) for count in _read_after(config)]
+    if getattr(config, "stage_names", None):
+        config.stage_names = ["stem", *(f"stage{number}" for number in range(1, len(kept) + 1))]
+        config.out_indices = counts or None
+    elif counts:
+        config.out_indices = [count + 1 for count in counts]
 
 
 def _remove(state: dict[str, Tensor], prefixes: tuple[str, ...]) -> None:

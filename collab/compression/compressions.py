@@ -186,7 +186,7 @@ class Compressions:
             raise ConfigurationError(
                 f"drop_layers={config.drop_layers} is impossible: the model has {len(candidates.blocks)} layers, of "
                 f"which {most} can be dropped{of}. One must stay, of an encoder and of a decoder each, and layers that "
-                "share weights, or have parameters that others lack, stay, too."
+                "share weights, have parameters that others lack, or states that a head reads, stay, too."
             )
         losses = candidates.losses_without
         order = []

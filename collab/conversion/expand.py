@@ -23,7 +23,7 @@ from ..modeling.collab_rotary import CollaborativeRotaryAttention
 from ..models.assembly import fill, renumber_alignment, unfilled
 from ..models.families import Family, collaborative_layers, families, native_type
 from ..models.inputs import probe_inputs
-from ..models.layers import count_parameters, native_layers
+from ..models.layers import count_parameters, native_layers, part_of
 from ..models.states import evaluating
 from ..models.weights import check_finite
 from ..reparametrization.layer import factors_of
@@ -253,8 +253,8 @@ def _native_config(model: PreTrainedModel, family: Family, native_class: type[Pr
     """The config of the native model."""
     config = model.config
     values = config.to_dict()
-    if config.collab_feed_forward:
-        values |= _widest(model, family)
+    for (part, name), width in _widest(model, family).items() if config.collab_feed_forward else ():
+        (values[part] if part else values)[name] = width
     for name in ("model_type", "auto_map", "architectures", *(field.name for field in fields(CollaborativeConfig))):
         values.pop(name, None)
     config_class: Any = family.base.native_class().config_class
@@ -269,15 +269,16 @@ def _native_config(model: PreTrainedModel, family: Family, native_class: type[Pr
     return native
 
 
-def _widest(model: PreTrainedModel, family: Family) -> dict[str, int]:
-    """By entry of the native config, the width of the widest of the feed-forward layers that it is for."""
+def _widest(model: PreTrainedModel, family: Family) -> dict[tuple[str, str], int]:
+    """By part of the model and entry of its native config, the width of the widest of the layers that it is for."""
     classes = family.base.feed_forward_classes
-    widest: dict[str, int] = {}
-    for _, block in outermost(model, classes):
+    widest: dict[tuple[str, str], int] = {}
+    for name, block in outermost(model, classes):
         names = classes[type(block)]
         width = as_linear(block.get_submodule(names.down)).in_features
         if names.config_name is not None:
-            widest[names.config_name] = max(width, widest.get(names.config_name, 0))
+            entry = part_of(model.config, name), names.config_name
+            widest[entry] = max(width, widest.get(entry, 0))
     return widest
 
 

@@ -19,8 +19,8 @@ from ..models.inputs import encoder_of, lengths_within
 from ..models.layers import (
     AttentionLayer,
     attention_layers,
-    count_name,
     dropped_layers,
+    layer_count,
     parameters,
     passes_per_layer,
 )
@@ -212,7 +212,7 @@ def _left_out(model: PreTrainedModel) -> list[str]:
         if not dropped:
             continue
         several = len(dropped) > 1
-        total = len(dropped) + getattr(model.config, count_name(model.config, bool(decoder)))
+        total = len(dropped) + layer_count(model.config, bool(decoder))
         sentences.append(
             f"Of the original's {total} layers{' of the decoder' if decoder else ''}, numbered from 0, "
             f"layer{'s' if several else ''} {', '.join(map(str, dropped))} {'are' if several else 'is'} left out; "

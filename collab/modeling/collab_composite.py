@@ -3,6 +3,7 @@
 This file is copied into every exported model of this kind; it imports only transformers and its own folder.
 """
 
+from functools import partial
 from typing import Any, ClassVar, NamedTuple
 
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
@@ -52,11 +53,11 @@ class CollaborativeComposite(CollaborativeFamily):
 
     @classmethod
     def _find_layers(cls) -> None:
-        cls.attention_classes = {
-            native_class(main_model(model_type), part.prefix, name): layer
-            for model_type, part in cls._parts().items()
-            for name, layer in part.kind.native_attention.items()
-        }
+        cls.attention_classes, cls.feed_forward_classes = {}, {}
+        for model_type, part in cls._parts().items():
+            find = partial(native_class, main_model(model_type), part.prefix)
+            cls.attention_classes |= {find(name): layer for name, layer in part.kind.native_attention.items()}
+            cls.feed_forward_classes |= {find(name): place for name, place in part.kind.native_feed_forward.items()}
 
     @classmethod
     def _add_models(cls) -> None:

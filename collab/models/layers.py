@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from torch import Tensor, nn
-from transformers import PreTrainedModel
+from transformers import PretrainedConfig, PreTrainedModel
 
 from ..errors import ConfigurationError, UnsupportedArchitectureError
 from ..modeling.collab_attention import CollaborativeAttention, LayerKind
@@ -231,16 +231,33 @@ def dropped_layers(model: nn.Module) -> Dropped:
     return Dropped(*(tuple(getattr(config, name, None) or ()) for name in names))
 
 
-_COUNTS = ("encoder_layers", "num_layers"), ("decoder_layers", "num_decoder_layers")
+def part_of(config: Any, name: str) -> str:
+    """The part of a model that a module of that name is in, ``encoder`` or ``decoder``; empty without part configs."""
+    part = name.partition(".")[0]
+    return part if isinstance(getattr(config, part, None), PretrainedConfig) else ""
 
 
-def count_name(config: Any, decoder: bool) -> str:
-    """The entry of a config for its number of layers.
+def layer_count(config: Any, decoder: bool) -> int:
+    """The number of layers that a config says.
 
     Args:
         config: of any model.
         decoder: of an encoder-decoder, whether the number is that of the decoder's layers.
     """
-    if not config.is_encoder_decoder:
-        return "num_hidden_layers"
-    return next(name for name in _COUNTS[decoder] if hasattr(config, name))
+    return getattr(*_count_of(config, decoder))
+
+
+def set_layer_count(config: Any, decoder: bool, count: int) -> None:
+    """Sets the number of layers in a config; arguments as in `layer_count`."""
+    setattr(*_count_of(config, decoder), count)
+
+
+_COUNTS = ("encoder_layers", "num_layers"), ("decoder_layers", "num_decoder_layers")
+
+
+def _count_of(config: Any, decoder: bool) -> tuple[Any, str]:
+    """The config that has the number of layers, and the entry."""
+    part = part_of(config, ("encoder", "decoder")[decoder])
+    if part or not config.is_encoder_decoder:
+        return getattr(config, part, config), "num_hidden_layers"
+    return config, next(name for name in _COUNTS[decoder] if hasattr(config, name))

@@ -10,8 +10,7 @@ from transformers import PreTrainedModel
 from ..modeling.collab_attention import as_linear
 from ..modeling.collab_model import outermost
 from .families import family_of
-from .inputs import encoder_of
-from .layers import attention_layers
+from .layers import attention_layers, part_of
 
 
 @dataclass(frozen=True)
@@ -70,10 +69,10 @@ def layer_widths(model: PreTrainedModel) -> tuple[LayerWidths, ...]:
 def _neurons(model: PreTrainedModel) -> list[tuple[int | None, int | None]]:
     """Width of every feed-forward layer, and in the original; None where it is not known."""
     known = family_of(model).base.feed_forward_classes
-    config = encoder_of(model).config
     widths: list[tuple[int | None, int | None]] = []
-    for _, holder in outermost(model, known):
+    for name, holder in outermost(model, known):
         place = known[type(holder)]
+        config = getattr(model.config, part_of(model.config, name), model.config)
         down, full = as_linear(holder.get_submodule(place.down)), getattr(config, place.config_name or "", None)
         is_known = isinstance(down, nn.Linear) and isinstance(full, int)
         widths.append((down.in_features, full) if is_known else (None, None))
