@@ -502,7 +502,7 @@ class TestCommand:
         [
             (["--whole", "--flops", "0.5", "--params", "0.5"], "flops and params were given"),
             (["--whole", "--content", "folded"], "belong to a plan without --whole"),
-            (["--flops", "0.5"], "--flops belongs to --whole"),
+            (["--flops", "0.5"], "--flops and --step-bytes belong to --whole"),
             (["--whole", "--calibration", "none"], "needs rows"),
         ],
     )
