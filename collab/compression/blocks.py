@@ -12,7 +12,7 @@ from ..modeling.collab_attention import CollaborativeAttention, LayerKind
 from ..modeling.collab_model import outermost
 from ..models.families import Family, collaborative_layers
 from ..models.layers import entry_of, passes_per_layer
-from ..planning.budget import Stack
+from ..planning.budget import OF_ANOTHER, Part, Stack
 
 
 @dataclass(frozen=True)
@@ -72,6 +72,13 @@ class Block:
     def outputs(self) -> tuple[str, ...]:
         """The projections whose outputs are added to the states: W_O of each attention, and W_2."""
         return (*(attention.output for attention in self.attention), self.down)
+
+    def output_of(self, part: Part) -> str:
+        """The one of `outputs` that comes after a part."""
+        if part == "feed-forward":
+            return self.down
+        crosses = part in OF_ANOTHER
+        return next(attention.output for attention in self.attention if (attention.kind == "cross") == crosses)
 
 
 def blocks_of(model: PreTrainedModel, family: Family) -> list[Block]:
