@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import logging
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -102,7 +103,7 @@ class Candidates:
             parts: dict[Part, Narrowing] = {}
             for attention in block.attention:
                 layer, output = attention.layer(model), self._linear(attention.output)
-                of_queries, of_values = OF_ANOTHER if attention.kind == "cross" else OF_ITSELF
+                of_queries, of_values = attention.parts
                 problem = problems[attention.name]
                 parts[of_queries] = (
                     NarrowSharedKeys(attention, layer, problem, config.length)
@@ -116,13 +117,20 @@ class Candidates:
         self._share_keys()
 
     def _owners(self) -> dict[str, int]:
-        """The process that owns each projection of `Block.outputs`: narrowing takes the cube of its inputs."""
-        names = [name for block in self.blocks for name in block.outputs]
-        return dict(zip(names, owners([self._linear(name).in_features ** 3 for name in names]), strict=True))
+        """The process that owns each projection of `Block.outputs`.
+
+        For every part before it the model runs once on held-out rows, and to narrow the widest takes about as long.
+        """
+        inputs = {name: self._linear(name).in_features for block in self.blocks for name in block.outputs}
+        runs = Counter(
+            name for block in self.blocks for part, name in block.projections.items() if part in self._config.narrowed
+        )
+        widest = max(inputs.values())
+        return dict(zip(inputs, owners([runs[name] + (inputs[name] / widest) ** 3 for name in inputs]), strict=True))
 
     def _owner_of(self, number: int, part: Part) -> int:
-        """The process that owns a part of a layer, which comes before a projection."""
-        return self._owner[self.blocks[number].output_of(part)]
+        """The process that owns a part of a layer: the projection after it."""
+        return self._owner[self.blocks[number].projections[part]]
 
     def _share_keys(self) -> None:
         """Makes the keys of the model, which each head has for itself, those that the original's heads share."""
