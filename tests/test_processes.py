@@ -46,29 +46,17 @@ def test_any_number_of_processes_gives_what_one_gives(tmp_path: Path) -> None:
             else:  # moments; predictions and the learning rate are the same
                 tolerance = 1e-12 * float(np.abs(expected).max()) if "/" in name else 0.0
             np.testing.assert_allclose(actual, expected, rtol=0, atol=tolerance, err_msg=name)
-    for count in (1, 4):  # a run of two processes, of which one was killed
-        check_resumed(tmp_path, count)
+    for resumed in ("whole/resumed.1", "whole/resumed.4", "shared/resumed.1"):  # of two processes, one was killed
+        finished = np.load(tmp_path / f"{resumed}.npz")
+        assert finished.files
+        for name in finished.files:
+            np.testing.assert_allclose(finished[name], alone[f"healed/{name}"], rtol=0, atol=5e-6, err_msg=name)
 
 
-@pytest.mark.slow
-def test_healing_whose_weights_are_shared_goes_on_in_another_number_of_processes(tmp_path: Path) -> None:
-    work_together(tmp_path, "shared", 1)
-    check_resumed(tmp_path, 1)
-
-
-def work_together(folder: Path, *arguments: object) -> None:
-    script = Path(__file__).with_name("together.py")
-    line = [sys.executable, script, folder, *arguments]
+def work_together(folder: Path) -> None:
+    line = [sys.executable, Path(__file__).with_name("together.py"), folder]
     done = subprocess.run([*map(str, line)], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-4000:]
-
-
-def check_resumed(folder: Path, count: int) -> None:
-    """What other processes finished is what one process heals."""
-    alone, resumed = np.load(folder / "1.npz"), np.load(folder / f"resumed.{count}.npz")
-    assert resumed.files
-    for name in resumed.files:
-        np.testing.assert_allclose(resumed[name], alone[f"healed/{name}"], rtol=0, atol=5e-6, err_msg=name)
 
 
 def test_convert_and_heal_under_torchrun(original: Path, tmp_path: Path) -> None:

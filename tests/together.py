@@ -199,11 +199,6 @@ def heal(folder: Path) -> dict[str, np.ndarray]:
     return same("healed", model) | {"losses": np.array(losses), "rate": rate}
 
 
-def heal_alone(folder: Path) -> None:
-    """Healing alone, with a file of results."""
-    np.savez(folder / "1.npz", **heal(folder))
-
-
 def predict() -> dict[str, np.ndarray]:
     """Predictions for rows that the processes divide, in their order."""
     model, _ = pair()
@@ -356,22 +351,19 @@ def kill_and_repeat(folder: Path) -> None:
 
 
 def main() -> None:
-    """Runs all of it; with the word ``shared``, healing whose weights the processes share, and resumes it."""
+    """Runs all of it."""
     import collab.training.heal  # noqa: F401  # before the fork
 
     folder = Path(sys.argv[1])
-    if sys.argv[2:3] == ["shared"]:
-        codes, _ = launch(1, heal_alone, folder)
-        assert codes == [0], codes
-        kill_and_resume(folder, HEAL_SHARED, tuple(map(int, sys.argv[3:])))
-        return
     for count in TOGETHER:
         codes, seconds = launch(count, work, folder)
         assert codes == [0] * count, codes
         print(f"{count} processes: {seconds:.1f} s")
     codes, _ = launch(2, refused, folder)
     assert codes == [0, 0], codes
-    kill_and_resume(folder, HEAL, (1, 4))
+    for name, options, counts in (("whole", HEAL, (1, 4)), ("shared", HEAL_SHARED, (1,))):
+        (folder / name).mkdir()
+        kill_and_resume(folder / name, options, counts)
     kill_and_repeat(folder)
 
 
