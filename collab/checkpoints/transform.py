@@ -15,8 +15,9 @@ from ..io.options import LoadOptions, SaveOptions, TransformOptions
 from ..io.read import Source, resolve_source
 from ..io.staging import check_output, check_space, scratch_folder
 from ..io.write import save
+from ..models.layers import count_bytes
 from ..processes import check_seen, from_main, is_main_process
-from ..progress import Progress, no_progress
+from ..progress import LARGE, Progress, no_progress, with_bytes
 from ..training.work import exclusive_lock, finish, work_folder
 
 _LEAST = 10
@@ -63,7 +64,8 @@ Verb = Callable[[Checkpoint, Run], Checkpoint]
 
 def write(checkpoint: Checkpoint, run: Run) -> Checkpoint:
     """Writes a model and checks what was written, as the last verb."""
-    run.progress("writing and checking", 0, None)
+    size = count_bytes(checkpoint.model.parameters())
+    run.progress(with_bytes("writing and checking", size) if size > LARGE else "writing and checking", 0, None)
     return replace(checkpoint, history=save(checkpoint, run.output, run.save_options))
 
 
@@ -103,10 +105,13 @@ def transform(
     output, progress = Path(output).expanduser(), options.get("progress", no_progress)
     progress("loading the model", 0, None)
     source = resolve_source(model, load_options.revision)
+    weights = [*source.folder.glob("*.safetensors"), *source.folder.glob("*.bin")]
+    size = sum(file.stat().st_size for file in weights)
     if is_main_process():
         check_output(output, source.folder, save_options.overwrite)
-        weights = [*source.folder.glob("*.safetensors"), *source.folder.glob("*.bin")]
-        check_space(output, sum(file.stat().st_size for file in weights) // _LEAST, "takes at least")
+        check_space(output, size // _LEAST, "takes at least")
+    if size > LARGE:
+        progress(with_bytes("loading the model", size), 0, None)
     with contextlib.ExitStack() as ending:
         run = Run(output, save_options, progress, ending)
         if trains:
