@@ -131,20 +131,27 @@ def from_main(compute: Callable[[], Value]) -> Value:
     """What the main process computes by itself, while the others wait for it.
 
     Raises:
+        CollabError: if the main process does; all raise the same.
         ProcessError: if another process has ended.
     """
     if processes() == 1:
         return compute()
-    connect()
+    wait_for_everyone()  # so that their work does not disturb what is timed
     from torch import distributed
 
-    values: list[Value | None] = [None]
+    values: list[Value | CollabError | None] = [None]
     if is_main_process():
         with by_itself():
-            values = [compute()]
+            try:
+                values = [compute()]
+            except CollabError as error:
+                values = [error]
     with _connected():
         distributed.broadcast_object_list(values, src=0)
-    return values[0]  # type: ignore[return-value]
+    (value,) = values
+    if isinstance(value, CollabError):
+        raise value
+    return value  # type: ignore[return-value]
 
 
 def gathered(value: Value) -> list[Value]:
@@ -164,21 +171,26 @@ def gathered(value: Value) -> list[Value]:
     return values  # type: ignore[return-value]
 
 
-def divided(items: Sequence[Item], do: Callable[[list[Item]], Sequence[Value]], *, evenly: bool = False) -> list[Value]:
+def divided(
+    items: Sequence[Item],
+    do: Callable[[list[Item]], Sequence[Value]],
+    *,
+    owner: Sequence[int] | None = None,
+    evenly: bool = False,
+) -> list[Value]:
     """What a function makes of items, one value of each, which the processes divide. All get all values, in order.
 
     Args:
         items: the same in all processes.
         do: called in every process with its share of the items, which may be empty.
-        evenly: see `dealt`.
+        owner: the process that has each item, as `owners` says; None to deal them out in turn.
+        evenly: see `dealt`; without `owner`.
     """
-    share = list(dealt(items, evenly=evenly))
+    share = list(dealt(items, evenly=evenly, owner=owner))
     made = do([item for _, item, _ in share])
-    own = [value for value, (_, _, counts) in zip(made, share, strict=True) if counts]
-    values: list[Value] = [None] * len(items)  # type: ignore[list-item]
-    for number, part in enumerate(gathered(own)):
-        values[number :: processes()] = part
-    return values
+    own = {number: value for value, (number, _, counts) in zip(made, share, strict=True) if counts}
+    of_all = {number: value for part in gathered(own) for number, value in part.items()} | own
+    return [of_all[number] for number in range(len(items))]
 
 
 def owners(costs: Sequence[float]) -> list[int]:
@@ -191,20 +203,31 @@ def owners(costs: Sequence[float]) -> list[int]:
     return owner
 
 
-def dealt(items: Sequence[Item], *, evenly: bool = False) -> Iterator[tuple[int, Item, bool]]:
+def dealt(
+    items: Sequence[Item], *, evenly: bool = False, owner: Sequence[int] | None = None
+) -> Iterator[tuple[int, Item, bool]]:
     """This process's share of items: their numbers, they themselves, and whether they count.
 
     Args:
         items: the same in all processes.
         evenly: whether all processes must do as many. What is left over at the end then goes to all of them, and
             counts only in the one that it belongs to.
+        owner: the process that has each item; None to deal them out in turn.
     """
+    if owner is not None:
+        yield from ((number, item, True) for number, item in enumerate(items) if owner[number] == rank())
+        return
     for first in range(0, len(items), processes()):
         number = first + rank()
         if number < len(items):
             yield number, items[number], True
         elif evenly:
             yield len(items) - 1, items[-1], False
+
+
+def seed_of_batch(seed: int, number: int) -> int:
+    """The seed of what is drawn for one of many batches, whichever process has it and whatever it had before."""
+    return (seed * 1_000_003 + number) % 2**63
 
 
 def summed(tensor: Tensor, owner: int | None = None) -> Tensor:

@@ -10,3 +10,12 @@ Progress = Callable[[str, int, int | None], None]
 
 def no_progress(what: str, done: int, total: int | None) -> None:
     """Reports nothing."""
+
+
+LARGE = 1_000_000_000
+"""Bytes of a model from which on progress tells bytes."""
+
+
+def with_bytes(what: str, total: int, done: int | None = None) -> str:
+    """The name of a phase of work on a large model, with the bytes that it is of, and how many of them are done."""
+    return f"{what}; {total / 1e9:.1f} GB" if done is None else f"{what}; {done / 1e9:.1f} of {total / 1e9:.1f} GB"

@@ -5,14 +5,17 @@ Called with a folder, in which each number of processes leaves a file of its res
 
 from __future__ import annotations
 
+import contextlib
 import gc
+import hashlib
 import multiprocessing
 import os
 import shutil
+import signal
 import socket
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -21,7 +24,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tiny import BERT, BY_TYPE, converted, tiny_model
+from tiny import BERT, BY_TYPE, converted, save_with_tokenizer, tiny_model
 from torch.distributed.tensor import DTensor
 from transformers import BertForSequenceClassification, PreTrainedModel
 
@@ -44,55 +47,98 @@ from collab.training.work import exclusive_lock
 MODELS = ("albert", "deberta-v2", "eurobert", "t5")
 """Passes that are pooled, positions as rows, rotary positions, and a decoder."""
 
+COMPRESSED = ("eurobert", "t5")
+"""Of them, those that are compressed and refitted, too: a layer is dropped, and a decoder reads an encoder."""
+
 SHARED = ("bert", "deberta-v2", "eurobert", "t5")
 """Models whose weights and sums the processes share, too."""
 
-COUNTS = (1, 2, 3, 4)
+TOGETHER = {
+    1: {*MODELS, *SHARED},
+    2: {*MODELS, *SHARED},
+    3: {"albert", "bert", "t5"},
+    4: {"deberta-v2", "eurobert"},
+}
+"""By number of processes, the models that they work on: each of them by two numbers, and by one process."""
+
 RUN = collab.RunOptions(batch_size=12, steps=6, evaluations=2, device="cpu")
 HEAL = collab.HealOptions(samples=256, trainable="all", run=RUN)
 HEAL_SHARED = replace(HEAL, run=replace(RUN, shard=True))
 
 
-def calibrated(model: PreTrainedModel, rows: list[Any]) -> tuple[collab.Calibration, int]:
-    """A calibration, and the number of batches that this process ran."""
-    calls: list[int] = []
-    options = collab.CalibrationOptions(held_out=0.5)
-    result = collab.calibrate(model, rows, options=options, progress=lambda what, done, total: calls.append(done))
-    return result, max(calls)
+class Shares:
+    """Counts what this process has of what the processes divide, as the progress callback of their work."""
+
+    def __init__(self) -> None:
+        self._totals: dict[str, int | None] = {}
+
+    def __call__(self, what: str, done: int, total: int | None) -> None:
+        self._totals[what] = total
+
+    def check(self, what: str, count: int, unit: int = 1) -> None:
+        """All of it is done once, and no process does more than its part and what is not divided further."""
+        own = self._totals[what] or 0
+        assert sum(gathered(own)) == count, what
+        assert own < count / processes() + unit, what
 
 
 def calibrate() -> dict[str, np.ndarray]:
-    """Moments of five batches, or of 2, which are fewer than the processes; and the weights of conversions by them.
+    """Moments of five batches, or of 2, which are fewer than the processes; and the weights of models made by them.
 
-    Each process solves some of the layers, and refines on some of the rows.
+    Each process solves some of the layers, refines on some of the rows, and measures and narrows some of the parts.
     """
     results = {}
-    for name in MODELS:
+    for name in (name for name in MODELS if name in TOGETHER[processes()]):
         torch.manual_seed(0)
         model = tiny_model(BY_TYPE[name])
         rows = [batch | {} for count in (3, 1, 2, 4, 1) for batch in [probe_inputs(model, count)]]
         for number in (2, 5):
-            calibration, calls = calibrated(model, rows[:number])
-            assert sum(gathered(calls)) == number
-            assert calls <= -(-number // processes())
+            shares = Shares()
+            options = collab.CalibrationOptions(held_out=0.5)
+            calibration = collab.calibrate(model, rows[:number], options=options, progress=shares)
+            shares.check("calibrating", number)
             results |= named(f"{name}/{number}", calibration)
-        for kind, steps in (("weights", "none"), ("refined", 3)):
+        for kind, steps in (("weights", "none"), ("refined", 2)):
             config = collab.ConversionConfig(params=0.5, allocation="balanced", refine=steps, compare=kind == "weights")
             made = collab.convert(model, config, calibration=calibration)
-            for key, value in made.model.state_dict().items():
-                assert len({each.tobytes() for each in gathered(value.numpy())}) == 1
-                results[f"{name}/{kind}/{key}"] = value.numpy()
-            for key, number in made.report.agreement.items():
-                results[f"{name}/{kind}/agreement.{key}"] = np.array(number)
+            results |= same(f"{name}/{kind}", made.model)
+            for key, value in made.report.agreement.items():
+                results[f"{name}/{kind}/agreement.{key}"] = np.array(value)
             assert [layer.name for layer in made.report.layers] == list(native_layers(model))
             assert len(made.report.comparison) == len(made.report.layers) * (kind == "weights")
+        if name in COMPRESSED:
+            results |= compress(name, model, calibration)
     return results
+
+
+def same(prefix: str, model: PreTrainedModel) -> dict[str, np.ndarray]:
+    """The weights of a model by name, which all processes agree on."""
+    return agreed({f"{prefix}/{name}": value.numpy() for name, value in model.state_dict().items()})
+
+
+def agreed(results: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Results that all processes agree on, to the last bit."""
+    digests = {name: hashlib.sha256(value.tobytes()).hexdigest() for name, value in results.items()}
+    assert all(other == digests for other in gathered(digests))
+    return results
+
+
+def compress(name: str, model: PreTrainedModel, calibration: collab.Calibration) -> dict[str, np.ndarray]:
+    """The weights of a compressed model; and its widths, which are in their shapes."""
+    shares = Shares()
+    made = collab.compress(model, collab.CompressionConfig(flops=0.6), calibration, progress=shares)
+    shares.check("measuring layers", len(calibration.train))
+    shares.check("measuring widths", 2 * len(native_layers(model)) + len(made.report.layers), unit=2)
+    assert made.report.refitted > 0
+    return same(f"{name}/weights-compressed", made.model) | {
+        f"{name}/weights-compressed/loss": np.array(made.report.predicted_loss)
+    }
 
 
 def calibrate_shared(folder: Path) -> dict[str, np.ndarray]:
     """Moments of models whose weights and sums the processes share, and the weights of a conversion by them."""
     results = {}
-    for name in SHARED:
+    for name in (name for name in SHARED if name in TOGETHER[processes()]):
         torch.manual_seed(0)
         model = tiny_model(BY_TYPE[name])
         rows = [batch | {} for count in (3, 1, 2, 4, 1) for batch in [probe_inputs(model, count)]]
@@ -105,21 +151,21 @@ def calibrate_shared(folder: Path) -> dict[str, np.ndarray]:
         assert not any(type(each) is DTensor for each in gc.get_objects()), "no share is left"
         results |= named(f"{name}/shared", calibration)
         config = collab.ConversionConfig(params=0.5, allocation="balanced", refine="none", compare=False)
-        state = collab.convert(model, config, calibration=calibration).model.state_dict()
-        results |= {f"{name}/weights-shared/{key}": value.numpy() for key, value in state.items()}
+        results |= same(f"{name}/weights-shared", collab.convert(model, config, calibration=calibration).model)
     return results
 
 
 def named(prefix: str, calibration: collab.Calibration) -> dict[str, np.ndarray]:
     """All moments by name, which all processes agree on."""
     assert calibration.held_out_moments is not None
-    results = {}
-    for part, layers in (("train", calibration.moments), ("held", calibration.held_out_moments)):
-        for layer, moments in layers.items():
-            for field, tensor in moments.tensors().items():
-                assert len({each.tobytes() for each in gathered(tensor.numpy())}) == 1
-                results[f"{prefix}/{part}/{layer}/{field}"] = tensor.numpy()
-    return results
+    return agreed(
+        {
+            f"{prefix}/{part}/{layer}/{field}": tensor.numpy()
+            for part, layers in (("train", calibration.moments), ("held", calibration.held_out_moments))
+            for layer, moments in layers.items()
+            for field, tensor in moments.tensors().items()
+        }
+    )
 
 
 def score() -> dict[str, np.ndarray]:
@@ -148,17 +194,9 @@ def heal(folder: Path) -> dict[str, np.ndarray]:
     model, teacher = pair()
     healing = collab.heal(model, teacher, options=HEAL, work=folder / f"work.{processes()}").report
     losses = [healing.before["loss"], *(entry["loss"] for entry in healing.evaluations)]
-    weights = {name: value.numpy() for name, value in model.state_dict().items()}
     assert len({str(each) for each in gathered(losses)}) == 1
-    for name, value in weights.items():
-        assert all(np.array_equal(value, other) for other in gathered(value)), name
     rate = np.array(healing.settings["run"]["learning_rate"])
-    return {f"healed/{name}": value for name, value in weights.items()} | {"losses": np.array(losses), "rate": rate}
-
-
-def heal_alone(folder: Path) -> None:
-    """Healing alone, with a file of results."""
-    np.savez(folder / "1.npz", **heal(folder))
+    return same("healed", model) | {"losses": np.array(losses), "rate": rate}
 
 
 def predict() -> dict[str, np.ndarray]:
@@ -197,14 +235,41 @@ def interrupted(folder: Path, options: collab.HealOptions = HEAL) -> None:
 
         def on_step_end(self: Marker, args: object, state: object, control: object, **more: object) -> object:
             if state.global_step == 4:  # type: ignore[attr-defined]
-                os.kill(os.getpid(), 9)
+                os.kill(os.getpid(), signal.SIGKILL)
             return ended(self, args, state, control, **more)  # type: ignore[arg-type]
 
         Marker.on_step_end = on_step_end  # type: ignore[method-assign,assignment]
-    try:
+    with losing_another():
         collab.heal(model, teacher, options=options, work=folder / "work.killed")
+
+
+@contextlib.contextmanager
+def losing_another() -> Iterator[None]:
+    """Ends the process with 3 if it notices that another has ended, and with 4 at any other error."""
+    try:
+        yield
     except (RuntimeError, collab.CollabError) as error:
         os._exit(3 if has_lost_another(error) or isinstance(error, collab.errors.ProcessError) else 4)
+
+
+VERBS: dict[str, tuple[Callable[..., collab.Checkpoint], Any, str]] = {
+    "convert": (collab.checkpoints.convert, collab.ConversionConfig(params=0.5, refine="none"), "solving"),
+    "compress": (collab.checkpoints.compress, collab.CompressionConfig(flops=0.6), "measuring widths"),
+}
+"""Verbs from folder to folder, their settings, and what they do in all processes after calibration."""
+
+
+def solve(folder: Path, verb: str, *, killing: bool = False) -> None:
+    """Converts or compresses a model in a folder; of the processes, 1 may be killed in the middle."""
+    function, config, phase = VERBS[verb]
+
+    def progress(what: str, done: int, total: int | None) -> None:
+        if killing and rank() == 1 and what == phase and done == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    request = collab.CalibrationRequest(options=collab.CalibrationOptions(samples=64))
+    with losing_another():
+        function(str(folder / "original"), folder / verb, config, calibration=request, progress=progress)
 
 
 def refused(folder: Path) -> None:
@@ -255,12 +320,17 @@ def _child(number: int, count: int, port: int, function: Callable[[Path], None],
     function(folder)
 
 
-def kill_and_resume(folder: Path, options: collab.HealOptions, counts: tuple[int, ...]) -> None:
-    """Healing by two processes, of which one is killed, and its rest by other numbers of processes."""
-    codes, seconds = launch(2, partial(interrupted, options=options), folder)
-    assert codes == [3, -9], codes
+def kill(function: Callable[[Path], None], folder: Path) -> None:
+    """Runs a function by two processes, of which it kills one."""
+    codes, seconds = launch(2, function, folder)
+    assert codes == [3, -signal.SIGKILL], codes
     print(f"killed: {seconds:.1f} s")
     assert seconds < 60
+
+
+def kill_and_resume(folder: Path, options: collab.HealOptions, counts: tuple[int, ...]) -> None:
+    """Healing by two processes, of which one is killed, and its rest by other numbers of processes."""
+    kill(partial(interrupted, options=options), folder)
     for count in counts:
         shutil.copytree(folder / "work.killed", folder / f"work.resumed.{count}")
         codes, seconds = launch(count, partial(resume, options=options), folder)
@@ -268,23 +338,33 @@ def kill_and_resume(folder: Path, options: collab.HealOptions, counts: tuple[int
         print(f"resumed by {count}: {seconds:.1f} s")
 
 
+def kill_and_repeat(folder: Path) -> None:
+    """Every verb by two processes, of which one is killed; nothing is left of it, and it succeeds afterwards."""
+    save_with_tokenizer(tiny_model(BERT), folder / "original")
+    for verb in VERBS:
+        before = {*folder.iterdir()}
+        kill(partial(solve, verb=verb, killing=True), folder)
+        assert {*folder.iterdir()} == before
+        codes, _ = launch(2, partial(solve, verb=verb), folder)
+        assert codes == [0, 0], codes
+        assert {*folder.iterdir()} == before | {folder / verb}
+
+
 def main() -> None:
-    """Runs all of it; with the word ``shared``, healing whose weights the processes share, and resumes it."""
+    """Runs all of it."""
     import collab.training.heal  # noqa: F401  # before the fork
 
     folder = Path(sys.argv[1])
-    if sys.argv[2:3] == ["shared"]:
-        codes, _ = launch(1, heal_alone, folder)
-        assert codes == [0], codes
-        kill_and_resume(folder, HEAL_SHARED, tuple(map(int, sys.argv[3:])))
-        return
-    for count in COUNTS:
+    for count in TOGETHER:
         codes, seconds = launch(count, work, folder)
         assert codes == [0] * count, codes
         print(f"{count} processes: {seconds:.1f} s")
     codes, _ = launch(2, refused, folder)
     assert codes == [0, 0], codes
-    kill_and_resume(folder, HEAL, (1, 4))
+    for name, options, counts in (("whole", HEAL, (1, 4)), ("shared", HEAL_SHARED, (1,))):
+        (folder / name).mkdir()
+        kill_and_resume(folder / name, options, counts)
+    kill_and_repeat(folder)
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ from ..models.padding import output_mask
 from ..models.recording import LayerPass, recording
 from ..models.sharded import is_sharded
 from ..models.states import eager_attention, evaluating, frozen
-from ..processes import gathered, owners, rank
+from ..processes import gathered, owners, rank, seed_of_batch
 from ..progress import Progress, no_progress
 from ..reparametrization.moments import (
     Accumulator,
@@ -150,7 +150,7 @@ class Collector:
 
     def _learn(self, output: Any, number: int) -> None:
         """Adds one call; its draws depend on the seed and its number, not on what was called before it, or where."""
-        self._generator.manual_seed((self._seed * 1_000_003 + number) % 2**63)
+        self._generator.manual_seed(seed_of_batch(self._seed, number))
         hold = number % self.period == 0 if self.holding is None else self.holding
         for layer_pass in self._passes:
             read = {layer_pass.queries, layer_pass.keys, layer_pass.weights}  # each tensor once

@@ -23,7 +23,7 @@ from .export import require_packages
 from .heal import healed
 from .serving import graph_timer
 from .speed import speed
-from .transform import Run, by_main, transform
+from .transform import Run, transform
 from .vocabulary import fewer_tokens
 
 
@@ -67,15 +67,11 @@ def compress(
 
     def narrow(checkpoint: Checkpoint, run: Run) -> Checkpoint:
         moments, _ = calibrate(checkpoint, calibration or CalibrationRequest(), progress=run.progress)
-
-        def solve() -> Checkpoint:
-            with contextlib.ExitStack() as stack:
-                timer = None
-                if serve is not None and config.speedup is not None:
-                    timer = stack.enter_context(graph_timer(checkpoint, serve, config.length, run.progress))
-                return compress_model(checkpoint, config, require_rows(moments), timer=timer, progress=run.progress)
-
-        return by_main(checkpoint, solve)
+        with contextlib.ExitStack() as stack:
+            timer = None
+            if serve is not None and config.speedup is not None:
+                timer = stack.enter_context(graph_timer(checkpoint, serve, config.length, run.progress))
+            return compress_model(checkpoint, config, require_rows(moments), timer=timer, progress=run.progress)
 
     verbs = [
         None if keep_tokens is None else fewer_tokens(keep_tokens, calibration, heal),

@@ -14,7 +14,6 @@ from ..io.options import LoadOptions
 from ..io.read import resolve_source
 from ..planning.config import ConversionConfig
 from ..planning.plan import Plan
-from ..processes import from_main
 from ..progress import Progress, no_progress
 from .calibrate import calibrate
 
@@ -47,4 +46,4 @@ def plan(
     require = require_compressible if isinstance(config, CompressionConfig) else require_convertible
     require(checkpoint.model)
     moments, _ = calibrate(checkpoint, calibration or CalibrationRequest(), progress=progress)
-    return from_main(lambda: plan_model(checkpoint, moments, config, fractions=fractions, progress=progress))
+    return plan_model(checkpoint, moments, config, fractions=fractions, progress=progress)

@@ -6,6 +6,7 @@ import copy
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cached_property
 from pathlib import Path
 from typing import Unpack
 
@@ -51,7 +52,11 @@ class GraphTimer:
         self._original, self._options, self._folder, self._progress = original, options, folder, progress
         self._length = min(length, longest_input(original.model)) if has_length(original.model) else None
         self._count = 0
-        self._reference = self._write(original.model, ExportOptions(options.format))
+
+    @cached_property
+    def _reference(self) -> Path:
+        """The original's graph, which only a process that measures writes."""
+        return self._write(self._original.model, ExportOptions(self._options.format))
 
     def __call__(self, model: PreTrainedModel) -> float:
         """How many times as fast a model is."""

@@ -8,9 +8,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Unpack
 
-from torch import Tensor
-from transformers import PretrainedConfig, PreTrainedModel
-
 from ..errors import OutputError
 from ..io.checkpoint import Checkpoint
 from ..io.load import load_source
@@ -18,9 +15,9 @@ from ..io.options import LoadOptions, SaveOptions, TransformOptions
 from ..io.read import Source, resolve_source
 from ..io.staging import check_output, check_space, scratch_folder
 from ..io.write import save
-from ..models.assembly import assemble
-from ..processes import check_seen, from_main, is_main_process, processes
-from ..progress import Progress, no_progress
+from ..models.layers import count_bytes
+from ..processes import check_seen, from_main, is_main_process
+from ..progress import LARGE, Progress, no_progress, with_bytes
 from ..training.work import exclusive_lock, finish, work_folder
 
 _LEAST = 10
@@ -65,55 +62,10 @@ Verb = Callable[[Checkpoint, Run], Checkpoint]
 """Does something to a model: a checkpoint with one step more."""
 
 
-def by_main(original: Checkpoint, make: Callable[[], Checkpoint]) -> Checkpoint:
-    """What the main process makes of a checkpoint, while the others wait for it, and then build the same model.
-
-    Compressing and measuring are its own, because two processors may round, and measure, differently.
-    """
-    if processes() == 1:
-        return make()
-    made: Checkpoint | None = None
-
-    def send() -> _Sent:
-        nonlocal made
-        made = make()
-        return _Sent.of(made)
-
-    sent = from_main(send)
-    return sent.build(original) if made is None else made
-
-
-@dataclass(frozen=True)
-class _Sent:
-    """A checkpoint as it is sent to another process, which builds the model: transformers prepares classes then."""
-
-    checkpoint: Checkpoint
-    model_class: type[PreTrainedModel]
-    config: PretrainedConfig
-    state: dict[str, Tensor]
-    trainable: dict[str, bool]
-
-    @classmethod
-    def of(cls, made: Checkpoint) -> _Sent:
-        """What the main process made, without what every process has."""
-        model = made.model
-        return cls(
-            replace(made, model=None, processor=None, original=None),  # type: ignore[arg-type]
-            type(model),
-            model.config,
-            {name: tensor.cpu() for name, tensor in model.state_dict().items()},
-            {name: parameter.requires_grad for name, parameter in model.named_parameters()},
-        )
-
-    def build(self, original: Checkpoint) -> Checkpoint:
-        """The checkpoint in another process."""
-        model = assemble(self.model_class, self.config, self.state, original.model, self.trainable)
-        return replace(self.checkpoint, model=model, processor=original.processor, original=original)
-
-
 def write(checkpoint: Checkpoint, run: Run) -> Checkpoint:
     """Writes a model and checks what was written, as the last verb."""
-    run.progress("writing and checking", 0, None)
+    size = count_bytes(checkpoint.model.parameters())
+    run.progress(with_bytes("writing and checking", size) if size > LARGE else "writing and checking", 0, None)
     return replace(checkpoint, history=save(checkpoint, run.output, run.save_options))
 
 
@@ -153,10 +105,13 @@ def transform(
     output, progress = Path(output).expanduser(), options.get("progress", no_progress)
     progress("loading the model", 0, None)
     source = resolve_source(model, load_options.revision)
+    weights = [*source.folder.glob("*.safetensors"), *source.folder.glob("*.bin")]
+    size = sum(file.stat().st_size for file in weights)
     if is_main_process():
         check_output(output, source.folder, save_options.overwrite)
-        weights = [*source.folder.glob("*.safetensors"), *source.folder.glob("*.bin")]
-        check_space(output, sum(file.stat().st_size for file in weights) // _LEAST, "takes at least")
+        check_space(output, size // _LEAST, "takes at least")
+    if size > LARGE:
+        progress(with_bytes("loading the model", size), 0, None)
     with contextlib.ExitStack() as ending:
         run = Run(output, save_options, progress, ending)
         if trains:

@@ -12,7 +12,7 @@ from ..modeling.collab_attention import CollaborativeAttention, LayerKind
 from ..modeling.collab_model import outermost
 from ..models.families import Family, collaborative_layers
 from ..models.layers import entry_of, part_of, passes_per_layer
-from ..planning.budget import Stack
+from ..planning.budget import OF_ANOTHER, OF_ITSELF, Part, Stack
 
 
 @dataclass(frozen=True)
@@ -28,6 +28,11 @@ class Attention:
     name: str
     output: str
     kind: LayerKind
+
+    @property
+    def parts(self) -> tuple[Part, Part]:
+        """The names of its queries and keys, and of its values."""
+        return OF_ANOTHER if self.kind == "cross" else OF_ITSELF
 
     def layer(self, model: PreTrainedModel) -> CollaborativeAttention:
         """The attention layer in a model."""
@@ -73,6 +78,12 @@ class Block:
     def outputs(self) -> tuple[str, ...]:
         """The projections whose outputs are added to the states: W_O of each attention, and W_2."""
         return (*(attention.output for attention in self.attention), self.down)
+
+    @property
+    def projections(self) -> dict[Part, str]:
+        """By part that may be narrower, the one of `outputs` that comes after it."""
+        of_attention = {part: attention.output for attention in self.attention for part in attention.parts}
+        return {**of_attention, "feed-forward": self.down}
 
 
 def blocks_of(model: PreTrainedModel, family: Family) -> list[Block]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import logging
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -25,6 +26,7 @@ from ..models.layers import attention_layers, count_parameters, part_of, set_lay
 from ..models.outputs import Output
 from ..planning.allocation import Costs, Curve, Widths
 from ..planning.budget import OF_ANOTHER, OF_ITSELF, Part, Unit
+from ..processes import divided, owners
 from ..progress import Progress
 from ..reparametrization.model import LayerProblems
 from ..reparametrization.rotary import RotaryProblem
@@ -43,12 +45,18 @@ logger = logging.getLogger(__name__)
 _TOGETHER: tuple[tuple[Part, ...], ...] = (OF_ITSELF, OF_ANOTHER, ("feed-forward",))
 """Parts of a layer whose widths are chosen together, because one's time depends on the other's width."""
 
+_Change = tuple[int, Part, int]
+"""A layer's number, a part of it, and its width."""
+
 _LOGITS = 2**28
 """Numbers in the original's answers on held-out rows that are kept to compare with, at most; a gigabyte."""
 
 
 class Candidates:
     """A model at any widths.
+
+    Several processes work on it together: all of them call the same, and get the same. The statistics of a part are in
+    the process that owns it, which predicts its losses and narrows it.
 
     Args:
         native: the original.
@@ -80,10 +88,12 @@ class Candidates:
         self._progress = progress
         self.stacks = stacks_of(self.blocks)
         self._state = {name: tensor.detach() for name, tensor in model.state_dict().items()}
-        self._narrowed: dict[tuple[int, Part, int], Narrowed] = {}
+        self._narrowed: dict[_Change, Narrowed] = {}
+        self._exchanged: set[_Change] = set()
         self._costs: dict[Unit, Costs] = {}
         self._linears: dict[str, nn.Linear] = {}
-        statistics = collect(model, self.blocks, calibration.train, config.seed, progress)
+        self._owner = self._owners()
+        statistics = collect(model, self.blocks, calibration.train, config.seed, self._owner, progress)
         self.tokens = min(sums.tokens for sums in statistics.values())
         problems = LayerProblems(native, calibration.moments, native.device)
         shared = any(layer.shares_values for layer in attention_layers(native))
@@ -93,7 +103,7 @@ class Candidates:
             parts: dict[Part, Narrowing] = {}
             for attention in block.attention:
                 layer, output = attention.layer(model), self._linear(attention.output)
-                of_queries, of_values = OF_ANOTHER if attention.kind == "cross" else OF_ITSELF
+                of_queries, of_values = attention.parts
                 problem = problems[attention.name]
                 parts[of_queries] = (
                     NarrowSharedKeys(attention, layer, problem, config.length)
@@ -105,6 +115,22 @@ class Candidates:
             parts["feed-forward"] = NarrowFeedForward(block, ups, down, statistics[block.down], config.length)
             self.parts.append(parts)
         self._share_keys()
+
+    def _owners(self) -> dict[str, int]:
+        """The process that owns each projection of `Block.outputs`.
+
+        For every part before it the model runs once on held-out rows, and to narrow the widest takes about as long.
+        """
+        inputs = {name: self._linear(name).in_features for block in self.blocks for name in block.outputs}
+        runs = Counter(
+            name for block in self.blocks for part, name in block.projections.items() if part in self._config.narrowed
+        )
+        widest = max(inputs.values())
+        return dict(zip(inputs, owners([runs[name] + (inputs[name] / widest) ** 3 for name in inputs]), strict=True))
+
+    def _owner_of(self, number: int, part: Part) -> int:
+        """The process that owns a part of a layer: the projection after it."""
+        return self._owner[self.blocks[number].projections[part]]
 
     def _share_keys(self) -> None:
         """Makes the keys of the model, which each head has for itself, those that the original's heads share."""
@@ -124,6 +150,22 @@ class Candidates:
 
     def build(self, widths: Widths) -> PreTrainedModel:
         """The model at some widths; it shares the weights that stay."""
+        changes = [
+            (number, part, width)
+            for number, chosen in enumerate(widths)
+            for part, width in (chosen or {}).items()
+            if width != self.full[number][part]
+        ]
+        new = [change for change in changes if change not in self._exchanged]
+        owner = [self._owner_of(number, part) for number, part, _ in new]
+        made = divided(new, lambda own: [self._narrow(*change).to("cpu") for change in own], owner=owner)
+        for change, narrowed in zip(new, made, strict=True):
+            self._exchanged.add(change)
+            self._narrowed.setdefault(change, narrowed.to(self.model.device))
+        return self._built(widths)
+
+    def _built(self, widths: Widths) -> PreTrainedModel:
+        """The model at some widths, whose narrower parts this process has or owns."""
         state, neurons = dict(self._state), []
         specs: dict[str, AttentionSpec] = {}
         for number, chosen in enumerate(widths):
@@ -134,7 +176,7 @@ class Candidates:
             specs |= {attention.name: attention.layer(self.model).spec for attention in block.attention}
             count = self._linear(block.down).in_features
             for part, width in chosen.items():
-                if width == self.parts[number][part].widths[0]:
+                if width == self.full[number][part]:
                     continue
                 narrowed = self._narrow(number, part, width)
                 _remove(state, narrowed.removed)
@@ -164,20 +206,30 @@ class Candidates:
         return tuple({part: narrowing.widths[0] for part, narrowing in own.items()} for own in self.parts)
 
     @cached_property
-    def scales(self) -> list[dict[Part, float]]:
-        """By layer, the measured loss of every part at about half its width, relative to what was predicted there."""
-        scales: list[dict[Part, float]] = [{} for _ in self.blocks]
+    def losses(self) -> list[dict[Part, dict[int, float]]]:
+        """By layer, the predicted loss of every part at every width, as measured at about half its width."""
         changes = [(number, part) for number in self._numbers for part in self.changing[number]]
+        owner = [self._owner_of(*change) for change in changes]
+        measured = divided(changes, self._measured_losses, owner=owner)
+        losses: list[dict[Part, dict[int, float]]] = [{} for _ in self.blocks]
+        for (number, part), by_width in zip(changes, measured, strict=True):
+            losses[number][part] = by_width
+        return losses
+
+    def _measured_losses(self, changes: Sequence[tuple[int, Part]]) -> list[dict[int, float]]:
+        """The loss of parts, which this process owns, at every width, as `losses`."""
+        losses = []
         self._progress("measuring widths", 0, len(changes))
-        for done, (number, part) in enumerate(changes, 1):
+        for number, part in changes:
             narrowing = self.parts[number][part]
-            width = _to_measure(narrowing)
-            loss = self._loss(self._with(number, self.full[number] | {part: width}))
-            predicted = narrowing.predicted(width)
-            scales[number][part] = loss / predicted if predicted > 0 else 0.0
+            predicted = {width: narrowing.predicted(width) for width in narrowing.widths}
+            width = _to_measure(predicted)
+            loss = self.loss(self._built(self._with(number, self.full[number] | {part: width})))
+            scale = loss / predicted[width] if predicted[width] > 0 else 0.0
+            losses.append({width: scale * each for width, each in predicted.items()})
             logger.info("layer %d, %s at %d: loss %.5f", number, part, width, loss)
-            self._progress("measuring widths", done, len(changes))
-        return scales
+            self._progress("measuring widths", len(losses), len(changes))
+        return losses
 
     @cached_property
     def changing(self) -> list[list[Part]]:
@@ -198,10 +250,14 @@ class Candidates:
         """The measured loss of dropping each layer that may be dropped, by number."""
         dropping = self._config.drop_layers != 0 and "layers" in self._config.only
         droppable = self.droppable if dropping else []
-        losses: dict[int, float] = {}
-        for number in droppable:
-            self._progress("measuring without layers", len(losses), len(droppable))
-            losses[number] = self._loss(self._with(number, None))
+        return dict(zip(droppable, divided(droppable, self._measured_without), strict=True))
+
+    def _measured_without(self, numbers: Sequence[int]) -> list[float]:
+        """The losses of dropping layers, each alone."""
+        losses: list[float] = []
+        for number in numbers:
+            self._progress("measuring without layers", len(losses), len(numbers))
+            losses.append(self.loss(self._built(self._with(number, None))))
         return losses
 
     @cached_property
@@ -239,10 +295,7 @@ class Candidates:
         costs = self.costs(unit)
         curves: list[list[Curve]] = []
         for number in self._numbers:
-            losses: dict[Part, dict[int, float]] = {}
-            for part, scale in self.scales[number].items():
-                narrowing = self.parts[number][part]
-                losses[part] = {width: scale * narrowing.predicted(width) for width in narrowing.widths}
+            losses = self.losses[number]
             groups = ({part: losses[part] for part in group if part in losses} for group in _TOGETHER)
             curves.append([costs.curve(number, group) for group in groups])
         return curves
@@ -305,8 +358,8 @@ class Candidates:
         return self._linears[name]
 
     def _narrow(self, number: int, part: Part, width: int) -> Narrowed:
-        key = (number, part, width)
-        if key not in self._narrowed:
+        change = (number, part, width)
+        if change not in self._narrowed:
             narrowed = self.parts[number][part].narrow(width)
             block = self.blocks[number]
             if part == "feed-forward" and isinstance(self.model.get_submodule(block.down), Conv1D):
@@ -315,8 +368,8 @@ class Candidates:
                     for name, tensor in narrowed.tensors.items()
                 }
                 narrowed = replace(narrowed, tensors=stored)
-            self._narrowed[key] = narrowed
-        return self._narrowed[key]
+            self._narrowed[change] = narrowed
+        return self._narrowed[change]
 
     def _with(self, number: int, chosen: Mapping[Part, int] | None) -> Widths:
         """The original widths but for one layer."""
@@ -343,10 +396,6 @@ class Candidates:
         if "kl" in agreed:
             return agreed["kl"]
         return agreed["absolute_difference"] if "absolute_difference" in agreed else 1 - agreed["embedding_cosine"]
-
-    def _loss(self, widths: Widths) -> float:
-        """The loss of the model at some widths."""
-        return self.loss(self.build(widths))
 
     def _renumbered(self, state: Mapping[str, Tensor], kept: Sequence[int]) -> dict[str, Tensor]:
         """The weights under the names that they have in a model without the dropped layers."""
@@ -392,9 +441,13 @@ def _remove(state: dict[str, Tensor], prefixes: tuple[str, ...]) -> None:
         del state[name]
 
 
-def _to_measure(narrowing: Narrowing) -> int:
-    """The width closest to half of the original one; a smaller one where so much is predicted to lose nothing."""
-    full, *widths = narrowing.widths
+def _to_measure(predicted: Mapping[int, float]) -> int:
+    """The width closest to half of the original one; a smaller one where so much is predicted to lose nothing.
+
+    Args:
+        predicted: the loss at every width, falling.
+    """
+    full, *widths = predicted
     middle = min(widths, key=lambda width: abs(width - full / 2), default=full)
-    least = 1e-3 * narrowing.predicted(narrowing.widths[-1])
-    return next((width for width in widths if width <= middle and narrowing.predicted(width) >= least), middle)
+    least = 1e-3 * list(predicted.values())[-1]
+    return next((width for width in widths if width <= middle and predicted[width] >= least), middle)

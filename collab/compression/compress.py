@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 
 from transformers import PreTrainedModel
 
@@ -16,6 +17,7 @@ from ..io.checkpoint import Checkpoint
 from ..models.layers import count_bytes, count_parameters, parameters
 from ..planning.budget import Budget, Part
 from ..planning.plan import PlanOption
+from ..processes import divided, from_main
 from ..progress import Progress, no_progress
 from ..steps.compression import CompressedLayer, Compression
 from ..steps.conversion import VocabularyCut
@@ -49,6 +51,9 @@ def compress(
     which layer, and how much, follows from what every change alone costs on held-out rows: of a model that writes, the
     divergence of its next token, given targets or what the original writes. `collab.heal` then brings
     the model closer to the original.
+
+    Several processes, which all call this, divide the rows, the parts of the layers and what is measured of them, and
+    all get the same model.
 
     Args:
         checkpoint: a native transformers model of a supported family, with any of its heads. It is not changed. If
@@ -135,8 +140,10 @@ def _refitted(
         return compressed, 0
     model = candidates.build(option.widths)
     count = refit(model, candidates.model, candidates.blocks, option.widths, calibration.train, progress)
-    closer = count > 0 and candidates.loss(model) < candidates.loss(compressed)
-    return (model, count) if closer else (compressed, 0)
+    if count == 0:
+        return compressed, 0
+    after, before = divided((model, compressed), lambda own: [candidates.loss(each) for each in own])
+    return (model, count) if after < before else (compressed, 0)
 
 
 def _as_fast(
@@ -151,7 +158,7 @@ def _as_fast(
     if timer is None:
         timer = candidates.timed.times_as_fast
     else:
-        whole = timer(candidates.native)
+        whole = from_main(partial(timer, candidates.native))
         if whole >= wanted * (1 - _CLOSE):
             raise BudgetError(
                 f"speedup={wanted:.3g} needs no compression: the original is {whole:.2f} times as fast already in this "
@@ -168,7 +175,7 @@ def _as_fast(
             break
         progress("measuring speed", number, _TRIES)
         model = candidates.build(option.widths)
-        speed = timer(model)
+        speed = from_main(partial(timer, model))
         logger.info("For %.2f times as fast, %.2f was asked for: %.2f times.", wanted, asked, speed)
         if best is None or abs(speed - wanted) < abs(best[2] - wanted):
             best = option, model, speed

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 
 from transformers import PreTrainedModel
@@ -13,9 +13,10 @@ from ..errors import BudgetError, CalibrationError, ConfigurationError, Unsuppor
 from ..models.families import Family
 from ..models.inputs import has_decoder
 from ..models.layers import attention_layers, count_bytes, count_parameters, parameters
-from ..planning.allocation import Allocation, Widths, allocate
+from ..planning.allocation import Allocation, Costs, Curve, Widths, allocate
 from ..planning.budget import OF_ANOTHER, OF_ITSELF, Budget
 from ..planning.plan import Plan, PlanOption, mark_frontier, within_each
+from ..processes import from_main
 from ..progress import Progress
 from .blocks import unknown_feed_forward
 from .candidates import Candidates
@@ -99,11 +100,17 @@ class Compressions:
         Raises:
             BudgetError: if the budget cannot be reached; the message says what can.
         """
-        config, costs = self._config, self.candidates.costs(budget.unit)
-        curves = self.candidates.curves(budget.unit)
+        costs, curves, drops = self.candidates.costs(budget.unit), self.candidates.curves(budget.unit), self._drops
+        return from_main(lambda: self._within(budget, costs, curves, drops))  # all go on with the same widths
+
+    def _within(
+        self, budget: Budget, costs: Costs, curves: Sequence[Sequence[Curve]], drops: Sequence[Mapping[int, float]]
+    ) -> PlanOption:
+        """See `within`; from what was measured."""
+        config = self._config
         most = budget.value * costs.whole
         options = []
-        for dropped in self._drops:
+        for dropped in drops:
             cost = costs.left(tuple(None if number in dropped else {} for number in range(len(curves))))
             option = allocate(curves, dropped, cost, most, alike=self._alike if config.native else ())
             options.append((option, option.loss - _RECOVERED * config.healed * sum(dropped.values())))

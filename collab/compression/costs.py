@@ -10,6 +10,7 @@ from transformers import PreTrainedModel
 from ..evaluation.timing import rounds_in_turn
 from ..planning.allocation import Widths
 from ..planning.budget import OF_ANOTHER, OF_ITSELF, Part
+from ..processes import from_main
 from .timed import Timed
 from .widths import Narrowing
 
@@ -55,7 +56,7 @@ class LayerTimes:
         changes = [change for stack in stacks for change in self._changes(stack, droppable)]
         full: Widths = ({},) * len(parts)
         runs = [(timed.call(model), [timed.rows]) for model in (timed.native, *map(build, (full, *changes)))]
-        rounds = rounds_in_turn(runs, _ROUNDS)
+        rounds = from_main(lambda: rounds_in_turn(runs, _ROUNDS))
         self.whole, self.full, *others = (min(times) for times in zip(*rounds, strict=True))  # other work only adds
         saved = [max(0.0, self.full - seconds) for seconds in others]
         self._rates = [

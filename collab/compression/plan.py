@@ -14,6 +14,7 @@ from ..planning.budget import Budget
 from ..planning.config import ConversionConfig
 from ..planning.conversions import Conversions
 from ..planning.plan import Plan
+from ..processes import from_main
 from ..progress import Progress, no_progress
 from .compressions import Compressions
 from .options import CompressionConfig
@@ -29,6 +30,8 @@ def plan(
     progress: Progress = no_progress,
 ) -> Plan:
     """Predicts what several budgets would cost and lose, without changing the model.
+
+    Several processes, which all call this, divide what a compression measures.
 
     Args:
         checkpoint: a native model.
@@ -54,6 +57,5 @@ def plan(
     budgets = [Budget(config.budget.unit, value) for value in fractions or config.FRACTIONS]
     if isinstance(config, CompressionConfig):
         return Compressions(model, config, calibration, progress).plan(budgets)
-    return Conversions(model, config, calibration, lengths or lengths_within(model, REPORTED_LENGTHS), progress).plan(
-        budgets
-    )
+    lengths = lengths or lengths_within(model, REPORTED_LENGTHS)
+    return from_main(lambda: Conversions(model, config, calibration, lengths, progress).plan(budgets))

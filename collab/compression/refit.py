@@ -16,6 +16,7 @@ import contextlib
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -29,6 +30,7 @@ from ..models.inputs import on_device
 from ..models.padding import query_mask, without_padding
 from ..models.states import evaluating, frozen
 from ..planning.allocation import Widths
+from ..processes import dealt, from_main, summed
 from ..progress import Progress
 from .blocks import Block, stacks_of
 
@@ -70,6 +72,8 @@ def refit(
 ) -> int:
     """Refits the output projections of a compressed model, in place; weights that it shares stay as they are.
 
+    Several processes, which all call this, divide the rows; the main process solves for each projection.
+
     Args:
         model: the compressed model.
         original: the original with collaborative layers of full width.
@@ -84,7 +88,7 @@ def refit(
     if any(block.passes > 1 for block in blocks):
         return 0
     with evaluating(model, original), frozen(model), torch.no_grad():
-        moved = [on_device(batch, original.device) for batch in batches]
+        moved = [on_device(batch, original.device) for _, batch, _ in dealt(batches)]
         # A decoder's after its encoder's, whose states it reads.
         return sum(_refit_stack(model, original, blocks, stack, widths, moved, progress) for stack in stacks_of(blocks))
 
@@ -111,7 +115,8 @@ def _refit_stack(
     for place, (number, after) in enumerate(zip(kept, following, strict=True)):
         layer = model.get_submodule(left[place])
         natives = {later: original.get_submodule(blocks[later].name) for later in range(number, after)}
-        sums = _sums(natives[number], blocks[number], calls[number - stack[0]][0], states[0])
+        # The main process has the first of the batches.
+        sums = from_main(partial(_sums, natives[number], blocks[number], calls[number - stack[0]], states))
         *outputs, down = _parts(blocks[number])
         aims: dict[str, list[Tensor]] = {part: [] for part in sums}
         for each, mask in enumerate(masks):
@@ -164,12 +169,19 @@ def _without_cache(value: Any) -> Any:
     return None if isinstance(value, Cache) else value
 
 
-def _sums(layer: nn.Module, block: Block, call: _Call, states: Tensor) -> dict[str, str]:
+def _sums(layer: nn.Module, block: Block, calls: Sequence[_Call], every: Sequence[Tensor]) -> dict[str, str]:
     """Where the output of each W_O and of W_2 is added to the states: by projection, the module that reads the sum.
 
     The name of the layer itself, "", stands for what it returns. A projection whose output is normalized or scaled
     before it is added has no such place.
+
+    Args:
+        layer: the original's layer.
+        block: its names.
+        calls: its arguments, by batch; the first is looked at.
+        every: its input states, by batch.
     """
+    call, states = calls[0], every[0]
     seen: list[tuple[str, Tensor]] = [("", states)]  # what modules are given and return, in order
     outputs: dict[str, tuple[int, Tensor]] = {}
     parts = _parts(block)
@@ -254,7 +266,7 @@ def _correct(
     width = linear.in_features + (linear.bias is not None)
     products = torch.zeros(width, width, dtype=torch.float64, device=linear.weight.device)
     missing = torch.zeros(width, linear.out_features, dtype=torch.float64, device=linear.weight.device)
-    error = whole = 0.0
+    squares = torch.zeros(2, dtype=torch.float64, device=linear.weight.device)  # of the error, and of the aim
     for call, hidden, aim, mask in zip(calls, states, aims, masks, strict=True):
         with _watching(layer, {part: sums[part]}) as seen:
             call.run(layer, hidden)
@@ -264,12 +276,13 @@ def _correct(
         rest = aim.float() - actual  # (N, D)
         products += inputs.T @ inputs
         missing += inputs.T @ rest
-        error, whole = error + float(rest.square().sum()), whole + float(aim.float().square().sum())
-    if error <= _LEAST * whole:
+        squares += torch.stack([rest.square().sum(), aim.float().square().sum()])
+    for own in (products, missing, squares):
+        summed(own, 0)
+    change = from_main(partial(_change, part, products, missing, squares))
+    if change is None:
         return False
-    ridge = _RIDGE * products.diagonal().mean() * torch.eye(width, dtype=products.dtype, device=products.device)
-    change = torch.linalg.solve(products + ridge, missing).T.to(linear.weight)  # (D, width)
-    logger.info("%s: relative squared error of the sum before %.5f", part, error / whole)
+    change = change.T.to(linear.weight)  # (D, width)
     columns = linear.in_features
     weight = linear.weight + change[:, :columns]
     weight = weight.T.contiguous() if isinstance(stored, Conv1D) else weight
@@ -277,3 +290,13 @@ def _correct(
     if linear.bias is not None:
         stored.bias = nn.Parameter(linear.bias + change[:, columns], requires_grad=linear.bias.requires_grad)
     return True
+
+
+def _change(part: str, products: Tensor, missing: Tensor, squares: Tensor) -> Tensor | None:
+    """Δ, (width, D), from aᵀa, aᵀ(t - s), and the squares of t - s and of t; None if there is nothing to correct."""
+    error, whole = squares.tolist()
+    if error <= _LEAST * whole:
+        return None
+    logger.info("%s: relative squared error of the sum before %.5f", part, error / whole)
+    ridge = _RIDGE * products.diagonal().mean() * torch.eye(len(products)).to(products)
+    return torch.linalg.solve(products + ridge, missing).cpu()

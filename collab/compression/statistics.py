@@ -6,7 +6,8 @@ Notation: D hidden size, K = H·d width of the heads' outputs, N neurons of a fe
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+import functools
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +20,7 @@ from ..models.inputs import on_device
 from ..models.outputs import outputs_of
 from ..models.padding import output_mask, query_mask, without_padding
 from ..models.states import evaluating, frozen
+from ..processes import dealt, gathered, rank, seed_of_batch, summed
 from ..progress import Progress, no_progress
 from .blocks import Block
 
@@ -31,10 +33,10 @@ class ProjectionStatistics:
     """
 
     def __init__(self, layer: nn.Linear) -> None:
-        like = layer.weight
-        self._sum = like.new_zeros(layer.in_features, dtype=torch.float64)
-        self._products = like.new_zeros(layer.in_features, layer.in_features, dtype=torch.float32)
-        self._gradients = like.new_zeros(layer.out_features, layer.out_features, dtype=torch.float32)
+        zeros = functools.partial(layer.weight.new_zeros, dtype=torch.float64)
+        self._sum = zeros(layer.in_features)
+        self._products = zeros(layer.in_features, layer.in_features)
+        self._gradients = zeros(layer.out_features, layer.out_features)
         self.tokens = 0
 
     def add(self, inputs: Tensor, gradients: Tensor) -> None:
@@ -43,6 +45,15 @@ class ProjectionStatistics:
         self._products += inputs.T @ inputs
         self._gradients += gradients.T @ gradients
         self.tokens += len(inputs)
+
+    def add_other_processes(self, owner: int) -> None:
+        """Adds what the other processes have, which all call this, in the one that owns the layer."""
+        self.tokens = sum(gathered(self.tokens))
+        for sums in (self._sum, self._products, self._gradients):
+            summed(sums, owner)
+        # As precise as what was added up, which hides its order; the other processes have only parts of the sums.
+        size = None if owner == rank() else 0
+        self._products, self._gradients = self._products[:size].float(), self._gradients[:size].float()
 
     @property
     def mean(self) -> Tensor:
@@ -70,15 +81,20 @@ def collect(
     blocks: Sequence[Block],
     batches: Sequence[Batch],
     seed: int,
+    owner: Mapping[str, int],
     progress: Progress = no_progress,
 ) -> dict[str, ProjectionStatistics]:
     """Statistics of every output projection W_O and every W_2, by module name, from one pass forward and back.
+
+    Several processes, which all call this, divide the batches. What is not of the tokens' number is then only in the
+    process that owns a projection.
 
     Args:
         model: the collaborative model, which is not changed.
         blocks: its layers.
         batches: rows.
         seed: random seed of the directions in the output.
+        owner: the process that owns each projection, by module name.
         progress: called after every batch.
 
     Raises:
@@ -97,12 +113,14 @@ def collect(
 
         return hook
 
-    generator = torch.Generator().manual_seed(seed)
-    progress("measuring layers", 0, len(batches))
+    generator = torch.Generator()
+    own = list(dealt(batches))
+    progress("measuring layers", 0, len(own))
     with contextlib.ExitStack() as hooks, evaluating(model), frozen(model), torch.enable_grad():
         for name, layer in layers.items():
             hooks.enter_context(layer.register_forward_hook(record(name)))
-        for number, batch in enumerate(batches, 1):
+        for done, (number, batch, _) in enumerate(own, 1):
+            generator.manual_seed(seed_of_batch(seed, number))
             recorded.clear()
             moved = on_device(batch, model.device)
             returned = outputs_of(model, model(**moved), output_mask(moved))
@@ -115,8 +133,11 @@ def collect(
                 mask = query_mask(moved, kinds[name])
                 rows = (without_padding(tensor.float(), mask).flatten(0, -2) for tensor in (inputs, gradient))
                 statistics[name].add(*rows)
-            progress("measuring layers", number, len(batches))
+            progress("measuring layers", done, len(own))
     for name, sums in statistics.items():
+        sums.add_other_processes(owner[name])
+        if owner[name] != rank():
+            continue
         if not sums.tokens or not all(bool(value.isfinite().all()) for value in (sums.mean, sums.covariance)):
             raise CalibrationError(
                 f"Activations of {name} are NaN or infinite, or it was never called. Check the model in its dtype, or "

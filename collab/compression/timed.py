@@ -12,6 +12,7 @@ from transformers import PreTrainedModel
 
 from ..evaluation.timing import rounds_in_turn
 from ..models.inputs import check_forced, has_decoder, longest_input, longest_target, random_inputs
+from ..processes import from_main
 from .options import CompressionConfig
 
 _ROUNDS, _ROUNDS_OF_WRITING = 41, 11
@@ -82,6 +83,6 @@ class Timed:
     def _medians(self, model: PreTrainedModel, new_tokens: int | None) -> tuple[float, float]:
         """Median seconds of the original and of a model."""
         runs = [(self.call(each, new_tokens), [self.rows]) for each in (self.native, model)]
-        rounds = rounds_in_turn(runs, _ROUNDS_OF_WRITING if self.writes else _ROUNDS)
+        rounds = from_main(lambda: rounds_in_turn(runs, _ROUNDS_OF_WRITING if self.writes else _ROUNDS))
         before, after = (median(times) for times in zip(*rounds, strict=True))
         return before, after

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+import torch
 from torch import Tensor
 
 
@@ -27,6 +28,10 @@ class Narrowed:
     attention: str = ""
     spec: Mapping[str, Any] = field(default_factory=dict)
     neurons: int | None = None
+
+    def to(self, device: torch.device | str) -> Narrowed:
+        """The same with its weights on a device."""
+        return replace(self, tensors={name: tensor.to(device) for name, tensor in self.tensors.items()})
 
 
 class Narrowing(ABC):

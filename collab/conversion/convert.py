@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -30,8 +30,8 @@ from ..models.layers import AttentionLayer, count_bytes, native_layers, paramete
 from ..models.weights import check_finite
 from ..planning.choice import Choice, choose, compare_forms
 from ..planning.config import ConversionConfig
-from ..processes import from_main, gathered, rank
-from ..progress import Progress, no_progress
+from ..processes import divided, from_main
+from ..progress import LARGE, Progress, no_progress, with_bytes
 from ..reparametrization.layer import LayerProblem, fitting, spec_of, state_of
 from ..reparametrization.model import LayerProblems
 from ..reparametrization.moments import LayerMoments
@@ -126,18 +126,17 @@ class _Solved:
     file: Path | None = None
 
     def to_send(self) -> _Solved:
-        """The same for a process that may have another GPU; without the parameters if they are in a file."""
-        state = {} if self.file is not None else {name: tensor.cpu() for name, tensor in self.state.items()}
-        return _Solved(self.spec, state, self.file)
+        """The same for a process that may have another GPU."""
+        return _Solved(self.spec, {name: tensor.cpu() for name, tensor in self.state.items()}, self.file)
 
     def kept_in(self, file: Path) -> _Solved:
-        """The same with its parameters in a file, which is mapped into memory."""
+        """The same with its parameters in a file."""
         with writing(str(file.parent), "Nothing was written."):
             save_file(self.state, file)
-        return _Solved(self.spec, {}, file).read()
+        return _Solved(self.spec, {}, file)
 
     def read(self) -> _Solved:
-        """The same with what is in the file."""
+        """The same with what is in the file, which is mapped into memory."""
         return self if self.file is None else _Solved(self.spec, load_file(self.file), self.file)
 
 
@@ -182,38 +181,38 @@ def _solve_all(
     """
     held_out = None if calibration is None else calibration.held_out_moments
     layers = native_layers(model)
+    large = count_bytes(model.parameters()) > LARGE
+
+    def solve(own: list[tuple[str, int]]) -> list[tuple[_Solved, LayerConversion, Json]]:
+        sizes = [count_bytes(layers[name].module.parameters()) for name, _ in own]
+        solved: list[tuple[_Solved, LayerConversion, Json]] = []
+
+        def say() -> None:
+            what = with_bytes("solving", sum(sizes), sum(sizes[: len(solved)])) if large else "solving"
+            progress(what, len(solved), len(own))
+
+        say()
+        for name, width in own:
+            logger.debug("%s: solving", name)
+            problem = problems[name]  # created once: solving and comparing share its eigenvectors
+            moments = None if held_out is None else held_out[name]
+            factors, report = _solve(layers[name], problem, choice.form, width, config, moments)
+            layer = _Solved(spec_of(factors), state_of(factors))
+            if scratch is not None and calibration is None:
+                layer = layer.kept_in(scratch / f"{list(problems).index(name)}.safetensors")
+            compared = {"name": name} | compare_forms(problem, report, config) if config.compare else {}
+            solved.append((layer.to_send(), report, compared))
+            del problem, factors, layer  # frees float64 copies before the next are made
+            logger.info("%s: %s, rank %d, relative error %.4f", name, choice.form, report.rank, report.error)
+            say()
+        return solved
+
     owner = owners_of_layers(model)
-    solved: dict[str, tuple[_Solved, LayerConversion, Json]] = {}
-    own = [(name, width) for name, width in zip(problems, choice.ranks, strict=True) if owner[name] == rank()]
-    sizes = [count_bytes(layers[name].module.parameters()) for name, _ in own]
-    progress(_solving(0, sizes), 0, len(own))
-    for name, width in own:
-        logger.debug("%s: solving", name)
-        problem = problems[name]  # created once: solving and comparing share its eigenvectors
-        moments = None if held_out is None else held_out[name]
-        factors, report = _solve(layers[name], problem, choice.form, width, config, moments)
-        layer = _Solved(spec_of(factors), state_of(factors))
-        if scratch is not None and calibration is None:
-            layer = layer.kept_in(scratch / f"{list(problems).index(name)}.safetensors")
-        compared = {"name": name} | compare_forms(problem, report, config) if config.compare else {}
-        solved[name] = layer, report, compared
-        del problem, factors  # frees float64 copies before the next are made
-        logger.info("%s: %s, rank %d, relative error %.4f", name, choice.form, report.rank, report.error)
-        progress(_solving(len(solved), sizes), len(solved), len(own))
-    sent = {name: (layer.to_send(), report, compared) for name, (layer, report, compared) in solved.items()}
-    received = {name: entry for part in gathered(sent) for name, entry in part.items()}
-    for name, (layer, report, compared) in received.items():
-        solved.setdefault(name, (layer.read(), report, compared))
-    reports = [solved[name][1] for name in problems]
-    comparison = [solved[name][2] for name in problems if config.compare]
-    return {name: solved[name][0] for name in problems}, reports, comparison
-
-
-def _solving(done: int, sizes: Sequence[int]) -> str:
-    """What is being done, with bytes where there are many: of the attention of `done` layers, and of all."""
-    if sum(sizes) < 1e9:
-        return "solving"
-    return f"solving; {sum(sizes[:done]) / 1e9:.1f} of {sum(sizes) / 1e9:.1f} GB"
+    ranks = list(zip(problems, choice.ranks, strict=True))
+    solved = divided(ranks, solve, owner=[owner[name] for name in problems])
+    reports = [report for _, report, _ in solved]
+    comparison = [compared for _, _, compared in solved if config.compare]
+    return {name: layer.read() for name, (layer, _, _) in zip(problems, solved, strict=True)}, reports, comparison
 
 
 def require_convertible(model: PreTrainedModel) -> tuple[Family, type[PreTrainedModel]]:

@@ -24,6 +24,7 @@ from ..evaluation.predict import predictions
 from ..models.inputs import on_device
 from ..models.outputs import Output, outputs_of
 from ..models.padding import output_mask
+from ..processes import seed_of_batch
 
 _ROWS = 32
 
@@ -95,7 +96,7 @@ class OwnOutputs(Objective):
             return (output.values * direction).flatten(1).sum(1)
 
         def run(number: int) -> Tensor:
-            generator.manual_seed((self._seed * 1_000_003 + number) % 2**63)  # whoever has the batches before it
+            generator.manual_seed(seed_of_batch(self._seed, number))
             return torch.stack([loss(output) for output in self._outputs(self._batches[number])]).sum(0)
 
         return [lambda number=number: run(number) for number in range(len(self._batches))]  # type: ignore[misc]
