@@ -430,7 +430,8 @@ class TestPruneCommand:
         assert tuned.exit_code == 0, tuned.stderr
         report = json.loads((folder / "tuned" / "collab_report.json").read_text())
         assert [step["step"] for step in report["history"]] == ["prune", "heal", "finetune"]
-        smaller = run("convert", folder / "tuned", folder / "smaller", "--rank", 8, "--heal", folder / "rows.txt")
+        healing = ("--heal", folder / "rows.txt", "--heal-steps", 4, "--refine", "none", "--no-speed")
+        smaller = run("convert", folder / "tuned", folder / "smaller", "--rank", 8, *healing)
         assert smaller.exit_code == 0, smaller.stderr
         after = json.loads((folder / "smaller" / "collab_report.json").read_text())
         assert [step["step"] for step in after["original_history"]] == ["prune", "heal", "finetune"]
