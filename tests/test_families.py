@@ -21,6 +21,7 @@ from tiny import (
     ROWS,
     SEQ2SEQ,
     Row,
+    by_layers,
     converted,
     every_family,
     every_family_and_form,
@@ -520,7 +521,7 @@ class TestFromScratch:
 @pytest.mark.slow
 def test_peft_lora_matches_the_names() -> None:
     peft = pytest.importorskip("peft", reason="peft is not installed")
-    for row in ROWS:
+    for row in by_layers(ROWS):
         model = converted(tiny_model(row), 8)
         adapted = peft.get_peft_model(copy.deepcopy(model), peft.LoraConfig(target_modules=["query", "value"], r=2))
         inputs = probe_inputs(model)
