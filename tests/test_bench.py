@@ -13,7 +13,7 @@ import torch
 import transformers
 from click.testing import Result
 from processes import run
-from tiny import BERT, BY_TYPE, converted, every_family, every_head, random_model, tiny_model
+from tiny import BERT, BY_TYPE, Row, converted, every_head, every_layer, random_model, tiny_model
 
 import collab
 from collab.evaluation.timing import Spread, time_in_turn
@@ -47,8 +47,8 @@ class TestTiming:
 
 
 class TestModels:
-    @every_family
-    def test_two_of_every_family(self, row: object) -> None:
+    @every_layer
+    def test_two_of_every_kind_of_layer(self, row: Row) -> None:
         native = tiny_model(row)
         images = input_kind(native) != "text" and not takes_waveforms(native)
         unit = {"audio": "recordings"}.get(input_kind(native), input_kind(native)) if images else "tokens"
