@@ -19,11 +19,6 @@ def run(*arguments: object) -> Result:
     return CliRunner().invoke(main, [str(argument) for argument in arguments])
 
 
-def run_apart(*arguments: object) -> subprocess.CompletedProcess[str]:
-    """Runs `collab` in a process of its own."""
-    return subprocess.run(command(*arguments), capture_output=True, text=True, check=False)
-
-
 def command(*arguments: object) -> list[str]:
     """The command line of `collab` in this environment."""
     return [sys.executable, "-m", "collab", *map(str, arguments)]

@@ -2,41 +2,33 @@
 
 from __future__ import annotations
 
-import json
+import multiprocessing
 import os
 import subprocess
 import sys
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
+from typing import Any, TypeVar
 
+import apart
 import torch
 from tiny import largest_difference, of_seen
 from transformers import AutoModel
 
-# Each job: an export, the Auto class to load it with, inputs saved with torch, and where to save the outputs.
-_LOADER = """
-import json, sys
-sys.modules["collab"] = None  # importing it fails from here on
-import torch, transformers
-transformers.logging.set_verbosity_error()
-for job in json.load(open(sys.argv[1])):
-    trust = job.get("trust_remote_code", True)
-    if job["auto_class"] == "SentenceTransformer":
-        from sentence_transformers import SentenceTransformer
-        model = SentenceTransformer(job["folder"], trust_remote_code=trust)
-        outputs = {"embeddings": model.encode(job["sentences"], convert_to_tensor=True)}
-    elif job["auto_class"] == "CrossEncoder":
-        from sentence_transformers import CrossEncoder
-        model = CrossEncoder(job["folder"], trust_remote_code=trust)
-        outputs = {"scores": model.predict([job["sentences"]] * 2, convert_to_tensor=True)}
-    else:
-        auto_class = getattr(transformers, job["auto_class"])
-        model = auto_class.from_pretrained(job["folder"], trust_remote_code=trust)
-        with torch.no_grad():
-            result = model(**torch.load(job["inputs"]))
-        outputs = {name: value for name, value in result.items() if isinstance(value, torch.Tensor)}
-    torch.save(outputs, job["outputs"])
-assert not any(name.partition(".")[0] == "collab" for name, module in sys.modules.items() if module is not None)
-"""
+T = TypeVar("T")
+
+_FORKS = multiprocessing.get_context("forkserver")
+_FORKS.set_forkserver_preload(["transformers.modeling_utils", "transformers.models.auto.modeling_auto"])
+
+
+def without_collab(task: Callable[..., T], *arguments: Any, cache: Path) -> T:
+    """The result of a function of `apart` in a process that cannot import collab.
+
+    That is a fork of one that has imported transformers and nothing of collab, which takes seconds each time.
+    """
+    with ProcessPoolExecutor(1, _FORKS, initializer=apart.forget_collab, initargs=(cache,)) as process:
+        return process.submit(task, *arguments).result(timeout=600)
 
 
 def run_without_collab(code: str, *arguments: str, cache: Path) -> subprocess.CompletedProcess[str]:
@@ -60,19 +52,8 @@ def error_without_trust(folder: Path, cache: Path) -> str:
 
 def errors_without_trust(folders: list[Path], cache: Path) -> list[str]:
     """The same for several exports, which all have to be refused."""
-    code = """
-import json, sys
-sys.modules["collab"] = None
-from transformers import AutoModel
-for folder in sys.argv[1:]:
-    try:
-        AutoModel.from_pretrained(folder)
-    except Exception as error:
-        print(json.dumps(str(error).splitlines()[-1]), file=sys.stderr)
-"""
-    done = run_without_collab(code, *map(str, folders), cache=cache)
-    messages = [json.loads(line) for line in done.stderr.splitlines() if line.startswith('"')]
-    assert len(messages) == len(folders), done.stderr
+    messages = without_collab(apart.errors, folders, cache=cache)
+    assert len(messages) == len(folders), messages
     return messages
 
 
@@ -92,9 +73,7 @@ def outputs_without_collab(jobs: list[dict], folder: Path) -> list[dict[str, tor
             entry["inputs"] = str(folder / f"inputs-{number}.pt")
             torch.save(job["inputs"], entry["inputs"])
         written.append(entry)
-    (folder / "jobs.json").write_text(json.dumps(written))
-    done = run_without_collab(_LOADER, str(folder / "jobs.json"), cache=folder / "modules")
-    assert done.returncode == 0, done.stderr
+    without_collab(apart.load, written, cache=folder / "modules")
     return [torch.load(entry["outputs"]) for entry in written]
 
 

@@ -86,8 +86,14 @@ def v3() -> DebertaV2Model:
     return model
 
 
-@pytest.mark.parametrize("content", ["exact", "folded"])
-@every_form
+@pytest.mark.parametrize(
+    ("form", "content"),
+    [
+        *((form, "exact") for form in FORMS),
+        ("cp", "folded"),
+        *(pytest.param(form, "folded", marks=pytest.mark.exhaustive) for form in ("concat", "tucker")),
+    ],
+)
 def test_deberta_v3_is_exact_at_full_rank(v3: DebertaV2Model, form: str, content: str) -> None:
     model = converted(v3, 768, form, content=content)
     inputs = text(2, 40)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import ast
 import importlib
-import os
 import re
+import runpy
 import shlex
-import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -162,20 +162,23 @@ def test_every_example_is_on_the_page_of_examples() -> None:
         for name in EXAMPLES
     ],
 )
-def test_an_example_runs_and_writes_only_into_its_folder(name: str, demo_folder: Path, tmp_path: Path) -> None:
+@pytest.mark.filterwarnings("default")
+def test_an_example_runs_and_writes_only_into_its_folder(
+    name: str,
+    demo_folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     pytest.importorskip("sentence_transformers")
-    here, output = tmp_path / "here", tmp_path / "output"
+    here, output, example = tmp_path / "here", tmp_path / "output", DOCS / "examples" / f"{name}.py"
     here.mkdir()
-    result = subprocess.run(
-        [sys.executable, DOCS / "examples" / f"{name}.py", output],
-        cwd=here,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert result.returncode == 0, result.stderr
-    assert re.search(EXAMPLES[name], result.stdout), result.stdout
+    monkeypatch.chdir(here)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(sys, "argv", [str(example), str(output)])
+    runpy.run_path(str(example), run_name="__main__")
+    printed = capsys.readouterr().out
+    assert re.search(EXAMPLES[name], printed), printed
     assert not list(here.iterdir())
 
 

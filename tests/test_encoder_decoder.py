@@ -438,7 +438,7 @@ class TestTranslation:
 
     def test_beside_the_original(self, source: collab.DataSource, tmp_path: Path) -> None:
         folder = save_with_tokenizer(marian(), tmp_path / "model")
-        config = collab.ConversionConfig(rank=1.0, content="folded", compare=False)
+        config = collab.ConversionConfig(rank=1.0, content="folded", refine="none", compare=False)
         collab.checkpoints.convert(str(folder), tmp_path / "out", config)
         columns = ("--text-column", "en", "--text-column", "de")
         done = run("evaluate", tmp_path / "out", "--against", folder, "--data", source.path, *columns, "--json")

@@ -240,7 +240,7 @@ def folder(original: Path, tmp_path: Path) -> Path:
     save_file(weights, original / "model.safetensors", {"format": "pt"})
     (original / "LICENSE").write_text("terms")
     (original / "README.md").write_text("---\nlicense: mit\nlanguage: en\ntags:\n- mine\n---\n# Model\n")
-    config = collab.ConversionConfig(rank=16, form="concat", compare=False)
+    config = collab.ConversionConfig(rank=16, form="concat", refine="none", compare=False)
     collab.checkpoints.convert(
         str(original), tmp_path / "converted", config, save_options=collab.SaveOptions(base_model="someone/original")
     )
@@ -361,7 +361,7 @@ class TestCommand:
         assert expand(folder, tmp_path / "native", "--overwrite", "-q").output == ""
 
     def test_allow_error(self, expand: Run, folder: Path, tmp_path: Path) -> None:
-        config = collab.ConversionConfig(rank=20, compare=False)
+        config = collab.ConversionConfig(rank=20, refine="none", compare=False)
         collab.checkpoints.convert(str(tmp_path / "original"), tmp_path / "cp", config)
         assert "--allow-error" in expand(tmp_path / "cp", tmp_path / "native", fails=2).stderr
         step = json.loads(expand(tmp_path / "cp", tmp_path / "native", "--allow-error", 0.5, "--json").stdout)

@@ -9,13 +9,14 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+import apart
 import huggingface_hub
 import pytest
 import safetensors.torch
 import torch
 import transformers
 from huggingface_hub import ModelCard
-from reload import error_without_trust, outputs_without_collab, run_without_collab
+from reload import error_without_trust, outputs_without_collab, without_collab
 from tiny import (
     BERT,
     BY_TYPE,
@@ -92,12 +93,8 @@ def test_a_model_saved_from_remote_code_reloads_too(tmp_path: Path) -> None:
     """Fine-tuned where collab is not installed, saved again, loaded again: the code travels on."""
     model = converted(tiny_model(BERT, transformers.BertForMaskedLM))
     model.save_pretrained(tmp_path / "first")
-    code = (
-        "import sys; sys.modules['collab'] = None; from transformers import AutoModelForMaskedLM as A; "
-        "A.from_pretrained(sys.argv[1], trust_remote_code=True).save_pretrained(sys.argv[2])"
-    )
-    done = run_without_collab(code, str(tmp_path / "first"), str(tmp_path / "second"), cache=tmp_path / "modules")
-    assert done.returncode == 0, done.stderr
+    names = tmp_path / "first", tmp_path / "second", "AutoModelForMaskedLM"
+    without_collab(apart.save_again, *names, cache=tmp_path / "elsewhere")
     inputs = probe_inputs(model)
     jobs = [
         {"folder": tmp_path / "second", "auto_class": "AutoModelForMaskedLM", "inputs": inputs},
@@ -158,7 +155,7 @@ class TestFromACheckpoint:
     def convert(self, source: Path, output: Path, **settings: object) -> collab.Checkpoint:
         save_options = settings.pop("save_options", collab.SaveOptions())
         save_options, dtype = replace(save_options, command="collab convert …"), settings.pop("dtype", None)
-        config = collab.ConversionConfig(**({"rank": 8} | settings))
+        config = collab.ConversionConfig(**({"rank": 8, "refine": 4} | settings))
         return collab.checkpoints.convert(str(source), output, config, save_options=save_options, dtype=dtype)
 
     def test_files(self, source: Path, tmp_path: Path) -> None:
@@ -361,7 +358,7 @@ def test_image_processor_is_carried_over(tmp_path: Path) -> None:
     source = tmp_path / "source"
     tiny_model(BY_TYPE["vit"], transformers.ViTForImageClassification).save_pretrained(source)
     (source / "preprocessor_config.json").write_text(json.dumps({"do_normalize": True, "size": 16}))
-    collab.checkpoints.convert(str(source), tmp_path / "out", collab.ConversionConfig(rank=8))
+    collab.checkpoints.convert(str(source), tmp_path / "out", collab.ConversionConfig(rank=8, refine="none"))
     settings = json.loads((tmp_path / "out" / "preprocessor_config.json").read_text())
     assert settings["image_processor_type"].startswith("ViTImageProcessor")
     assert type(transformers.AutoImageProcessor.from_pretrained(tmp_path / "out")).__name__.startswith(
@@ -373,7 +370,9 @@ def test_generation_config_is_carried_over(tmp_path: Path) -> None:
     native = random_model(transformers.BertLMHeadModel, BERT.config(is_decoder=True))
     native.generation_config.max_new_tokens = 7
     native.save_pretrained(tmp_path / "source")
-    collab.checkpoints.convert(str(tmp_path / "source"), tmp_path / "out", collab.ConversionConfig(rank=8))
+    collab.checkpoints.convert(
+        str(tmp_path / "source"), tmp_path / "out", collab.ConversionConfig(rank=8, refine="none")
+    )
     assert transformers.GenerationConfig.from_pretrained(tmp_path / "out").max_new_tokens == 7
 
 

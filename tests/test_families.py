@@ -21,6 +21,7 @@ from tiny import (
     ROWS,
     SEQ2SEQ,
     Row,
+    by_layers,
     converted,
     every_family,
     every_family_and_form,
@@ -144,11 +145,17 @@ def test_exact_at_full_rank(row: Row, form: str) -> None:
 
 
 @every_head
-def test_every_head_exact_at_full_rank(row: Row, native_class: type[PreTrainedModel]) -> None:
-    check_exact(row, native_class, "cp")
+def test_every_head_exact_at_full_rank_and_ties_stay_ties(row: Row, native_class: type[PreTrainedModel]) -> None:
+    native, model = check_exact(row, native_class, "cp")
+    assert count_tied(native) == count_tied(model)
 
 
-def check_exact(row: Row, native_class: type[PreTrainedModel], form: str) -> None:
+def count_tied(model: PreTrainedModel) -> int:
+    """The number of names of parameters that are another's, too."""
+    return len(list(model.named_parameters(remove_duplicate=False))) - len(list(model.parameters()))
+
+
+def check_exact(row: Row, native_class: type[PreTrainedModel], form: str) -> tuple[PreTrainedModel, PreTrainedModel]:
     native = random_model(native_class, row.config())
     model = converted(native, full_rank(native), form)
     assert type(model) is row.family.collaborative_class(native_class)
@@ -158,6 +165,7 @@ def check_exact(row: Row, native_class: type[PreTrainedModel], form: str) -> Non
         with torch.no_grad():
             outputs = (of_seen(each(**inputs), inputs) for each in (native, model))
             assert relative_difference(*outputs) < 5e-6
+    return native, model
 
 
 @every_family_and_form
@@ -280,15 +288,6 @@ def test_embeddings_resize(row: Row) -> None:
     with torch.no_grad():
         written = {"decoder_input_ids": torch.tensor([[65, 3]])} if row in SEQ2SEQ else {}
         model(input_ids=torch.tensor([[65, 69, 3]]), **written)
-
-
-@every_head
-def test_ties_stay_ties(row: Row, native_class: type[PreTrainedModel]) -> None:
-    native = random_model(native_class, row.config())
-    model = converted(native, 8)
-    assert len(list(native.parameters())) - len(list(native.named_parameters(remove_duplicate=False))) == (
-        len(list(model.parameters())) - len(list(model.named_parameters(remove_duplicate=False)))
-    )
 
 
 @pytest.mark.parametrize("tied", [True, False])
@@ -520,7 +519,7 @@ class TestFromScratch:
 @pytest.mark.slow
 def test_peft_lora_matches_the_names() -> None:
     peft = pytest.importorskip("peft", reason="peft is not installed")
-    for row in ROWS:
+    for row in by_layers(ROWS):
         model = converted(tiny_model(row), 8)
         adapted = peft.get_peft_model(copy.deepcopy(model), peft.LoraConfig(target_modules=["query", "value"], r=2))
         inputs = probe_inputs(model)

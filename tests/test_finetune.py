@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from processes import command, kill_midway, run, run_apart
+from processes import command, kill_midway, run
 from tiny import BERT, LETTERS, save_with_tokenizer, tiny_model
 from transformers import AutoModel, AutoModelForSequenceClassification, AutoTokenizer
 
@@ -73,7 +73,9 @@ def write(path: Path, table: list[dict[str, Any]], columns: list[str]) -> Path:
 def folder(tmp_path: Path) -> Path:
     """A converted tiny model with its tokenizer."""
     original = save_with_tokenizer(tiny_model(BERT), tmp_path / "original")
-    collab.checkpoints.convert(str(original), tmp_path / "converted", collab.ConversionConfig(rank=16, compare=False))
+    collab.checkpoints.convert(
+        str(original), tmp_path / "converted", collab.ConversionConfig(rank=16, refine="none", compare=False)
+    )
     for name, seed in (("train", 1), ("dev", 2)):
         write(tmp_path / f"{name}.tsv", rows(128, seed), ["sentence", "label"])
     return tmp_path / "converted"
@@ -114,7 +116,7 @@ class TestTasks:
         healing = ("--data", tmp_path / "dev.tsv", "--text-column", "sentence", "--steps", 2, "--samples", 16)
         finetune(folder.parent / "original", tmp_path / "tuned", data(folder), options=short)
         collab.checkpoints.convert(
-            str(tmp_path / "tuned"), tmp_path / "smaller", collab.ConversionConfig(rank=8, compare=False)
+            str(tmp_path / "tuned"), tmp_path / "smaller", collab.ConversionConfig(rank=8, refine="none", compare=False)
         )
         done = run("heal", tmp_path / "smaller", tmp_path / "healed", *healing)
         assert done.exit_code == 0, done.stderr
@@ -200,15 +202,15 @@ class TestRuns:
     @pytest.mark.slow
     def test_killed_and_resumed(self, folder: Path, tmp_path: Path) -> None:
         """With dropout, so that the states of the random generators matter."""
-        more = ("--steps", "300", "--evaluations", "20")
-        whole = run_apart(*self.arguments(folder, tmp_path / "whole"), *more)
-        assert whole.returncode == 0, whole.stderr
+        more = ("--steps", "200", "--evaluations", "10")
+        whole = run(*self.arguments(folder, tmp_path / "whole"), *more)
+        assert whole.exit_code == 0, whole.stderr
         work = tmp_path / "killed.training"
         checkpoint = kill_midway(command(*self.arguments(folder, tmp_path / "killed"), *more), work)
         assert not (tmp_path / "killed").exists()
         assert list(checkpoint.glob("collab_*.py")), "a checkpoint travels with its code"
-        resumed = run_apart(*self.arguments(folder, tmp_path / "killed"), *more)
-        assert resumed.returncode == 0, resumed.stderr
+        resumed = run(*self.arguments(folder, tmp_path / "killed"), *more)
+        assert resumed.exit_code == 0, resumed.stderr
         assert "Resuming from" in resumed.stderr
         first, second = (json.loads(done.stdout) for done in (whole, resumed))
         assert first["metrics"] == second["metrics"]
@@ -245,8 +247,8 @@ class TestRuns:
     @pytest.mark.slow
     def test_two_processes_equal_one(self, folder: Path, tmp_path: Path) -> None:
         more = ("--dropout", "0")
-        done = run_apart(*self.arguments(folder, tmp_path / "one"), *more)
-        assert done.returncode == 0, done.stderr
+        done = run(*self.arguments(folder, tmp_path / "one"), *more)
+        assert done.exit_code == 0, done.stderr
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]

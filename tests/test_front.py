@@ -36,7 +36,9 @@ def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (model / "modules.json").write_text(json.dumps(modules))
     (model / "config_sentence_transformers.json").write_text("{}")
     (folder / "rows.tsv").write_text("good\t1\nbad\t0\n" * 32)
-    collab.checkpoints.convert(str(model), folder / "converted", collab.ConversionConfig(rank=16, compare=False))
+    collab.checkpoints.convert(
+        str(model), folder / "converted", collab.ConversionConfig(rank=16, refine="none", compare=False)
+    )
     return folder
 
 

@@ -306,7 +306,7 @@ class TestHeadsCommand:
 
     def test_of_a_conversion_without_labels(self, folder: Path) -> None:
         collab.checkpoints.convert(
-            str(folder / "model"), folder / "converted", collab.ConversionConfig(rank=8, compare=False)
+            str(folder / "model"), folder / "converted", collab.ConversionConfig(rank=8, refine="none", compare=False)
         )
         arguments = ("--data", folder / "rows.txt", "--samples", 16, "--score", "gradient", "--score", "like_weights")
         done = run("heads", folder / "converted", *arguments, "--normalize", "--figures", folder / "figures")
@@ -378,7 +378,7 @@ class TestPruneCommand:
     @pytest.mark.parametrize("start", ["model", "converted"])
     def test_by_scores(self, folder: Path, start: str) -> None:
         collab.checkpoints.convert(
-            str(folder / "model"), folder / "converted", collab.ConversionConfig(rank=8, compare=False)
+            str(folder / "model"), folder / "converted", collab.ConversionConfig(rank=8, refine="none", compare=False)
         )
         done = run(
             *("prune", folder / start, folder / "pruned", "--heads", 0.5, "--data", folder / "rows.tsv"),
@@ -430,7 +430,8 @@ class TestPruneCommand:
         assert tuned.exit_code == 0, tuned.stderr
         report = json.loads((folder / "tuned" / "collab_report.json").read_text())
         assert [step["step"] for step in report["history"]] == ["prune", "heal", "finetune"]
-        smaller = run("convert", folder / "tuned", folder / "smaller", "--rank", 8, "--heal", folder / "rows.txt")
+        healing = ("--heal", folder / "rows.txt", "--heal-steps", 4, "--refine", "none", "--no-speed")
+        smaller = run("convert", folder / "tuned", folder / "smaller", "--rank", 8, *healing)
         assert smaller.exit_code == 0, smaller.stderr
         after = json.loads((folder / "smaller" / "collab_report.json").read_text())
         assert [step["step"] for step in after["original_history"]] == ["prune", "heal", "finetune"]
@@ -451,7 +452,7 @@ class TestPruneCommand:
 
     def test_what_was_converted_is_not_converted_again(self, folder: Path) -> None:
         collab.checkpoints.convert(
-            str(folder / "model"), folder / "converted", collab.ConversionConfig(rank=8, compare=False)
+            str(folder / "model"), folder / "converted", collab.ConversionConfig(rank=8, refine="none", compare=False)
         )
         assert run("prune", folder / "converted", folder / "pruned", "--keep", "0:0").exit_code == 0
         done = run("convert", folder / "pruned", folder / "again", "--rank", "0.5")
@@ -510,7 +511,7 @@ class TestInspect:
 
     def test_a_conversion_and_a_pruned_one(self, folder: Path) -> None:
         collab.checkpoints.convert(
-            str(folder / "model"), folder / "converted", collab.ConversionConfig(rank=8, compare=False)
+            str(folder / "model"), folder / "converted", collab.ConversionConfig(rank=8, refine="none", compare=False)
         )
         assert run("prune", folder / "converted", folder / "pruned", "--keep", "0:1;1:").exit_code == 0
         for name, said in (("converted", "mixing matrix"), ("pruned", "heads were pruned")):

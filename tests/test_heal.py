@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -217,7 +216,9 @@ class TestHeal:
 
 class TestHealCommand:
     def test_heals_a_conversion(self, folder: Path, tmp_path: Path) -> None:
-        collab.checkpoints.convert(str(folder), tmp_path / "converted", collab.ConversionConfig(rank=8, compare=False))
+        collab.checkpoints.convert(
+            str(folder), tmp_path / "converted", collab.ConversionConfig(rank=8, refine="none", compare=False)
+        )
         arguments = ("--steps", 60, "--batch-size", 8, "--evaluations", 2, "--learning-rate", 3e-3)
         text = ("--data", tmp_path / "text.txt", "--json")
         done = run("heal", tmp_path / "converted", tmp_path / "healed", *text, *arguments)
@@ -237,7 +238,7 @@ class TestHealCommand:
 
     def test_convert_and_heal(self, folder: Path, tmp_path: Path) -> None:
         request = collab.HealRequest(collab.DataSource(str(tmp_path / "text.txt")), replace(FEW, samples=512))
-        config = collab.ConversionConfig(rank=8, compare=False)
+        config = collab.ConversionConfig(rank=8, refine="none", compare=False)
         made = collab.checkpoints.convert(str(folder), tmp_path / "healed", config, heal=request)
         assert made.step(collab.Conversion).calibration["source"] == "text.txt"
         assert made.report.after["loss"] < made.report.before["loss"]
@@ -257,21 +258,23 @@ class TestHealCommand:
 
     @pytest.mark.slow
     def test_killed_and_resumed(self, folder: Path, tmp_path: Path) -> None:
-        collab.checkpoints.convert(str(folder), tmp_path / "converted", collab.ConversionConfig(rank=8, compare=False))
-        arguments = ["--data", tmp_path / "text.txt", "--steps", 400, "--batch-size", 8, "--evaluations", 20, "--json"]
+        collab.checkpoints.convert(
+            str(folder), tmp_path / "converted", collab.ConversionConfig(rank=8, refine="none", compare=False)
+        )
+        arguments = ["--data", tmp_path / "text.txt", "--steps", 200, "--batch-size", 8, "--evaluations", 10, "--json"]
 
-        def heal(output: str) -> list[str]:
-            return command("heal", tmp_path / "converted", tmp_path / output, *arguments)
+        def heal(output: str) -> list[object]:
+            return ["heal", tmp_path / "converted", tmp_path / output, *arguments]
 
-        whole = subprocess.run(heal("whole"), capture_output=True, text=True, check=True)
+        whole = run(*heal("whole"))
         work = tmp_path / "killed.training"
-        checkpoint = kill_midway(heal("killed"), work)
+        checkpoint = kill_midway(command(*heal("killed")), work)
         assert not (tmp_path / "killed").exists()
         AutoModel.from_pretrained(checkpoint)
-        refused = subprocess.run([*heal("killed"), "--seed", "1"], capture_output=True, text=True, check=False)
-        assert refused.returncode == 1
+        refused = run(*heal("killed"), "--seed", 1)
+        assert refused.exit_code == 1
         assert "--restart" in refused.stderr
-        resumed = subprocess.run(heal("killed"), capture_output=True, text=True, check=True)
+        resumed = run(*heal("killed"))
         assert "Resuming from" in resumed.stderr
         first, second = (json.loads(done.stdout) for done in (whole, resumed))
         for when in ("before", "after"):
@@ -292,7 +295,9 @@ class TestBadInput:
             collab.heal(model, tiny_model(BERT, vocab_size=61), options=FEW)
 
     def test_another_tokenizer(self, folder: Path, tmp_path: Path) -> None:
-        collab.checkpoints.convert(str(folder), tmp_path / "converted", collab.ConversionConfig(rank=8, compare=False))
+        collab.checkpoints.convert(
+            str(folder), tmp_path / "converted", collab.ConversionConfig(rank=8, refine="none", compare=False)
+        )
         other = save_with_tokenizer(AutoModel.from_pretrained(folder), tmp_path / "other", reversed(WORDS))
         done = run("heal", tmp_path / "converted", tmp_path / "out", "--teacher", other)
         assert done.exit_code == 2

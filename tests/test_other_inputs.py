@@ -20,7 +20,9 @@ class TestVideos:
         videos = batches(native)
         assert videos[0]["pixel_values"].shape == (2, 4, 3, 16, 16)
         calibration = collab.calibrate(native, videos)
-        report = collab.convert(native, collab.ConversionConfig(rank=8, compare=False), calibration=calibration).report
+        report = collab.convert(
+            native, collab.ConversionConfig(rank=8, refine="none", compare=False), calibration=calibration
+        ).report
         assert report.calibration is not None
 
     @pytest.mark.parametrize("data", ["synthetic", "folder"])
@@ -36,14 +38,14 @@ class TestVideos:
             '{"image_processor_type": "VideoMAEImageProcessor"}'
         )
         collab.checkpoints.convert(
-            str(tmp_path / "native"), tmp_path / "out", collab.ConversionConfig(rank=8, compare=False)
+            str(tmp_path / "native"), tmp_path / "out", collab.ConversionConfig(rank=8, refine="none", compare=False)
         )
         assert (tmp_path / "out" / "preprocessor_config.json").is_file()
         with pytest.raises(DataError, match="Videos are not read from files"):
             collab.checkpoints.convert(
                 str(tmp_path / "native"),
                 tmp_path / "other",
-                collab.ConversionConfig(rank=8, compare=False),
+                collab.ConversionConfig(rank=8, refine="none", compare=False),
                 calibration=collab.CalibrationRequest(collab.DataSource(str(tmp_path))),
             )
 
@@ -55,7 +57,9 @@ def test_a_tokenizer_of_tables_is_copied_but_not_used_on_text(tmp_path: Path, ca
     with (tmp_path / "words" / "vocab.txt").open("a") as vocabulary:
         vocabulary.write("\n[EMPTY]")
     TapasTokenizer(str(tmp_path / "words" / "vocab.txt")).save_pretrained(native)
-    collab.checkpoints.convert(str(native), tmp_path / "out", collab.ConversionConfig(rank=8, compare=False))
+    collab.checkpoints.convert(
+        str(native), tmp_path / "out", collab.ConversionConfig(rank=8, refine="none", compare=False)
+    )
     assert "The tokenizer needs table, so it was not used on text." in caplog.text
     assert (tmp_path / "out" / "vocab.txt").read_text() == (native / "vocab.txt").read_text()
     (tmp_path / "rows.txt").write_text("one row\nanother row\n")
@@ -63,7 +67,7 @@ def test_a_tokenizer_of_tables_is_copied_but_not_used_on_text(tmp_path: Path, ca
         collab.checkpoints.convert(
             str(native),
             tmp_path / "other",
-            collab.ConversionConfig(rank=8, compare=False),
+            collab.ConversionConfig(rank=8, refine="none", compare=False),
             calibration=collab.CalibrationRequest(collab.DataSource(str(tmp_path / "rows.txt"))),
         )
 

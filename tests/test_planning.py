@@ -98,10 +98,11 @@ class TestBudgets:
         model = tiny_model(BERT)
         calibration = collab.calibrate(model, options=FEW)
         for limit in (0.1, 0.5):
-            config = collab.ConversionConfig(max_error=limit, form=form)
+            config = collab.ConversionConfig(max_error=limit, form=form, refine=4)
             report = collab.convert(model, config, calibration=calibration).report
             assert all(layer.score_error <= limit for layer in report.layers)
-            below = collab.ConversionConfig(rank=[max(1, layer.rank - 1) for layer in report.layers], form=form)
+            ranks = [max(1, layer.rank - 1) for layer in report.layers]
+            below = collab.ConversionConfig(rank=ranks, form=form, refine="none")
             for layer in collab.convert(model, below, calibration=calibration).report.layers:
                 assert layer.score_error > limit, "the smallest rank"
 

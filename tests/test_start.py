@@ -167,7 +167,7 @@ class TestOutput:
     def test_says_what_it_does_and_how_long_it_took(self, tmp_path: Path) -> None:
         tiny_model(BY_TYPE["bert"]).save_pretrained(tmp_path / "model")
         environment = {name: value for name, value in os.environ.items() if not name.endswith("_VERBOSITY")}
-        command = ["convert", str(tmp_path / "model"), str(tmp_path / "out"), "--rank", "8"]
+        command = ["convert", str(tmp_path / "model"), str(tmp_path / "out"), "--rank", "8", "--refine", "4"]
         done = subprocess.run(
             [sys.executable, "-m", "collab", *command], capture_output=True, text=True, check=True, env=environment
         )

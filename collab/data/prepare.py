@@ -109,16 +109,27 @@ def rows_of(
         summary = summaries[name]
         return Rows(train, {summary["source"]: held}, summary | {"held_out": len(held)})
     _give_types(encoded.values())
-    generator = random.Random(seed)
     counts = _shares(encoded, several, samples, _REPEATS if repeats else 1)
+    for name in encoded:
+        if several.weight(name) != 1:
+            summaries[name]["weight"] = several.weight(name)
+    return _mixed(encoded, summaries, counts, held_out, random.Random(seed))
+
+
+def _mixed(
+    encoded: Mapping[str, list[Feature]],
+    summaries: Mapping[str, DataSummary],
+    counts: Mapping[str, int],
+    held_out: Callable[[int], int],
+    generator: random.Random,
+) -> Rows:
+    """So many rows of each of several sources, those to learn from in random order."""
     rows = Rows([], {}, {"source": ", ".join(encoded), "sources": []})
     for name, features in encoded.items():
         generator.shuffle(features)
         features = features[: max(2, counts[name])]
         train, rows.held_out[name] = hold_out(features, held_out(len(features)))
         own = summaries[name] | {"rows": len(features), "held_out": len(rows.held_out[name])}
-        if several.weight(name) != 1:
-            own["weight"] = several.weight(name)
         given = max(len(train), counts[name] - own["held_out"])
         rows.train.extend(train[number % len(train)] for number in range(given))
         rows.summary["sources"].append(own | {"tokens": sum(map(length_of, features))})
@@ -188,16 +199,8 @@ def features_of(
     kind = input_kind(model)
     if kind == "videos":
         raise DataError(VIDEOS)
-    summary: DataSummary = {"source": "rows"}
-    if isinstance(data, str):
-        data = DataSource(data)
-    if isinstance(data, DataSource):
-        name = Path(data.path).name if os.path.exists(os.path.expanduser(data.path)) else data.path
-        summary = {"source": name, "columns": list(data.columns), "subset": data.subset, "split": data.split}
-        data = read_rows(data, samples, kind=kind, targets=has_decoder(model), seed=seed)
-    rows = list(data)[:samples]
+    rows, summary = _read(model, DataSource(data) if isinstance(data, str) else data, samples, seed)
     require_two(rows)
-    summary["rows"] = len(rows)
     if processor is None:
         raise DataError(
             "Text needs the model's tokenizer, images its image processor and recordings its feature extractor: pass "
@@ -215,6 +218,19 @@ def features_of(
         logger.warning("Text longer than %d tokens was truncated.", longest)
     _warn_of_unknown(processor, features, summary["source"])
     return features, summary
+
+
+def _read(
+    model: PreTrainedModel, data: DataSource | Iterable[Any], samples: int, seed: int
+) -> tuple[list[Any], DataSummary]:
+    """The rows of a source, or rows that are given, and a summary of the source."""
+    summary: DataSummary = {"source": "rows"}
+    if isinstance(data, DataSource):
+        name = Path(data.path).name if os.path.exists(os.path.expanduser(data.path)) else data.path
+        summary = {"source": name, "columns": list(data.columns), "subset": data.subset, "split": data.split}
+        data = read_rows(data, samples, kind=input_kind(model), targets=has_decoder(model), seed=seed)
+    rows = list(data)[:samples]
+    return rows, summary | {"rows": len(rows)}
 
 
 def of_one_length(model: PreTrainedModel, processor: Any | None, features: Sequence[Feature]) -> list[Batch]:

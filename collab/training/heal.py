@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -89,24 +89,18 @@ def heal(
     """
     options = options or HealOptions()
     checkpoint, original = Checkpoint.of(checkpoint), Checkpoint.of(teacher)
-    model = checkpoint.model
-    check_comparable(model, original.model)
-    teacher = with_positions_of(original.model, model)
+    check_comparable(checkpoint.model, original.model)
+    teacher = with_positions_of(original.model, checkpoint.model)
     read = _read(checkpoint, Writer(teacher, options.beams, work), data, options)
 
     def collated(features: Sequence[Feature]) -> Batch:
-        return collate(model, checkpoint.processor, features)
+        return collate(checkpoint.model, checkpoint.processor, features)
 
     start = time.perf_counter()
-    held_out = {
-        name: batches_by_length(collated, features, options.run.batch_size) for name, features in read.held_out.items()
-    }
-    original_model = model
-    model = as_run(model, options.run.shard, options.run.device, torch.float32)
+    held_out = _held_out(read, collated, options.run.batch_size)
+    model = as_run(checkpoint.model, options.run.shard, options.run.device, torch.float32)
     teacher = as_run(teacher, options.run.shard, options.run.device, torch.float32)
-    batches = [batch for part in held_out.values() for batch in part]
-    sources = [name for name, part in held_out.items() for _ in part] if len(held_out) > 1 else []
-    agreed, before_by_source = agreement_by_source(teacher, model, batches, sources)
+    agreed, before_by_source = agreement_by_source(teacher, model, *held_out)
     train = read.train
     if "embedding_cosine" in (agreed or {}) and "input_ids" in train[0] and checkpoint.processor is not None:
         train = with_fragments(train, options.fragments, checkpoint.processor, options.run.seed)
@@ -132,13 +126,13 @@ def heal(
             divergence=divergence,
         )
         before = result.start.before | (agreed or {})
-        agreed, after_by_source = agreement_by_source(teacher, model, batches, sources)
+        agreed, after_by_source = agreement_by_source(teacher, model, *held_out)
         after = result.best | (agreed or {})
         worse = _what_got_worse(before, after)
         if worse:
             _restore(parameters, initial, *worse)
-        elif model is not original_model:
-            take_weights(original_model, parameters)
+        elif model is not checkpoint.model:
+            take_weights(checkpoint.model, parameters)
     settings = asdict(options)
     settings["run"]["learning_rate"] = result.start.learning_rate
     report = Healing(
@@ -176,6 +170,13 @@ def _read(checkpoint: Checkpoint, writer: Writer, data: Unlabelled, options: Hea
         seed=options.run.seed,
         writer=writer,
     )
+
+
+def _held_out(rows: Rows, collated: Callable[[Sequence[Feature]], Batch], size: int) -> tuple[list[Batch], list[str]]:
+    """Batches of the rows held out, and the source of each if there are several."""
+    by_source = {name: batches_by_length(collated, features, size) for name, features in rows.held_out.items()}
+    batches = [batch for part in by_source.values() for batch in part]
+    return batches, [name for name, part in by_source.items() for _ in part] if len(by_source) > 1 else []
 
 
 def _restore(

@@ -59,7 +59,7 @@ report = collab.checkpoints.compress(
             "layers",
             samples=64,
             max_length=48,
-            run=collab.RunOptions(steps=10, evaluations=1, device="cpu"),
+            run=collab.RunOptions(steps=10, batch_size=8, evaluations=1, device="cpu"),
         ),
     ),
 ).step(collab.Compression)

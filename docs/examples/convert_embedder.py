@@ -83,4 +83,5 @@ for query in QUERIES:
         answer = json.load(response)
     print(f"{query} -> {answer['document']} ({answer['score']:.2f})")
 server.shutdown()
+server.server_close()
 print(f"The model is in {output}")
