@@ -169,5 +169,5 @@ def _arithmetic(layer: AttentionLayer, length: int) -> tuple[int, int]:
     shape, spec = LayerShape.of_layer(layer), module.spec
     content = "folded" if module.query_offset is not None else "exact"
     form = cast(FormName, spec.form)
-    keys = None if spec.long is None else spec.long.keys(length)
+    keys = None if spec.long is None else spec.long.keys(length, module.kind == "decoder")
     return shape.flops(form, spec.rank, content, length), shape.flops(form, spec.rank, content, length, keys)

@@ -76,7 +76,8 @@ def lengthen(
     chosen = [] if options.attention == "dense" else _chosen(layers, options)
     model = _in_blocks(longer, layers, chosen, options)
     lengths = None if before is None or after is None else Count(before, after)
-    step = Lengthening(options.to_dict(), {name: name in chosen for name in layers}, lengths, errors)
+    causal = options.attention != "dense" and _kind(layers) == "decoder"
+    step = Lengthening(options.to_dict(), {name: name in chosen for name in layers}, lengths, errors, causal)
     processor = checkpoint.processor if after == before else _longer(checkpoint.processor, after)
     return checkpoint.then(step, model=model, processor=processor)
 

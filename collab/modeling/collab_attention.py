@@ -109,7 +109,7 @@ class CollaborativeAttention(SharedProjections):
         self.kind = self.kind_of(native)
         if spec.long is not None and (self.kind == "cross" or spec.long.kind not in self.long_kinds):
             raise ValueError(f"{type(self).__name__} of a {self.kind} has no {spec.long.kind} attention.")
-        self.layer_idx = getattr(native, "layer_idx", None)
+        self.layer_idx: Any = getattr(native, "layer_idx", None)
         dropout: Any = getattr(native, self.native_dropout)
         self.attention_dropout: float = getattr(dropout, "p", dropout)
         for name, native_name in self.native_names.items():
@@ -218,10 +218,10 @@ class CollaborativeAttention(SharedProjections):
             As `attend`.
         """
         projected, shared = self.project(queries, keys, positions)
-        if self.kind == "decoder" and self._in_blocks(projected.shape[1]):
-            entries = self._cached(shared, keys)[0], value.transpose(1, 2).flatten(2).unsqueeze(1)
-            held = ForgettingLayer(self.spec.long)
-            return self._attend_to_held(held, projected, *entries, attention_mask, **kwargs)
+        long = self.spec.long
+        if long is not None and self.kind == "decoder" and self._in_blocks(projected.shape[1]):
+            entries = self._cached_keys(shared, keys), value.transpose(1, 2).flatten(2).unsqueeze(1)
+            return self._attend_to_held(ForgettingLayer(long), projected, *entries, attention_mask, **kwargs)
         content, bias = self.bias(keys), self.of_heads(position_bias)
         return self.attend(projected, self.keys_by_head(shared), value, content, attention_mask, bias, **kwargs)
 
@@ -403,14 +403,14 @@ class CollaborativeAttention(SharedProjections):
             )
         else:
             step = self._is_step(hidden_states, attention_mask, kwargs)
-            projected, *entries = self._project_for_cache(hidden_states, positions, step)
+            projected, key, value = self._project_for_cache(hidden_states, positions, step)
             held = None
             if self.spec.long is not None and not is_recorded():
                 held = forgetting_layer(cache, self.layer_idx, self.spec.long, projected.shape[1])
             if held is not None:
-                context, weights = self._attend_to_held(held, projected, *entries, attention_mask, step, **kwargs)
+                context, weights = self._attend_to_held(held, projected, key, value, attention_mask, step, **kwargs)
                 return self.output(context, hidden_states), weights
-            key, value = cache.update(*entries, self.layer_idx)
+            key, value = cache.update(key, value, self.layer_idx)
             bias = self.of_heads(position_bias)
             if step:
                 context, weights = self._attend_as_step(projected, key, value, attention_mask, bias), None
@@ -466,9 +466,13 @@ class CollaborativeAttention(SharedProjections):
             key: shared keys, (B, S, R).
             hidden_states: y, (B, S, D_k).
         """
+        return self._cached_keys(key, hidden_states), self.value(hidden_states).unsqueeze(1)
+
+    def _cached_keys(self, key: Tensor, hidden_states: Tensor) -> Tensor:
+        """The first of the two that `_cached` returns."""
         if self.content_bias is not None:
             key = torch.cat([key, self.content_bias(hidden_states)], dim=-1)  # (B, S, R + H)
-        return key.unsqueeze(1), self.value(hidden_states).unsqueeze(1)
+        return key.unsqueeze(1)
 
     def _project_for_cache(self, states: Tensor, positions: Any, step: bool) -> tuple[Tensor, Tensor, Tensor]:
         """Shared queries (B, T, R) and entries of a cache, see `_cached`; by one product in a step, if there can be."""

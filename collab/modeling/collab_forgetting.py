@@ -128,7 +128,7 @@ class ForgettingLayer(DynamicLayer):
     def of(cls, layer: DynamicLayer, long: LongRows) -> "ForgettingLayer":
         """With what another layer holds, which is all tokens."""
         made = cls(long)
-        if layer.is_initialized:
+        if layer.keys is not None and layer.values is not None:
             made.lazy_initialization(layer.keys, layer.values)
             made.keys, made.values, made.length = layer.keys, layer.values, layer.get_seq_length()
         return made
@@ -311,7 +311,8 @@ class ForgettingLayer(DynamicLayer):
 
     def _forget(self, tokens: Tokens) -> None:
         """Forgets what no token to come sees."""
-        if self.length + 1 < tokens.first[-1] + self.long.dense_below:
+        short = self.length + 1 < tokens.first[-1] + self.long.dense_below
+        if short or self.keys is None or self.values is None:
             return
         start = self._start(tokens)
         near = min(self._near(each, self.length) for each in tokens.first)
@@ -354,9 +355,9 @@ def forgetting_layer(cache: Any, number: int, long: LongRows, length: int) -> Fo
             return None
         raise ValueError(
             f"A model with long rows in blocks forgets tokens, and {type(cache).__name__} has layers of its own "
-            f"({type(layer).__name__}{', offloaded' if cache.offloading else ''}) for rows of {long.dense_below} tokens "
-            "or more. Use the dynamic cache, which is the default, or dense attention: collab lengthen MODEL OUT "
-            "--attention dense."
+            f"({type(layer).__name__}{', offloaded' if cache.offloading else ''}) for rows of {long.dense_below} "
+            "tokens or more. Use the dynamic cache, which is the default, or dense attention: collab lengthen MODEL "
+            "OUT --attention dense."
         )
     if layer.get_seq_length() + length < long.dense_below:
         return None
