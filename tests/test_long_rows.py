@@ -30,6 +30,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 import collab
+from collab.cli.tables import cache_sentence
 from collab.errors import CollabError, ConfigurationError, DataError, UnsupportedArchitectureError
 from collab.graphs.samples import check_exportable
 from collab.modeling import collab_feed_forward
@@ -389,6 +390,24 @@ def test_a_cache_holds_what_tokens_to_come_can_see() -> None:
     assert held[:13] == [*range(1, 12), 1 + 7, 1 + 4]
     assert held[39] == 1 + 7  # 33 to 39
     assert held[79] == 1 + 32 // 2 + 7
+
+
+def test_a_decoder_is_lengthened_refined_and_reported(tokenizer: transformers.BertTokenizerFast) -> None:
+    native = decoder("gpt2")
+    options = replace(OPTIONS, max_length=64, positions="copy", dense_layers="auto", dense_budget=0.75)
+    long = collab.lengthen(collab.Checkpoint(converted(native, 16), tokenizer), options, text_of(160))
+    assert sorted(long.report.layers.values()) == [False, True]
+    assert all(error > 0 for error in long.report.errors.values())
+    assert "those of the block before and the first token (9 tokens at most)" in long.report.summary()
+    shown = collab.inspect(long)
+    assert any("a token sees 9 others at most" in sentence for sentence in shown.explanation)
+    cache = shown.cache
+    assert cache is not None
+    assert cache.held == (cache.keys + cache.values) // 2 * (64 + 11)
+    assert f"at most {cache.held:,} for a row of 64 tokens" in cache_sentence(cache)
+    rows = [random_text(2, 60) for _ in range(8)]
+    refined = collab.refine(long, native, rows, options=collab.RefineOptions(steps=10, rows=4))
+    assert all(layer.kept for layer in refined.report.layers.values())
 
 
 def test_caches_that_cannot_forget_are_refused() -> None:
