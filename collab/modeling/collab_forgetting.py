@@ -269,7 +269,7 @@ class ForgettingLayer(DynamicLayer):
         if self.long.grouping[0] == "stride":
             return _chosen(held, columns[..., 0])
         grouped = _chosen(held, columns.flatten(1)).unflatten(2, columns.shape[1:])  # (B, ·, C, n, ·)
-        return (parts[:, None, :, None] @ grouped).squeeze(3)
+        return (parts[:, None, :, None].to(held.dtype) @ grouped).squeeze(3)
 
     def _mask(self, piece: range, groups: range, tokens: Tokens, keys: Tensor) -> Tensor | None:
         """The mask of a piece, see `Held`."""
