@@ -290,7 +290,7 @@ def test_feed_forward_layers_of_long_rows_are_computed_in_parts(kind: str, monke
         torch.testing.assert_close(copied(**inputs).last_hidden_state, whole, rtol=0, atol=1e-5)
 
 
-@pytest.mark.parametrize("kind", [*ONE_ROW, "gpt2", "llama"])
+@pytest.mark.parametrize("kind", [*ONE_ROW, "gpt2", "llama", "opt"])
 def test_a_mask_of_padding_is_never_square(kind: str) -> None:
     options = replace(OPTIONS, max_length=256, positions="copy")
     model = collab.lengthen(tiny_model(BY_TYPE[kind]), options).model
@@ -299,8 +299,11 @@ def test_a_mask_of_padding_is_never_square(kind: str) -> None:
         output = model(**inputs)
     assert mode.entries < 2 * 250**2
     square = inputs | {"attention_mask": inputs["attention_mask"].bool()[:, None, None].expand(-1, -1, 250, -1)}
-    if kind in ("gpt2", "llama"):
+    if kind in ("gpt2", "llama", "opt"):
         square["attention_mask"] = square["attention_mask"].tril()
+    if kind == "opt":  # which reads them off a mask of two axes
+        mask = inputs["attention_mask"]
+        square["position_ids"] = mask.cumsum(dim=1) * mask - 1
     with torch.no_grad():
         assert largest_difference(of_seen(model(**square), inputs), of_seen(output, inputs)) < 1e-5
 
@@ -373,6 +376,21 @@ def test_a_decoder_writes_the_same_with_a_cache_that_forgets(kind: str) -> None:
     assert torch.equal(model.generate(prompt, prefill_chunk_size=6, **given), plain.sequences)
     plain, cached = (model.generate(prompt, use_cache=use_cache, num_beams=3, **given) for use_cache in (False, True))
     assert torch.equal(plain, cached)
+
+
+def test_shorter_rows_of_a_decoder_are_what_they_were() -> None:
+    """And so are the first tokens of longer ones."""
+    before = converted(decoder("llama"), 9, "cp")
+    after = collab.lengthen(before, OPTIONS).model
+    ids = torch.randint(5, 59, (2, 30))
+    with torch.no_grad():
+        expected = before(ids[:, :11]).logits
+        assert torch.equal(after(ids[:, :11]).logits, expected)
+        torch.testing.assert_close(after(ids).logits[:, :11], expected, rtol=0, atol=1e-5)
+    given = {"max_new_tokens": 6, "do_sample": False, "output_logits": True, "return_dict_in_generate": True}
+    first, second = (model.generate(ids[:, :5], **given) for model in (before, after))
+    assert all(map(torch.equal, first.logits, second.logits))
+    assert type(second.past_key_values.layers[0]) is transformers.cache_utils.DynamicLayer
 
 
 def test_a_cache_holds_what_tokens_to_come_can_see() -> None:

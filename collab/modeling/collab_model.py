@@ -225,6 +225,7 @@ class CollaborativeBase(CollaborativeMixin):
         attention_classes: for each native attention class, the collaborative one that replaces it.
         expands_masks: whether the native main model makes nothing of a mask (B, S) but one for its attention layers,
             which is (B, 1, T, S), and takes one of four axes as it is.
+        counts_by_mask: whether such a model finds the positions of tokens, given none, in a mask (B, S).
         position_type: the native config's `position_embedding_type`, where it has one.
         feed_forward_classes: for each native module that holds a feed-forward layer, where it keeps it.
         versions: the collaborative version of each native model class of the family, and of its parts.
@@ -235,6 +236,7 @@ class CollaborativeBase(CollaborativeMixin):
     config_class: type[PreTrainedConfig]
     attention_classes: ClassVar[dict[type[nn.Module], type[CollaborativeAttention]]]
     expands_masks: ClassVar[bool] = False
+    counts_by_mask: ClassVar[bool] = False
     position_type: ClassVar[str] = "absolute"
     feed_forward_classes: ClassVar[dict[type[nn.Module], FeedForward]] = {}
     versions: ClassVar[dict[type[PreTrainedModel], type[CollaborativeMixin]]]
@@ -272,7 +274,11 @@ def _with_one_row(
     known = model.config._attn_implementation in ("sdpa", "eager") and not is_recorded()
     if not known or not isinstance(mask, torch.Tensor) or mask.ndim != 2 or mask.shape[1] < at_least:
         return None
-    return args, kwargs | {"attention_mask": mask[:, None, None].bool()}
+    given = kwargs | {"attention_mask": mask[:, None, None].bool()}
+    if model.base_class.counts_by_mask and kwargs.get("position_ids") is None:
+        states = next(kwargs[name] for name in ("input_ids", "inputs_embeds") if kwargs.get(name) is not None)
+        given["position_ids"] = (mask.cumsum(dim=1) * mask - 1)[:, -states.shape[1] :].long()
+    return args, given
 
 
 def family_models(module: ModuleType) -> tuple[type[CollaborativeMixin], ...]:
