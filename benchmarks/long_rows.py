@@ -15,6 +15,7 @@ WikiText-2 are cut at the length; captions of Multi30k and utterances of dialogu
     python benchmarks/long_rows.py --task speed --length 8192 --rounds 3     # on an idle machine
     python benchmarks/long_rows.py --task layer                              # kinds of attention at one layer
     python benchmarks/long_rows.py --task trained --length 2048 --steps 40   # the same, trained alike
+    python benchmarks/long_rows.py --task writing --names gpt2               # decoders, with a cache; or llama
 
 Each task adds to results/long_rows.json and writes results/long_rows-*.md again. Quality takes 30 CPU minutes.
 """
@@ -38,6 +39,7 @@ import transformers
 from common import demo_folder, kept, machine, markdown, my_turn, shared_data, stsb, write
 from efficient import nystrom, run_layer, table_of_kinds
 from efficient_trained import run_trained, table_of_trained
+from long_writing import SHAPES, run_writing, table_of_writing
 from scipy.stats import spearmanr
 from torch import Tensor
 from torch.nn import functional
@@ -431,6 +433,8 @@ def tables(result: dict[str, Any]) -> str:
         parts.append(table_of_kinds(result["layer"], markdown))
     if "trained" in result:
         parts.append(table_of_trained(result["trained"], markdown))
+    if "writing" in result:
+        parts.append(table_of_writing(result["writing"], markdown))
     return "\n\n".join(filter(None, parts))
 
 
@@ -483,7 +487,8 @@ def quality_table(quality: dict[str, Any], checkpoint: str) -> str:
 def main() -> None:
     """Runs a task."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--task", choices=["speed", "memory", "quality", "layer", "trained", "peak"], required=True)
+    tasks = ["speed", "memory", "quality", "layer", "trained", "writing", "peak"]
+    parser.add_argument("--task", choices=tasks, required=True)
     parser.add_argument("--checkpoint", choices=["demo", "rotary"], default="demo")
     parser.add_argument("--names", nargs="*", help="Rows to measure; all by default.")
     parser.add_argument("--length", type=int, default=LONGEST)
@@ -502,6 +507,10 @@ def main() -> None:
         run_memory(wanted.length, wanted.padded, wanted.names or ("dense", "local", "summaries"))
     elif wanted.task == "quality":
         run_quality(wanted.checkpoint, wanted.articles, wanted.steps, wanted.names or ROWS)
+    elif wanted.task == "writing":
+        for shape in wanted.names or SHAPES:
+            for name, entry in run_writing(shape, wanted.length, wanted.rounds):
+                keep("writing", name, entry)
     elif wanted.task == "peak":
         print(peak(wanted.names[0], wanted.length, wanted.padded))
     elif wanted.task == "trained":

@@ -172,6 +172,7 @@ class TestFromACheckpoint:
             "collab_feed_forward.py",
             "collab_family.py",
             "collab_files.txt",
+            "collab_forgetting.py",
             "collab_model.py",
             "collab_projections.py",
             "collab_step.py",

@@ -21,13 +21,16 @@ from tiny import (
     converted,
     largest_difference,
     of_seen,
+    random_model,
     random_text,
     tiny_model,
 )
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
+from transformers import AutoModelForCausalLM, PreTrainedModel
 
 import collab
+from collab.cli.tables import cache_sentence
 from collab.errors import CollabError, ConfigurationError, DataError, UnsupportedArchitectureError
 from collab.graphs.samples import check_exportable
 from collab.modeling import collab_feed_forward
@@ -42,6 +45,7 @@ LOCAL = LongRows(block=4, global_tokens=1, dense_below=12)
 OPTIONS = collab.LongOptions(block=4, dense_below=12, summaries="mean:2")
 ROWS_OF_KINDS = ("roberta", "albert", "vit", "jina_embeddings_v3", "modernbert", "bart", "wav2vec2", "eurobert")
 PADDING = ("none", "right", "left")
+ONE_ROW = ("bert", "albert", "distilbert", "jina_embeddings_v3", "gte", "nomic_bert", "eurobert")
 
 
 def mask_of(padding: str) -> Tensor | None:
@@ -53,16 +57,17 @@ def mask_of(padding: str) -> Tensor | None:
     return mask.flip(1) if padding == "left" else mask
 
 
-def seen_locally(long: LongRows, mask: Tensor | None) -> Tensor:
+def seen_locally(long: LongRows, mask: Tensor | None, causal: bool = False) -> Tensor:
     """What every token sees, (B, T, T), by the definition."""
     seen = torch.zeros(B, T, T, dtype=torch.bool)
     for row in range(B):
         tokens = list(range(T)) if mask is None else mask[row].nonzero().flatten().tolist()
         for place, query in enumerate(tokens):
-            for other, key in enumerate(tokens):
+            for other, key in enumerate(tokens[: place + 1] if causal else tokens):
                 block, of_key = ((number - long.global_tokens) // long.block for number in (place, other))
                 is_global = min(place, other) < long.global_tokens
-                seen[row, query, key] = is_global or abs(block - of_key) <= 1 or len(tokens) < long.dense_below
+                short = (place + 1 if causal else len(tokens)) < long.dense_below
+                seen[row, query, key] = is_global or abs(block - of_key) <= 1 or short
     return seen
 
 
@@ -132,6 +137,109 @@ def test_every_dtype(dtype: torch.dtype) -> None:
         assert error < (1e-6 if dtype == torch.float64 else 0.05)
 
 
+def in_chunks(layer: Any, x: Tensor, mask: Tensor | None, sizes: list[int]) -> tuple[Tensor, Any]:
+    """What a decoder's layer makes of rows, (B, T, D), that it is given in chunks; and its cache."""
+    cache, outputs, before = transformers.DynamicCache(), [], 0
+    for size in sizes:
+        end = before + size
+        seen = torch.ones(B, end, dtype=torch.bool) if mask is None else mask[:, :end]
+        given = seen[:, None, None] & torch.ones(end, end, dtype=torch.bool).tril()[before:]
+        given = None if mask is None and size in (1, end) else given  # as transformers has it
+        outputs.append(layer(x[:, before:end], attention_mask=given, past_key_values=cache)[0])
+        before = end
+    return torch.cat(outputs, dim=1), cache
+
+
+CHUNKS = ([T], [1] * T, [14] + [1] * (T - 14), [5, 9, 3, T - 17])
+WRITING = [LOCAL, replace(LOCAL, global_tokens=0, dense_below=6), replace(LOCAL, global_tokens=3, block=5)]
+
+
+@pytest.mark.parametrize("spec", [SPECS[0], *SPECS[2:]], ids=lambda spec: f"{spec.form}-{spec.head_ranks or spec.rank}")
+@pytest.mark.parametrize("padding", PADDING)
+def test_local_attention_of_a_decoder_is_dense_attention_with_the_same_mask(spec: AttentionSpec, padding: str) -> None:
+    """Read at once, in chunks and token by token."""
+    mask, x = mask_of(padding), torch.randn(B, T, D).double()
+    tokens = torch.ones(B, T, dtype=torch.bool) if mask is None else mask
+    given = None if mask is None else mask[:, None, None]
+    for long in WRITING:
+        dense = make(spec, causal=True).double()
+        expected, weights = dense(x, attention_mask=seen_locally(long, mask, causal=True).unsqueeze(1))
+        layer = make(replace(spec, long=long), "sdpa", causal=True).double()
+        shown = layer(x, attention_mask=given, output_attentions=True)
+        torch.testing.assert_close(
+            shown[1].transpose(1, 2)[tokens], weights.transpose(1, 2)[tokens], atol=1e-10, rtol=0
+        )
+        with torch.no_grad():
+            outputs = [in_chunks(layer, x, mask, sizes)[0] for sizes in CHUNKS]
+        for output in (shown[0], layer(x, attention_mask=given)[0], *outputs):
+            torch.testing.assert_close(output[tokens], expected[tokens], rtol=0, atol=1e-10)
+
+
+def summarized(layer: Any, x: Tensor, long: LongRows, mask: Tensor | None) -> Tensor:
+    """A decoder's layer with summaries, (B, T, D), token by token by the definition."""
+    (how, count), some = long.grouping, long.global_tokens
+    queries, keys, values, content = layer.queries(x), layer.keys(x), layer.values(x), layer.bias(x)
+    output = torch.zeros(B, T, D, dtype=x.dtype)
+    for row in range(B):
+        tokens = list(range(T)) if mask is None else mask[row].nonzero().flatten().tolist()
+        for place, token in enumerate(tokens):
+            behind = max(0, (place - some) // long.block - 1) * long.block  # tokens before those that it sees itself
+            behind = 0 if place + 1 < long.dense_below else behind
+            groups = [tokens[first : first + count] for first in range(some, some + behind, count)]
+            seen = [[each] for each in tokens[:some] + tokens[some + behind : place + 1]] if behind else []
+            seen = seen or [[each] for each in tokens[: place + 1]]
+            parts = [group[:1] if how == "stride" else group for group in groups] + seen
+            weights = [len(group) for group in groups] + [1] * len(seen)
+            key, value, bias = (
+                torch.stack([each[row, ..., part, :].mean(dim=-2) for part in parts], dim=-2)
+                for each in (keys, values, content.unsqueeze(-1))
+            )
+            scores = (queries[row, :, token, None] * key).sum(dim=-1) + bias.squeeze(-1)  # (H, n)
+            scores = scores * layer.scaling + torch.tensor(weights, dtype=x.dtype).log()
+            output[row, token] = (scores.softmax(dim=-1).unsqueeze(1) @ value).flatten()
+    return output
+
+
+@pytest.mark.parametrize("summaries", ["mean:2", "stride:4", "mean:4"])
+@pytest.mark.parametrize("padding", PADDING)
+def test_summaries_of_a_decoder_are_those_of_the_blocks_before(summaries: str, padding: str) -> None:
+    mask, x = mask_of(padding), torch.randn(B, T, D).double()
+    tokens = torch.ones(B, T, dtype=torch.bool) if mask is None else mask
+    given = None if mask is None else mask[:, None, None]
+    for spec, long in ((SPECS[1], LOCAL), (SPECS[3], replace(LOCAL, global_tokens=3, dense_below=5))):
+        long = replace(long, summaries=summaries)
+        layer = make(replace(spec, long=long), "sdpa", causal=True).double()
+        with torch.no_grad():
+            expected = summarized(layer, x, long, mask)
+            shown, weights = layer(x, attention_mask=given, output_attentions=True)
+            torch.testing.assert_close(
+                weights.sum(dim=-1).transpose(1, 2)[tokens], torch.ones(int(tokens.sum()), 3).double()
+            )
+            for output in (shown, *(in_chunks(layer, x, mask, sizes)[0] for sizes in CHUNKS)):
+                torch.testing.assert_close(output[tokens], expected[tokens], rtol=0, atol=1e-10)
+
+
+def test_gradients_of_a_decoder_do_not_depend_on_the_kernel() -> None:
+    mask, x = mask_of("left"), torch.randn(B, T, D).double().requires_grad_()
+    assert mask is not None
+    for summaries in (None, "mean:2"):
+        results = []
+        for kernel in ("sdpa", "eager"):
+            layer = make(replace(SPECS[3], long=replace(LOCAL, summaries=summaries)), kernel, causal=True).double()
+            output, _ = layer(x, attention_mask=mask[:, None, None])
+            results.append(torch.autograd.grad(output[mask].square().sum(), [x, *layer.parameters()]))
+        for mine, other in zip(*results, strict=True):
+            torch.testing.assert_close(mine, other, rtol=1e-8, atol=1e-8)
+
+
+def test_a_decoder_with_a_mask_of_another_kind_is_refused() -> None:
+    layer = make(replace(SPECS[3], long=LOCAL), "sdpa", causal=True)
+    packed = torch.ones(T, T, dtype=torch.bool).tril()
+    packed[15:, :15] = False
+    with pytest.raises(ValueError, match="masks of padding only"):
+        layer(torch.randn(B, T, D), attention_mask=packed[None, None])
+
+
 class _Largest(TorchDispatchMode):
     """The largest number of entries of a tensor that any operation makes."""
 
@@ -146,14 +254,13 @@ class _Largest(TorchDispatchMode):
 
 
 def test_memory_grows_with_the_length_and_not_with_its_square() -> None:
-    for spec in SPECS[:1] + SPECS[3:]:
+    for spec, causal in [*((spec, False) for spec in SPECS[:1] + SPECS[3:]), (SPECS[3], True)]:
         largest = []
         for length in (1024, 4096):
-            layer = make(replace(spec, long=LongRows(16, dense_below=64)), "sdpa")
             x, mask = torch.randn(1, length, D), torch.ones(1, 1, 1, length, dtype=torch.bool)
             mask[..., -5:] = False
             with _Largest() as mode, torch.no_grad():
-                layer(x, attention_mask=mask)
+                make(replace(spec, long=LongRows(16, dense_below=64)), "sdpa", causal)(x, attention_mask=mask)
             largest.append(mode.entries)
         assert largest[1] <= 4.1 * largest[0]
         assert largest[1] < 4096**2 // 20
@@ -183,7 +290,7 @@ def test_feed_forward_layers_of_long_rows_are_computed_in_parts(kind: str, monke
         torch.testing.assert_close(copied(**inputs).last_hidden_state, whole, rtol=0, atol=1e-5)
 
 
-@pytest.mark.parametrize("kind", ["bert", "albert", "distilbert", "jina_embeddings_v3", "gte", "nomic_bert"])
+@pytest.mark.parametrize("kind", [*ONE_ROW, "gpt2", "llama", "opt"])
 def test_a_mask_of_padding_is_never_square(kind: str) -> None:
     options = replace(OPTIONS, max_length=256, positions="copy")
     model = collab.lengthen(tiny_model(BY_TYPE[kind]), options).model
@@ -192,6 +299,11 @@ def test_a_mask_of_padding_is_never_square(kind: str) -> None:
         output = model(**inputs)
     assert mode.entries < 2 * 250**2
     square = inputs | {"attention_mask": inputs["attention_mask"].bool()[:, None, None].expand(-1, -1, 250, -1)}
+    if kind in ("gpt2", "llama", "opt"):
+        square["attention_mask"] = square["attention_mask"].tril()
+    if kind == "opt":  # which reads them off a mask of two axes
+        mask = inputs["attention_mask"]
+        square["position_ids"] = mask.cumsum(dim=1) * mask - 1
     with torch.no_grad():
         assert largest_difference(of_seen(model(**square), inputs), of_seen(output, inputs)) < 1e-5
 
@@ -230,9 +342,111 @@ def test_every_kind_of_family(kind: str, attention: str) -> None:
             assert largest_difference(output, of_seen(model(**inputs), inputs)) < 1e-5
 
 
+def decoder(kind: str) -> PreTrainedModel:
+    """A tiny model that writes."""
+    row = BY_TYPE[kind]
+    changes = {"bert": {"is_decoder": True}, "mistral": {"sliding_window": None}}.get(kind, {})
+    head = AutoModelForCausalLM._model_mapping[row.config_class]
+    return random_model(head, row.config(eos_token_id=None, pad_token_id=1, **changes))
+
+
+WRITERS = {
+    "gpt2": "local",
+    "opt": "summaries",
+    "llama": "summaries",
+    "mistral": "local",
+    "qwen2": "local",
+    "bert": "summaries",
+}
+
+
+@pytest.mark.parametrize("kind", WRITERS)
+def test_a_decoder_writes_the_same_with_a_cache_that_forgets(kind: str) -> None:
+    """With beams and padding on the left; beside a layer that forgets nothing; and after a prompt in chunks."""
+    options = replace(OPTIONS, attention=WRITERS[kind], max_length=64, positions="copy")
+    options = replace(options, dense_layers=(0,) if kind in ("gpt2", "bert") else ())
+    model = collab.lengthen(converted(decoder(kind), 1.0), options).model
+    prompt = torch.randint(5, 59, (2, 20))
+    prompt[0, :7] = 1
+    given = {"attention_mask": (prompt != 1).long(), "max_new_tokens": 9, "do_sample": False}
+    told = {"output_logits": True, "return_dict_in_generate": True}
+    plain, cached = (model.generate(prompt, use_cache=use_cache, **given, **told) for use_cache in (False, True))
+    assert torch.equal(plain.sequences, cached.sequences)
+    torch.testing.assert_close(torch.stack(plain.logits), torch.stack(cached.logits), rtol=0, atol=1e-4)
+    assert torch.equal(model.generate(prompt, prefill_chunk_size=6, **given), plain.sequences)
+    plain, cached = (model.generate(prompt, use_cache=use_cache, num_beams=3, **given) for use_cache in (False, True))
+    assert torch.equal(plain, cached)
+
+
+def test_shorter_rows_of_a_decoder_are_what_they_were() -> None:
+    """And so are the first tokens of longer ones."""
+    before = converted(decoder("llama"), 9, "cp")
+    after = collab.lengthen(before, OPTIONS).model
+    ids = torch.randint(5, 59, (2, 30))
+    with torch.no_grad():
+        expected = before(ids[:, :11]).logits
+        assert torch.equal(after(ids[:, :11]).logits, expected)
+        torch.testing.assert_close(after(ids).logits[:, :11], expected, rtol=0, atol=1e-5)
+    given = {"max_new_tokens": 6, "do_sample": False, "output_logits": True, "return_dict_in_generate": True}
+    first, second = (model.generate(ids[:, :5], **given) for model in (before, after))
+    assert all(map(torch.equal, first.logits, second.logits))
+    assert type(second.past_key_values.layers[0]) is transformers.cache_utils.DynamicLayer
+
+
+def test_a_cache_holds_what_tokens_to_come_can_see() -> None:
+    x, held = torch.randn(B, 40, D), []
+    for summaries in (None, "mean:2"):
+        long = replace(LOCAL, summaries=summaries)
+        layer, cache = make(replace(SPECS[3], long=long), "sdpa", causal=True), transformers.DynamicCache()
+        for token in range(40):
+            with torch.no_grad():
+                layer(x[:, token : token + 1], past_key_values=cache)
+            held.append(cache.layers[0].keys.shape[2])
+            assert cache.get_seq_length() == token + 1
+            assert cache.get_mask_sizes(1, 0) == (token + 2, 0)
+            assert held[-1] <= long.held(token + 1)
+    # A row of 12 tokens is long; its last token stands in the block of 9 to 12, and sees that of 5 to 8, and token 0.
+    assert held[:13] == [*range(1, 12), 1 + 7, 1 + 4]
+    assert held[39] == 1 + 7  # 33 to 39
+    assert held[79] == 1 + 32 // 2 + 7
+
+
+def test_a_decoder_is_lengthened_refined_and_reported(tokenizer: transformers.BertTokenizerFast) -> None:
+    native = decoder("gpt2")
+    options = replace(OPTIONS, max_length=64, positions="copy", dense_layers="auto", dense_budget=0.75)
+    long = collab.lengthen(collab.Checkpoint(converted(native, 16), tokenizer), options, text_of(160))
+    assert sorted(long.report.layers.values()) == [False, True]
+    assert all(error > 0 for error in long.report.errors.values())
+    assert "those of the block before and the first token (9 tokens at most)" in long.report.summary()
+    shown = collab.inspect(long)
+    assert any("a token sees 9 others at most" in sentence for sentence in shown.explanation)
+    cache = shown.cache
+    assert cache is not None
+    assert cache.held == (cache.keys + cache.values) // 2 * (64 + 11)
+    assert f"at most {cache.held:,} for a row of 64 tokens" in cache_sentence(cache)
+    rows = [random_text(2, 60) for _ in range(8)]
+    refined = collab.refine(long, native, rows, options=collab.RefineOptions(steps=10, rows=4))
+    assert all(layer.kept for layer in refined.report.layers.values())
+
+
+def test_caches_that_cannot_forget_are_refused() -> None:
+    model = collab.lengthen(decoder("llama"), replace(OPTIONS, max_length=64, positions="copy")).model
+    prompt = torch.randint(5, 59, (1, 20))
+    short = model.generate(prompt[:, :6], cache_implementation="static", max_new_tokens=4, do_sample=False)
+    assert torch.equal(short, model.generate(prompt[:, :6], max_new_tokens=4, do_sample=False))
+    with pytest.raises(ValueError, match="StaticCache has layers of its own"):
+        model.generate(prompt, cache_implementation="static", max_new_tokens=2)
+    cache = model(prompt).past_key_values
+    with pytest.raises(ValueError, match="cannot go back"):
+        cache.crop(-1)
+    cache.reset()
+    with torch.no_grad():
+        torch.testing.assert_close(model(prompt, past_key_values=cache).logits, model(prompt).logits)
+
+
 def test_reloads_three_ways(tmp_path: Path) -> None:
     exports = {}
-    for kind, attention in (("bert", "summaries"), ("jina_embeddings_v3", "local")):
+    for kind, attention in (("bert", "summaries"), ("jina_embeddings_v3", "local"), ("llama", "summaries")):
         options = replace(OPTIONS, attention=attention, max_length=64, positions="copy", dense_layers=(1,))
         long = collab.lengthen(tiny_model(BY_TYPE[kind]), options)
         long.model.save_pretrained(tmp_path / f"{kind}-{attention}")
@@ -362,7 +576,7 @@ def test_dense_layers_are_not_chosen_without_long_text(tokenizer: transformers.B
         ("mpnet", "depend on relative positions"),
         ("t5", "depend on relative positions"),
         ("deberta-v2", "depend on relative positions"),
-        ("gpt2", "is a decoder"),
+        ("mistral", "window of its own"),
     ],
 )
 def test_models_without_such_a_form_are_refused(kind: str, says: str) -> None:
@@ -379,9 +593,10 @@ def test_positions_of_images_cannot_be_extended() -> None:
 def test_a_graph_is_refused_and_a_native_model_computes_long_rows_like_short_ones(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
+    for model in (tiny_model(BERT), decoder("gpt2")):
+        with pytest.raises(UnsupportedArchitectureError, match="--attention dense"):
+            check_exportable(collab.lengthen(model, OPTIONS).model)
     long = collab.lengthen(tiny_model(BERT), OPTIONS)
-    with pytest.raises(UnsupportedArchitectureError, match="--attention dense"):
-        check_exportable(long.model)
     native = collab.expand(long).model
     assert "like short ones" in caplog.text
     inputs = random_text(1, 11)

@@ -153,7 +153,8 @@ def cache_sentence(cache: CacheBytes) -> str:
     held = f"{cache.keys:,} bytes of keys and {cache.values:,} of values for each token"
     if cache.cross_keys:
         held += f" of the decoder, and {cache.cross_keys:,} and {cache.cross_values:,} for each token of the encoder"
-    return f"A cache holds {held}, in {cache.dtype}."
+    most = "" if cache.held is None else f"; at most {cache.held:,} for a row of {cache.longest:,} tokens"
+    return f"A cache holds {held}, in {cache.dtype}{most}."
 
 
 def plain_table(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 from collections.abc import Iterable
 from contextlib import ExitStack
@@ -104,8 +105,10 @@ def errors_in_blocks(dense: PreTrainedModel, blocks: PreTrainedModel, rows: list
             if name in others:
                 hook = layer.register_forward_hook(partial(compare, name), with_kwargs=True)
                 stack.callback(hook.remove)
+        # A cache would be filled by both layers.
+        uncached = {"use_cache": False} if "use_cache" in inspect.signature(dense.forward).parameters else {}
         for row in rows:
-            dense(**on_device({"input_ids": row}, dense.device))
+            dense(**on_device({"input_ids": row}, dense.device), **uncached)
     errors = {}
     for name, (error, spread, square) in ((name, each.tolist()) for name, each in sums.items()):
         # Where all tokens are given the same, the spread is rounding.
@@ -169,5 +172,5 @@ def _arithmetic(layer: AttentionLayer, length: int) -> tuple[int, int]:
     shape, spec = LayerShape.of_layer(layer), module.spec
     content = "folded" if module.query_offset is not None else "exact"
     form = cast(FormName, spec.form)
-    keys = None if spec.long is None else spec.long.keys(length)
+    keys = None if spec.long is None else spec.long.keys(length, module.kind == "decoder")
     return shape.flops(form, spec.rank, content, length), shape.flops(form, spec.rank, content, length, keys)

@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 from ..errors import ConfigurationError, UnsupportedArchitectureError
 from ..io.checkpoint import Checkpoint
 from ..io.head import pools_first_token
-from ..modeling.collab_attention import CollaborativeAttention
+from ..modeling.collab_attention import CollaborativeAttention, LayerKind
 from ..modeling.collab_config import AttentionSpec, LongRows
 from ..models.assembly import assemble
 from ..models.families import collaborative_layers
@@ -76,7 +76,8 @@ def lengthen(
     chosen = [] if options.attention == "dense" else _chosen(layers, options)
     model = _in_blocks(longer, layers, chosen, options)
     lengths = None if before is None or after is None else Count(before, after)
-    step = Lengthening(options.to_dict(), {name: name in chosen for name in layers}, lengths, errors)
+    causal = options.attention != "dense" and _kind(layers) == "decoder"
+    step = Lengthening(options.to_dict(), {name: name in chosen for name in layers}, lengths, errors, causal)
     processor = checkpoint.processor if after == before else _longer(checkpoint.processor, after)
     return checkpoint.then(step, model=model, processor=processor)
 
@@ -103,12 +104,12 @@ def _check(
     checkpoint: Checkpoint, options: LongOptions, layers: dict[str, CollaborativeAttention], longest: int | None
 ) -> None:
     """Checks that settings fit a model whose rows have at most `longest` tokens, or any number."""
-    able = [layer for layer in layers.values() if layer.kind == "encoder"]
+    able = [layer for layer in layers.values() if layer.kind == _kind(layers)]
     name = type(checkpoint.model).__name__
-    if not able:
+    if _kind(layers) == "decoder" and getattr(checkpoint.model.config, "sliding_window", None) is not None:
         raise UnsupportedArchitectureError(
-            f"{name} is a decoder: its attention is causal and keeps a cache, and is computed in blocks in encoders "
-            "only."
+            f"{name} has attention in a window of its own (sliding_window in its config), beyond which its cache "
+            "forgets already, so its long rows take time and memory that grow with their length as they are."
         )
     if not any(options.attention in layer.long_kinds for layer in able):
         others = list(able[0].long_kinds)
@@ -143,18 +144,26 @@ def _check(
 
 
 def _chosen(layers: dict[str, CollaborativeAttention], options: LongOptions) -> list[str]:
-    """The layers that compute long rows in blocks: encoders' that are not to stay dense, and have heads."""
+    """The layers that compute long rows in blocks: those that may, are not to stay dense, and have heads."""
     chosen = [
         name
         for number, (name, layer) in enumerate(layers.items())
         if number not in options.dense_layers
-        and layer.kind == "encoder"
+        and layer.kind == _kind(layers)
         and layer.heads
         and options.attention in layer.long_kinds
     ]
     if not chosen:
         raise ConfigurationError("All layers would stay dense (dense_layers, --dense-layers), so nothing would change.")
     return chosen
+
+
+def _kind(layers: dict[str, CollaborativeAttention]) -> LayerKind:
+    """The kind of layers that compute long rows in blocks: those of an encoder, or of a model that is a decoder alone.
+
+    A decoder that reads what an encoder gives writes rows that are short beside it.
+    """
+    return "encoder" if any(layer.kind == "encoder" for layer in layers.values()) else "decoder"
 
 
 def _longest_row(model: PreTrainedModel, layer: CollaborativeAttention) -> int | None:

@@ -47,6 +47,16 @@ def check_exportable(model: PreTrainedModel) -> None:
         check_one_pass(model)
 
 
+def _check_rows(model: PreTrainedModel) -> None:
+    """Raises an UnsupportedArchitectureError for a model that computes long rows in blocks."""
+    if any(layer.spec.long is not None for layer in collaborative_layers(model).values()):
+        raise UnsupportedArchitectureError(
+            f"{type(model).__name__} computes short rows as before and long ones in blocks, as many as a row has; a "
+            "graph is one computation for rows of any length. Export a model that computes all like short ones: "
+            "collab lengthen MODEL OUT --attention dense."
+        )
+
+
 def check_one_pass(model: PreTrainedModel) -> None:
     """Raises an UnsupportedArchitectureError if a model is not one forward pass over one input."""
     name = type(model).__name__
@@ -54,12 +64,7 @@ def check_one_pass(model: PreTrainedModel) -> None:
         raise UnsupportedArchitectureError(
             f"{name} writes text with a cache that grows at every step, so it is no single graph without one."
         )
-    if any(layer.spec.long is not None for layer in collaborative_layers(model).values()):
-        raise UnsupportedArchitectureError(
-            f"{name} computes short rows as before and long ones in blocks, as many as a row has; a graph is one "
-            "computation for rows of any length. Export a model that computes all like short ones: "
-            "collab lengthen MODEL OUT --attention dense."
-        )
+    _check_rows(model)
     input_kind(model)  # raises
 
 
@@ -77,6 +82,7 @@ def check_writes(model: PreTrainedModel) -> None:
         )
     if takes_waveforms(model):
         raise UnsupportedArchitectureError(f"{name} reads waveforms and writes text; such models do not export.")
+    _check_rows(model)
     input_kind(model)  # raises
 
 

@@ -165,7 +165,7 @@ def _layer(layer: AttentionLayer, lengths: Sequence[int], widths: LayerWidths) -
         if form == "original":
             flops[length] = original[length]
         elif layer.heads:
-            keys = None if long is None else long.keys(length)
+            keys = None if long is None else long.keys(length, layer.kind == "decoder")
             flops[length] = shape.flops(form, rank, content, length, keys)  # type: ignore[arg-type]
     return LayerInspection(
         layer.name,
@@ -226,13 +226,15 @@ def _long_rows(inspections: Sequence[LayerInspection]) -> list[str]:
     layers = [LongRows(**inspection.long) for inspection in inspections if inspection.long is not None]
     if not layers:
         return []
+    causal = any(inspection.kind == "decoder" for inspection in inspections if inspection.long is not None)
     kinds = " or ".join(dict.fromkeys(long.kind for long in layers))
     first = layers[0]
     rest = "" if first.summaries is None else f", and the rest by summaries ({first.summaries})"
+    most, forgets = (" at most", "; a cache forgets what no token to come sees") if causal else ("", "")
     return [
         f"In rows of {first.dense_below} tokens or more, {len(layers)} of {len(inspections)} layers have {kinds} "
-        f"attention: a token sees {3 * first.block + first.global_tokens} others, in blocks of {first.block} and "
-        f"{first.global_tokens} global{rest}."
+        f"attention: a token sees {(2 if causal else 3) * first.block + first.global_tokens} others{most}, in blocks "
+        f"of {first.block} and {first.global_tokens} global{rest}{forgets}."
     ]
 
 

@@ -27,6 +27,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.pytorch_utils import Conv1D
 
 from .collab_config import LONG_KINDS, AttentionSpec
+from .collab_forgetting import ForgettingLayer, Tokens, forgetting_layer
 from .collab_kernel import (
     Scoring,
     additive_bias,
@@ -69,8 +70,8 @@ class CollaborativeAttention(SharedProjections):
             head, not even with the ``eager`` kernel, or reads the weights of its projections without calling them.
         scaled: whether scores are divided by √d.
         crosses: whether a layer of this class may take its keys from another sequence.
-        long_kinds: the kinds of attention in long rows that an encoder's layer of this class may have; none where
-            scores depend on relative positions.
+        long_kinds: the kinds of attention in long rows that self-attention of this class may have; none where scores
+            depend on relative positions.
         has_copied_keys: whether heads of equal widths in the concat form have keys that are copied out of shared ones.
         path: path of the ``sdpa`` implementation: ``auto``, by cost, or ``fused`` or ``matmul``; may be set on a layer
             for benchmarks and tests.
@@ -106,9 +107,9 @@ class CollaborativeAttention(SharedProjections):
         self._together: SideBySide | None = None
         self.is_causal = getattr(native, "is_causal", False)
         self.kind = self.kind_of(native)
-        if spec.long is not None and (self.kind != "encoder" or spec.long.kind not in self.long_kinds):
+        if spec.long is not None and (self.kind == "cross" or spec.long.kind not in self.long_kinds):
             raise ValueError(f"{type(self).__name__} of a {self.kind} has no {spec.long.kind} attention.")
-        self.layer_idx = getattr(native, "layer_idx", None)
+        self.layer_idx: Any = getattr(native, "layer_idx", None)
         dropout: Any = getattr(native, self.native_dropout)
         self.attention_dropout: float = getattr(dropout, "p", dropout)
         for name, native_name in self.native_names.items():
@@ -217,6 +218,10 @@ class CollaborativeAttention(SharedProjections):
             As `attend`.
         """
         projected, shared = self.project(queries, keys, positions)
+        long = self.spec.long
+        if long is not None and self.kind == "decoder" and self._in_blocks(projected.shape[1]):
+            entries = self._cached_keys(shared, keys), value.transpose(1, 2).flatten(2).unsqueeze(1)
+            return self._attend_to_held(ForgettingLayer(long), projected, *entries, attention_mask, **kwargs)
         content, bias = self.bias(keys), self.of_heads(position_bias)
         return self.attend(projected, self.keys_by_head(shared), value, content, attention_mask, bias, **kwargs)
 
@@ -278,9 +283,9 @@ class CollaborativeAttention(SharedProjections):
         dropout = self.attention_dropout if self.training else 0.0
         eager = implementation == "eager"
         is_causal = self.is_causal if kwargs.get("is_causal") is None else kwargs["is_causal"]
-        long = self.spec.long if self._in_blocks(projected) else None
+        long = self.spec.long if self.kind == "encoder" and self._in_blocks(projected.shape[1]) else None
         if eager or implementation == "sdpa" or long is not None:
-            attention_mask = one_row(_dense_mask(attention_mask, projected, key))
+            attention_mask = one_row(_dense_mask(attention_mask, projected, key.shape[2]))
         scoring = Scoring(content, attention_mask, position_bias, self.scaling, dropout, is_causal)
         if long is not None and not eager:
             mix = self.mixer(projected.dtype)
@@ -312,10 +317,55 @@ class CollaborativeAttention(SharedProjections):
         )  # (B, T, H, d)
         return output.flatten(-2), weights
 
-    def _in_blocks(self, projected: Tensor) -> bool:
-        """Whether rows of shared queries, (B, T, R), are long. A traced graph computes all rows as short ones."""
+    def _in_blocks(self, length: int) -> bool:
+        """Whether rows of so many tokens are long. A traced graph computes all rows as short ones."""
         long = self.spec.long
-        return long is not None and not is_recorded() and projected.shape[1] >= long.dense_below
+        return long is not None and not is_recorded() and length >= long.dense_below
+
+    def _attend_to_held(
+        self,
+        held: ForgettingLayer,
+        projected: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attention_mask: Any,
+        step: bool = False,
+        **kwargs: Any,
+    ) -> tuple[Tensor, Tensor | None]:
+        """As `attend`, of tokens of a decoder's long rows to what is held of those before them, and to themselves.
+
+        Args:
+            held: what is held, to which these tokens are added.
+            projected: X W̃_Q, (B, T, R).
+            key: entries of these tokens, see `_cached`.
+            value: entries of these tokens.
+            attention_mask: as in `attend`, of all tokens of the rows, and of nothing but padding and what follows.
+            step: as from `_is_step`.
+            **kwargs: for `attend`.
+        """
+        length, total = projected.shape[1], held.length + projected.shape[1]
+        mask = _dense_mask(attention_mask, projected, total)
+        tokens = Tokens.of_mask(mask, length, total, projected.device)
+        eager = self.config._attn_implementation == "eager" or kwargs.get("output_attentions")
+        dropout = self.attention_dropout if self.training else 0.0
+        contexts, shown = [], []
+        for part in held.read(key, value, tokens):
+            queries = projected[:, part.tokens]
+            if step:
+                contexts.append(self._attend_as_step(queries, part.key, part.value, part.mask))
+                continue
+            keys, content, values = self._read(part.key, part.value)
+            scoring = Scoring(content, part.mask, None, self.scaling, dropout, part.mask is None)
+            if not eager:
+                output = attention_by_cost(self.mixer(queries.dtype), queries, keys, values, scoring, self.path)
+                contexts.append(output.flatten(-2))
+                continue
+            query = self._mixed(queries)
+            added = scoring.added(query, keys)
+            output, weights = eager_attention_forward(self, query, keys, values, added, self.scaling, dropout)
+            contexts.append(output.flatten(-2))
+            shown.append(held.by_token(weights, part, tokens, total))
+        return torch.cat(contexts, dim=1), torch.cat(shown, dim=2) if shown else None
 
     def attend_to_itself(
         self,
@@ -353,8 +403,14 @@ class CollaborativeAttention(SharedProjections):
             )
         else:
             step = self._is_step(hidden_states, attention_mask, kwargs)
-            projected, *entries = self._project_for_cache(hidden_states, positions, step)
-            key, value = cache.update(*entries, self.layer_idx)
+            projected, key, value = self._project_for_cache(hidden_states, positions, step)
+            held = None
+            if self.spec.long is not None and not is_recorded():
+                held = forgetting_layer(cache, self.layer_idx, self.spec.long, projected.shape[1])
+            if held is not None:
+                context, weights = self._attend_to_held(held, projected, key, value, attention_mask, step, **kwargs)
+                return self.output(context, hidden_states), weights
+            key, value = cache.update(key, value, self.layer_idx)
             bias = self.of_heads(position_bias)
             if step:
                 context, weights = self._attend_as_step(projected, key, value, attention_mask, bias), None
@@ -410,9 +466,13 @@ class CollaborativeAttention(SharedProjections):
             key: shared keys, (B, S, R).
             hidden_states: y, (B, S, D_k).
         """
+        return self._cached_keys(key, hidden_states), self.value(hidden_states).unsqueeze(1)
+
+    def _cached_keys(self, key: Tensor, hidden_states: Tensor) -> Tensor:
+        """The first of the two that `_cached` returns."""
         if self.content_bias is not None:
             key = torch.cat([key, self.content_bias(hidden_states)], dim=-1)  # (B, S, R + H)
-        return key.unsqueeze(1), self.value(hidden_states).unsqueeze(1)
+        return key.unsqueeze(1)
 
     def _project_for_cache(self, states: Tensor, positions: Any, step: bool) -> tuple[Tensor, Tensor, Tensor]:
         """Shared queries (B, T, R) and entries of a cache, see `_cached`; by one product in a step, if there can be."""
@@ -533,8 +593,8 @@ def as_linear(module: Any) -> Any:
     return linear
 
 
-def _dense_mask(mask: Any, projected: Tensor, key: Tensor) -> Any:
-    """A flex attention block mask as a boolean mask, for kernels other than flex attention; other masks unchanged."""
+def _dense_mask(mask: Any, projected: Tensor, seen: int) -> Any:
+    """A flex attention block mask over so many keys as a boolean mask, for other kernels; other masks unchanged."""
     if not isinstance(mask, BlockMask):
         return mask
-    return create_mask(mask.mask_mod, mask.shape[0], None, projected.shape[1], key.shape[2], device=key.device)
+    return create_mask(mask.mask_mod, mask.shape[0], None, projected.shape[1], seen, device=projected.device)

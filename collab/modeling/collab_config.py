@@ -14,10 +14,11 @@ GROUPINGS = ("mean", "stride")
 
 @dataclass(frozen=True)
 class LongRows:
-    """How an attention layer computes long rows; see `collab_long`.
+    """How an attention layer computes long rows; see `collab_long`, and for decoders `collab_forgetting`.
 
     Attributes:
-        block: b, the number of tokens in a block; a token sees those of its block and of the blocks beside it.
+        block: b, the number of tokens in a block; a token sees those of its block and of the blocks beside it. In a
+            decoder it sees none behind itself.
         global_tokens: g, the number of first tokens that see all tokens and that all tokens see.
         dense_below: rows of fewer tokens are computed as by a layer without this.
         summaries: how the rest of the row is summarized: ``mean:n`` (groups of n tokens, each by its mean) or
@@ -46,12 +47,25 @@ class LongRows:
         """``local`` or ``summaries``."""
         return "local" if self.summaries is None else "summaries"
 
-    def keys(self, length: int) -> int:
-        """The largest number of keys that a token sees, in a row of so many, unless it is a global one."""
-        near = min(length, 3 * self.block + self.global_tokens)
-        if length < self.dense_below or self.summaries is None:
-            return length if length < self.dense_below else near
-        return near - (near - length) // self.grouping[1]
+    def keys(self, length: int, causal: bool = False) -> int:
+        """The number of keys that tokens see which are not global ones, in a row of so many: the largest in an encoder.
+
+        In a decoder it is the mean, where tokens of a short row count as if they saw those behind them.
+        """
+        if length < self.dense_below:
+            return length
+        near = min(length, (2 if causal else 3) * self.block + self.global_tokens)
+        seen = near if self.summaries is None else near - (near - length) // self.grouping[1]
+        if not causal:
+            return seen
+        short = self.dense_below - 1
+        return (short**2 + (length - short) * seen) // length
+
+    def held(self, length: int) -> int:
+        """The number of keys that a decoder's cache holds at most, for a row of up to so many tokens."""
+        gone = max(0, (length - self.global_tokens) // self.block - 1) * self.block
+        groups = 0 if self.summaries is None else gone // self.grouping[1]
+        return min(length, max(self.dense_below - 1, self.global_tokens + groups + 2 * self.block))
 
     @property
     def grouping(self) -> tuple[str, int]:

@@ -35,3 +35,4 @@ class CollabGPT2Attention(CollaborativeSelfAttention):
 class CollabGPT2Model(CollaborativeFamily, native.GPT2Model):
     native_attention = {"GPT2Attention": CollabGPT2Attention}
     native_feed_forward = {"GPT2MLP": FeedForward("c_fc", "c_proj", "n_inner")}
+    expands_masks = True

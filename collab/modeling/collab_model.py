@@ -205,11 +205,16 @@ class Shapes:
             block = model.get_submodule(name)
             base.feed_forward_classes[type(block)].narrow(block, width)
         longer = [spec.long.dense_below for spec in self.attention.values() if spec.long is not None]
-        if longer:
-            for _, block in outermost(model, base.feed_forward_classes):
-                base.feed_forward_classes[type(block)].divide(block, min(longer))
-        if longer and base.expands_masks:
-            model.register_forward_pre_hook(partial(_with_one_row, min(longer)), with_kwargs=True)
+        if not longer:
+            return
+        for _, block in outermost(model, base.feed_forward_classes):
+            base.feed_forward_classes[type(block)].divide(block, min(longer))
+        layers: Any = [model.get_submodule(name) for name in self.attention]
+        decoders = [layer for layer in layers if layer.kind == "decoder" and layer.heads]
+        # Where a decoder's layer is dense, a mask of what follows is needed, which is T × T.
+        if base.expands_masks and all(layer.spec.long is not None for layer in decoders):
+            at_least = max(longer) if decoders else min(longer)
+            model.register_forward_pre_hook(partial(_with_one_row, at_least), with_kwargs=True)
 
 
 class CollaborativeBase(CollaborativeMixin):
@@ -218,8 +223,9 @@ class CollaborativeBase(CollaborativeMixin):
     Class attributes:
         config_class: the collaborative config.
         attention_classes: for each native attention class, the collaborative one that replaces it.
-        expands_masks: whether the native main model makes nothing of a mask (B, T) but one for its attention layers,
-            which is (B, 1, T, T), and takes one of four axes as it is.
+        expands_masks: whether the native main model makes nothing of a mask (B, S) but one for its attention layers,
+            which is (B, 1, T, S), and takes one of four axes as it is.
+        counts_by_mask: whether such a model finds the positions of tokens, given none, in a mask (B, S).
         position_type: the native config's `position_embedding_type`, where it has one.
         feed_forward_classes: for each native module that holds a feed-forward layer, where it keeps it.
         versions: the collaborative version of each native model class of the family, and of its parts.
@@ -230,6 +236,7 @@ class CollaborativeBase(CollaborativeMixin):
     config_class: type[PreTrainedConfig]
     attention_classes: ClassVar[dict[type[nn.Module], type[CollaborativeAttention]]]
     expands_masks: ClassVar[bool] = False
+    counts_by_mask: ClassVar[bool] = False
     position_type: ClassVar[str] = "absolute"
     feed_forward_classes: ClassVar[dict[type[nn.Module], FeedForward]] = {}
     versions: ClassVar[dict[type[PreTrainedModel], type[CollaborativeMixin]]]
@@ -262,12 +269,16 @@ class CollaborativeHead(CollaborativeMixin):
 def _with_one_row(
     at_least: int, model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-    """Before forward: a mask (B, T) of at least so many tokens as (B, 1, 1, T), of which none of T × T is made."""
+    """Before forward: a mask (B, S) of at least so many tokens as (B, 1, 1, S), of which none of T × S is made."""
     mask = kwargs.get("attention_mask")
     known = model.config._attn_implementation in ("sdpa", "eager") and not is_recorded()
     if not known or not isinstance(mask, torch.Tensor) or mask.ndim != 2 or mask.shape[1] < at_least:
         return None
-    return args, kwargs | {"attention_mask": mask[:, None, None].bool()}
+    given = kwargs | {"attention_mask": mask[:, None, None].bool()}
+    if model.base_class.counts_by_mask and kwargs.get("position_ids") is None:
+        states = next(kwargs[name] for name in ("input_ids", "inputs_embeds") if kwargs.get(name) is not None)
+        given["position_ids"] = (mask.cumsum(dim=1) * mask - 1)[:, -states.shape[1] :].long()
+    return args, given
 
 
 def family_models(module: ModuleType) -> tuple[type[CollaborativeMixin], ...]:

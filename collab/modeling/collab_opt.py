@@ -10,3 +10,4 @@ class CollabOPTModel(CLIPFamily, native.OPTModel):
     native_prefix = "OPT"
     native_feed_forward = {"{}DecoderLayer": FeedForward("fc1", "fc2", method="")}
     native_others = ["{}Decoder"]
+    expands_masks = counts_by_mask = True

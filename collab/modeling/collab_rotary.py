@@ -223,3 +223,4 @@ class LlamaFamily(CollaborativeFamily):
 
     native_attention = {"{}Attention": CollaborativeRotaryAttention}
     native_feed_forward = {"{}MLP": FeedForward("up_proj", "down_proj", gate="gate_proj")}
+    expands_masks = True

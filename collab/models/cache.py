@@ -10,7 +10,8 @@ import torch
 from transformers import PreTrainedModel
 from transformers.cache_utils import EncoderDecoderCache
 
-from .inputs import random_inputs
+from .families import collaborative_layers
+from .inputs import longest_input, random_inputs
 from .layers import count_bytes
 from .states import evaluating
 
@@ -25,6 +26,8 @@ class CacheBytes:
         dtype: dtype of all.
         cross_keys: of the keys of cross-attention, for a token of the encoder; 0 without cross-attention.
         cross_values: of the values of cross-attention, for a token of the encoder; 0 without cross-attention.
+        held: bytes that are held at most for a row as long as the model takes, if the cache forgets tokens.
+        longest: number of tokens in that row.
     """
 
     keys: int
@@ -32,6 +35,8 @@ class CacheBytes:
     dtype: str
     cross_keys: int = 0
     cross_values: int = 0
+    held: int | None = None
+    longest: int | None = None
 
 
 @torch.no_grad()
@@ -55,9 +60,23 @@ def cache_bytes(model: PreTrainedModel) -> CacheBytes | None:
     if cache is None:
         return None
     if not isinstance(cache, EncoderDecoderCache):
-        return CacheBytes(*_bytes(cache), _dtype(cache))
+        return CacheBytes(*_bytes(cache), _dtype(cache), *(0, 0), *_held(base, cache))
     own, cross = cache.self_attention_cache, cache.cross_attention_cache
-    return CacheBytes(*_bytes(own), _dtype(own), *_bytes(cross))
+    return CacheBytes(*_bytes(own), _dtype(own), *_bytes(cross), *_held(base, own))
+
+
+def _held(model: PreTrainedModel, cache: Any) -> tuple[int, int] | tuple[None, None]:
+    """Bytes that are held at most for the longest row, and its tokens, if layers of a decoder forget some."""
+    layers = [layer for layer in collaborative_layers(model).values() if layer.kind == "decoder"]
+    if all(layer.spec.long is None for layer in layers):
+        return None, None
+    longest, held = longest_input(model), [longest_input(model)] * len(cache.layers)
+    for layer in layers:
+        if layer.spec.long is not None:
+            held[layer.layer_idx] = layer.spec.long.held(longest)
+    # One token is in the cache now.
+    each = [count_bytes([layer.keys, layer.values]) for layer in cache.layers]
+    return sum(size * tokens for size, tokens in zip(each, held, strict=True)), longest
 
 
 def _bytes(cache: Any) -> tuple[int, int]:

@@ -42,8 +42,8 @@ def with_positions(model: PreTrainedModel, length: int, rule: PositionsRule) -> 
         )
     if not has_length(model) or has_decoder(model) or getattr(model.config, _POSITIONS[0], None) is None:
         raise UnsupportedArchitectureError(
-            f"The positions of {type(model).__name__} cannot be extended: only encoders of text with a table of "
-            "positions, or rotary ones, take longer rows. Leave out max_length (--max-length)."
+            f"The positions of {type(model).__name__} cannot be extended: encoders and decoders of text with a table "
+            "of positions, or rotary ones, take longer rows. Leave out max_length (--max-length)."
         )
     config = copy.deepcopy(model.config)
     config.max_position_embeddings += length - before

@@ -28,7 +28,8 @@ class LongOptions:
     Attributes:
         attention: ``local`` (a block of tokens sees itself, the blocks beside it and the global tokens),
             ``summaries`` (and the rest of the row in groups, each by one key and one value) or ``dense`` (long rows are
-            computed like short ones).
+            computed like short ones). In a decoder a token sees none behind it, the block before its own, and with
+            summaries the blocks before that; the cache forgets the rest.
         block: number of tokens in a block.
         global_tokens: number of first tokens that see all tokens, and that all tokens see.
         summaries: what stands for a group with ``summaries``: ``mean:n``, the mean of n tokens, or ``stride:n``, the

@@ -18,6 +18,7 @@ class Lengthening(Step):
         max_length: tokens of the longest row before and after; None if there is no limit.
         errors: by name of a layer, what blocks would change of its output, as a squared error relative to the variance,
             if the dense layers were chosen by it.
+        causal: whether they are layers of a decoder, whose tokens see none behind them.
     """
 
     kind: ClassVar[str] = "lengthen"
@@ -27,11 +28,12 @@ class Lengthening(Step):
     layers: dict[str, bool]
     max_length: Count | None
     errors: dict[str, float] | None = None
+    causal: bool = False
 
     @property
     def _window(self) -> int:
         """The number of keys that a token of a long row sees without those of the rest, unless it is a global one."""
-        return 3 * self.settings["block"] + self.settings["global_tokens"]
+        return (2 if self.causal else 3) * self.settings["block"] + self.settings["global_tokens"]
 
     @property
     def extended(self) -> bool:
@@ -48,14 +50,22 @@ class Lengthening(Step):
         if settings["attention"] == "summaries":
             how, _, count = settings["summaries"].partition(":")
             rest = f", and the rest in groups of {count}, each by its {'mean' if how == 'mean' else 'first token'}"
-        text = (
-            f"In rows of {settings['dense_below']} tokens or more, {sum(self.layers.values())} of {len(self.layers)} "
-            f"attention layers compute in blocks: a token sees the {settings['block']} of its block, those of the "
-            f"blocks beside it{first} ({self._window} tokens){rest}. "
-        )
+        many = f"{sum(self.layers.values())} of {len(self.layers)} attention layers compute in blocks"
+        if self.causal:
+            text = (
+                f"In rows of {settings['dense_below']} tokens or more, {many}: the first {settings['dense_below'] - 1} "
+                f"tokens see all before them, and each that follows those of its block of {settings['block']} up to "
+                f"itself, those of the block before{first} ({self._window} tokens at most){rest}. While a text is "
+                "written, the cache forgets what no token to come sees. "
+            )
+        else:
+            text = (
+                f"In rows of {settings['dense_below']} tokens or more, {many}: a token sees the {settings['block']} "
+                f"of its block, those of the blocks beside it{first} ({self._window} tokens){rest}. "
+            )
         if self.errors is not None:
             text += "The dense ones are those whose outputs blocks would change most on long rows of the text. "
-        if some:
+        if some and not self.causal:
             text += f"The first {'token sees' if some == 1 else f'{some} tokens see'} all. "
         stretched = self.extended and settings["positions"] == "interpolate"
         text += f"Shorter rows are computed as before{', but with the stretched positions' if stretched else ''}."

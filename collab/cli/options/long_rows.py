@@ -23,14 +23,18 @@ def attention_option(default: Attention) -> Decorator:
             metavar=f"[{'|'.join(get_args(Attention))}]",
             default=default,
             help="How long rows are computed. dense: like short ones. local: a token sees the tokens near it. "
-            "summaries: and the rest of the row in groups.",
+            "summaries: and the rest of the row in groups. In a decoder, tokens before it; its cache forgets others.",
         ),
     )
 
 
 long_options = grouped(
     "Long rows",
-    click.option("--block", default=LongOptions.block, help="Tokens see their block of so many, and those beside it."),
+    click.option(
+        "--block",
+        default=LongOptions.block,
+        help="Tokens see their block of so many, and those beside it (in a decoder, the one before).",
+    ),
     click.option(
         "--global-tokens", default=LongOptions.global_tokens, help="So many first tokens see all, and are seen by all."
     ),
