@@ -3,7 +3,8 @@
 `collab convert --heal` or, with --command compress, `collab compress` of the demo checkpoint: in one process of one and
 of two threads, and under torchrun in two processes of one thread each. On two cores two processes cannot be faster than
 two threads: the difference is what dividing the work costs. Memory is the most that each process held of its own
-(anonymous pages), read every 20 ms; bytes are those that the loopback interface passed on, of everything on the machine.
+(anonymous pages), read every 20 ms; bytes are those that the loopback interface passed on, of everything on the
+machine.
 
     python benchmarks/processes.py [--command compress] [--only PROCESSES THREADS]
 
