@@ -1,14 +1,16 @@
-"""Seconds by phase, memory and bytes sent of one command in one and in several processes.
+"""Seconds by phase, memory and bytes sent of a command in one and in several processes.
 
-`collab convert --heal` of the demo checkpoint: in one process of one and of two threads, and under torchrun in two
-processes of one thread each. On two cores two processes cannot be faster than two threads: the difference is what
-dividing the work costs. Memory is the most that each process held of its own (anonymous pages), read every 20 ms;
-bytes are those that the loopback interface passed on, of everything on the machine.
+`collab convert --heal` or, with --command compress, `collab compress` of the demo checkpoint: in one process of one and
+of two threads, and under torchrun in two processes of one thread each. On two cores two processes cannot be faster than
+two threads: the difference is what dividing the work costs. Memory is the most that each process held of its own
+(anonymous pages), read every 20 ms; bytes are those that the loopback interface passed on, of everything on the
+machine.
 
-    python benchmarks/processes.py [--only PROCESSES THREADS]
+    python benchmarks/processes.py [--command compress] [--only PROCESSES THREADS]
 
 With --only one of the three is measured, and the others are kept. With --plan nothing is measured. Writes
-results/processes.json and .md, and results/processes_plan.md, which is arithmetic: bytes for larger models.
+results/processes.json and .md, or processes_compress.json and .md, and results/processes_plan.md, which is arithmetic:
+bytes for larger models.
 """
 
 from __future__ import annotations
@@ -31,16 +33,20 @@ MODELS = {"7 billion": (6.7e9, 4096, 4096, 32), "70 billion": (69e9, 8192, 1024,
 """Parameters, width, width of the keys, and layers, of Llama 2."""
 
 WAYS = ((1, 1), (1, 2), (2, 1))
-OPTIONS = ("--rank", "192", "--calibration-samples", "512", "--refine", "40", "--heal-steps", "20", "--no-speed")
+COMMANDS = {
+    "convert": ("--rank", "192", "--calibration-samples", "512", "--refine", "40", "--heal-steps", "20", "--no-speed"),
+    "compress": ("--flops", "0.5", "--calibration-samples", "512", "--heal-steps", "0", "--no-speed"),
+}
 
 
-def measure(processes: int, threads: int) -> dict[str, Any]:
+def measure(command: str, processes: int, threads: int) -> dict[str, Any]:
     """One run."""
     with tempfile.TemporaryDirectory(prefix="collab-processes.") as top:
         text = Path(top) / "text.txt"
         text.write_text("\n".join(dict.fromkeys(stsb("train")[0])), encoding="utf-8")
-        line = ["-m", "collab", "convert", str(demo_folder()), f"{top}/out", *OPTIONS]
-        line += ["--calibration", str(text), "--heal", str(text)]
+        line = ["-m", "collab", command, str(demo_folder()), f"{top}/out", *COMMANDS[command]]
+        line += ["--calibration", str(text)]
+        line += ["--heal", str(text)] * (command == "convert")
         if processes > 1:
             line = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes), *line]
         environment = os.environ | {"OMP_NUM_THREADS": str(threads), "HF_HUB_OFFLINE": "1"}
@@ -148,17 +154,19 @@ def shared(count: int, parameters: float, layers: int, sums: float, graph: float
 def main() -> None:
     """Runs everything."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--command", choices=list(COMMANDS), default="convert")
     parser.add_argument("--only", type=int, nargs=2, metavar=("PROCESSES", "THREADS"))
     parser.add_argument("--plan", action="store_true", help="Measure nothing.")
     wanted = parser.parse_args()
     (RESULTS / "processes_plan.md").write_text(planned() + "\n")
     if wanted.plan:
         return
-    rows = [measure(*way) for way in WAYS if wanted.only is None or way == tuple(wanted.only)]
+    rows = [measure(wanted.command, *way) for way in WAYS if wanted.only is None or way == tuple(wanted.only)]
     print(json.dumps(rows), file=sys.stderr)
-    with my_turn("processes"):
+    name = "processes" if wanted.command == "convert" else f"processes_{wanted.command}"
+    with my_turn(name):
         measured = {(row["processes"], row["threads"]) for row in rows}
-        earlier = kept("processes").get("rows", [])
+        earlier = kept(name).get("rows", [])
         rows += [row for row in earlier if (row["processes"], row["threads"]) not in measured]
         rows.sort(key=lambda row: (row["processes"], row["threads"]))
         names = [f"{row['processes']} × {row['threads']}" for row in rows]
@@ -168,8 +176,8 @@ def main() -> None:
         body.append(["held, MB", *(" and ".join(f"{held / 1e6:.0f}" for held in row["held"]) for row in rows)])
         body.append(["sent, MB", *(f"{row['sent'] / 1e6:.0f}" if row["processes"] > 1 else "" for row in rows)])
         write(
-            "processes",
-            {"machine": machine(), "options": OPTIONS, "rows": rows},
+            name,
+            {"machine": machine(), "options": COMMANDS[wanted.command], "rows": rows},
             markdown(["processes × threads", *names], body),
         )
 
