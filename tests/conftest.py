@@ -1,4 +1,8 @@
-"""Fixtures: tiny random models of every family, the demo checkpoint, and the shared data where it is."""
+"""Fixtures: tiny random models of every family, the demo checkpoint, and the shared data where it is.
+
+Nothing here imports torch or transformers at the top: the process that only hands the tests to the workers would, too,
+and they would wait for it.
+"""
 
 from __future__ import annotations
 
@@ -7,19 +11,17 @@ import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from transformers import BertTokenizerFast
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # before anything reads it
 if "PYTEST_XDIST_WORKER" in os.environ:  # the workers are the parallelism
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     signal.signal(signal.SIGHUP, signal.SIG_DFL)  # which nohup ignores, and the commands under test would inherit that
-
-import pytest
-import torch
-import transformers
-from tiny import BERT, save_tokenizer, save_with_tokenizer, tiny_model
-
-transformers.logging.set_verbosity_error()
-transformers.logging.disable_progress_bar()
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -30,8 +32,18 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items[:] = [item for item in items if not item.get_closest_marker("exhaustive")]
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _quiet() -> None:
+    import transformers
+
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+
+
 @pytest.fixture(autouse=True)
 def _seeded() -> None:
+    import torch
+
     torch.manual_seed(0)
 
 
@@ -48,16 +60,22 @@ def _own_logging() -> Iterator[None]:
 @pytest.fixture
 def original(tmp_path: Path) -> Path:
     """A folder with a tiny classifier and its tokenizer."""
-    model = tiny_model(BERT, transformers.BertForSequenceClassification, id2label={0: "no", 1: "yes"})
+    from tiny import BERT, save_with_tokenizer, tiny_model
+    from transformers import BertForSequenceClassification
+
+    model = tiny_model(BERT, BertForSequenceClassification, id2label={0: "no", 1: "yes"})
     return save_with_tokenizer(model, tmp_path / "original")
 
 
 @pytest.fixture(scope="session")
-def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> transformers.BertTokenizerFast:
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> BertTokenizerFast:
     """A tokenizer of letters."""
+    from tiny import save_tokenizer
+    from transformers import BertTokenizerFast
+
     folder = tmp_path_factory.mktemp("tokenizer")
     save_tokenizer(folder)
-    return transformers.BertTokenizerFast.from_pretrained(folder)
+    return BertTokenizerFast.from_pretrained(folder)
 
 
 @pytest.fixture(scope="session")
