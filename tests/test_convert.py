@@ -106,6 +106,24 @@ def test_ranks(form: str) -> None:
         assert {entry["form"] for entry in conversion.model.config.collab_layers} == {form}
 
 
+def test_progress_of_a_large_model_tells_bytes(original: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in ("conversion.convert", "checkpoints.transform"):
+        monkeypatch.setattr(f"collab.{module}.LARGE", 0)
+    seen: list[tuple[str, int, int | None]] = []
+    collab.checkpoints.convert(
+        str(original),
+        tmp_path / "out",
+        collab.ConversionConfig(rank=8, compare=False),
+        calibration=collab.CalibrationRequest("none"),
+        progress=lambda *entry: seen.append(entry),
+    )
+    assert [entry for entry in seen if entry[0] != "loading the model"] == [
+        ("loading the model; 0.0 GB", 0, None),
+        *(("solving; 0.0 of 0.0 GB", done, 2) for done in range(3)),
+        ("writing and checking; 0.0 GB", 0, None),
+    ]
+
+
 @every_form
 def test_report(form: str) -> None:
     native = tiny_model(BERT, transformers.BertForMaskedLM)

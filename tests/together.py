@@ -273,7 +273,14 @@ def solve(folder: Path, verb: str, *, killing: bool = False) -> None:
 
 
 def refused(folder: Path) -> None:
-    """Processes that were started differently, or do not see the same folder."""
+    """Processes that were started differently, do not see the same folder, or of which the main one refuses."""
+
+    def refuse() -> None:
+        assert is_main_process()
+        raise collab.errors.BudgetError("out of reach")
+
+    with pytest.raises(collab.errors.BudgetError, match="out of reach"):
+        from_main(refuse)
     with pytest.raises(collab.errors.ConfigurationError, match="differ in the version of x: 0 in process 0"):
         check_same({"the version of x": rank()})
     missing = pytest.raises(collab.errors.TrainingError, match=r"does not see .*file system that all of them share")
