@@ -428,7 +428,8 @@ def tables(result: dict[str, Any]) -> str:
         rows = [[name, f"{entry['rows']}", f"{entry['mb']:.0f}"] for name, entry in result["memory"].items()]
         parts.append(markdown(["rows of 8,192 tokens", "rows", "peak, MB"], rows))
     if "quality" in result:
-        parts += [quality_table(result["quality"], checkpoint) for checkpoint in ("demo", "rotary")]
+        for checkpoint in ("demo", "rotary"):
+            parts += [agreement_table(result["quality"], checkpoint), retrieval_table(result["quality"], checkpoint)]
     if "layer" in result:
         parts.append(table_of_kinds(result["layer"], markdown))
     if "trained" in result:
@@ -457,31 +458,39 @@ def speed_table(speed: dict[str, Any]) -> str:
     return markdown(headings, rows)
 
 
-def quality_table(quality: dict[str, Any], checkpoint: str) -> str:
-    """Quality by row; mean reciprocal ranks with their standard errors."""
-    cosines = ["cosine 2k", "cosine 8k", "cosine Multi30k", "cosine dialogue"]
-    rows, articles_of_all = [], 0
-    for name in ROWS:
-        entry = quality.get(f"{checkpoint}: {name}")
-        if entry is None:
-            continue
-        cells = [f"{entry[column]:.3f}" if column in entry else "" for column in (*cosines, "halves")]
-        for column, error in (
-            *((f"depth {d}", f"error {d}") for d in DEPTHS),
-            ("among articles", "error among articles"),
-        ):
-            cells.append(f"{entry[column]:.2f} ± {entry[error]:.2f}")
+def agreement_table(quality: dict[str, Any], checkpoint: str) -> str:
+    """Cosines to dense attention's embeddings, Spearman's correlation on short rows, and what training took."""
+    columns = ["cosine 2k", "cosine 8k", "cosine Multi30k", "cosine dialogue", "STS-B"]
+    rows = []
+    for name, entry in measured(quality, checkpoint).items():
         minutes = entry["training"].get("cpu_minutes")
-        cells += [f"{entry['STS-B']:.3f}" if "STS-B" in entry else "", "" if minutes is None else f"{minutes:.1f}"]
-        rows.append([name, *cells])
-        articles_of_all = entry["articles"]
+        cells = [f"{entry[column]:.3f}" if column in entry else "" for column in columns]
+        if any(cells):
+            rows.append([name, *cells, "" if minutes is None else f"{minutes:.1f}"])
+    return markdown([checkpoint, *columns, "training, CPU minutes"], rows) if rows else ""
+
+
+def retrieval_table(quality: dict[str, Any], checkpoint: str) -> str:
+    """Halves of articles matched, and mean reciprocal ranks of a hidden sentence with their standard errors."""
+    rows, count = [], 0
+    for name, entry in measured(quality, checkpoint).items():
+        count = entry["articles"]
+        places = [(f"depth {depth}", f"error {depth}") for depth in DEPTHS]
+        cells = [
+            f"{entry[column]:.2f} ± {entry[error]:.2f}"
+            for column, error in (*places, ("among articles", "error among articles"))
+        ]
+        rows.append([name, f"{entry['halves']:.3f}" if "halves" in entry else "", *cells])
     if not rows:
         return ""
-    by_chance = ["", "", "", "", f"{1 / articles_of_all:.3f}"]
-    by_chance += [f"{chance(COPIES):.2f}"] * len(DEPTHS) + [f"{chance(articles_of_all):.2f}", "", ""]
-    headings = [checkpoint, *cosines, "halves", *(f"depth {d}" for d in DEPTHS)]
-    headings += [f"among {articles_of_all} articles", "STS-B", "training, CPU minutes"]
+    by_chance = [f"{1 / count:.3f}", *[f"{chance(COPIES):.2f}"] * len(DEPTHS), f"{chance(count):.2f}"]
+    headings = [checkpoint, "halves", *(f"depth {depth}" for depth in DEPTHS), f"among {count} articles"]
     return markdown(headings, [*rows, ["chance", *by_chance]])
+
+
+def measured(quality: dict[str, Any], checkpoint: str) -> dict[str, dict[str, Any]]:
+    """What was measured of a checkpoint, by row, in their order."""
+    return {name: entry for name in ROWS if (entry := quality.get(f"{checkpoint}: {name}")) is not None}
 
 
 def main() -> None:

@@ -609,7 +609,7 @@ class TestCommands:
         assert shown.exit_code == 0, shown.output
         text = " ".join(shown.stdout.split())
         assert f"each token (the original's: {2 * 4 * D}); cross keys" in text
-        assert "32 tokens 40 tokens" in text  # what the model takes, instead of more
+        assert "32 40 cross form rank tokens tokens keys keys a step" in text  # what the model takes, instead of more
         assert written(again) == written(again, use_cache=False)
 
     @pytest.mark.parametrize("option", ["--calibration", "--heal"])

@@ -31,6 +31,7 @@ DIFFERENT = {
     "--task": "embedders are measured, not fine-tuned",
     "--params": "several to plan",
     "--flops": "several to plan",
+    "--step-bytes": "several to plan",
     "--precision": "a solver has float64",
     "--against": "a page shows the original, the others any model",
     "--overwrite": "a page is a file",
