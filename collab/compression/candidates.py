@@ -8,7 +8,6 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
-from typing import Any
 
 from torch import Tensor, nn
 from transformers import PreTrainedModel
@@ -22,7 +21,7 @@ from ..modeling.collab_attention import as_linear
 from ..modeling.collab_config import AttentionSpec
 from ..models.assembly import assemble, renumber_aligned_layers
 from ..models.families import Family, collaborative_layers
-from ..models.layers import attention_layers, count_parameters, part_of, set_layer_count
+from ..models.layers import attention_layers, count_parameters
 from ..models.outputs import Output
 from ..planning.allocation import Costs, Curve, Widths
 from ..planning.budget import OF_ANOTHER, OF_ITSELF, Part, Unit
@@ -32,6 +31,7 @@ from ..reparametrization.model import LayerProblems
 from ..reparametrization.rotary import RotaryProblem
 from .blocks import blocks_of, stacks_of
 from .costs import LayerTimes
+from .dropping import droppable, without_layers
 from .feed_forward import NarrowFeedForward
 from .options import CompressionConfig
 from .queries_keys import NarrowQueriesKeys, NarrowSharedKeys
@@ -188,16 +188,12 @@ class Candidates:
         config = copy.deepcopy(self.model.config)
         config.collab_layers = [spec.to_dict() for spec in specs.values()]
         config.collab_feed_forward = neurons
-        for stack in self.stacks:
-            kept = [number for number in stack if widths[number] is not None]
-            if len(kept) < len(stack):
-                state = self._renumbered(state, kept)
-                _drop_in_config(config, stack, kept, self.stacks)
-                _renumber_states(self._config_of(stack, config), [stack.index(number) for number in kept])
+        there = [chosen is not None for chosen in widths]
+        state = without_layers(state, config, self.blocks, there)
         trainable = {name: parameter.requires_grad for name, parameter in self.native.named_parameters()}
         built = assemble(type(self.model), config, state, self.model, trainable)
         crossing = [number for number, block in enumerate(self.blocks) if block.attention[-1].kind == "cross"]
-        renumber_aligned_layers(built, [widths[number] is not None for number in crossing])
+        renumber_aligned_layers(built, [there[number] for number in crossing])
         return built
 
     @cached_property
@@ -262,33 +258,9 @@ class Candidates:
 
     @cached_property
     def droppable(self) -> list[int]:
-        """The layers that may be dropped: those with weights of their own, and with what the last one has.
-
-        The first layer of some models has more (T5: the bias of relative positions) or less (ModernBERT: no norm), and
-        another one cannot take its place. Layers stay whose states a head reads besides the last ones' (BEiT).
-        """
-        scaled_by_place = getattr(self.model.config, "scale_attn_by_inverse_layer_idx", False)  # GPT-2
-        if scaled_by_place or any(block.passes > 1 for block in self.blocks):
-            return []
-        names = [{name for name, _ in self.model.get_submodule(block.name).named_parameters()} for block in self.blocks]
-        droppable = []
-        for stack in self.stacks:
-            read = _read_after(self._config_of(stack))
-            staying = {stack[count - 1] for count in read if count} if len(read) > 1 else ()
-            droppable += [
-                number
-                for number in stack
-                if len(stack) > 1
-                and number not in staying
-                and names[number] == names[stack[-1]]
-                and self.blocks[number].stack in self._config.stacks
-            ]
-        return droppable
-
-    def _config_of(self, stack: Sequence[int], config: Any = None) -> Any:
-        """The config that describes a stack: of the model (by default the one that is compressed), or of a part."""
-        config = config or self.model.config
-        return getattr(config, part_of(config, self.blocks[stack[0]].name), config)
+        """The layers that may be dropped, by number."""
+        numbers = droppable(self.model, self.blocks)
+        return [number for number in numbers if self.blocks[number].stack in self._config.stacks]
 
     def curves(self, unit: Unit) -> list[list[Curve]]:
         """By layer, the cost and the predicted loss of its parts at every width."""
@@ -396,43 +368,6 @@ class Candidates:
         if "kl" in agreed:
             return agreed["kl"]
         return agreed["absolute_difference"] if "absolute_difference" in agreed else 1 - agreed["embedding_cosine"]
-
-    def _renumbered(self, state: Mapping[str, Tensor], kept: Sequence[int]) -> dict[str, Tensor]:
-        """The weights under the names that they have in a model without the dropped layers."""
-        places = {f"{self.blocks[old].name}.": f"{self.blocks[old].list_name}.{new}." for new, old in enumerate(kept)}
-        renamed = {}
-        for name, tensor in state.items():
-            old = next((prefix for prefix in places if name.startswith(prefix)), "")
-            renamed[places.get(old, "") + name[len(old) :]] = tensor
-        return renamed
-
-
-def _drop_in_config(config: Any, stack: Sequence[int], kept: Sequence[int], stacks: Sequence[Sequence[int]]) -> None:
-    """Says in a config that a stack has only some of its layers."""
-    decoder = len(stacks) > 1 and stack is stacks[-1]
-    set_layer_count(config, decoder, len(kept))
-    if len(getattr(config, "layer_types", None) or ()) == len(stack):
-        config.layer_types = [config.layer_types[number] for number in kept]
-    dropped = [place for place, number in enumerate(stack) if number not in kept]
-    setattr(config, "collab_dropped_decoder_layers" if decoder else "collab_dropped_layers", dropped)
-
-
-def _read_after(config: Any) -> list[int]:
-    """After how many layers a model of images reads states for a head; of most models nothing says so."""
-    indices = getattr(config, "out_indices", None) or ()
-    stages = getattr(config, "stage_names", None)
-    # Stages are counted from the embeddings; Data2Vec, which has no names for them, counts those as the first.
-    return [index - 1 if stages is None else index % len(stages) for index in indices]
-
-
-def _renumber_states(config: Any, kept: Sequence[int]) -> None:
-    """Renumbers the layers whose states a head reads, after some were dropped."""
-    counts = [sum(place < count for place in kept) for count in _read_after(config)]
-    if getattr(config, "stage_names", None):
-        config.stage_names = ["stem", *(f"stage{number}" for number in range(1, len(kept) + 1))]
-        config.out_indices = counts or None
-    elif counts:
-        config.out_indices = [count + 1 for count in counts]
 
 
 def _remove(state: dict[str, Tensor], prefixes: tuple[str, ...]) -> None:

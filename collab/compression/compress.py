@@ -14,7 +14,7 @@ from ..decomposition.options import NATIVE_FORM
 from ..errors import BudgetError
 from ..evaluation.compare import agreement_by_source
 from ..io.checkpoint import Checkpoint
-from ..models.layers import count_bytes, count_parameters, parameters
+from ..models.layers import count_parameters, parameters
 from ..planning.budget import Budget, Part
 from ..planning.plan import PlanOption
 from ..processes import divided, from_main
@@ -100,7 +100,7 @@ def compress(
     progress("comparing with the original", 0, None)
     flops = candidates.costs("flops")
     agreed, by_source = agreement_by_source(model, compressed, calibration.held_out, calibration.sources)
-    steps = _step_bytes(candidates, option, compressed)
+    steps = compressions.step_bytes(option.widths)
     fast = None if config.speedup is None or timer is not None else candidates.timed.reading_and_step(compressed)
     report = Compression(
         layers=_layers(candidates, option),
@@ -212,14 +212,3 @@ def _layers(candidates: Candidates, option: PlanOption) -> tuple[CompressedLayer
             )
         )
     return tuple(layers)
-
-
-def _step_bytes(candidates: Candidates, option: PlanOption, compressed: PreTrainedModel) -> tuple[Count, Count] | None:
-    """Bytes of weights that a step of writing reads: of the layers, and with the vocabulary's; None for encoders."""
-    costs = candidates.costs("step_bytes")
-    if not costs.whole:
-        return None
-    before, after = round(costs.whole), round(costs.left(option.widths))
-    heads = [model.get_output_embeddings() for model in (candidates.native, compressed)]
-    sizes = [0 if head is None else count_bytes(head.parameters()) for head in heads]  # none in models without a head
-    return Count(before, after), Count(before + sizes[0], after + sizes[1])

@@ -18,6 +18,7 @@ from ..planning.budget import OF_ANOTHER, OF_ITSELF, Budget
 from ..planning.plan import Plan, PlanOption, mark_frontier, within_each
 from ..processes import from_main
 from ..progress import Progress
+from ..steps.step import Count
 from .blocks import unknown_feed_forward
 from .candidates import Candidates
 from .options import CompressionConfig
@@ -155,7 +156,7 @@ class Compressions:
         ranks = [(own[part], chosen[part]) for own, chosen in kept for part in of_scores if part in own]
         query_key = sum(part.parameters(rank) for part, rank in ranks)
         flops, params = candidates.costs("flops"), candidates.costs("params")
-        reached = allocation.cost / candidates.costs(budget.unit).whole
+        reached, steps = allocation.cost / candidates.costs(budget.unit).whole, self.step_bytes(widths)
         return PlanOption(
             budget=budget.value,
             reached=reached,
@@ -168,17 +169,21 @@ class Compressions:
             model=params.left(widths) / params.whole,
             flops={length: flops.left(widths) / flops.whole},
             faster={length: 1 / reached} if budget.unit == "seconds" else {},
-            step=self._step(widths),
+            step=None if steps is None else steps[1].ratio,
         )
 
-    def _step(self, widths: Widths) -> float | None:
-        """Bytes of layers and vocabulary that a token being written reads, relative to the original's; else None."""
+    def step_bytes(self, widths: Widths) -> tuple[Count, Count] | None:
+        """Bytes of weights that a token being written reads: of layers, and with the vocabulary's; None for encoders.
+
+        The projection to the vocabulary stays as it is.
+        """
         costs = self.candidates.costs("step_bytes")
         if not costs.whole:
             return None
-        head = self.candidates.native.get_output_embeddings()
+        before, after = round(costs.whole), round(costs.left(widths))
+        head = self.candidates.native.get_output_embeddings()  # none in models without a head
         vocabulary = 0 if head is None else count_bytes(head.parameters())
-        return (costs.left(widths) + vocabulary) / (costs.whole + vocabulary)
+        return Count(before, after), Count(before + vocabulary, after + vocabulary)
 
     @cached_property
     def _drops(self) -> list[dict[int, float]]:

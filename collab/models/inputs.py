@@ -8,9 +8,10 @@ from typing import Literal
 
 import torch
 from torch import Tensor
-from transformers import AutoModelForMultipleChoice, PretrainedConfig, PreTrainedModel
+from transformers import AutoModelForMultipleChoice, PreTrainedModel
 
 from ..errors import ConfigurationError, UnsupportedArchitectureError, first_line
+from .layers import part_of
 
 InputKind = Literal["text", "images", "audio", "videos"]
 """What a model reads; a model of text and images counts as one of text."""
@@ -56,7 +57,7 @@ def decoder_of(model: PreTrainedModel) -> PreTrainedModel:
 
 
 def _is_composite(model: PreTrainedModel) -> bool:
-    return isinstance(getattr(model.config, "encoder", None), PretrainedConfig)
+    return bool(part_of(model.config, "encoder"))
 
 
 def longest_input(model: PreTrainedModel) -> int:

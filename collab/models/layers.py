@@ -237,6 +237,12 @@ def part_of(config: Any, name: str) -> str:
     return part if isinstance(getattr(config, part, None), PretrainedConfig) else ""
 
 
+def config_of(config: Any, name: str) -> Any:
+    """The config of the part of a model that a module of that name is in; the model's own without part configs."""
+    part = part_of(config, name)
+    return getattr(config, part) if part else config
+
+
 def layer_count(config: Any, decoder: bool) -> int:
     """The number of layers that a config says.
 
@@ -257,7 +263,7 @@ _COUNTS = ("encoder_layers", "num_layers"), ("decoder_layers", "num_decoder_laye
 
 def _count_of(config: Any, decoder: bool) -> tuple[Any, str]:
     """The config that has the number of layers, and the entry."""
-    part = part_of(config, ("encoder", "decoder")[decoder])
-    if part or not config.is_encoder_decoder:
-        return getattr(config, part, config), "num_hidden_layers"
+    own = config_of(config, ("encoder", "decoder")[decoder])
+    if own is not config or not config.is_encoder_decoder:
+        return own, "num_hidden_layers"
     return config, next(name for name in _COUNTS[decoder] if hasattr(config, name))

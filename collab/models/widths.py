@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 from ..modeling.collab_attention import as_linear
 from ..modeling.collab_model import outermost
 from .families import family_of
-from .layers import attention_layers, part_of
+from .layers import attention_layers, config_of
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ def _neurons(model: PreTrainedModel) -> list[tuple[int | None, int | None]]:
     widths: list[tuple[int | None, int | None]] = []
     for name, holder in outermost(model, known):
         place = known[type(holder)]
-        config = getattr(model.config, part_of(model.config, name), model.config)
+        config = config_of(model.config, name)
         down, full = as_linear(holder.get_submodule(place.down)), getattr(config, place.config_name or "", None)
         is_known = isinstance(down, nn.Linear) and isinstance(full, int)
         widths.append((down.in_features, full) if is_known else (None, None))
