@@ -104,9 +104,9 @@ def _check(
     checkpoint: Checkpoint, options: LongOptions, layers: dict[str, CollaborativeAttention], longest: int | None
 ) -> None:
     """Checks that settings fit a model whose rows have at most `longest` tokens, or any number."""
-    able = [layer for layer in layers.values() if layer.kind == _kind(layers)]
-    name = type(checkpoint.model).__name__
-    if _kind(layers) == "decoder" and getattr(checkpoint.model.config, "sliding_window", None) is not None:
+    kind, name = _kind(layers), type(checkpoint.model).__name__
+    able = [layer for layer in layers.values() if layer.kind == kind]
+    if kind == "decoder" and getattr(checkpoint.model.config, "sliding_window", None) is not None:
         raise UnsupportedArchitectureError(
             f"{name} has attention in a window of its own (sliding_window in its config), beyond which its cache "
             "forgets already, so its long rows take time and memory that grow with their length as they are."
@@ -145,11 +145,12 @@ def _check(
 
 def _chosen(layers: dict[str, CollaborativeAttention], options: LongOptions) -> list[str]:
     """The layers that compute long rows in blocks: those that may, are not to stay dense, and have heads."""
+    kind = _kind(layers)
     chosen = [
         name
         for number, (name, layer) in enumerate(layers.items())
         if number not in options.dense_layers
-        and layer.kind == _kind(layers)
+        and layer.kind == kind
         and layer.heads
         and options.attention in layer.long_kinds
     ]

@@ -233,7 +233,7 @@ def _long_rows(inspections: Sequence[LayerInspection]) -> list[str]:
     most, forgets = (" at most", "; a cache forgets what no token to come sees") if causal else ("", "")
     return [
         f"In rows of {first.dense_below} tokens or more, {len(layers)} of {len(inspections)} layers have {kinds} "
-        f"attention: a token sees {(2 if causal else 3) * first.block + first.global_tokens} others{most}, in blocks "
+        f"attention: a token sees {first.window(causal)} others{most}, in blocks "
         f"of {first.block} and {first.global_tokens} global{rest}{forgets}."
     ]
 

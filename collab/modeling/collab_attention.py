@@ -412,11 +412,7 @@ class CollaborativeAttention(SharedProjections):
                 return self.output(context, hidden_states), weights
             key, value = cache.update(key, value, self.layer_idx)
             bias = self.of_heads(position_bias)
-            if step:
-                context, weights = self._attend_as_step(projected, key, value, attention_mask, bias), None
-            else:
-                keys, content, values = self._read(key, value)
-                context, weights = self.attend(projected, keys, values, content, attention_mask, bias, **kwargs)
+            context, weights = self._attend_to_cached(projected, key, value, attention_mask, bias, step, **kwargs)
         return self.output(context, hidden_states), weights
 
     def attend_to_other(
@@ -442,11 +438,8 @@ class CollaborativeAttention(SharedProjections):
                 cached = past_key_values.cross_attention_cache.update(*cached, self.layer_idx)
                 past_key_values.is_updated[self.layer_idx] = True
         projected = self.query(hidden_states)
-        if self._is_step(projected, attention_mask, kwargs):
-            context, weights = self._attend_as_step(projected, *cached, attention_mask), None
-        else:
-            keys, content, values = self._read(*cached)
-            context, weights = self.attend(projected, keys, values, content, attention_mask, **kwargs)
+        step = self._is_step(projected, attention_mask, kwargs)
+        context, weights = self._attend_to_cached(projected, *cached, attention_mask, None, step, **kwargs)
         return self.output(context, hidden_states), weights
 
     def without_heads(self, hidden_states: Tensor, keys: int) -> tuple[Tensor, Tensor]:
@@ -485,6 +478,22 @@ class CollaborativeAttention(SharedProjections):
                 return query, key.unsqueeze(1), value.unsqueeze(1)
         query, key = self.project(states, states, positions)
         return query, *self._cached(key, states)
+
+    def _attend_to_cached(
+        self,
+        projected: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attention_mask: Any,
+        position_bias: Tensor | None,
+        step: bool,
+        **kwargs: Any,
+    ) -> tuple[Tensor, Tensor | None]:
+        """As `attend`, to keys and values as a cache holds them; see `_cached`, and for `step` `_is_step`."""
+        if step:
+            return self._attend_as_step(projected, key, value, attention_mask, position_bias), None
+        keys, content, values = self._read(key, value)
+        return self.attend(projected, keys, values, content, attention_mask, position_bias, **kwargs)
 
     def _attend_as_step(
         self, projected: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, position_bias: Tensor | None = None

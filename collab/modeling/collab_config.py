@@ -47,6 +47,10 @@ class LongRows:
         """``local`` or ``summaries``."""
         return "local" if self.summaries is None else "summaries"
 
+    def window(self, causal: bool = False) -> int:
+        """The number of keys that a token of a long row sees without those of the rest; in a decoder at most."""
+        return (2 if causal else 3) * self.block + self.global_tokens
+
     def keys(self, length: int, causal: bool = False) -> int:
         """The number of keys that tokens see which are not global ones, in a row of so many: the largest in an encoder.
 
@@ -54,7 +58,7 @@ class LongRows:
         """
         if length < self.dense_below:
             return length
-        near = min(length, (2 if causal else 3) * self.block + self.global_tokens)
+        near = min(length, self.window(causal))
         seen = near if self.summaries is None else near - (near - length) // self.grouping[1]
         if not causal:
             return seen

@@ -70,7 +70,8 @@ def _held(model: PreTrainedModel, cache: Any) -> tuple[int, int] | tuple[None, N
     layers = [layer for layer in collaborative_layers(model).values() if layer.kind == "decoder"]
     if all(layer.spec.long is None for layer in layers):
         return None, None
-    longest, held = longest_input(model), [longest_input(model)] * len(cache.layers)
+    longest = longest_input(model)
+    held = [longest] * len(cache.layers)
     for layer in layers:
         if layer.spec.long is not None:
             held[layer.layer_idx] = layer.spec.long.held(longest)
