@@ -1,14 +1,16 @@
 """Compression healed on some kinds of text and judged on one that it has never seen.
 
-The demo checkpoint is compressed to half or a third of its layers' arithmetic, or by dropping three layers, calibrated
-and healed on five of six kinds of text (STS-B, SST-2, WikiText-2, Multi30k, questions, dialogue) and judged on the
-sixth, by the cosine to the original's embeddings; ``none`` left out heals on all six. Recipes: ``now`` is what `collab
-compress` does by default, ``before`` what it did before (200 steps of 64 rows, at 5e-4 to 1e-3).
+The demo checkpoint is compressed to half or a third of its layers' arithmetic, by dropping two, three or four layers,
+or until it is as fast as without them, calibrated and healed on five of six kinds of text (STS-B, SST-2, WikiText-2,
+Multi30k, questions, dialogue) and judged on the sixth, by the cosine to the original's embeddings; ``none`` left out
+heals on all six. Recipes: ``now`` is what `collab compress` does by default, the others what it did before.
 
     python benchmarks/unseen.py [--left-out dialogue] [--model half] [--recipe now] [--seed 0] [--steps 1200]
+    python benchmarks/unseen.py --speed    # times as fast as the original, of the models healed on all kinds
 
-Each option may be given several times; without them all are run, about ten CPU minutes for each row of the table.
-Writes results/unseen.json and .md; rows are kept as they finish, and models healed on all kinds in work/kinds.
+Each option may be given several times; without them all are run, about ten CPU minutes for each row of the table. Rows
+of a model that is to be so many times as fast start with measuring, on an otherwise idle machine. Writes
+results/unseen.json and .md; rows are kept as they finish, and models healed on all kinds in work/kinds.
 """
 
 from __future__ import annotations
@@ -16,13 +18,18 @@ from __future__ import annotations
 import argparse
 import itertools
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
+from statistics import median
 from typing import Any
 
-from common import kept, machine, markdown, my_turn, write
+from common import demo_folder, kept, machine, markdown, my_turn, shuffled_rounds, write
 from kinds import BUDGETS, KINDS, STEPS, Judge, made
+from transformers import AutoModel
 
 import collab
+from collab.evaluation.timing import Run
+from collab.models.inputs import random_inputs
 
 WORK = Path(__file__).parent / "work" / "kinds"
 RECIPES: dict[str, dict[str, Any]] = {
@@ -40,7 +47,11 @@ def main() -> None:
         parser.add_argument(f"--{name}", action="append", choices=known)
     parser.add_argument("--seed", action="append", type=int)
     parser.add_argument("--steps", type=int, default=STEPS)
+    parser.add_argument("--speed", action="store_true", help="measure the speed at 8 rows of 128 tokens, and no more")
     chosen = parser.parse_args()
+    if chosen.speed:
+        add(speed=speeds(chosen.model or tuple(BUDGETS)))
+        return
     judge = None
     for left_out, model, recipe, seed in itertools.product(
         chosen.left_out or ("none", *KINDS), chosen.model or BUDGETS, chosen.recipe or RECIPES, chosen.seed or (0, 1, 2)
@@ -50,15 +61,58 @@ def main() -> None:
         if any(key.items() <= row.items() for row in kept("unseen").get("rows", [])):
             continue
         judge = judge or Judge()
-        folder = WORK / "-".join([model.replace(" ", "-"), left_out, recipe, str(settings["steps"]), str(seed)])
+        folder = folder_of(model, left_out, recipe, settings["steps"], seed)
         kinds = [kind for kind in KINDS if kind != left_out]
         seconds = made(model, folder, kinds, seed=seed, **settings)
         row = key | {"cpu_seconds": seconds} | judge.measure(collab.load(str(folder)).model)
         if left_out != "none":
             shutil.rmtree(folder)
-        with my_turn("unseen"):
-            rows = [*kept("unseen").get("rows", []), row]
-            write("unseen", {"machine": machine(), "rows": rows}, table(rows))
+        add(rows=[row])
+
+
+def folder_of(model: str, left_out: str, recipe: str, steps: int, seed: int) -> Path:
+    """Where a model is while it is measured; for good if none was left out."""
+    return WORK / "-".join([model.replace(" ", "-"), left_out, recipe, str(steps), str(seed)])
+
+
+def speeds(models: Sequence[str]) -> dict[str, dict[str, float]]:
+    """Times as fast as the original, by name, with the lowest and highest of 15 rounds in turn.
+
+    Of a model that is not kept, what is not healed is measured, which has the same shapes.
+    """
+    original = AutoModel.from_pretrained(demo_folder()).eval()
+    batch = random_inputs(original, 8, 128)
+    compared: dict[str, Any] = {}
+    for model in models:
+        folder = folder_of(model, "none", "now", STEPS, 0)
+        if not folder.exists():
+            folder = WORK / f"{model.replace(' ', '-')}-untrained"
+            if not folder.exists():
+                made(model, folder, steps=0)
+        compared[model] = collab.load(str(folder)).model.eval()
+    runs: list[Run] = [(model, [batch]) for model in (original, *compared.values())]
+    by_run = list(zip(*shuffled_rounds(runs, 15), strict=True))
+    result = {}
+    for model, taken in zip(compared, by_run[1:], strict=True):
+        ratios = [first / own for first, own in zip(by_run[0], taken, strict=True)]
+        result[model] = {"ratio": median(ratios), "low": min(ratios), "high": max(ratios)}
+    return result
+
+
+def add(rows: Sequence[dict[str, Any]] = (), speed: dict[str, dict[str, float]] | None = None) -> None:
+    """Adds to what is written."""
+    with my_turn("unseen"):
+        old = kept("unseen")
+        all_rows = [*old.get("rows", []), *rows]
+        speed = old.get("speed", {}) | (speed or {})
+        result = {"machine": machine(), "rows": all_rows, "speed": speed}
+        write("unseen", result, f"{table(all_rows)}\n\n{speed_table(speed)}" if speed else table(all_rows))
+
+
+def speed_table(speed: dict[str, dict[str, float]]) -> str:
+    """A row for each model whose speed was measured."""
+    cells = [[name, "{ratio:.2f} ({low:.2f} to {high:.2f})".format(**value)] for name, value in speed.items()]
+    return markdown(["model", "times as fast as the original, 8 × 128"], cells)
 
 
 def table(rows: list[dict[str, Any]]) -> str:
