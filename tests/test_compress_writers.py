@@ -72,6 +72,24 @@ def test_every_part_becomes_narrower_and_the_result_writes_and_reloads(tmp_path:
     assert expansion.report.output_difference < 1e-5 * max(1.0, expansion.report.output_scale)
 
 
+@pytest.mark.parametrize("tokens", [1, 2, 5, 8, 9])
+def test_few_tokens_are_the_same_with_gradients_and_without(tokens: int) -> None:
+    """Without gradients, products of few tokens are computed in parts, also by layers that something looks at."""
+    torch.manual_seed(0)
+    model = compressed(marian(d_model=48), flops=0.45, drop_layers=0).model
+    layers = {name: layer for name, layer in model.named_modules() if isinstance(layer, torch.nn.Linear)}
+    inputs = {"input_ids": torch.randint(5, 59, (1, 4)), "decoder_input_ids": torch.randint(5, 59, (1, tokens))}
+    expected = model(**inputs).logits.detach()
+    with torch.no_grad():
+        actual = model(**inputs).logits
+        torch.testing.assert_close(actual, expected, rtol=0, atol=1e-5)
+        called: list[str] = []
+        for name, layer in layers.items():
+            layer.register_forward_hook(lambda *_, name=name: called.append(name))
+        torch.testing.assert_close(model(**inputs).logits, actual, rtol=0, atol=1e-5)
+    assert set(called) == set(layers)
+
+
 @pytest.mark.parametrize("stack", ["encoder", "decoder"])
 def test_dropped_layers_are_those_of_a_stack_and_the_cache_is_numbered_anew(stack: str, tmp_path: Path) -> None:
     native = marian(encoder_layers=3, decoder_layers=3)

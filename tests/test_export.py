@@ -174,6 +174,7 @@ class TestFromACheckpoint:
             "collab_files.txt",
             "collab_forgetting.py",
             "collab_model.py",
+            "collab_native.py",
             "collab_projections.py",
             "collab_step.py",
             "collab_report.json",

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from transformers import PreTrainedModel
 
 from ..errors import UnsupportedArchitectureError
-from ..modeling.collab_attention import CollaborativeAttention, LayerKind
+from ..modeling.collab_attention import CollaborativeAttention
 from ..modeling.collab_model import outermost
+from ..modeling.collab_native import LayerKind
 from ..models.families import Family, collaborative_layers
 from ..models.layers import entry_of, part_of, passes_per_layer
 from ..planning.budget import OF_ANOTHER, OF_ITSELF, Part, Stack

@@ -17,8 +17,8 @@ from ..calibration.calibrate import Calibration
 from ..decomposition.options import DEFAULT_FORM, NATIVE_FORM, FormName
 from ..errors import CalibrationError
 from ..evaluation.compare import compare_outputs, outputs_on
-from ..modeling.collab_attention import as_linear
 from ..modeling.collab_config import AttentionSpec
+from ..modeling.collab_native import as_linear
 from ..models.assembly import assemble, renumber_aligned_layers
 from ..models.families import Family, collaborative_layers
 from ..models.layers import attention_layers, count_parameters

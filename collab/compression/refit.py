@@ -25,7 +25,7 @@ from transformers import Cache, PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from ..data.features import Batch
-from ..modeling.collab_attention import as_linear
+from ..modeling.collab_native import as_linear
 from ..models.inputs import on_device
 from ..models.padding import query_mask, without_padding
 from ..models.states import evaluating, frozen

@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 
 from ..data.features import Batch
 from ..errors import CalibrationError
-from ..modeling.collab_attention import as_linear
+from ..modeling.collab_native import as_linear
 from ..models.inputs import on_device
 from ..models.outputs import outputs_of
 from ..models.padding import output_mask, query_mask, without_padding

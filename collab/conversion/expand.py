@@ -16,9 +16,10 @@ from transformers.pytorch_utils import Conv1D
 from ..decomposition import RotaryFactors
 from ..errors import BudgetError, ConfigurationError, NotConvertedError, WeightsError
 from ..io.checkpoint import Checkpoint
-from ..modeling.collab_attention import CollaborativeAttention, as_linear
+from ..modeling.collab_attention import CollaborativeAttention
 from ..modeling.collab_config import CollaborativeConfig
 from ..modeling.collab_model import optional_parts, outermost
+from ..modeling.collab_native import as_linear
 from ..modeling.collab_rotary import CollaborativeRotaryAttention
 from ..models.assembly import fill, renumber_alignment, unfilled
 from ..models.families import Family, collaborative_layers, families, native_type

@@ -15,8 +15,9 @@ from transformers import PreTrainedModel
 from ..errors import ConfigurationError, UnsupportedArchitectureError
 from ..io.checkpoint import Checkpoint
 from ..io.head import pools_first_token
-from ..modeling.collab_attention import CollaborativeAttention, LayerKind
+from ..modeling.collab_attention import CollaborativeAttention
 from ..modeling.collab_config import AttentionSpec, LongRows
+from ..modeling.collab_native import LayerKind
 from ..models.assembly import assemble
 from ..models.families import collaborative_layers
 from ..models.inputs import has_length, longest_input, probe_inputs, takes_waveforms

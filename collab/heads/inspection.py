@@ -12,8 +12,8 @@ from ..decomposition import form_named
 from ..errors import ConfigurationError
 from ..evaluation.options import REPORTED_LENGTHS
 from ..io.checkpoint import Checkpoint
-from ..modeling.collab_attention import LayerKind
 from ..modeling.collab_config import LongRows
+from ..modeling.collab_native import LayerKind
 from ..models.cache import CacheBytes, cache_bytes
 from ..models.inputs import encoder_of, lengths_within
 from ..models.layers import (

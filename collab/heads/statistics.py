@@ -10,7 +10,7 @@ from torch.nn import functional
 from transformers import PreTrainedModel
 
 from ..data.features import Batch
-from ..modeling.collab_attention import as_linear
+from ..modeling.collab_native import as_linear
 from ..models.layers import AttentionLayer
 from ..models.recording import LayerPass, recording
 from ..models.states import eager_attention

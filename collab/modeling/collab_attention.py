@@ -17,14 +17,13 @@ This file is copied into every exported model; it imports only torch, transforme
 """
 
 from collections.abc import Callable
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn.attention.flex_attention import BlockMask, create_mask
 from transformers.cache_utils import EncoderDecoderCache
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
-from transformers.pytorch_utils import Conv1D
 
 from .collab_config import LONG_KINDS, AttentionSpec
 from .collab_forgetting import ForgettingLayer, Tokens, forgetting_layer
@@ -39,14 +38,12 @@ from .collab_kernel import (
     one_row,
 )
 from .collab_long import attention_in_blocks, eager_attention_in_long_rows
+from .collab_native import NativeAttention, as_linear
 from .collab_projections import SharedProjections
-from .collab_step import SideBySide, attention_of_one_token, side_by_side
-
-LayerKind = Literal["encoder", "decoder", "cross"]
-"""Attention of a sequence to itself in an encoder, or causal in a decoder; or of a decoder to another sequence."""
+from .collab_step import NarrowLinear, SideBySide, applied, attention_of_one_token, side_by_side
 
 
-class CollaborativeAttention(SharedProjections):
+class CollaborativeAttention(NativeAttention, SharedProjections):
     """Multi-head attention with query and key projections shared by the heads; base of self- and cross-attention.
 
     It is built from the native layer that it replaces: the value projection and everything after the attention stay
@@ -58,18 +55,7 @@ class CollaborativeAttention(SharedProjections):
         config: the model's config; its ``_attn_implementation`` selects the kernel at every call.
 
     Class attributes:
-        native_names: the family's names of ``query``, ``key``, ``value`` and other parts of the native layer that are
-            kept (``dense``, ``LayerNorm``), by the name that they have here. Of the names that several of ``query``,
-            ``key`` and ``value`` share, the native module computes all of them: its rows are theirs, equally many and
-            in this order.
-        sibling_output: where the block around the layer keeps the output projection, if the layer does not own it.
-        native_heads: the native layer's attribute for H.
-        native_dropout: the native layer's attribute for the dropout on attention weights, a number or a module.
-        native_weights: index of the attention weights in what the native layer returns.
-        native_forward: a function for the native layer's forward where its own does not return the weights of each
-            head, not even with the ``eager`` kernel, or reads the weights of its projections without calling them.
         scaled: whether scores are divided by √d.
-        crosses: whether a layer of this class may take its keys from another sequence.
         long_kinds: the kinds of attention in long rows that self-attention of this class may have; none where scores
             depend on relative positions.
         has_copied_keys: whether heads of equal widths in the concat form have keys that are copied out of shared ones.
@@ -77,14 +63,7 @@ class CollaborativeAttention(SharedProjections):
             for benchmarks and tests.
     """
 
-    native_names: ClassVar[dict[str, str]] = {"query": "query", "key": "key", "value": "value"}
-    sibling_output: ClassVar[str] = "output.dense"
-    native_heads: ClassVar[str] = "num_attention_heads"
-    native_dropout: ClassVar[str] = "dropout"
-    native_weights: ClassVar[int] = 1
-    native_forward: ClassVar[Callable[..., Any] | None] = None
     scaled: ClassVar[bool] = True
-    crosses: ClassVar[bool] = False
     long_kinds: ClassVar[tuple[str, ...]] = LONG_KINDS
     has_copied_keys: ClassVar[bool] = False
     path: str = "auto"
@@ -120,12 +99,7 @@ class CollaborativeAttention(SharedProjections):
         self.value = native_value
         width = self.num_attention_heads * self.value_width
         if width != native_value.out_features:
-            self.value = nn.Linear(native_value.in_features, width, bias=native_value.bias is not None)
-
-    @classmethod
-    def output_name(cls, name: str) -> str:
-        """Module name of the output projection W_O in a collaborative model, for the layer called `name`."""
-        return f"{name}.dense" if "dense" in cls.native_names else f"{name.rpartition('.')[0]}.{cls.sibling_output}"
+            self.value = NarrowLinear(native_value.in_features, width, bias=native_value.bias is not None)
 
     def output_of_heads(self, native: nn.Linear) -> nn.Module:
         """The output projection W_O for the heads of this layer, to replace the native one."""
@@ -134,64 +108,7 @@ class CollaborativeAttention(SharedProjections):
         width = self.num_attention_heads * self.value_width
         if width == native.in_features:
             return native
-        return nn.Linear(width, native.out_features, bias=native.bias is not None)
-
-    @classmethod
-    def roles_of(cls, native_name: str) -> list[str]:
-        """The names here of a native layer's module or parameter; several if it is fused, in their order."""
-        return [role for role, name in cls.native_names.items() if name == native_name]
-
-    @classmethod
-    def heads_of(cls, native: Any) -> int:
-        """H of a native layer."""
-        return getattr(native, cls.native_heads)
-
-    @classmethod
-    def native_projection(cls, native: Any, role: str) -> nn.Linear:
-        """A native layer's ``query``, ``key`` or ``value`` projection; of a fused one a view of its rows."""
-        whole = as_linear(getattr(native, cls.native_names[role]))
-        roles = cls.roles_of(cls.native_names[role])
-        if len(roles) == 1:
-            return whole
-        number = roles.index(role)
-        bias = whole.bias is not None
-        part = nn.Linear(whole.in_features, whole.out_features // len(roles), bias=bias, device="meta")
-        for name, tensor in whole.named_parameters():
-            rows = tensor.detach().chunk(len(roles))[number]
-            setattr(part, name, nn.Parameter(rows, requires_grad=tensor.requires_grad))
-        return part
-
-    @classmethod
-    def kind_of(cls, native: Any) -> LayerKind:
-        """The kind of a native layer."""
-        if cls.crosses:
-            return "cross"
-        return "decoder" if getattr(native, "is_causal", False) else "encoder"
-
-    @classmethod
-    def keys_input(cls, native: Any, given: dict[str, Any]) -> Tensor:
-        """The states y, (B, S, D_k), that a native layer computes its keys from; arguments as for `scores_input`."""
-        return given["hidden_states"]
-
-    @classmethod
-    def scores_input(cls, native: Any, given: dict[str, Any]) -> tuple[Any, Tensor | None]:
-        """The mask and the position bias, as for `attend`, that a native layer was called with.
-
-        Args:
-            native: the native layer.
-            given: the arguments of its forward by name.
-        """
-        return given.get("attention_mask"), given.get("position_bias")
-
-    @classmethod
-    def positions_input(cls, native: Any, given: dict[str, Any]) -> Any:
-        """The argument of a native layer that tells positions apart in queries and keys; None if there is none.
-
-        Args:
-            native: the native layer.
-            given: the arguments of its forward by name.
-        """
-        return None
+        return NarrowLinear(width, native.out_features, bias=native.bias is not None)
 
     def project_and_attend(
         self,
@@ -437,7 +354,7 @@ class CollaborativeAttention(SharedProjections):
             if past_key_values is not None:
                 cached = past_key_values.cross_attention_cache.update(*cached, self.layer_idx)
                 past_key_values.is_updated[self.layer_idx] = True
-        projected = self.query(hidden_states)
+        projected = applied(self.query, hidden_states)
         step = self._is_step(projected, attention_mask, kwargs)
         context, weights = self._attend_to_cached(projected, *cached, attention_mask, None, step, **kwargs)
         return self.output(context, hidden_states), weights
@@ -450,7 +367,7 @@ class CollaborativeAttention(SharedProjections):
 
     def output(self, context: Tensor, hidden_states: Tensor) -> Tensor:
         """The part of the family's attention layer after the heads: its output projection, if it owns one."""
-        return self.dense(context) if "dense" in self.native_names else context
+        return applied(self.dense, context) if "dense" in self.native_names else context
 
     def _cached(self, key: Tensor, hidden_states: Tensor) -> tuple[Tensor, Tensor]:
         """Entries of a cache: (B, 1, S, R), one key for all heads, or R + H with content biases; and (B, 1, S, H·d).
@@ -475,7 +392,8 @@ class CollaborativeAttention(SharedProjections):
             if self._together is not None:
                 query, key, value = self._together(states)
                 query, key = self.placed(query, key, positions)
-                return query, key.unsqueeze(1), value.unsqueeze(1)
+                # A cache concatenates tensors that are contiguous in half of the time.
+                return query, key.unsqueeze(1).contiguous(), value.unsqueeze(1).contiguous()
         query, key = self.project(states, states, positions)
         return query, *self._cached(key, states)
 
@@ -589,17 +507,6 @@ class OutputBias(nn.Module):
         """(B, T, 0) → (B, T, D)."""
         output = context.new_zeros(*context.shape[:-1], self.width)
         return output if self.bias is None else output + self.bias
-
-
-def as_linear(module: Any) -> Any:
-    """GPT-2's `Conv1D` as a linear layer with a copy of its weight, which it stores transposed; others unchanged."""
-    if not isinstance(module, Conv1D):
-        return module
-    linear = nn.Linear(module.nx, module.nf, device="meta")
-    weight = module.weight.detach().T.contiguous()  # (out, in)
-    linear.weight = nn.Parameter(weight, requires_grad=module.weight.requires_grad)
-    linear.bias = module.bias
-    return linear
 
 
 def _dense_mask(mask: Any, projected: Tensor, seen: int) -> Any:

@@ -7,9 +7,10 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
-from .collab_attention import CollaborativeAttention, CollaborativeSelfAttention, LayerKind
+from .collab_attention import CollaborativeAttention, CollaborativeSelfAttention
 from .collab_family import CollaborativeFamily
 from .collab_feed_forward import FeedForward
+from .collab_native import LayerKind
 
 
 class AttentionWithOProj(CollaborativeSelfAttention):

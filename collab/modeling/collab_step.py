@@ -1,7 +1,8 @@
 """A step of writing: one token of each row, without gradients, on a CPU.
 
-A step of few rows takes the time of reading its weights and of its calls, so there are as few calls as possible.
-`benchmarks/generation.py` measures it. The notation is that of `collab_kernel`.
+A step of few rows takes the time of reading its weights and of its calls, so there are as few calls as possible, and
+weights are read by the product that is fastest at it. `benchmarks/generation.py` measures the steps, and
+`benchmarks/few_rows.py` the products. The notation is that of `collab_kernel`.
 
 This file is copied into every exported model; it imports only torch and its own folder.
 """
@@ -13,7 +14,72 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from .collab_kernel import additive_bias, additive_mask, product_by_head
+from .collab_kernel import additive_bias, additive_mask, is_recorded, product_by_head
+
+FEW, SMALL = 8, 2**12
+"""Tokens, and numbers in their states, up to which a product in parts of the weight is faster in float32 than that of
+`torch.nn.functional.linear`: the states leave room for the weight in the first-level cache of a core."""
+
+
+def linear_by_cost(states: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """`torch.nn.functional.linear`, without gradients in the way that is fastest for so few tokens; within rounding.
+
+    For a few tokens in float32, the product that torch calls takes up to four times as long as a batch of products of
+    parts of the weight, by the same library and from the same memory.
+
+    Args:
+        states: (..., D).
+        weight: (outputs, D).
+        bias: (outputs,) or None.
+
+    Returns:
+        (..., outputs).
+    """
+    tokens, (outputs, inputs) = states.shape[:-1].numel(), weight.shape
+    if (
+        is_recorded()
+        or not 0 < tokens <= FEW
+        or tokens * inputs > SMALL
+        or torch.is_grad_enabled()
+        or not (states.dtype == weight.dtype == torch.float32)
+        or not (type(weight) in (Tensor, nn.Parameter) and weight.is_contiguous())
+        or not (states.device.type == weight.device.type == "cpu" and torch.backends.mkl.is_available())
+        or torch.is_autocast_enabled("cpu")
+    ):
+        return functional.linear(states, weight, bias)
+    parts = _parts(outputs)
+    if parts == 1:
+        return functional.linear(states, weight, bias)
+    rows = weight.view(parts, -1, inputs)  # (parts, outputs / parts, D)
+    columns = states.reshape(tokens, inputs).T.expand(parts, -1, -1)  # (parts, D, tokens)
+    product = torch.bmm(rows, columns) if bias is None else torch.baddbmm(bias.view(parts, -1, 1), rows, columns)
+    product = product.view(outputs, tokens).T if tokens > 1 else product
+    return product.reshape(*states.shape[:-1], outputs)
+
+
+def _parts(outputs: int) -> int:
+    """Into how many equal parts the outputs of a product are divided: as many as threads, or few; 1 if they cannot."""
+    return next((count for count in (torch.get_num_threads(), 2, 3, 5, 7) if count > 1 and outputs % count == 0), 1)
+
+
+class NarrowLinear(nn.Linear):
+    """A linear layer of a narrowed part of a layer; the same as its base class, and for few tokens faster."""
+
+    def forward(self, states: Tensor) -> Tensor:
+        """(..., D) → (..., outputs)."""
+        return linear_by_cost(states, self.weight, self.bias)
+
+
+def applied(layer: nn.Module, states: Tensor) -> Tensor:
+    """What a layer makes of states (..., D): by cost if it is a linear layer of torch and nothing sees its calls."""
+    if type(layer) is nn.Linear and not is_seen(layer):
+        return linear_by_cost(states, layer.weight, layer.bias)
+    return layer(states)
+
+
+def is_seen(layer: nn.Module) -> bool:
+    """Whether something looks at a layer's calls, or replaces them."""
+    return bool(layer._forward_hooks or layer._forward_pre_hooks or "forward" in layer.__dict__)
 
 
 class SideBySide:
@@ -47,7 +113,7 @@ class SideBySide:
 
     def __call__(self, states: Tensor) -> tuple[Tensor, ...]:
         """The outputs of each group side by side, (B, T, their widths), of states (B, T, D)."""
-        return functional.linear(states, self.weight, self.bias).split(self.widths, dim=-1)
+        return linear_by_cost(states, self.weight, self.bias).split(self.widths, dim=-1)
 
     def __reduce__(self) -> tuple[type[None], tuple[()]]:
         return type(None), ()  # a copy of a model lays its own weights side by side
@@ -66,7 +132,7 @@ def side_by_side(known: SideBySide | None, groups: Sequence[Sequence[nn.Module]]
     if places is None or (known is not None and known.groups == groups and known.places == places):
         return None if places is None else known
     layers = [layer for group in groups for layer in group]
-    plain = all(type(layer) is nn.Linear and type(layer.weight) is nn.Parameter for layer in layers)
+    plain = all(type(layer) in (nn.Linear, NarrowLinear) and type(layer.weight) is nn.Parameter for layer in layers)
     kinds = {(layer.weight.dtype, layer.weight.device) for layer in layers}
     return SideBySide(cast("Sequence[Sequence[nn.Linear]]", groups)) if plain and len(kinds) == 1 else None
 
@@ -76,7 +142,7 @@ def _places(groups: Sequence[Sequence[nn.Module]]) -> list[int] | None:
     places = []
     for group in groups:
         for layer in group:
-            if layer._forward_hooks or layer._forward_pre_hooks or "forward" in layer.__dict__:
+            if is_seen(layer):
                 return None
             for parameter in layer._parameters.values():  # without the time that a module's attributes take
                 if parameter is not None:

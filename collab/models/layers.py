@@ -10,8 +10,9 @@ from torch import Tensor, nn
 from transformers import PretrainedConfig, PreTrainedModel
 
 from ..errors import ConfigurationError, UnsupportedArchitectureError
-from ..modeling.collab_attention import CollaborativeAttention, LayerKind
+from ..modeling.collab_attention import CollaborativeAttention
 from ..modeling.collab_disentangled import CollaborativeDisentangledAttention, PositionTerms
+from ..modeling.collab_native import LayerKind
 from ..modeling.collab_rotary import CollaborativeRotaryAttention
 from .families import family_of
 

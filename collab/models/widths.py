@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from torch import nn
 from transformers import PreTrainedModel
 
-from ..modeling.collab_attention import as_linear
 from ..modeling.collab_model import outermost
+from ..modeling.collab_native import as_linear
 from .families import family_of
 from .layers import attention_layers, config_of
 

@@ -6,8 +6,8 @@ from bisect import bisect_right
 from dataclasses import dataclass
 
 from ..decomposition import FormName, form_named, rotary_form_named
-from ..modeling.collab_attention import LayerKind
 from ..modeling.collab_disentangled import PositionTerms
+from ..modeling.collab_native import LayerKind
 from ..models.layers import AttentionLayer
 from ..reparametrization.disentangled import DisentangledProblem
 from ..reparametrization.layer import LayerProblem

@@ -11,7 +11,7 @@ import torch
 
 from ..decomposition import FORMS, FormName
 from ..errors import BudgetError
-from ..modeling.collab_attention import LayerKind
+from ..modeling.collab_native import LayerKind
 from ..models.cache import CacheBytes
 from ..reparametrization.layer import LayerProblem
 from ..steps.step import DataSummary

@@ -27,7 +27,8 @@ from ..decomposition import form_named
 from ..errors import ConfigurationError, DataError, NotConvertedError
 from ..evaluation.compare import check_comparable
 from ..io.checkpoint import Checkpoint
-from ..modeling.collab_attention import CollaborativeAttention, as_linear
+from ..modeling.collab_attention import CollaborativeAttention
+from ..modeling.collab_native import as_linear
 from ..models.families import collaborative_layers, require_family
 from ..models.layers import FACTORS, AttentionLayer
 from ..models.positions import with_positions_of
