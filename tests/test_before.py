@@ -114,6 +114,7 @@ class TestLoads:
         first_tokens = outputs.hidden_states[-1][:, 0]
         torch.testing.assert_close(first_tokens, torch.tensor(recorded["last_hidden_state"]), rtol=0, atol=1e-5)
 
+    @pytest.mark.slow
     def test_by_its_own_code(self, recorded: dict[str, Any], without_collab: dict[Path, dict[str, Tensor]]) -> None:
         check(without_collab[FOLDER]["logits"], recorded)
 
@@ -297,6 +298,7 @@ class TestEveryStepGoesOn:
         assert done.exit_code == 0, done.output
         check_goes_along(here / name, tmp_path / "out", "finetune")
 
+    @pytest.mark.slow
     def test_is_exported(self, here: Path, tmp_path: Path) -> None:
         for extra in ("onnx", "onnxruntime", "onnxscript"):
             pytest.importorskip(extra, reason="the onnx extra is not installed")

@@ -159,6 +159,7 @@ def test_report(form: str) -> None:
     assert set(written["versions"]) >= {"collab", "torch", "transformers", "tensorly", "python"}
 
 
+@pytest.mark.slow
 def test_attention_is_counted_alike_in_every_family() -> None:
     for row in BY_TYPE.values():
         model = tiny_model(row)

@@ -244,6 +244,7 @@ def test_healing_on_sources_alone_is_on_answers_of_the_original(
     assert all(each is native for each in written_by)
 
 
+@pytest.mark.slow
 def test_attention_maps_of_every_kind(tokenizer: BertTokenizerFast, tmp_path: Path) -> None:
     """A map has a row for each token that queries, of the answer in the decoder, and a column for each key."""
     native = marian()

@@ -78,6 +78,7 @@ def test_a_row_for_every_family() -> None:
     assert all(family.native_model_type == model_type for model_type, family in families().items())
 
 
+@pytest.mark.slow
 def test_a_family_is_imported_when_it_is_asked_for() -> None:
     """By the type of its models, or by importing its file, after which Auto classes know its models."""
     code = """

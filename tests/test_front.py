@@ -110,6 +110,7 @@ def test_the_base_model_is_carried(here: Path, tmp_path: Path) -> None:
     assert "not a Hub id" in refused
 
 
+@pytest.mark.slow
 def test_tokenizers_load_from_a_graphs_folder_without_a_word(
     here: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
 ) -> None:

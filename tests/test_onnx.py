@@ -33,6 +33,8 @@ onnx = pytest.importorskip("onnx", reason="the onnx extra is not installed")
 ort = pytest.importorskip("onnxruntime", reason="the onnx extra is not installed")
 pytest.importorskip("onnxscript", reason="the onnx extra is not installed")
 
+pytestmark = pytest.mark.slow
+
 
 def saved(model: PreTrainedModel, tmp_path: Path) -> str:
     model.save_pretrained(tmp_path / "model")
@@ -75,7 +77,6 @@ def test_every_form(form: str, rank: int, content: str, tmp_path: Path) -> None:
         np.testing.assert_allclose(actual["pooler_output"], expected[1].numpy(), rtol=0, atol=1e-4)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("model_type", "form"),
     [
@@ -106,7 +107,6 @@ def test_other_families(model_type: str, form: str, tmp_path: Path) -> None:
     np.testing.assert_allclose(actual[seen], expected[seen], rtol=0, atol=1e-4)
 
 
-@pytest.mark.slow
 def test_a_native_head_with_three_axes(tmp_path: Path) -> None:
     model = tiny_model(BERT, BertForMultipleChoice)
     collab.checkpoints.export(saved(model, tmp_path), tmp_path / "out")
@@ -199,7 +199,6 @@ class TestCommand:
         assert AutoConfig.from_pretrained(tmp_path / "out").model_type == "vit"  # which every library knows
 
 
-@pytest.mark.slow
 def test_sentence_embeddings(demo_folder: Path, tmp_path: Path) -> None:
     """Two layers of a real embedder: the graph with sentence-transformers' own pooling, from the folder alone."""
     models = pytest.importorskip("sentence_transformers", reason="the demo extra is not installed")

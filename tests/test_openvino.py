@@ -22,6 +22,7 @@ pytest.importorskip("onnxscript", reason="the openvino extra is not installed")
 pytest.importorskip("openvino", reason="the openvino extra is not installed")
 pytest.importorskip("nncf", reason="the openvino extra is not installed")
 
+pytestmark = pytest.mark.slow
 TEXT = [" ".join(LETTERS[(i * 7 + j * j) % 26] for j in range(2 + i % 9)) for i in range(64)]
 INT8 = collab.ExportOptions("openvino", "int8")
 FLOAT = collab.ExportOptions("openvino")
@@ -48,7 +49,6 @@ class TestGraph:
             seen = inputs["attention_mask"].bool()
             torch.testing.assert_close(actual[seen], expected[seen], rtol=0, atol=1e-4)
 
-    @pytest.mark.slow
     @pytest.mark.parametrize("model_type", ["vit", pytest.param("deberta-v2", marks=pytest.mark.exhaustive)])
     def test_families_in_int8(self, model_type: str, tmp_path: Path) -> None:
         model = converted(tiny_model(BY_TYPE[model_type]))
@@ -131,7 +131,6 @@ class TestCommand:
         assert done.exit_code == 2
         assert "a graph for openvino" in done.stderr
 
-    @pytest.mark.slow
     def test_compress(self, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         """The speed is made up, because that of a tiny model says nothing."""
         times = iter([2.5, 2.9, 3.0])

@@ -21,6 +21,7 @@ from collab.processes import connect
 
 pytest.importorskip("accelerate", reason="the train extra is not installed")
 
+pytestmark = pytest.mark.slow
 TEXT = [" ".join(LETTERS[(i * 7 + j * j) % 26] for j in range(2 + i % 9)) for i in range(40)]
 
 

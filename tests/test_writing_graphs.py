@@ -37,6 +37,7 @@ onnx = pytest.importorskip("onnx", reason="the onnx extra is not installed")
 pytest.importorskip("onnxruntime", reason="the onnx extra is not installed")
 pytest.importorskip("onnxscript", reason="the onnx extra is not installed")
 
+pytestmark = pytest.mark.slow
 FORMS = ("cp", "tucker", "concat")
 FLOAT = collab.ExportOptions()
 COLUMNS = ("--text-column", "en", "--text-column", "de")
@@ -126,7 +127,6 @@ class TestTranslator:
         done = run("bench", translator / "out", *sizes, "--json")
         assert done.exit_code == 0, done.output
 
-    @pytest.mark.slow
     def test_card_runs_where_collab_is_not(self, translator: Path, tmp_path: Path) -> None:
         card = ModelCard.load(translator / "out" / "README.md").text
         code = card.split("```python\n")[2].partition("```")[0].replace("FOLDER", str(translator / "out"))
@@ -142,7 +142,6 @@ class TestTranslator:
         assert json.loads(done.stdout.splitlines()[-1]) == expected
 
 
-@pytest.mark.slow
 def test_openvino_in_int8(tmp_path: Path) -> None:
     """The weights alone are int8, and no rows are needed."""
     pytest.importorskip("openvino", reason="the openvino extra is not installed")
@@ -167,7 +166,6 @@ def of_families(rows: Sequence[Row], *always: str) -> list[Any]:
     return [pytest.param(number, id=row.model_type, marks=marks[number]) for number, row in enumerate(rows)]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("number", of_families(SEQ2SEQ, "whisper"))
 def test_every_encoder_decoder(number: int, tmp_path: Path) -> None:
     native = generator_of(SEQ2SEQ[number])
@@ -175,7 +173,6 @@ def test_every_encoder_decoder(number: int, tmp_path: Path) -> None:
     check_tokens(model, served(model, tmp_path, collab.ExportOptions("openvino") if number % 2 else FLOAT))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("number", of_families(DECODERS, "llama"))
 def test_every_decoder(number: int, tmp_path: Path) -> None:
     native = causal(DECODERS[number].model_type)  # that of Mistral in windows of six tokens

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 _WIDTH = 80
 
 _FASTER = 1.1
-"""A step that cannot become this many times as fast is not worth a conversion."""
+"""A form with which a step reads fewer weights by this factor is not named."""
 
 _PARTS: tuple[Part, ...] = ("queries-keys", "values", "feed-forward")
 _CROSS_PARTS: tuple[Part, ...] = ("cross-queries-keys", "cross-values")
@@ -85,15 +85,15 @@ def _components(spectra: Sequence[Spectrum]) -> Table:
 
 
 def not_faster_at_writing(options: Sequence[PlanOption]) -> list[str]:
-    """A sentence for each option of a model that writes whose steps of one token cannot become a tenth faster."""
+    """A sentence for each option of a model that writes that does not read a tenth less to write a token."""
     sentences = []
     for option in options:
         if option.step is None or option.step <= 1 / _FASTER:
             continue
         most = math.floor(100 / option.step) / 100
-        worth = "no step of writing faster" if most <= 1 else f"a step of writing at most {most:.2f} times as fast"
-        read = f"A token that is written reads {option.step:.2f} times the original's weights."
-        sentences.append(f"{option.form}, rank {option.rank}: makes {worth}. {read}")
+        worth = "no step faster" if most <= 1 else f"a step at most {most:.2f} times as fast"
+        read = f"a token that is written reads {option.step:.2f} times the original's weights"
+        sentences.append(f"{option.form}, rank {option.rank}: {read}, which alone makes {worth}.")
     return sentences
 
 

@@ -35,10 +35,11 @@ def linear_by_cost(states: Tensor, weight: Tensor, bias: Tensor | None) -> Tenso
     Returns:
         (..., outputs).
     """
+    if is_recorded():  # whose sizes may be symbols
+        return functional.linear(states, weight, bias)
     tokens, (outputs, inputs) = states.shape[:-1].numel(), weight.shape
     if (
-        is_recorded()
-        or not 0 < tokens <= FEW
+        not 0 < tokens <= FEW
         or tokens * inputs > SMALL
         or torch.is_grad_enabled()
         or not (states.dtype == weight.dtype == torch.float32)
