@@ -17,10 +17,11 @@ This file is copied into every exported model; it imports only torch, transforme
 """
 
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 from torch.nn.attention.flex_attention import BlockMask, create_mask
 from transformers.cache_utils import EncoderDecoderCache
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
@@ -58,14 +59,12 @@ class CollaborativeAttention(NativeAttention, SharedProjections):
         scaled: whether scores are divided by √d.
         long_kinds: the kinds of attention in long rows that self-attention of this class may have; none where scores
             depend on relative positions.
-        has_copied_keys: whether heads of equal widths in the concat form have keys that are copied out of shared ones.
         path: path of the ``sdpa`` implementation: ``auto``, by cost, or ``fused`` or ``matmul``; may be set on a layer
             for benchmarks and tests.
     """
 
     scaled: ClassVar[bool] = True
     long_kinds: ClassVar[tuple[str, ...]] = LONG_KINDS
-    has_copied_keys: ClassVar[bool] = False
     path: str = "auto"
 
     value: nn.Module
@@ -137,7 +136,8 @@ class CollaborativeAttention(NativeAttention, SharedProjections):
         projected, shared = self.project(queries, keys, positions)
         long = self.spec.long
         if long is not None and self.kind == "decoder" and self._in_blocks(projected.shape[1]):
-            entries = self._cached_keys(shared, keys), value.transpose(1, 2).flatten(2).unsqueeze(1)
+            held = value if self._by_head else value.transpose(1, 2).flatten(2).unsqueeze(1)
+            entries = self._cached_keys(shared, keys), held
             return self._attend_to_held(ForgettingLayer(long), projected, *entries, attention_mask, **kwargs)
         content, bias = self.bias(keys), self.of_heads(position_bias)
         return self.attend(projected, self.keys_by_head(shared), value, content, attention_mask, bias, **kwargs)
@@ -167,8 +167,8 @@ class CollaborativeAttention(NativeAttention, SharedProjections):
         return self.values_by_head(self.value(hidden_states))
 
     def values_by_head(self, projected: Tensor) -> Tensor:
-        """(B, S, H·d) → (B, H, S, d)."""
-        return projected.unflatten(-1, (self.num_attention_heads, -1)).transpose(1, 2)
+        """(B, S, ·) → (B, H, S, d); values that several heads share are repeated."""
+        return _repeated(self._values_apart(projected), self.num_attention_heads)
 
     def attend(
         self,
@@ -271,7 +271,7 @@ class CollaborativeAttention(NativeAttention, SharedProjections):
             if step:
                 contexts.append(self._attend_as_step(queries, part.key, part.value, part.mask))
                 continue
-            keys, content, values = self._read(part.key, part.value)
+            keys, values, content = self._read(part.key, part.value)
             scoring = Scoring(content, part.mask, None, self.scaling, dropout, part.mask is None)
             if not eager:
                 output = attention_by_cost(self.mixer(queries.dtype), queries, keys, values, scoring, self.path)
@@ -298,8 +298,8 @@ class CollaborativeAttention(NativeAttention, SharedProjections):
         Args:
             hidden_states: x = y, (B, T, D).
             attention_mask: as in `attend`.
-            past_key_values: a transformers cache. It holds one key of R dimensions for each token, whatever the form,
-                and the content biases beside it.
+            past_key_values: a transformers cache, whose keys of a token are R numbers, whatever the form; see
+                `_cached`.
             position_bias: as in `project_and_attend`.
             positions: as from `positions_input`, for these tokens.
             **kwargs: for `attend`.
@@ -369,20 +369,46 @@ class CollaborativeAttention(NativeAttention, SharedProjections):
         """The part of the family's attention layer after the heads: its output projection, if it owns one."""
         return applied(self.dense, context) if "dense" in self.native_names else context
 
+    @property
+    def _by_head(self) -> bool:
+        """Whether a cache has the keys and values of each head apart, as the original's, and is read in less time.
+
+        Static caches ask for as many keys as values.
+        """
+        keys, value = self.spec.key_heads or self.num_attention_heads, cast("nn.Linear", self.value)
+        return self.has_equal_heads and value.out_features == keys * self.value_width
+
     def _cached(self, key: Tensor, hidden_states: Tensor) -> tuple[Tensor, Tensor]:
-        """Entries of a cache: (B, 1, S, R), one key for all heads, or R + H with content biases; and (B, 1, S, H·d).
+        """Entries of a cache, with the content biases beside the keys.
 
         Args:
             key: shared keys, (B, S, R).
             hidden_states: y, (B, S, D_k).
+
+        Returns:
+            (B, 1, S, R or R + H), one key for all heads, and (B, 1, S, H·d); or by head, (B, K, S, r or r + 1), each
+            for H / K neighbouring heads, and (B, K, S, d).
         """
-        return self._cached_keys(key, hidden_states), self.value(hidden_states).unsqueeze(1)
+        return self._cached_keys(key, hidden_states), self._cached_values(self.value(hidden_states))
 
     def _cached_keys(self, key: Tensor, hidden_states: Tensor) -> Tensor:
         """The first of the two that `_cached` returns."""
-        if self.content_bias is not None:
-            key = torch.cat([key, self.content_bias(hidden_states)], dim=-1)  # (B, S, R + H)
-        return key.unsqueeze(1)
+        return self._with_content(key, None if self.content_bias is None else self.content_bias(hidden_states))
+
+    def _with_content(self, key: Tensor, content: Tensor | None) -> Tensor:
+        """The first of the two that `_cached` returns, of shared keys (B, S, R) and content biases (B, S, H)."""
+        if not self._by_head:
+            return (key if content is None else torch.cat([key, content], dim=-1)).unsqueeze(1)
+        keys = self.keys_apart(key)
+        return keys if content is None else torch.cat([keys, content.mT.unsqueeze(-1)], dim=-1)
+
+    def _cached_values(self, projected: Tensor) -> Tensor:
+        """The second of the two that `_cached` returns, of Y W_V + b_V, (B, S, ·)."""
+        return self._values_apart(projected) if self._by_head else projected.unsqueeze(1)
+
+    def _values_apart(self, projected: Tensor) -> Tensor:
+        """(B, S, ·) → (B, groups, S, d), each for H / groups neighbouring heads."""
+        return projected.unflatten(-1, (-1, self.value_width)).transpose(1, 2)
 
     def _project_for_cache(self, states: Tensor, positions: Any, step: bool) -> tuple[Tensor, Tensor, Tensor]:
         """Shared queries (B, T, R) and entries of a cache, see `_cached`; by one product in a step, if there can be."""
@@ -391,9 +417,12 @@ class CollaborativeAttention(NativeAttention, SharedProjections):
             self._together = side_by_side(self._together, [[self.query], keys, [self.value]])
             if self._together is not None:
                 query, key, value = self._together(states)
+                content = None
+                if self.content_bias is not None:
+                    key, content = key.split((self.spec.rank, self.num_attention_heads), -1)
                 query, key = self.placed(query, key, positions)
                 # A cache concatenates tensors that are contiguous in half of the time.
-                return query, key.unsqueeze(1).contiguous(), value.unsqueeze(1).contiguous()
+                return query, self._with_content(key, content).contiguous(), self._cached_values(value).contiguous()
         query, key = self.project(states, states, positions)
         return query, *self._cached(key, states)
 
@@ -410,22 +439,25 @@ class CollaborativeAttention(NativeAttention, SharedProjections):
         """As `attend`, to keys and values as a cache holds them; see `_cached`, and for `step` `_is_step`."""
         if step:
             return self._attend_as_step(projected, key, value, attention_mask, position_bias), None
-        keys, content, values = self._read(key, value)
+        keys, values, content = self._read(key, value)
         return self.attend(projected, keys, values, content, attention_mask, position_bias, **kwargs)
 
     def _attend_as_step(
         self, projected: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, position_bias: Tensor | None = None
     ) -> Tensor:
         """As `attend`, of one token of each row to keys and values as a cache holds them; see `_cached`."""
-        shared, content = key.squeeze(1), None  # (B, S, R or R + H)
-        if self.content_bias is not None:
-            shared, content = shared.split((self.spec.rank, self.num_attention_heads), -1)
-            content = content.mT  # (B, H, S)
-        if self.has_equal_heads:
-            shared = self.keys_by_head(shared)  # (B, H, S, R / H)
-        values = value.view(len(value), value.shape[2], -1, self.value_width).transpose(1, 2)  # (B, groups, S, d)
-        query = self.queries_of_one_token(projected)
-        return attention_of_one_token(query, shared, values, content, mask, position_bias, self.scaling)
+        query, content = self.queries_of_one_token(projected), None
+        if self._by_head:
+            if self.content_bias is not None:
+                query = functional.pad(query, (0, 1), value=1.0)  # (B, H, r + 1), which reads the content, too
+        else:
+            value = self._values_apart(value.squeeze(1))
+            if self.content_bias is not None:
+                key, content = key.split((self.spec.rank, self.num_attention_heads), -1)
+                content = content.squeeze(1).mT  # (B, H, S)
+            if self.has_equal_heads:
+                key = self.keys_apart(key.squeeze(1))
+        return attention_of_one_token(query, key, value, content, mask, position_bias, self.scaling)
 
     def _is_step(self, projected: Tensor, attention_mask: Any, kwargs: dict[str, Any]) -> bool:
         """Whether one token of each row is computed without gradients, on a CPU, by the ``sdpa`` implementation.
@@ -443,14 +475,21 @@ class CollaborativeAttention(NativeAttention, SharedProjections):
             and not kwargs.get("output_attentions")
             and not isinstance(attention_mask, BlockMask)
             and not (self.training and self.attention_dropout)
-            and not (self.has_equal_heads and self.has_copied_keys)
         )
 
-    def _read(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor | None, Tensor]:
-        """Keys (B, 1 or H, S, r), content bias (B, H, S) and values (B, H, S, d) from what a cache holds."""
-        projected = key[:, 0, :, : self.spec.rank]  # (B, S, R)
-        content = None if self.content_bias is None else key[:, 0, :, self.spec.rank :].transpose(1, 2)
-        return self.keys_by_head(projected), content, self.values_by_head(value.squeeze(1))
+    def _read(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Keys (B, 1 or H, S, r), values (B, H, S, d) and content bias (B, H, S) from what a cache holds."""
+        content = None
+        if self._by_head:
+            if self.content_bias is not None:
+                key, content = key[..., :-1], key[..., -1]
+            heads = self.num_attention_heads
+            return _repeated(key, heads), _repeated(value, heads), content
+        shared = key.squeeze(1)  # (B, S, R or R + H)
+        if self.content_bias is not None:
+            shared, content = shared.split((self.spec.rank, self.num_attention_heads), -1)
+            content = content.mT
+        return self.keys_by_head(shared), self.values_by_head(value.squeeze(1)), content
 
 
 class CollaborativeSelfAttention(CollaborativeAttention):
@@ -507,6 +546,11 @@ class OutputBias(nn.Module):
         """(B, T, 0) → (B, T, D)."""
         output = context.new_zeros(*context.shape[:-1], self.width)
         return output if self.bias is None else output + self.bias
+
+
+def _repeated(tensor: Tensor, heads: int) -> Tensor:
+    """Keys or values that neighbouring heads share, (B, ·, S, ·), for each head; those of all heads as they are."""
+    return tensor if tensor.shape[1] == heads else tensor.repeat_interleave(heads // tensor.shape[1], dim=1)
 
 
 def _dense_mask(mask: Any, projected: Tensor, seen: int) -> Any:

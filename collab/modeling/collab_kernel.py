@@ -27,7 +27,7 @@ tiles."""
 FEW = 2**16
 """Bytes of scores up to which the number of operations determines the time, not their size."""
 
-COPIED = 2**19
+COPIED = 2**17
 """Bytes of a sequence's keys or values from which a product for each sequence takes less time than a copy of them."""
 
 
@@ -276,8 +276,8 @@ def _plain(
 def product_by_head(left: Tensor, right: Tensor) -> Tensor:
     """(B, H, T, n) @ (B, H, n, m) → (B, H, T, m).
 
-    One product for all sequences would copy keys and values out of a cache, where a token's heads lie side by side:
-    there one is made for each sequence, unless that copy is small.
+    One product for all sequences would copy keys and values as a projection gives them, a token's heads side by side:
+    of such there is one for each sequence, unless that copy is small.
     """
     if is_recorded() or right.device.type != "cpu" or left.dtype != right.dtype or _needs_gradient(left, right):
         return left @ right

@@ -133,7 +133,7 @@ class SharedProjections(nn.Module):
         return self.head_ranks is not None and len(self._owned) == 1
 
     def queries_of_one_token(self, projected: Tensor) -> Tensor:
-        """Queries by head, (B, H, R), from shared ones of one token, (B, 1, R), for keys that all heads share.
+        """Queries by head, (B, H, R), from shared ones of one token, (B, 1, R), for keys as a cache holds them.
 
         In the concat form a head's query is zero in the dimensions that others own; of equal heads it is what they own,
         (B, H, R / H). Cores are multiplied with all rows at once, because a product for each row would copy them.
@@ -149,7 +149,7 @@ class SharedProjections(nn.Module):
             mixed = projected.transpose(0, 1) @ mixing  # (1, B, R) @ (H, R, R)
             return _plus(mixed.transpose(0, 1), offset)
         if self.has_equal_heads:
-            return _plus(projected, offset).view(len(projected), self.num_attention_heads, -1)
+            return self._split(_plus(projected, offset)).squeeze(2)
         if self._owners is None or (self._owners.device, self._owners.dtype) != (projected.device, projected.dtype):
             every = torch.eye(self.spec.rank, dtype=projected.dtype, device=projected.device)
             self._owners = self._split(every.unsqueeze(0)).squeeze(0).sum(-1)  # (H, R), 0 or 1
@@ -162,6 +162,10 @@ class SharedProjections(nn.Module):
     def keys_by_head(self, projected: Tensor) -> Tensor:
         """Y W̃_K, (B, S, R), as one key for all heads, (B, 1, S, R); as (B, H, S, max_h r_h) in the concat form."""
         return projected.unsqueeze(1) if self.head_ranks is None else self._split(projected)
+
+    def keys_apart(self, projected: Tensor) -> Tensor:
+        """Keys of heads of equal widths, (B, K, S, R / H), each for H / K neighbouring heads, from those of all."""
+        return self._split(projected)
 
     def bias(self, hidden_states: Tensor) -> Tensor | None:
         """The content term y·c_h before scaling, shape (B, H, S)."""

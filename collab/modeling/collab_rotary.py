@@ -45,7 +45,6 @@ class CollaborativeRotaryAttention(CollaborativeAttention):
 
     native_names = {"query": "q_proj", "key": "k_proj", "value": "v_proj", "dense": "o_proj"}
     native_dropout = "attention_dropout"
-    has_copied_keys = True
 
     def __init__(self, native: Any, spec: AttentionSpec, config: Any) -> None:
         super().__init__(native, spec, config)
@@ -133,17 +132,16 @@ class CollaborativeRotaryAttention(CollaborativeAttention):
             key_angles = self._angles(positions, query.shape[1], self.key_frequencies)
         return _rotated(query, angles), _rotated(key, key_angles)
 
+    def keys_apart(self, projected: Tensor) -> Tensor:
+        if self.spec.key_heads is None:
+            return super().keys_apart(projected)
+        return _side_by_side(projected).unflatten(-1, (self.spec.key_heads, -1)).transpose(1, 2)
+
     def keys_by_head(self, projected: Tensor) -> Tensor:
         """As in the base; keys that several heads share are repeated."""
         if self.spec.key_heads is None:
             return super().keys_by_head(projected)
-        keys = _side_by_side(projected).unflatten(-1, (self.spec.key_heads, -1)).transpose(1, 2)
-        return keys.repeat_interleave(self.num_attention_heads // self.spec.key_heads, dim=1)
-
-    def values_by_head(self, projected: Tensor) -> Tensor:
-        """(B, S, ·) → (B, H, S, d); values that several heads share are repeated."""
-        values = projected.unflatten(-1, (-1, self.value_width)).transpose(1, 2)
-        return values.repeat_interleave(self.num_attention_heads // values.shape[1], dim=1)
+        return self.keys_apart(projected).repeat_interleave(self.num_attention_heads // self.spec.key_heads, dim=1)
 
     def mixer(self, dtype: torch.dtype) -> Mix:
         if self.spec.form == "concat":
