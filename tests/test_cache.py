@@ -1,4 +1,4 @@
-"""What a decoder's cache holds: one key for all heads, as `plan`, `inspect` and `bench` report it."""
+"""What a decoder's cache holds, as `plan`, `inspect` and `bench` report it."""
 
 from __future__ import annotations
 

@@ -206,5 +206,5 @@ class LayerShape:
         return _PLAIN[0] + _PLAIN[1] * (width + self.head_dim)
 
     def cached_numbers(self, rank: int, content: str) -> int:
-        """Numbers per token in a cache of keys: one key for all heads, whatever the form, and the content biases."""
+        """Numbers per token in a cache of keys, whatever the form, and of the content biases beside them."""
         return rank + (self.num_heads if self.content and content == "exact" else 0)
