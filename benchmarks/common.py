@@ -85,6 +85,19 @@ def shuffled_rounds(runs: Sequence[Run], rounds: int) -> list[list[float]]:
     return seconds_by_round
 
 
+def times_as_fast(runs: Sequence[Run], rounds: int) -> list[dict[str, float]]:
+    """How many times as fast as the first each run is: ``ratio``, ``low`` and ``high`` of the rounds, and ``seconds``.
+
+    The ratio and the seconds are medians.
+    """
+    by_run = list(zip(*shuffled_rounds(runs, rounds), strict=True))
+    result = []
+    for taken in by_run:
+        ratios = [first / own for first, own in zip(by_run[0], taken, strict=True)]
+        result.append({"ratio": median(ratios), "low": min(ratios), "high": max(ratios), "seconds": median(taken)})
+    return result
+
+
 def write(name: str, result: dict[str, Any], table: str) -> None:
     """Writes results/NAME.json and results/NAME.md, and prints the table."""
     RESULTS.mkdir(exist_ok=True)

@@ -28,13 +28,12 @@ import shutil
 import time
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import numpy as np
 import torch
 import transformers
-from common import kept, machine, markdown, my_turn, shuffled_rounds, write
+from common import kept, machine, markdown, my_turn, times_as_fast, write
 from transformers import PreTrainedModel
 from translation import REAL as TRANSLATION
 from translation import REHEARSAL as TINY
@@ -257,16 +256,10 @@ def in_turn(models: Models, called: dict[str, Any], rounds: int) -> dict[str, di
         inputs = random_inputs(models.reference, rows, 16)
         batch = {key: value for key, value in inputs.items() if not key.startswith("decoder_")}
         for what, new in (("reading", 1), ("writing", NEW)):
-            taken = shuffled_rounds([(Writing(model, new), [batch]) for model in called.values()], rounds)
-            by_name = list(zip(*taken, strict=True))
-            for name, times in zip(called, by_name, strict=True):
-                ratios = [first / own for first, own in zip(by_name[0], times, strict=True)]
-                result[name][f"{what}, {size}"] = {
-                    "ratio": median(ratios),
-                    "low": min(ratios),
-                    "high": max(ratios),
-                    "tokens_per_second": rows * new / median(times),
-                }
+            taken = times_as_fast([(Writing(model, new), [batch]) for model in called.values()], rounds)
+            for name, row in zip(called, taken, strict=True):
+                seconds = row.pop("seconds")
+                result[name][f"{what}, {size}"] = row | {"tokens_per_second": rows * new / seconds}
     return result
 
 

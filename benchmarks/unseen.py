@@ -20,10 +20,9 @@ import itertools
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
-from statistics import median
 from typing import Any
 
-from common import demo_folder, kept, machine, markdown, my_turn, shuffled_rounds, write
+from common import demo_folder, kept, machine, markdown, my_turn, times_as_fast, write
 from kinds import BUDGETS, KINDS, STEPS, Judge, made
 from transformers import AutoModel
 
@@ -76,7 +75,7 @@ def folder_of(model: str, left_out: str, recipe: str, steps: int, seed: int) -> 
 
 
 def speeds(models: Sequence[str]) -> dict[str, dict[str, float]]:
-    """Times as fast as the original, by name, with the lowest and highest of 15 rounds in turn.
+    """Times as fast as the original, by name, as `times_as_fast` measures it in 15 rounds.
 
     Of a model that is not kept, what is not healed is measured, which has the same shapes.
     """
@@ -91,12 +90,7 @@ def speeds(models: Sequence[str]) -> dict[str, dict[str, float]]:
                 made(model, folder, steps=0)
         compared[model] = collab.load(str(folder)).model.eval()
     runs: list[Run] = [(model, [batch]) for model in (original, *compared.values())]
-    by_run = list(zip(*shuffled_rounds(runs, 15), strict=True))
-    result = {}
-    for model, taken in zip(compared, by_run[1:], strict=True):
-        ratios = [first / own for first, own in zip(by_run[0], taken, strict=True)]
-        result[model] = {"ratio": median(ratios), "low": min(ratios), "high": max(ratios)}
-    return result
+    return dict(zip(compared, times_as_fast(runs, 15)[1:], strict=True))
 
 
 def add(rows: Sequence[dict[str, Any]] = (), speed: dict[str, dict[str, float]] | None = None) -> None:

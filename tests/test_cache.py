@@ -43,6 +43,18 @@ def test_a_key_is_as_wide_as_the_rank(form: str, content: str) -> None:
     assert cache_bytes(model) == CacheBytes(4 * width * LAYERS, 4 * D * LAYERS, "float32")
 
 
+@pytest.mark.parametrize("content", ["exact", "folded"])
+def test_heads_of_equal_widths_have_keys_and_values_of_their_own(content: str) -> None:
+    model = converted(decoder(), D, "concat", content=content)
+    cache = DynamicCache(config=model.config)
+    with torch.no_grad():
+        model(torch.tensor([[5, 9, 11], [7, 8, 6]]), past_key_values=cache, use_cache=True)
+    width = D // H + (content == "exact")
+    assert [tuple(layer.keys.shape) for layer in cache.layers] == [(2, H, 3, width)] * LAYERS
+    assert [tuple(layer.values.shape) for layer in cache.layers] == [(2, H, 3, D // H)] * LAYERS
+    assert cache_bytes(model) == CacheBytes(4 * width * H * LAYERS, 4 * D * LAYERS, "float32")
+
+
 @every_form
 @pytest.mark.parametrize(("cross", "calibrated"), [(False, False), (False, True), (True, False)])
 def test_plans_say_what_a_conversion_then_holds(form: str, cross: bool, calibrated: bool) -> None:

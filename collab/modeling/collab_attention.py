@@ -40,7 +40,7 @@ from .collab_kernel import (
 )
 from .collab_long import attention_in_blocks, eager_attention_in_long_rows
 from .collab_native import NativeAttention, as_linear
-from .collab_projections import SharedProjections
+from .collab_projections import SharedProjections, repeated
 from .collab_step import NarrowLinear, SideBySide, applied, attention_of_one_token, side_by_side
 
 
@@ -168,7 +168,7 @@ class CollaborativeAttention(NativeAttention, SharedProjections):
 
     def values_by_head(self, projected: Tensor) -> Tensor:
         """(B, S, ·) → (B, H, S, d); values that several heads share are repeated."""
-        return _repeated(self._values_apart(projected), self.num_attention_heads)
+        return repeated(self._values_apart(projected), self.num_attention_heads)
 
     def attend(
         self,
@@ -413,13 +413,11 @@ class CollaborativeAttention(NativeAttention, SharedProjections):
     def _project_for_cache(self, states: Tensor, positions: Any, step: bool) -> tuple[Tensor, Tensor, Tensor]:
         """Shared queries (B, T, R) and entries of a cache, see `_cached`; by one product in a step, if there can be."""
         if step:
-            keys = [self.key] if self.content_bias is None else [self.key, self.content_bias]
-            self._together = side_by_side(self._together, [[self.query], keys, [self.value]])
+            contents = [] if self.content_bias is None else [self.content_bias]
+            self._together = side_by_side(self._together, [self.query, self.key, self.value, *contents])
             if self._together is not None:
-                query, key, value = self._together(states)
-                content = None
-                if self.content_bias is not None:
-                    key, content = key.split((self.spec.rank, self.num_attention_heads), -1)
+                query, key, value, *added = self._together(states)
+                content = added[0] if added else None
                 query, key = self.placed(query, key, positions)
                 # A cache concatenates tensors that are contiguous in half of the time.
                 return query, self._with_content(key, content).contiguous(), self._cached_values(value).contiguous()
@@ -452,11 +450,8 @@ class CollaborativeAttention(NativeAttention, SharedProjections):
                 query = functional.pad(query, (0, 1), value=1.0)  # (B, H, r + 1), which reads the content, too
         else:
             value = self._values_apart(value.squeeze(1))
-            if self.content_bias is not None:
-                key, content = key.split((self.spec.rank, self.num_attention_heads), -1)
-                content = content.squeeze(1).mT  # (B, H, S)
-            if self.has_equal_heads:
-                key = self.keys_apart(key.squeeze(1))
+            shared, content = self._without_content(key)
+            key = self.keys_apart(shared) if self.has_equal_heads else shared.unsqueeze(1)
         return attention_of_one_token(query, key, value, content, mask, position_bias, self.scaling)
 
     def _is_step(self, projected: Tensor, attention_mask: Any, kwargs: dict[str, Any]) -> bool:
@@ -479,17 +474,21 @@ class CollaborativeAttention(NativeAttention, SharedProjections):
 
     def _read(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
         """Keys (B, 1 or H, S, r), values (B, H, S, d) and content bias (B, H, S) from what a cache holds."""
-        content = None
         if self._by_head:
+            content, heads = None, self.num_attention_heads
             if self.content_bias is not None:
                 key, content = key[..., :-1], key[..., -1]
-            heads = self.num_attention_heads
-            return _repeated(key, heads), _repeated(value, heads), content
-        shared = key.squeeze(1)  # (B, S, R or R + H)
-        if self.content_bias is not None:
-            shared, content = shared.split((self.spec.rank, self.num_attention_heads), -1)
-            content = content.mT
+            return repeated(key, heads), repeated(value, heads), content
+        shared, content = self._without_content(key)
         return self.keys_by_head(shared), self.values_by_head(value.squeeze(1)), content
+
+    def _without_content(self, key: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Shared keys (B, S, ·) and content biases (B, H, S) from one key for all heads as a cache holds it."""
+        shared = key.squeeze(1)
+        if self.content_bias is None:
+            return shared, None
+        shared, content = shared.split((self.spec.rank, self.num_attention_heads), -1)
+        return shared, content.mT
 
 
 class CollaborativeSelfAttention(CollaborativeAttention):
@@ -546,11 +545,6 @@ class OutputBias(nn.Module):
         """(B, T, 0) → (B, T, D)."""
         output = context.new_zeros(*context.shape[:-1], self.width)
         return output if self.bias is None else output + self.bias
-
-
-def _repeated(tensor: Tensor, heads: int) -> Tensor:
-    """Keys or values that neighbouring heads share, (B, ·, S, ·), for each head; those of all heads as they are."""
-    return tensor if tensor.shape[1] == heads else tensor.repeat_interleave(heads // tensor.shape[1], dim=1)
 
 
 def _dense_mask(mask: Any, projected: Tensor, seen: int) -> Any:

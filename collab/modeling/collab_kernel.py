@@ -281,14 +281,18 @@ def product_by_head(left: Tensor, right: Tensor) -> Tensor:
     """
     if is_recorded() or right.device.type != "cpu" or left.dtype != right.dtype or _needs_gradient(left, right):
         return left @ right
-    batch, heads = right.shape[:2]
-    copies = batch > 1 and heads > 1 and right.stride(0) != heads * right.stride(1)
-    if not copies or right[0].numel() * right.element_size() < COPIED:
+    if not is_copied(right) or right[0].numel() * right.element_size() < COPIED:
         return left @ right
     output = left.new_empty(*left.shape[:-1], right.shape[-1])
     for sequence, columns, place in zip(left, right, output, strict=True):
         torch.bmm(sequence, columns, out=place)
     return output
+
+
+def is_copied(tensor: Tensor) -> bool:
+    """Whether one product with (B, H, n, m) would copy it, because the heads of a token lie side by side."""
+    batch, heads = tensor.shape[:2]
+    return batch > 1 and heads > 1 and tensor.stride(0) != heads * tensor.stride(1)
 
 
 def additive_bias(content: Tensor | None, position_bias: Tensor | None, scaling: float) -> Tensor | None:

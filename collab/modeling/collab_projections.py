@@ -160,11 +160,16 @@ class SharedProjections(nn.Module):
         return self.keys_by_head(self.key(hidden_states))
 
     def keys_by_head(self, projected: Tensor) -> Tensor:
-        """Y W̃_K, (B, S, R), as one key for all heads, (B, 1, S, R); as (B, H, S, max_h r_h) in the concat form."""
-        return projected.unsqueeze(1) if self.head_ranks is None else self._split(projected)
+        """Y W̃_K, (B, S, ·), as one key for all heads, (B, 1, S, R); as (B, H, S, max_h r_h) in the concat form.
+
+        Keys that several heads share are repeated.
+        """
+        if self.head_ranks is None:
+            return projected.unsqueeze(1)
+        return repeated(self.keys_apart(projected), self.num_attention_heads)
 
     def keys_apart(self, projected: Tensor) -> Tensor:
-        """Keys of heads of equal widths, (B, K, S, R / H), each for H / K neighbouring heads, from those of all."""
+        """Keys in the concat form, (B, S, ·) → (B, K, S, max_h r_h), each for H / K neighbouring heads."""
         return self._split(projected)
 
     def bias(self, hidden_states: Tensor) -> Tensor | None:
@@ -185,6 +190,11 @@ class SharedProjections(nn.Module):
             piece = next(parts).unflatten(-1, (count, owned))  # (B, T, count, owned)
             pieces.append(piece if owned == widest else functional.pad(piece, (0, widest - owned)))
         return (torch.cat(pieces, dim=-2) if len(pieces) > 1 else pieces[0]).transpose(1, 2)
+
+
+def repeated(tensor: Tensor, heads: int) -> Tensor:
+    """Keys or values that neighbouring heads share, (B, ·, S, ·), for each head; those of all heads as they are."""
+    return tensor if tensor.shape[1] == heads else tensor.repeat_interleave(heads // tensor.shape[1], dim=1)
 
 
 def _plus(tensor: Tensor, offset: Tensor | None) -> Tensor:

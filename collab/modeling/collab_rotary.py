@@ -137,12 +137,6 @@ class CollaborativeRotaryAttention(CollaborativeAttention):
             return super().keys_apart(projected)
         return _side_by_side(projected).unflatten(-1, (self.spec.key_heads, -1)).transpose(1, 2)
 
-    def keys_by_head(self, projected: Tensor) -> Tensor:
-        """As in the base; keys that several heads share are repeated."""
-        if self.spec.key_heads is None:
-            return super().keys_by_head(projected)
-        return self.keys_apart(projected).repeat_interleave(self.num_attention_heads // self.spec.key_heads, dim=1)
-
     def mixer(self, dtype: torch.dtype) -> Mix:
         if self.spec.form == "concat":
             return super().mixer(dtype)

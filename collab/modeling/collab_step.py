@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from .collab_kernel import additive_bias, additive_mask, is_recorded, product_by_head
+from .collab_kernel import additive_bias, additive_mask, is_copied, is_recorded, product_by_head
 
 FEW, SMALL = 8, 2**12
 """Tokens, and numbers in their states, up to which a product in parts of the weight is faster in float32 than that of
@@ -35,8 +35,22 @@ def linear_by_cost(states: Tensor, weight: Tensor, bias: Tensor | None) -> Tenso
     Returns:
         (..., outputs).
     """
-    if is_recorded():  # whose sizes may be symbols
+    parts = _parts(states, weight)
+    if parts == 1:
         return functional.linear(states, weight, bias)
+    outputs, inputs = weight.shape
+    tokens = states.shape[:-1].numel()
+    rows = weight.view(parts, -1, inputs)  # (parts, outputs / parts, D)
+    columns = states.reshape(tokens, inputs).T.expand(parts, -1, -1)  # (parts, D, tokens)
+    product = torch.bmm(rows, columns) if bias is None else torch.baddbmm(bias.view(parts, -1, 1), rows, columns)
+    product = product.view(outputs, tokens).T if tokens > 1 else product
+    return product.reshape(*states.shape[:-1], outputs)
+
+
+def _parts(states: Tensor, weight: Tensor) -> int:
+    """Into how many equal parts a weight is divided: as many as threads, or few; 1 if that cannot be, or is slower."""
+    if is_recorded():  # whose sizes may be symbols
+        return 1
     tokens, (outputs, inputs) = states.shape[:-1].numel(), weight.shape
     if (
         not 0 < tokens <= FEW
@@ -47,19 +61,7 @@ def linear_by_cost(states: Tensor, weight: Tensor, bias: Tensor | None) -> Tenso
         or not (states.device.type == weight.device.type == "cpu" and torch.backends.mkl.is_available())
         or torch.is_autocast_enabled("cpu")
     ):
-        return functional.linear(states, weight, bias)
-    parts = _parts(outputs)
-    if parts == 1:
-        return functional.linear(states, weight, bias)
-    rows = weight.view(parts, -1, inputs)  # (parts, outputs / parts, D)
-    columns = states.reshape(tokens, inputs).T.expand(parts, -1, -1)  # (parts, D, tokens)
-    product = torch.bmm(rows, columns) if bias is None else torch.baddbmm(bias.view(parts, -1, 1), rows, columns)
-    product = product.view(outputs, tokens).T if tokens > 1 else product
-    return product.reshape(*states.shape[:-1], outputs)
-
-
-def _parts(outputs: int) -> int:
-    """Into how many equal parts the outputs of a product are divided: as many as threads, or few; 1 if they cannot."""
+        return 1
     return next((count for count in (torch.get_num_threads(), 2, 3, 5, 7) if count > 1 and outputs % count == 0), 1)
 
 
@@ -91,63 +93,59 @@ class SideBySide:
     parameters to a file expect.
 
     Args:
-        groups: layers as `side_by_side` accepts them; those without a bias get zeros if another has one.
+        layers: as `side_by_side` accepts them; those without a bias get zeros if another has one.
     """
 
     @torch.inference_mode(False)  # whose tensors could not be trained afterwards
-    def __init__(self, groups: Sequence[Sequence[nn.Linear]]) -> None:
-        self.groups = groups
-        self.widths = [sum(layer.out_features for layer in group) for group in groups]
-        layers = [layer for group in groups for layer in group]
-        outputs = [layer.out_features for layer in layers]
+    def __init__(self, layers: Sequence[nn.Linear]) -> None:
+        self.layers = layers
+        self.widths = [layer.out_features for layer in layers]
         self.weight = torch.cat([layer.weight.detach() for layer in layers])  # (widths together, D)
         self.bias = None
         if any(layer.bias is not None for layer in layers):
             self.bias = self.weight.new_zeros(len(self.weight))
-        places = iter([] if self.bias is None else self.bias.split(outputs))
-        for layer, rows in zip(layers, self.weight.split(outputs), strict=True):
+        places = iter([] if self.bias is None else self.bias.split(self.widths))
+        for layer, rows in zip(layers, self.weight.split(self.widths), strict=True):
             layer.weight.data = torch.from_dlpack(rows)
             place = next(places, None)
             if layer.bias is not None and place is not None:
                 layer.bias.data = torch.from_dlpack(place.copy_(layer.bias.detach()))
-        self.places = _places(groups)
+        self.places = _places(layers)
 
     def __call__(self, states: Tensor) -> tuple[Tensor, ...]:
-        """The outputs of each group side by side, (B, T, their widths), of states (B, T, D)."""
+        """The outputs of each layer, (B, T, its width), of states (B, T, D)."""
         return linear_by_cost(states, self.weight, self.bias).split(self.widths, dim=-1)
 
     def __reduce__(self) -> tuple[type[None], tuple[()]]:
         return type(None), ()  # a copy of a model lays its own weights side by side
 
 
-def side_by_side(known: SideBySide | None, groups: Sequence[Sequence[nn.Module]]) -> SideBySide | None:
+def side_by_side(known: SideBySide | None, layers: Sequence[nn.Module]) -> SideBySide | None:
     """Layers as one product: the known one as long as it is theirs, or a new one.
 
     None unless all are linear layers of torch itself with weights of the same kind, and nothing looks at their calls.
 
     Args:
         known: what an earlier call returned for these layers.
-        groups: layers, in groups whose outputs are wanted side by side.
+        layers: the layers.
     """
-    places = _places(groups)
-    if places is None or (known is not None and known.groups == groups and known.places == places):
+    places = _places(layers)
+    if places is None or (known is not None and known.layers == layers and known.places == places):
         return None if places is None else known
-    layers = [layer for group in groups for layer in group]
     plain = all(type(layer) in (nn.Linear, NarrowLinear) and type(layer.weight) is nn.Parameter for layer in layers)
     kinds = {(layer.weight.dtype, layer.weight.device) for layer in layers}
-    return SideBySide(cast("Sequence[Sequence[nn.Linear]]", groups)) if plain and len(kinds) == 1 else None
+    return SideBySide(cast("Sequence[nn.Linear]", layers)) if plain and len(kinds) == 1 else None
 
 
-def _places(groups: Sequence[Sequence[nn.Module]]) -> list[int] | None:
+def _places(layers: Sequence[nn.Module]) -> list[int] | None:
     """Where the parameters of these layers are; None if something looks at a layer's calls."""
     places = []
-    for group in groups:
-        for layer in group:
-            if is_seen(layer):
-                return None
-            for parameter in layer._parameters.values():  # without the time that a module's attributes take
-                if parameter is not None:
-                    places.append(parameter.data_ptr())
+    for layer in layers:
+        if is_seen(layer):
+            return None
+        for parameter in layer._parameters.values():  # without the time that a module's attributes take
+            if parameter is not None:
+                places.append(parameter.data_ptr())
     return places
 
 
@@ -186,7 +184,7 @@ def attention_of_one_token(
         if every is not None:
             added, weight = every.squeeze(2).expand(batch, heads, seen), 1.0
     rows = query.reshape(batch, keys, -1, width)  # (B, K, H / K, r)
-    if _copied(key):
+    if is_copied(key):
         scores = product_by_head(rows * scaling, key.mT).view(batch, heads, seen)
         scores = scores if added is None else scores.add_(added, alpha=weight)
     else:
@@ -196,11 +194,6 @@ def attention_of_one_token(
         else:
             scores = torch.baddbmm(added.reshape(len(rows), -1, seen), rows, columns, beta=weight, alpha=scaling)
     weights = scores.softmax(-1).view(batch, value.shape[1], -1, seen)  # (B, groups, H / groups, S)
-    if _copied(value):
+    if is_copied(value):
         return product_by_head(weights, value).reshape(batch, 1, -1)
     return torch.bmm(weights.flatten(0, 1), value.flatten(0, 1)).view(batch, 1, -1)
-
-
-def _copied(held: Tensor) -> bool:
-    """Whether one product with keys or values of several rows, (B, ·, S, ·), would copy them: they lie side by side."""
-    return held.shape[0] > 1 and held.shape[1] > 1 and held.stride(0) != held.shape[1] * held.stride(1)
