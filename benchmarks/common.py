@@ -8,7 +8,7 @@ import os
 import platform
 import re
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from statistics import median
@@ -17,8 +17,12 @@ from typing import Any
 import numpy as np
 import torch
 from filelock import FileLock
+from torch import Tensor
+from transformers import PreTrainedModel
 
+from collab.compression.timed import Writing
 from collab.evaluation.timing import Run, time_in_turn
+from collab.models.inputs import random_inputs
 from collab.steps.step import installed_versions
 
 RESULTS = Path(__file__).parent / "results"
@@ -95,6 +99,30 @@ def times_as_fast(runs: Sequence[Run], rounds: int) -> list[dict[str, float]]:
     for taken in by_run:
         ratios = [first / own for first, own in zip(by_run[0], taken, strict=True)]
         result.append({"ratio": median(ratios), "low": min(ratios), "high": max(ratios), "seconds": median(taken)})
+    return result
+
+
+def random_sources(model: PreTrainedModel, rows: int, length: int) -> dict[str, Tensor]:
+    """Random rows for a model that writes: what its encoder reads, or a decoder's prompt."""
+    inputs = random_inputs(model, rows, length)
+    return {name: value for name, value in inputs.items() if not name.startswith("decoder_")}
+
+
+def writing_speeds(
+    models: Mapping[str, Any], batch: dict[str, Tensor], new_tokens: int, rounds: int
+) -> dict[str, dict[str, dict[str, float]]]:
+    """How many times as fast as the first each model is, by name, in ``reading`` and in ``writing``.
+
+    Reading is of the batch and writes one token, writing writes `new_tokens`; each as `times_as_fast` returns it, and
+    ``tokens_per_second``.
+    """
+    result: dict[str, dict[str, dict[str, float]]] = {name: {} for name in models}
+    rows = len(next(iter(batch.values())))
+    for what, new in (("reading", 1), ("writing", new_tokens)):
+        taken = times_as_fast([(Writing(model, new), [batch]) for model in models.values()], rounds)
+        for name, row in zip(models, taken, strict=True):
+            seconds = row.pop("seconds")
+            result[name][what] = row | {"tokens_per_second": rows * new / seconds}
     return result
 
 

@@ -33,7 +33,7 @@ from typing import Any
 import numpy as np
 import torch
 import transformers
-from common import kept, machine, markdown, my_turn, times_as_fast, write
+from common import kept, machine, markdown, my_turn, random_sources, write, writing_speeds
 from transformers import PreTrainedModel
 from translation import REAL as TRANSLATION
 from translation import REHEARSAL as TINY
@@ -41,10 +41,8 @@ from translation import Bench, Job
 from translator import Setting, Translator, intervals, load, saved
 
 import collab
-from collab.compression.timed import Writing
 from collab.evaluation.translation import ngrams
 from collab.graphs.options import ExportOptions, GraphPrecision
-from collab.models.inputs import random_inputs
 
 SPLIT = "test_2017"
 NEW = 64
@@ -253,13 +251,9 @@ def in_turn(models: Models, called: dict[str, Any], rounds: int) -> dict[str, di
     """Times as fast as the first of some models at reading and writing, by name and number of rows."""
     result: dict[str, dict[str, Any]] = {name: {} for name in called}
     for size, rows in SPEEDS.items():
-        inputs = random_inputs(models.reference, rows, 16)
-        batch = {key: value for key, value in inputs.items() if not key.startswith("decoder_")}
-        for what, new in (("reading", 1), ("writing", NEW)):
-            taken = times_as_fast([(Writing(model, new), [batch]) for model in called.values()], rounds)
-            for name, row in zip(called, taken, strict=True):
-                seconds = row.pop("seconds")
-                result[name][f"{what}, {size}"] = row | {"tokens_per_second": rows * new / seconds}
+        batch = random_sources(models.reference, rows, 16)
+        for name, speed in writing_speeds(called, batch, NEW, rounds).items():
+            result[name] |= {f"{what}, {size}": row for what, row in speed.items()}
     return result
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -146,6 +148,31 @@ def test_generation_is_the_same_with_a_cache(form: str, implementation: str, bea
     given = {"attention_mask": (prompt != 1).long(), "max_new_tokens": 8, "do_sample": False, "num_beams": beams}
     plain = model.generate(prompt, use_cache=False, **given)
     assert torch.equal(model.generate(prompt, cache_implementation=implementation, **given), plain)
+
+
+@every_form
+@pytest.mark.parametrize("words", [60, 61])
+def test_few_tokens_have_the_scores_that_many_have(form: str, words: int) -> None:
+    """Without gradients, weights are multiplied by few tokens in parts, and not all can be divided into equal ones."""
+    model = converted(decoder(vocab_size=words), 16, form)
+    rows = torch.randint(5, 60, (1, 12), generator=torch.Generator().manual_seed(0))
+    expected = model(rows).logits
+    for threads in (1, 3):
+        with several_threads(threads), torch.no_grad():
+            cache = DynamicCache(config=model.config)
+            parts = [model(part, past_key_values=cache).logits for part in rows.split([1, 3, 8], dim=1)]
+        torch.testing.assert_close(torch.cat(parts, dim=1), expected)
+
+
+@contextmanager
+def several_threads(count: int) -> Iterator[None]:
+    """So many threads of torch inside the context."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 @every_form

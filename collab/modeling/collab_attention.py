@@ -41,7 +41,7 @@ from .collab_kernel import (
 from .collab_long import attention_in_blocks, eager_attention_in_long_rows
 from .collab_native import NativeAttention, as_linear
 from .collab_projections import SharedProjections, repeated
-from .collab_step import NarrowLinear, SideBySide, applied, attention_of_one_token, side_by_side
+from .collab_step import SideBySide, attention_of_one_token, side_by_side
 
 
 class CollaborativeAttention(NativeAttention, SharedProjections):
@@ -98,7 +98,7 @@ class CollaborativeAttention(NativeAttention, SharedProjections):
         self.value = native_value
         width = self.num_attention_heads * self.value_width
         if width != native_value.out_features:
-            self.value = NarrowLinear(native_value.in_features, width, bias=native_value.bias is not None)
+            self.value = nn.Linear(native_value.in_features, width, bias=native_value.bias is not None)
 
     def output_of_heads(self, native: nn.Linear) -> nn.Module:
         """The output projection W_O for the heads of this layer, to replace the native one."""
@@ -107,7 +107,7 @@ class CollaborativeAttention(NativeAttention, SharedProjections):
         width = self.num_attention_heads * self.value_width
         if width == native.in_features:
             return native
-        return NarrowLinear(width, native.out_features, bias=native.bias is not None)
+        return nn.Linear(width, native.out_features, bias=native.bias is not None)
 
     def project_and_attend(
         self,
@@ -354,7 +354,7 @@ class CollaborativeAttention(NativeAttention, SharedProjections):
             if past_key_values is not None:
                 cached = past_key_values.cross_attention_cache.update(*cached, self.layer_idx)
                 past_key_values.is_updated[self.layer_idx] = True
-        projected = applied(self.query, hidden_states)
+        projected = self.query(hidden_states)
         step = self._is_step(projected, attention_mask, kwargs)
         context, weights = self._attend_to_cached(projected, *cached, attention_mask, None, step, **kwargs)
         return self.output(context, hidden_states), weights
@@ -367,7 +367,7 @@ class CollaborativeAttention(NativeAttention, SharedProjections):
 
     def output(self, context: Tensor, hidden_states: Tensor) -> Tensor:
         """The part of the family's attention layer after the heads: its output projection, if it owns one."""
-        return applied(self.dense, context) if "dense" in self.native_names else context
+        return self.dense(context) if "dense" in self.native_names else context
 
     @property
     def _by_head(self) -> bool:

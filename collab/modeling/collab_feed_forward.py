@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
 from .collab_kernel import is_recorded
-from .collab_step import NarrowLinear
 
 TOGETHER = 512
 """Tokens of a long row whose neurons are computed together. Those of all tokens are the largest tensors of a model
@@ -107,6 +106,6 @@ def _features(layer: nn.Module) -> tuple[int, int]:
 
 def _of_features(layer: nn.Module, inputs: int, outputs: int) -> nn.Module:
     """A layer of the same class with other numbers of inputs and outputs."""
-    return (
-        Conv1D(outputs, inputs) if isinstance(layer, Conv1D) else NarrowLinear(inputs, outputs, layer.bias is not None)
-    )
+    if isinstance(layer, Conv1D):
+        return Conv1D(outputs, inputs)
+    return nn.Linear(inputs, outputs, bias=layer.bias is not None)

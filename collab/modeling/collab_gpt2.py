@@ -9,7 +9,6 @@ from .collab_attention import CollaborativeSelfAttention
 from .collab_config import AttentionSpec
 from .collab_family import CollaborativeFamily
 from .collab_feed_forward import FeedForward
-from .collab_step import applied
 
 
 class CollabGPT2Attention(CollaborativeSelfAttention):
@@ -30,7 +29,7 @@ class CollabGPT2Attention(CollaborativeSelfAttention):
         self.scaling = native.scaling  # which the config may divide by the number of the layer
 
     def output(self, context: Tensor, hidden_states: Tensor) -> Tensor:
-        return self.resid_dropout(applied(self.dense, context))
+        return self.resid_dropout(self.dense(context))
 
 
 class CollabGPT2Model(CollaborativeFamily, native.GPT2Model):

@@ -30,6 +30,7 @@ from .collab_attention import CollaborativeAttention, OutputBias
 from .collab_config import AttentionSpec
 from .collab_feed_forward import FeedForward
 from .collab_kernel import is_recorded
+from .collab_step import compute_by_cost
 
 if TYPE_CHECKING:
     _Model = PreTrainedModel  # for type checkers only
@@ -91,6 +92,8 @@ class CollaborativeMixin(_Model):
             self.set_submodule(name, version(part.config, shapes=shapes.inside(name), **optional_parts(part)))
         if not parts:
             shapes.apply(self, base, config)
+        if self.can_generate():
+            compute_by_cost(self)
         self.post_init()
 
     @classmethod

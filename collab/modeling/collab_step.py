@@ -40,21 +40,30 @@ def linear_by_cost(states: Tensor, weight: Tensor, bias: Tensor | None) -> Tenso
         return functional.linear(states, weight, bias)
     outputs, inputs = weight.shape
     tokens = states.shape[:-1].numel()
-    rows = weight.view(parts, -1, inputs)  # (parts, outputs / parts, D)
+    divided = outputs // parts * parts  # all rows but a few, where the parts cannot be equal
+    rows = weight[:divided].view(parts, -1, inputs)  # (parts, outputs / parts, D)
     columns = states.reshape(tokens, inputs).T.expand(parts, -1, -1)  # (parts, D, tokens)
-    product = torch.bmm(rows, columns) if bias is None else torch.baddbmm(bias.view(parts, -1, 1), rows, columns)
-    product = product.view(outputs, tokens).T if tokens > 1 else product
+    if bias is None:
+        product = torch.bmm(rows, columns)
+    else:
+        product = torch.baddbmm(bias[:divided].view(parts, -1, 1), rows, columns)
+    product = product.view(divided, tokens).T  # (tokens, outputs)
+    if divided < outputs:
+        rest = None if bias is None else bias[divided:]
+        product = torch.cat([product, functional.linear(columns[0].T, weight[divided:], rest)], dim=1)
     return product.reshape(*states.shape[:-1], outputs)
 
 
 def _parts(states: Tensor, weight: Tensor) -> int:
-    """Into how many equal parts a weight is divided: as many as threads, or few; 1 if that cannot be, or is slower."""
+    """Into how many parts a weight is divided: one for each thread, but at least two; 1 if that is slower."""
     if is_recorded():  # whose sizes may be symbols
         return 1
     tokens, (outputs, inputs) = states.shape[:-1].numel(), weight.shape
+    parts = max(2, torch.get_num_threads())
     if (
         not 0 < tokens <= FEW
         or tokens * inputs > SMALL
+        or outputs < 2 * parts
         or torch.is_grad_enabled()
         or not (states.dtype == weight.dtype == torch.float32)
         or not (type(weight) in (Tensor, nn.Parameter) and weight.is_contiguous())
@@ -62,22 +71,25 @@ def _parts(states: Tensor, weight: Tensor) -> int:
         or torch.is_autocast_enabled("cpu")
     ):
         return 1
-    return next((count for count in (torch.get_num_threads(), 2, 3, 5, 7) if count > 1 and outputs % count == 0), 1)
+    return parts
 
 
-class NarrowLinear(nn.Linear):
-    """A linear layer of a narrowed part of a layer; the same as its base class, and for few tokens faster."""
+class LinearByCost(nn.Linear):
+    """A linear layer that computes few tokens faster; otherwise the same as its base class."""
 
     def forward(self, states: Tensor) -> Tensor:
         """(..., D) → (..., outputs)."""
         return linear_by_cost(states, self.weight, self.bias)
 
 
-def applied(layer: nn.Module, states: Tensor) -> Tensor:
-    """What a layer makes of states (..., D): by cost if it is a linear layer of torch and nothing sees its calls."""
-    if type(layer) is nn.Linear and not is_seen(layer):
-        return linear_by_cost(states, layer.weight, layer.bias)
-    return layer(states)
+def compute_by_cost(model: nn.Module) -> None:
+    """Has every linear layer of a model, the vocabulary's included, compute few tokens by cost.
+
+    The layers stay the objects that they are, with their parameters.
+    """
+    for layer in model.modules():
+        if type(layer) is nn.Linear:
+            layer.__class__ = LinearByCost
 
 
 def is_seen(layer: nn.Module) -> bool:
@@ -132,7 +144,7 @@ def side_by_side(known: SideBySide | None, layers: Sequence[nn.Module]) -> SideB
     places = _places(layers)
     if places is None or (known is not None and known.layers == layers and known.places == places):
         return None if places is None else known
-    plain = all(type(layer) in (nn.Linear, NarrowLinear) and type(layer.weight) is nn.Parameter for layer in layers)
+    plain = all(type(layer) in (nn.Linear, LinearByCost) and type(layer.weight) is nn.Parameter for layer in layers)
     kinds = {(layer.weight.dtype, layer.weight.device) for layer in layers}
     return SideBySide(cast("Sequence[nn.Linear]", layers)) if plain and len(kinds) == 1 else None
 
