@@ -17,7 +17,7 @@ Graphs for OpenVINO, in float32 and int8 (`collab export`), write the same sente
     python benchmarks/compressed_translation.py --rehearse         # all of it, tiny
 
 Writes results/compressed-translation.json and .md (or -short, -rehearsal). Rows are kept as they finish, and a run that
-was stopped goes on.
+was stopped goes on; `--only` divides the work between two processes.
 """
 
 from __future__ import annotations
@@ -41,6 +41,7 @@ from translation import Bench, Job
 from translator import Setting, Translator, intervals, load, saved
 
 import collab
+from collab.data.targets import WRITTEN
 from collab.evaluation.translation import ngrams
 from collab.graphs.options import ExportOptions, GraphPrecision
 
@@ -78,7 +79,7 @@ class Size:
         return f"compressed-translation{end}"
 
 
-FULL = Size(TRANSLATION, True, 1024, 16384, 1800, None, 7)
+FULL = Size(TRANSLATION, True, 1024, 16384, 1200, None, 7)
 SHORT = Size(replace(TRANSLATION, name="compressed-translation", steps=1500), False, 256, 4096, 200, 500, 5)
 REHEARSAL = Size(TINY, False, 16, 32, 2, 8, 1)
 
@@ -161,8 +162,11 @@ class Models:
         model = self.model(way, False)
         run = collab.RunOptions(steps=self.size.steps, evaluations=2, precision="bfloat16", device="cpu")
         options = collab.HealOptions("layers", self.size.healed, run=run)
-        # One folder for all, so that the reference writes its translations once.
-        work = self.folder / "healing"
+        work = self.folder / "healing" / folder.name
+        work.mkdir(parents=True, exist_ok=True)
+        for written in work.parent.glob(f"*/{WRITTEN}"):  # by the reference, for another way
+            if not (work / written.name).exists():
+                shutil.copyfile(written, work / written.name)
         collab.heal(
             collab.Checkpoint(model, self.translator.tokenizer),
             self.reference,
