@@ -20,6 +20,10 @@ FEW, SMALL = 8, 2**12
 """Tokens, and numbers in their states, up to which a product in parts of the weight is faster in float32 than that of
 `torch.nn.functional.linear`: the states leave room for the weight in the first-level cache of a core."""
 
+LARGE = 2**18
+"""Numbers of a weight from which that is so: smaller ones are often in the caches already, and the calls take longer than
+the product."""
+
 
 def linear_by_cost(states: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """`torch.nn.functional.linear`, without gradients in the way that is fastest for so few tokens; within rounding.
@@ -47,7 +51,7 @@ def linear_by_cost(states: Tensor, weight: Tensor, bias: Tensor | None) -> Tenso
         product = torch.bmm(rows, columns)
     else:
         product = torch.baddbmm(bias[:divided].view(parts, -1, 1), rows, columns)
-    product = product.view(divided, tokens).T  # (tokens, outputs)
+    product = product.view(divided, tokens).T  # (tokens, divided)
     if divided < outputs:
         rest = None if bias is None else bias[divided:]
         product = torch.cat([product, functional.linear(columns[0].T, weight[divided:], rest)], dim=1)
@@ -63,7 +67,7 @@ def _parts(states: Tensor, weight: Tensor) -> int:
     if (
         not 0 < tokens <= FEW
         or tokens * inputs > SMALL
-        or outputs < 2 * parts
+        or outputs * inputs < LARGE
         or torch.is_grad_enabled()
         or not (states.dtype == weight.dtype == torch.float32)
         or not (type(weight) in (Tensor, nn.Parameter) and weight.is_contiguous())
