@@ -21,8 +21,8 @@ FEW, SMALL = 8, 2**12
 `torch.nn.functional.linear`: the states leave room for the weight in the first-level cache of a core."""
 
 LARGE = 2**18
-"""Numbers of a weight from which that is so: smaller ones are often in the caches already, and the calls take longer than
-the product."""
+"""Numbers of a weight from which that is so: smaller ones are often in the caches already, and the calls take longer
+than the product."""
 
 
 def linear_by_cost(states: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
