@@ -79,7 +79,7 @@ class Size:
         return f"compressed-translation{end}"
 
 
-FULL = Size(TRANSLATION, True, 1024, 16384, 1200, None, 7)
+FULL = Size(TRANSLATION, True, 1024, 16384, 1200, None, 21)
 SHORT = Size(replace(TRANSLATION, name="compressed-translation", steps=1500), False, 256, 4096, 200, 500, 5)
 REHEARSAL = Size(TINY, False, 16, 32, 2, 8, 1)
 
