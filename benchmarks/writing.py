@@ -1,11 +1,11 @@
 """Models that write, compressed: speed and memory of real shapes.
 
-A Marian of the shape of the opus-mt checkpoints, a GPT-2 and a Whisper (``base``), with their own vocabularies and
-random weights: they cost what trained ones cost, and what they write means nothing (BLEU of a trained translator:
-benchmarks/compressed_translation.py). Of what the decoder's layers read to write a token, a half or a third is kept, or
-half of its layers are left out. A model writes exactly as many tokens as it is asked for, greedily.
+A Marian of the shape of the opus-mt checkpoints, a GPT-2 with 4 of its 12 layers and a Whisper (``base``), with their
+own vocabularies and random weights: they cost what trained ones cost, and what they write means nothing (BLEU of a
+trained translator: benchmarks/compressed_translation.py). Of what the decoder's layers read to write a token, a half or
+a third is kept, or half of its layers are left out. A model writes exactly as many tokens as it is asked for, greedily.
 
-    python benchmarks/writing.py [--model Whisper]    # about six minutes on two idle cores
+    python benchmarks/writing.py [--model Whisper]    # about ten minutes on two idle cores
     python benchmarks/writing.py --rehearse           # tiny models, to see that it runs
 
 Writes results/writing.json and .md; a model is kept as it finishes.
@@ -62,7 +62,7 @@ def whisper(width: int, layers: int, heads: int, words: int, positions: int) -> 
 BUILDERS: dict[str, Callable[..., PreTrainedModel]] = {"Marian": marian, "GPT-2": decoder, "Whisper": whisper}
 REAL = {
     "Marian": Shape(512, 6, 8, 58_101, 512),
-    "GPT-2": Shape(768, 12, 12, 50_257, 1024),
+    "GPT-2": Shape(768, 4, 12, 50_257, 1024),
     "Whisper": Shape(512, 6, 8, 51_865, 448),
 }
 TINY = {name: Shape(32, 2, 4, 50, 128) for name in REAL}

@@ -86,6 +86,10 @@ class LinearByCost(nn.Linear):
         return linear_by_cost(states, self.weight, self.bias)
 
 
+PLAIN = (nn.Linear, LinearByCost)
+"""The classes of linear layers without anything added to them, such as quantization or adapters."""
+
+
 def compute_by_cost(model: nn.Module) -> None:
     """Has every linear layer of a model, the vocabulary's included, compute few tokens by cost.
 
@@ -148,7 +152,7 @@ def side_by_side(known: SideBySide | None, layers: Sequence[nn.Module]) -> SideB
     places = _places(layers)
     if places is None or (known is not None and known.layers == layers and known.places == places):
         return None if places is None else known
-    plain = all(type(layer) in (nn.Linear, LinearByCost) and type(layer.weight) is nn.Parameter for layer in layers)
+    plain = all(type(layer) in PLAIN and type(layer.weight) is nn.Parameter for layer in layers)
     kinds = {(layer.weight.dtype, layer.weight.device) for layer in layers}
     return SideBySide(cast("Sequence[nn.Linear]", layers)) if plain and len(kinds) == 1 else None
 
