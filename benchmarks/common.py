@@ -18,11 +18,9 @@ import numpy as np
 import torch
 from filelock import FileLock
 from torch import Tensor
-from transformers import PreTrainedModel
 
 from collab.compression.timed import Writing
 from collab.evaluation.timing import Run, time_in_turn
-from collab.models.inputs import random_inputs
 from collab.steps.step import installed_versions
 
 RESULTS = Path(__file__).parent / "results"
@@ -102,10 +100,9 @@ def times_as_fast(runs: Sequence[Run], rounds: int) -> list[dict[str, float]]:
     return result
 
 
-def random_sources(model: PreTrainedModel, rows: int, length: int) -> dict[str, Tensor]:
-    """Random rows for a model that writes: what its encoder reads, or a decoder's prompt."""
-    inputs = random_inputs(model, rows, length)
-    return {name: value for name, value in inputs.items() if not name.startswith("decoder_")}
+def both_sides(**settings: Any) -> dict[str, Any]:
+    """Settings of a config's encoder and of its decoder, which are the same."""
+    return {f"{side}_{name}": value for side in ("encoder", "decoder") for name, value in settings.items()}
 
 
 def writing_speeds(

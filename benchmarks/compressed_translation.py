@@ -33,7 +33,7 @@ from typing import Any
 import numpy as np
 import torch
 import transformers
-from common import kept, machine, markdown, my_turn, random_sources, write, writing_speeds
+from common import kept, machine, markdown, my_turn, write, writing_speeds
 from transformers import PreTrainedModel
 from translation import REAL as TRANSLATION
 from translation import REHEARSAL as TINY
@@ -44,6 +44,7 @@ import collab
 from collab.data.targets import WRITTEN
 from collab.evaluation.translation import ngrams
 from collab.graphs.options import ExportOptions, GraphPrecision
+from collab.models.inputs import random_sources
 
 SPLIT = "test_2017"
 NEW = 64

@@ -27,7 +27,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from common import kept, machine, markdown, my_turn, write
+from common import both_sides, kept, machine, markdown, my_turn, write
 from torch import Tensor
 from transformers import (
     GPT2Config,
@@ -86,35 +86,45 @@ class Cell:
 
 
 @dataclass(frozen=True)
+class Shape:
+    """Of a model: width, layers of either side, heads, words and positions."""
+
+    width: int
+    layers: int
+    heads: int
+    words: int
+    positions: int
+
+
+@dataclass(frozen=True)
 class Setting:
     """Sizes of one run.
 
     Attributes:
         name: of the results.
-        marian: width, layers of either side, heads, words and positions.
-        decoder: the same.
+        marian: the shape of the encoder-decoder.
+        decoder: the shape of the decoder.
         cells: what is generated.
     """
 
     name: str
-    marian: tuple[int, int, int, int, int]
-    decoder: tuple[int, int, int, int, int]
+    marian: Shape
+    decoder: Shape
     cells: tuple[Cell, ...]
 
 
 CELLS = (Cell(1, 1, EARLY), Cell(8, 1, EARLY), Cell(1, 4, EARLY))
-REAL = Setting("generation", (512, 6, 8, 8_000, 1024), (768, 4, 12, 8_000, 1024), CELLS)
+REAL = Setting("generation", Shape(512, 6, 8, 8_000, 1024), Shape(768, 4, 12, 8_000, 1024), CELLS)
 QUICK = Setting(
     "generation-quick",
-    (32, 2, 4, 50, 256),
-    (32, 2, 4, 50, 256),
+    Shape(32, 2, 4, 50, 256),
+    Shape(32, 2, 4, 50, 256),
     tuple(replace(cell, tokens=cell.tokens // 4) for cell in CELLS),
 )
 
 
 def marian(width: int, layers: int, heads: int, words: int, positions: int) -> PreTrainedModel:
     """An untrained Marian."""
-    sides = {"layers": layers, "attention_heads": heads, "ffn_dim": 4 * width}
     config = MarianConfig(
         vocab_size=words,
         d_model=width,
@@ -125,7 +135,7 @@ def marian(width: int, layers: int, heads: int, words: int, positions: int) -> P
         forced_eos_token_id=None,
         scale_embedding=True,
         activation_function="swish",
-        **{f"{side}_{name}": value for side in ("encoder", "decoder") for name, value in sides.items()},
+        **both_sides(layers=layers, attention_heads=heads, ffn_dim=4 * width),
     )
     return MarianMTModel(config)
 
@@ -148,7 +158,7 @@ def decoder(width: int, layers: int, heads: int, words: int, positions: int) -> 
 def builders(setting: Setting) -> dict[str, Callable[[], PreTrainedModel]]:
     """The originals, by name."""
     shapes = {"Marian": (marian, setting.marian), "GPT-2": (decoder, setting.decoder)}
-    return {name: partial(build, *shape) for name, (build, shape) in shapes.items()}
+    return {name: partial(build, **asdict(shape)) for name, (build, shape) in shapes.items()}
 
 
 def built(original: PreTrainedModel, variant: Variant) -> PreTrainedModel:

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from common import kept, shared_data
+from common import both_sides, kept, shared_data
 from filelock import FileLock
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from torch import Tensor
@@ -176,9 +176,8 @@ class Translator:
     def shape(self) -> dict[str, Any]:
         """A config's values: 3 + 3 layers."""
         width, pad = self.setting.width, self.tokenizer.pad_token_id
-        sides = {"layers": 3, "attention_heads": HEADS, "ffn_dim": 4 * width}
         return {
-            **{f"{side}_{name}": value for side in ("encoder", "decoder") for name, value in sides.items()},
+            **both_sides(layers=3, attention_heads=HEADS, ffn_dim=4 * width),
             "d_model": width,
             "vocab_size": len(self.tokenizer),
             "max_position_embeddings": 128,

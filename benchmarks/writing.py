@@ -15,37 +15,26 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any
 
 import torch
 import transformers
-from common import kept, machine, markdown, my_turn, random_sources, write, writing_speeds
-from generation import decoder, marian
+from common import both_sides, kept, machine, markdown, my_turn, write, writing_speeds
+from generation import Shape, decoder, marian
 from transformers import PreTrainedModel, WhisperConfig, WhisperForConditionalGeneration
 
 import collab
 from collab.models.cache import cache_bytes
-from collab.models.inputs import has_decoder, random_inputs
+from collab.models.inputs import has_decoder, random_inputs, random_sources
+from collab.models.layers import count_bytes
 
 NEW, LENGTH = 64, 32
 ROWS = {"1 row": 1, "8 rows": 8}
 
 
-@dataclass(frozen=True)
-class Shape:
-    """Of a model: width, layers of either side, heads, words and positions."""
-
-    width: int
-    layers: int
-    heads: int
-    words: int
-    positions: int
-
-
 def whisper(width: int, layers: int, heads: int, words: int, positions: int) -> PreTrainedModel:
     """An untrained Whisper that reads 30 seconds; positions are those of the decoder."""
-    sides = {"layers": layers, "attention_heads": heads, "ffn_dim": 4 * width}
     config = WhisperConfig(
         vocab_size=words,
         d_model=width,
@@ -54,7 +43,7 @@ def whisper(width: int, layers: int, heads: int, words: int, positions: int) -> 
         bos_token_id=1,
         eos_token_id=1,
         decoder_start_token_id=2,
-        **{f"{side}_{name}": value for side in ("encoder", "decoder") for name, value in sides.items()},
+        **both_sides(layers=layers, attention_heads=heads, ffn_dim=4 * width),
     )
     return WhisperForConditionalGeneration(config)
 
@@ -102,7 +91,7 @@ def measured(name: str, shape: Shape, rounds: int) -> list[dict[str, Any]]:
                 "model": name,
                 "way": way,
                 "read": read[way],
-                "megabytes": sum(weight.numel() * weight.element_size() for weight in model.parameters()) / 1e6,
+                "megabytes": count_bytes(model.parameters()) / 1e6,
                 "cache": asdict(cache),
                 "speed": {size: speed[way] for size, speed in speeds.items()},
             }

@@ -11,7 +11,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from ..evaluation.timing import rounds_in_turn
-from ..models.inputs import check_forced, has_decoder, longest_input, longest_target, random_inputs
+from ..models.inputs import check_forced, has_decoder, longest_input, longest_target, random_inputs, random_sources
 from ..processes import from_main
 from .options import CompressionConfig
 
@@ -51,9 +51,7 @@ class Timed:
         elif self.writes:
             self._new = max(2, min(self._new, longest_input(native) - 1))
             length = max(1, min(length, longest_input(native) - self._new))
-        self.rows = random_inputs(native, config.rows, length)
-        if self.writes:
-            self.rows = {name: value for name, value in self.rows.items() if not name.startswith("decoder_")}
+        self.rows = (random_sources if self.writes else random_inputs)(native, config.rows, length)
 
     def call(self, model: PreTrainedModel, new_tokens: int | None = None) -> Callable[..., Any]:
         """What is called with the rows as arguments: a model, or its writing.

@@ -100,11 +100,6 @@ def compute_by_cost(model: nn.Module) -> None:
             layer.__class__ = LinearByCost
 
 
-def is_seen(layer: nn.Module) -> bool:
-    """Whether something looks at a layer's calls, or replaces them."""
-    return bool(layer._forward_hooks or layer._forward_pre_hooks or "forward" in layer.__dict__)
-
-
 class SideBySide:
     """Linear layers of the same input, computed by one product.
 
@@ -161,7 +156,7 @@ def _places(layers: Sequence[nn.Module]) -> list[int] | None:
     """Where the parameters of these layers are; None if something looks at a layer's calls."""
     places = []
     for layer in layers:
-        if is_seen(layer):
+        if layer._forward_hooks or layer._forward_pre_hooks or "forward" in layer.__dict__:
             return None
         for parameter in layer._parameters.values():  # without the time that a module's attributes take
             if parameter is not None:

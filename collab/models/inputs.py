@@ -186,6 +186,12 @@ def probe_inputs(model: PreTrainedModel, seed: int = 0) -> dict[str, Tensor]:
     return inputs
 
 
+def random_sources(model: PreTrainedModel, rows: int, length: int) -> dict[str, Tensor]:
+    """`random_inputs` for a model that writes: what its encoder reads, or a decoder's prompt."""
+    inputs = random_inputs(model, rows, length)
+    return {name: value for name, value in inputs.items() if not name.startswith("decoder_")}
+
+
 def random_inputs(
     model: PreTrainedModel,
     rows: int,
