@@ -40,6 +40,7 @@ from transformers import (
 )
 
 import collab
+from collab.compression.timed import exactly
 from collab.models.cache import cache_bytes
 from collab.models.families import families
 
@@ -216,8 +217,7 @@ def generate(model: PreTrainedModel, cell: Cell) -> list[float]:
         attention_mask=torch.ones_like(prompt),
         do_sample=False,
         num_beams=cell.beams,
-        min_new_tokens=cell.tokens,
-        max_new_tokens=cell.tokens,
+        **exactly(model, cell.tokens),
         stopping_criteria=StoppingCriteriaList([clock]),
     )
     if len(clock.after) != cell.tokens:

@@ -41,7 +41,7 @@ def test_a_key_is_as_wide_as_the_rank(form: str, content: str) -> None:
         model(torch.tensor([[5, 9, 11], [7, 8, 6]]), past_key_values=cache, use_cache=True)
     width = 9 + (H if content == "exact" else 0)
     assert [tuple(layer.keys.shape) for layer in cache.layers] == [(2, 1, 3, width)] * LAYERS
-    assert [tuple(layer.values.shape) for layer in cache.layers] == [(2, 1, 3, D)] * LAYERS
+    assert [tuple(layer.values.shape) for layer in cache.layers] == [(2, H, 3, D // H)] * LAYERS
     assert cache_bytes(model) == CacheBytes(4 * width * LAYERS, 4 * D * LAYERS, "float32")
 
 

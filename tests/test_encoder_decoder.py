@@ -104,7 +104,7 @@ def test_a_cache_holds_one_key_for_all_heads(form: str, content: str) -> None:
     width = 9 + (H if content == "exact" else 0)
     for part, length in ((cache.self_attention_cache, 5), (cache.cross_attention_cache, 8)):
         assert [tuple(layer.keys.shape) for layer in part.layers] == [(2, 1, length, width)] * 2
-        assert [tuple(layer.values.shape) for layer in part.layers] == [(2, 1, length, D)] * 2
+        assert [tuple(layer.values.shape) for layer in part.layers] == [(2, H, length, D // H)] * 2
     held = 2 * 4 * width, 2 * 4 * D  # two layers of float32, for a token of the decoder and for one of the encoder
     assert cache_bytes(model) == CacheBytes(*held, "float32", *held)
 

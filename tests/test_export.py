@@ -165,6 +165,7 @@ class TestFromACheckpoint:
             "LICENSE",
             "README.md",
             "collab_attention.py",
+            "collab_cache.py",
             "collab_kernel.py",
             "collab_long.py",
             "collab_bert.py",

@@ -11,7 +11,15 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from ..evaluation.timing import rounds_in_turn
-from ..models.inputs import check_forced, has_decoder, longest_input, longest_target, random_inputs, random_sources
+from ..models.inputs import (
+    check_forced,
+    decoder_vocabulary,
+    has_decoder,
+    longest_input,
+    longest_target,
+    random_inputs,
+    random_sources,
+)
 from ..processes import from_main
 from .options import CompressionConfig
 
@@ -27,8 +35,16 @@ class Writing:
 
     def __call__(self, **rows: Tensor) -> Tensor:
         """The tokens, (B, T)."""
-        count = self.new_tokens
-        return self.model.generate(**rows, min_new_tokens=count, max_new_tokens=count, do_sample=False)
+        return self.model.generate(**rows, **exactly(self.model, self.new_tokens), do_sample=False)
+
+
+def exactly(model: PreTrainedModel, count: int) -> dict[str, int]:
+    """Arguments of `generate` for writing so many tokens, and not fewer.
+
+    The end is a token that the vocabulary lacks. To forbid one that it has (``min_new_tokens``) takes a twentieth of a
+    small model's step, which no user spends.
+    """
+    return {"max_new_tokens": count, "eos_token_id": decoder_vocabulary(model)}
 
 
 class Timed:

@@ -2,8 +2,8 @@
 
 The names are those of optimum: ``past_key_values.0.key`` goes in and ``present.0.key`` comes out, of an encoder–decoder
 ``past_key_values.0.decoder.key`` and ``past_key_values.0.encoder.key``, the latter of cross-attention. A converted
-layer's keys are (B, 1, S, R), one for all heads, or R + H with content biases, and its values (B, 1, S, H·d); in the
-concat form with heads of equal widths they are by head, as those of a native layer, (B, H, S, d).
+layer's keys are (B, 1, S, R), one for all heads, or R + H with content biases; in the concat form with heads of equal
+widths they are by head, as those of a native layer and as all values, (B, H, S, d).
 """
 
 from __future__ import annotations

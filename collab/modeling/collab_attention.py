@@ -17,15 +17,14 @@ This file is copied into every exported model; it imports only torch, transforme
 """
 
 from collections.abc import Callable
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 from torch.nn.attention.flex_attention import BlockMask, create_mask
-from transformers.cache_utils import EncoderDecoderCache
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+from .collab_cache import CachedAttention, own_cache
 from .collab_config import LONG_KINDS, AttentionSpec
 from .collab_forgetting import ForgettingLayer, Tokens, forgetting_layer
 from .collab_kernel import (
@@ -40,11 +39,9 @@ from .collab_kernel import (
 )
 from .collab_long import attention_in_blocks, eager_attention_in_long_rows
 from .collab_native import NativeAttention, as_linear
-from .collab_projections import SharedProjections, repeated
-from .collab_step import SideBySide, attention_of_one_token, side_by_side
 
 
-class CollaborativeAttention(NativeAttention, SharedProjections):
+class CollaborativeAttention(NativeAttention, CachedAttention):
     """Multi-head attention with query and key projections shared by the heads; base of self- and cross-attention.
 
     It is built from the native layer that it replaces: the value projection and everything after the attention stay
@@ -67,7 +64,6 @@ class CollaborativeAttention(NativeAttention, SharedProjections):
     long_kinds: ClassVar[tuple[str, ...]] = LONG_KINDS
     path: str = "auto"
 
-    value: nn.Module
     dense: nn.Module
 
     def __init__(self, native: Any, spec: AttentionSpec, config: Any) -> None:
@@ -82,7 +78,6 @@ class CollaborativeAttention(NativeAttention, SharedProjections):
             self.scaling = 1.0
         self.config = getattr(native, "config", None) or config  # a tower's own, in a model of several
         self.value_width = spec.value_width or head_dim
-        self._together: SideBySide | None = None
         self.is_causal = getattr(native, "is_causal", False)
         self.kind = self.kind_of(native)
         if spec.long is not None and (self.kind == "cross" or spec.long.kind not in self.long_kinds):
@@ -136,9 +131,8 @@ class CollaborativeAttention(NativeAttention, SharedProjections):
         projected, shared = self.project(queries, keys, positions)
         long = self.spec.long
         if long is not None and self.kind == "decoder" and self._in_blocks(projected.shape[1]):
-            held = value if self._by_head else value.transpose(1, 2).flatten(2).unsqueeze(1)
-            entries = self._cached_keys(shared, keys), held
-            return self._attend_to_held(ForgettingLayer(long), projected, *entries, attention_mask, **kwargs)
+            entry = self.key_entry(shared, None if self.content_bias is None else self.content_bias(keys))
+            return self._attend_to_held(ForgettingLayer(long), projected, entry, value, attention_mask, **kwargs)
         content, bias = self.bias(keys), self.of_heads(position_bias)
         return self.attend(projected, self.keys_by_head(shared), value, content, attention_mask, bias, **kwargs)
 
@@ -147,28 +141,6 @@ class CollaborativeAttention(NativeAttention, SharedProjections):
         if position_bias is None or self.spec.heads is None:
             return position_bias
         return position_bias[:, list(self.heads)]
-
-    def project(self, queries: Tensor, keys: Tensor, positions: Any = None) -> tuple[Tensor, Tensor]:
-        """Shared queries (B, T, R) and keys (B, S, R).
-
-        Args:
-            queries: x, (B, T, D_q).
-            keys: y, (B, S, D_k).
-            positions: what a layer with rotary positions rotates them by.
-        """
-        return self.placed(self.query(queries), self.key(keys), positions)
-
-    def placed(self, query: Tensor, key: Tensor, positions: Any) -> tuple[Tensor, Tensor]:
-        """Shared queries (B, T, R) and keys (B, S, R) with their positions, if a layer has any."""
-        return query, key
-
-    def values(self, hidden_states: Tensor) -> Tensor:
-        """Y W_V + b_V by head, shape (B, H, S, d)."""
-        return self.values_by_head(self.value(hidden_states))
-
-    def values_by_head(self, projected: Tensor) -> Tensor:
-        """(B, S, ·) → (B, H, S, d); values that several heads share are repeated."""
-        return repeated(self._values_apart(projected), self.num_attention_heads)
 
     def attend(
         self,
@@ -254,10 +226,10 @@ class CollaborativeAttention(NativeAttention, SharedProjections):
         Args:
             held: what is held, to which these tokens are added.
             projected: X W̃_Q, (B, T, R).
-            key: entries of these tokens, see `_cached`.
+            key: entries of these tokens, see `CachedAttention`.
             value: entries of these tokens.
             attention_mask: as in `attend`, of all tokens of the rows, and of nothing but padding and what follows.
-            step: as from `_is_step`.
+            step: as in `_attend_to_cached`.
             **kwargs: for `attend`.
         """
         length, total = projected.shape[1], held.length + projected.shape[1]
@@ -269,9 +241,9 @@ class CollaborativeAttention(NativeAttention, SharedProjections):
         for part in held.read(key, value, tokens):
             queries = projected[:, part.tokens]
             if step:
-                contexts.append(self._attend_as_step(queries, part.key, part.value, part.mask))
+                contexts.append(self.attend_as_step(queries, part.key, part.value, part.mask))
                 continue
-            keys, values, content = self._read(part.key, part.value)
+            keys, values, content = self.read(part.key, part.value)
             scoring = Scoring(content, part.mask, None, self.scaling, dropout, part.mask is None)
             if not eager:
                 output = attention_by_cost(self.mixer(queries.dtype), queries, keys, values, scoring, self.path)
@@ -298,15 +270,12 @@ class CollaborativeAttention(NativeAttention, SharedProjections):
         Args:
             hidden_states: x = y, (B, T, D).
             attention_mask: as in `attend`.
-            past_key_values: a transformers cache, whose keys of a token are R numbers, whatever the form; see
-                `_cached`.
+            past_key_values: a transformers cache, see `CachedAttention`.
             position_bias: as in `project_and_attend`.
             positions: as from `positions_input`, for these tokens.
             **kwargs: for `attend`.
         """
-        cache = past_key_values
-        if isinstance(cache, EncoderDecoderCache):
-            cache = cache.self_attention_cache
+        cache = own_cache(past_key_values)
         if not self.heads:
             seen = hidden_states.shape[1]
             if cache is not None:  # whose first layer counts the tokens for the whole model
@@ -320,7 +289,7 @@ class CollaborativeAttention(NativeAttention, SharedProjections):
             )
         else:
             step = self._is_step(hidden_states, attention_mask, kwargs)
-            projected, key, value = self._project_for_cache(hidden_states, positions, step)
+            projected, key, value = self.project_for_cache(hidden_states, positions, cache, step)
             held = None
             if self.spec.long is not None and not is_recorded():
                 held = forgetting_layer(cache, self.layer_idx, self.spec.long, projected.shape[1])
@@ -349,13 +318,14 @@ class CollaborativeAttention(NativeAttention, SharedProjections):
         if past_key_values is not None and past_key_values.is_updated.get(self.layer_idx):
             layer = past_key_values.cross_attention_cache.layers[self.layer_idx]
             cached = layer.keys, layer.values
+        elif past_key_values is not None:
+            cache = past_key_values.cross_attention_cache
+            cached = cache.update(*self.cached(other, cache), self.layer_idx)
+            past_key_values.is_updated[self.layer_idx] = True
         else:
-            cached = self._cached(self.key(other), other)
-            if past_key_values is not None:
-                cached = past_key_values.cross_attention_cache.update(*cached, self.layer_idx)
-                past_key_values.is_updated[self.layer_idx] = True
-        projected = self.query(hidden_states)
-        step = self._is_step(projected, attention_mask, kwargs)
+            cached = self.cached(other, None)
+        step = self._is_step(hidden_states, attention_mask, kwargs)
+        projected = self.query_of_step(hidden_states) if step else self.query(hidden_states)
         context, weights = self._attend_to_cached(projected, *cached, attention_mask, None, step, **kwargs)
         return self.output(context, hidden_states), weights
 
@@ -369,61 +339,6 @@ class CollaborativeAttention(NativeAttention, SharedProjections):
         """The part of the family's attention layer after the heads: its output projection, if it owns one."""
         return self.dense(context) if "dense" in self.native_names else context
 
-    @property
-    def _by_head(self) -> bool:
-        """Whether a cache has the keys and values of each head apart, as the original's, and is read in less time.
-
-        Static caches ask for as many keys as values.
-        """
-        keys, value = self.spec.key_heads or self.num_attention_heads, cast("nn.Linear", self.value)
-        return self.has_equal_heads and value.out_features == keys * self.value_width
-
-    def _cached(self, key: Tensor, hidden_states: Tensor) -> tuple[Tensor, Tensor]:
-        """Entries of a cache, with the content biases beside the keys.
-
-        Args:
-            key: shared keys, (B, S, R).
-            hidden_states: y, (B, S, D_k).
-
-        Returns:
-            (B, 1, S, R or R + H), one key for all heads, and (B, 1, S, H·d); or by head, (B, K, S, r or r + 1), each
-            for H / K neighbouring heads, and (B, K, S, d).
-        """
-        return self._cached_keys(key, hidden_states), self._cached_values(self.value(hidden_states))
-
-    def _cached_keys(self, key: Tensor, hidden_states: Tensor) -> Tensor:
-        """The first of the two that `_cached` returns."""
-        return self._with_content(key, None if self.content_bias is None else self.content_bias(hidden_states))
-
-    def _with_content(self, key: Tensor, content: Tensor | None) -> Tensor:
-        """The first of the two that `_cached` returns, of shared keys (B, S, R) and content biases (B, S, H)."""
-        if not self._by_head:
-            return (key if content is None else torch.cat([key, content], dim=-1)).unsqueeze(1)
-        keys = self.keys_apart(key)
-        return keys if content is None else torch.cat([keys, content.mT.unsqueeze(-1)], dim=-1)
-
-    def _cached_values(self, projected: Tensor) -> Tensor:
-        """The second of the two that `_cached` returns, of Y W_V + b_V, (B, S, ·)."""
-        return self._values_apart(projected) if self._by_head else projected.unsqueeze(1)
-
-    def _values_apart(self, projected: Tensor) -> Tensor:
-        """(B, S, ·) → (B, groups, S, d), each for H / groups neighbouring heads."""
-        return projected.unflatten(-1, (-1, self.value_width)).transpose(1, 2)
-
-    def _project_for_cache(self, states: Tensor, positions: Any, step: bool) -> tuple[Tensor, Tensor, Tensor]:
-        """Shared queries (B, T, R) and entries of a cache, see `_cached`; by one product in a step, if there can be."""
-        if step:
-            contents = [] if self.content_bias is None else [self.content_bias]
-            self._together = side_by_side(self._together, [self.query, self.key, self.value, *contents])
-            if self._together is not None:
-                query, key, value, *added = self._together(states)
-                content = added[0] if added else None
-                query, key = self.placed(query, key, positions)
-                # A cache concatenates tensors that are contiguous in half of the time.
-                return query, self._with_content(key, content).contiguous(), self._cached_values(value).contiguous()
-        query, key = self.project(states, states, positions)
-        return query, *self._cached(key, states)
-
     def _attend_to_cached(
         self,
         projected: Tensor,
@@ -434,61 +349,32 @@ class CollaborativeAttention(NativeAttention, SharedProjections):
         step: bool,
         **kwargs: Any,
     ) -> tuple[Tensor, Tensor | None]:
-        """As `attend`, to keys and values as a cache holds them; see `_cached`, and for `step` `_is_step`."""
+        """As `attend`, to the entries of a cache.
+
+        Args:
+            projected: shared queries, (B, T, R); in a step with the offset of shared queries.
+            key: an entry.
+            value: an entry.
+            attention_mask: as in `attend`.
+            position_bias: as in `attend`.
+            step: as from `_is_step`.
+            **kwargs: for `attend`.
+        """
         if step:
-            return self._attend_as_step(projected, key, value, attention_mask, position_bias), None
-        keys, values, content = self._read(key, value)
+            return self.attend_as_step(projected, key, value, attention_mask, position_bias), None
+        keys, values, content = self.read(key, value)
         return self.attend(projected, keys, values, content, attention_mask, position_bias, **kwargs)
 
-    def _attend_as_step(
-        self, projected: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, position_bias: Tensor | None = None
-    ) -> Tensor:
-        """As `attend`, of one token of each row to keys and values as a cache holds them; see `_cached`."""
-        query, content = self.queries_of_one_token(projected), None
-        if self._by_head:
-            if self.content_bias is not None:
-                query = functional.pad(query, (0, 1), value=1.0)  # (B, H, r + 1), which reads the content, too
-        else:
-            value = self._values_apart(value.squeeze(1))
-            shared, content = self._without_content(key)
-            key = self.keys_apart(shared) if self.has_equal_heads else shared.unsqueeze(1)
-        return attention_of_one_token(query, key, value, content, mask, position_bias, self.scaling)
-
-    def _is_step(self, projected: Tensor, attention_mask: Any, kwargs: dict[str, Any]) -> bool:
-        """Whether one token of each row is computed without gradients, on a CPU, by the ``sdpa`` implementation.
-
-        Its fused kernel is faster in float16.
-        """
+    def _is_step(self, states: Tensor, attention_mask: Any, kwargs: dict[str, Any]) -> bool:
+        """Whether these states, (B, T, D), are computed as a step: the ``sdpa`` implementation does, by cost."""
         return (
-            projected.shape[1] == 1
-            and projected.device.type == "cpu"
-            and not torch.is_grad_enabled()
-            and not is_recorded()
+            self.is_step(states)
             and self.path == "auto"
             and self.config._attn_implementation == "sdpa"
-            and projected.dtype in (torch.float32, torch.bfloat16)
             and not kwargs.get("output_attentions")
             and not isinstance(attention_mask, BlockMask)
             and not (self.training and self.attention_dropout)
         )
-
-    def _read(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Keys (B, 1 or H, S, r), values (B, H, S, d) and content bias (B, H, S) from what a cache holds."""
-        if self._by_head:
-            content, heads = None, self.num_attention_heads
-            if self.content_bias is not None:
-                key, content = key[..., :-1], key[..., -1]
-            return repeated(key, heads), repeated(value, heads), content
-        shared, content = self._without_content(key)
-        return self.keys_by_head(shared), self.values_by_head(value.squeeze(1)), content
-
-    def _without_content(self, key: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Shared keys (B, S, ·) and content biases (B, H, S) from one key for all heads as a cache holds it."""
-        shared = key.squeeze(1)
-        if self.content_bias is None:
-            return shared, None
-        shared, content = shared.split((self.spec.rank, self.num_attention_heads), -1)
-        return shared, content.mT
 
 
 class CollaborativeSelfAttention(CollaborativeAttention):

@@ -7,6 +7,7 @@ This file is copied into every exported model; it imports only torch and its own
 
 from collections.abc import Callable
 from itertools import groupby
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -102,6 +103,20 @@ class SharedProjections(nn.Module):
         if self.query_offset is not None:
             zeros(self.query_offset)
 
+    def project(self, queries: Tensor, keys: Tensor, positions: Any = None) -> tuple[Tensor, Tensor]:
+        """Shared queries (B, T, R) and keys (B, S, R).
+
+        Args:
+            queries: x, (B, T, D_q).
+            keys: y, (B, S, D_k).
+            positions: what a layer with rotary positions rotates them by.
+        """
+        return self.placed(self.query(queries), self.key(keys), positions)
+
+    def placed(self, query: Tensor, key: Tensor, positions: Any) -> tuple[Tensor, Tensor]:
+        """Shared queries (B, T, R) and keys (B, S, R) with their positions, if a layer has any."""
+        return query, key
+
     def queries(self, hidden_states: Tensor) -> Tensor:
         """X W̃_Q G_h + u_h for every head, shape (B, H, T, R), or (B, H, T, max_h r_h) in the concat form."""
         return self._mixed(self.query(hidden_states))
@@ -110,11 +125,11 @@ class SharedProjections(nn.Module):
         """Mixes shared queries, X W̃_Q, into queries by head. Under autocast `dtype` is theirs, not that of M."""
         offset = None if self.query_offset is None else self.query_offset.to(dtype)  # (H, R), or (1, R)
         if self.head_ranks is not None:
-            return lambda shared, room: self._split(_plus(shared, offset).squeeze(1))
+            return lambda shared, room: self._split(plus(shared, offset).squeeze(1))
         offset = None if offset is None else offset.unsqueeze(1)  # (H, 1, R)
         mixing = self.mixing.to(dtype)
         if self.spec.form == "tucker":
-            return lambda shared, room: _plus(shared @ mixing, offset)  # (B, 1, T, R) @ (H, R, R)
+            return lambda shared, room: plus(shared @ mixing, offset)  # (B, 1, T, R) @ (H, R, R)
         mixing = mixing.unsqueeze(1)  # (H, 1, R)
         # A trace cannot hold ``out=None``, so there are two calls.
         if offset is None:
@@ -132,28 +147,33 @@ class SharedProjections(nn.Module):
         """Whether every head owns equally many shared dimensions, as in the concat form it may."""
         return self.head_ranks is not None and len(self._owned) == 1
 
+    @property
+    def shared_offset(self) -> Tensor | None:
+        """The offset that heads of the concat form add to their queries is one of shared queries, (1, R)."""
+        return self.query_offset if self.head_ranks is not None else None
+
     def queries_of_one_token(self, projected: Tensor) -> Tensor:
         """Queries by head, (B, H, R), from shared ones of one token, (B, 1, R), for keys as a cache holds them.
 
-        In the concat form a head's query is zero in the dimensions that others own; of equal heads it is what they own,
-        (B, H, R / H). Cores are multiplied with all rows at once, because a product for each row would copy them.
+        The shared ones have their `shared_offset`. In the concat form a head's query is zero in the dimensions that
+        others own; of equal heads it is what they own, (B, H, R / H). Cores are multiplied with all rows at once,
+        because a product for each row would copy them.
         """
-        offset = None if self.query_offset is None else self.query_offset.to(projected.dtype)  # (H, R), or (1, R)
         form = self.spec.form
         if form != "concat":
             mixing: Tensor = self.mixing
             if mixing.dtype != projected.dtype:  # under autocast
                 mixing = mixing.to(projected.dtype)
             if form == "cp":
-                return _plus(projected * mixing, offset)
+                return plus(projected * mixing, self.query_offset)  # (H, R)
             mixed = projected.transpose(0, 1) @ mixing  # (1, B, R) @ (H, R, R)
-            return _plus(mixed.transpose(0, 1), offset)
+            return plus(mixed.transpose(0, 1), self.query_offset)
         if self.has_equal_heads:
-            return self._split(_plus(projected, offset)).squeeze(2)
+            return self._split(projected).squeeze(2)
         if self._owners is None or (self._owners.device, self._owners.dtype) != (projected.device, projected.dtype):
             every = torch.eye(self.spec.rank, dtype=projected.dtype, device=projected.device)
             self._owners = self._split(every.unsqueeze(0)).squeeze(0).sum(-1)  # (H, R), 0 or 1
-        return _plus(projected, offset) * self._owners
+        return projected * self._owners
 
     def keys(self, hidden_states: Tensor) -> Tensor:
         """Y W̃_K for the kernels, as `keys_by_head` returns it."""
@@ -180,7 +200,7 @@ class SharedProjections(nn.Module):
         """Shared dimensions (B, T, R) split among the heads that own them, padded with zeros, (B, H, T, max_h r_h)."""
         widest = max(owned for owned, _ in self._owned)
         if self.has_equal_heads and widest:
-            return projected.unflatten(-1, (self.num_attention_heads, widest)).transpose(1, 2)
+            return projected.view(*projected.shape[:-1], self.num_attention_heads, widest).transpose(1, 2)
         parts = iter(projected.split([width for width in self._widths if width], dim=-1))
         pieces = []
         for owned, count in self._owned:
@@ -197,8 +217,9 @@ def repeated(tensor: Tensor, heads: int) -> Tensor:
     return tensor if tensor.shape[1] == heads else tensor.repeat_interleave(heads // tensor.shape[1], dim=1)
 
 
-def _plus(tensor: Tensor, offset: Tensor | None) -> Tensor:
-    return tensor if offset is None else tensor + offset
+def plus(tensor: Tensor, offset: Tensor | None) -> Tensor:
+    """With an offset, if there is one, in the data type of the tensor."""
+    return tensor if offset is None else tensor + offset.to(tensor.dtype)
 
 
 def _evenly(rank: int, num_heads: int) -> tuple[int, ...]:

@@ -62,12 +62,12 @@ def _parts(states: Tensor, weight: Tensor) -> int:
     """Into how many parts a weight is divided: one for each thread, but at least two; 1 if that is slower."""
     if is_recorded():  # whose sizes may be symbols
         return 1
-    tokens, (outputs, inputs) = states.shape[:-1].numel(), weight.shape
-    parts = max(2, torch.get_num_threads())
+    if weight.numel() < LARGE:
+        return 1
+    tokens, inputs = states.shape[:-1].numel(), weight.shape[1]
     if (
         not 0 < tokens <= FEW
         or tokens * inputs > SMALL
-        or outputs * inputs < LARGE
         or torch.is_grad_enabled()
         or not (states.dtype == weight.dtype == torch.float32)
         or not (type(weight) in (Tensor, nn.Parameter) and weight.is_contiguous())
@@ -75,7 +75,7 @@ def _parts(states: Tensor, weight: Tensor) -> int:
         or torch.is_autocast_enabled("cpu")
     ):
         return 1
-    return parts
+    return max(2, torch.get_num_threads())
 
 
 class LinearByCost(nn.Linear):
@@ -109,23 +109,26 @@ class SideBySide:
 
     Args:
         layers: as `side_by_side` accepts them; those without a bias get zeros if another has one.
+        offset: what is added to the outputs of the first layer, (1, its width), if that has no bias; or None.
     """
 
     @torch.inference_mode(False)  # whose tensors could not be trained afterwards
-    def __init__(self, layers: Sequence[nn.Linear]) -> None:
+    def __init__(self, layers: Sequence[nn.Linear], offset: nn.Parameter | None) -> None:
         self.layers = layers
         self.widths = [layer.out_features for layer in layers]
         self.weight = torch.cat([layer.weight.detach() for layer in layers])  # (widths together, D)
+        biases = [layer.bias for layer in layers]
+        biases[0] = biases[0] if offset is None else offset
         self.bias = None
-        if any(layer.bias is not None for layer in layers):
+        if any(bias is not None for bias in biases):
             self.bias = self.weight.new_zeros(len(self.weight))
         places = iter([] if self.bias is None else self.bias.split(self.widths))
-        for layer, rows in zip(layers, self.weight.split(self.widths), strict=True):
+        for layer, bias, rows in zip(layers, biases, self.weight.split(self.widths), strict=True):
             layer.weight.data = torch.from_dlpack(rows)
             place = next(places, None)
-            if layer.bias is not None and place is not None:
-                layer.bias.data = torch.from_dlpack(place.copy_(layer.bias.detach()))
-        self.places = _places(layers)
+            if bias is not None and place is not None:
+                bias.data = torch.from_dlpack(place.view(bias.shape).copy_(bias.detach()))
+        self.places = _places(layers, offset)
 
     def __call__(self, states: Tensor) -> tuple[Tensor, ...]:
         """The outputs of each layer, (B, T, its width), of states (B, T, D)."""
@@ -135,7 +138,9 @@ class SideBySide:
         return type(None), ()  # a copy of a model lays its own weights side by side
 
 
-def side_by_side(known: SideBySide | None, layers: Sequence[nn.Module]) -> SideBySide | None:
+def side_by_side(
+    known: SideBySide | None, layers: Sequence[nn.Module], offset: Tensor | None = None
+) -> SideBySide | None:
     """Layers as one product: the known one as long as it is theirs, or a new one.
 
     None unless all are linear layers of torch itself with weights of the same kind, and nothing looks at their calls.
@@ -143,18 +148,21 @@ def side_by_side(known: SideBySide | None, layers: Sequence[nn.Module]) -> SideB
     Args:
         known: what an earlier call returned for these layers.
         layers: the layers.
+        offset: as `SideBySide` takes it.
     """
-    places = _places(layers)
+    places = _places(layers, offset)
     if places is None or (known is not None and known.layers == layers and known.places == places):
         return None if places is None else known
     plain = all(type(layer) in PLAIN and type(layer.weight) is nn.Parameter for layer in layers)
     kinds = {(layer.weight.dtype, layer.weight.device) for layer in layers}
-    return SideBySide(cast("Sequence[nn.Linear]", layers)) if plain and len(kinds) == 1 else None
+    if not (plain and len(kinds) == 1 and (offset is None or type(offset) is nn.Parameter)):
+        return None
+    return SideBySide(cast("Sequence[nn.Linear]", layers), offset)
 
 
-def _places(layers: Sequence[nn.Module]) -> list[int] | None:
-    """Where the parameters of these layers are; None if something looks at a layer's calls."""
-    places = []
+def _places(layers: Sequence[nn.Module], offset: Tensor | None) -> list[int] | None:
+    """Where the parameters of these layers are, and their offset; None if something looks at a layer's calls."""
+    places = [] if offset is None else [offset.data_ptr()]
     for layer in layers:
         if layer._forward_hooks or layer._forward_pre_hooks or "forward" in layer.__dict__:
             return None
@@ -198,16 +206,12 @@ def attention_of_one_token(
         every = additive_mask(bias, mask, False, query.unsqueeze(2), key)  # broadcast to (B, H, 1, S)
         if every is not None:
             added, weight = every.squeeze(2).expand(batch, heads, seen), 1.0
-    rows = query.reshape(batch, keys, -1, width)  # (B, K, H / K, r)
-    if is_copied(key):
-        scores = product_by_head(rows * scaling, key.mT).view(batch, heads, seen)
-        scores = scores if added is None else scores.add_(added, alpha=weight)
+    rows = query.reshape(batch * keys, -1, width)  # (B·K, H / K, r)
+    columns = key.flatten(0, 1).mT  # (B·K, r, S)
+    if added is None:
+        scores = torch.bmm(rows * scaling, columns)  # (B·K, H / K, S)
     else:
-        rows, columns = rows.flatten(0, 1), key.flatten(0, 1).mT  # (B·K, H / K, r), (B·K, r, S)
-        if added is None:
-            scores = torch.bmm(rows * scaling, columns)  # (B·K, H / K, S)
-        else:
-            scores = torch.baddbmm(added.reshape(len(rows), -1, seen), rows, columns, beta=weight, alpha=scaling)
+        scores = torch.baddbmm(added.reshape(len(rows), -1, seen), rows, columns, beta=weight, alpha=scaling)
     weights = scores.softmax(-1).view(batch, value.shape[1], -1, seen)  # (B, groups, H / groups, S)
     if is_copied(value):
         return product_by_head(weights, value).reshape(batch, 1, -1)
