@@ -1,6 +1,6 @@
 """Models that write, compressed: speed and memory of real shapes.
 
-A Marian of the shape of the opus-mt checkpoints, a GPT-2 with 4 of its 12 layers and a Whisper (``base``), with their
+A Marian of the shape of the opus-mt checkpoints, a GPT-2 with 4 of its 12 layers and a Whisper (``tiny``), with their
 own vocabularies and random weights: they cost what trained ones cost, and what they write means nothing (BLEU of a
 trained translator: benchmarks/compressed_translation.py). Of what the decoder's layers read to write a token, a half or
 a third is kept, or half of its layers are left out. A model writes exactly as many tokens as it is asked for, greedily.
@@ -52,7 +52,7 @@ BUILDERS: dict[str, Callable[..., PreTrainedModel]] = {"Marian": marian, "GPT-2"
 REAL = {
     "Marian": Shape(512, 6, 8, 58_101, 512),
     "GPT-2": Shape(768, 4, 12, 50_257, 1024),
-    "Whisper": Shape(512, 6, 8, 51_865, 448),
+    "Whisper": Shape(384, 4, 6, 51_865, 448),
 }
 TINY = {name: Shape(32, 2, 4, 50, 128) for name in REAL}
 
@@ -128,7 +128,7 @@ def main() -> None:
     parser.add_argument("--rehearse", action="store_true", help="tiny models, in results/writing-rehearsal.*")
     chosen = parser.parse_args()
     transformers.logging.set_verbosity_error()
-    result_name, shapes, rounds = ("writing-rehearsal", TINY, 1) if chosen.rehearse else ("writing", REAL, 5)
+    result_name, shapes, rounds = ("writing-rehearsal", TINY, 1) if chosen.rehearse else ("writing", REAL, 3)
     for name in chosen.model or BUILDERS:
         if any(row["model"] == name for row in kept(result_name).get("rows", [])):
             continue
