@@ -81,7 +81,7 @@ class Size:
 
 
 FULL = Size(TRANSLATION, True, 1024, 16384, 1200, None, 21)
-SHORT = Size(replace(TRANSLATION, name="compressed-translation", steps=1500), False, 256, 4096, 200, 500, 5)
+SHORT = Size(replace(TRANSLATION, name="compressed-translation", steps=1500), False, 256, 4096, 200, 500, 21)
 REHEARSAL = Size(TINY, False, 16, 32, 2, 8, 1)
 
 WAYS: dict[str, dict[str, Any]] = {

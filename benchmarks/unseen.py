@@ -18,8 +18,9 @@ from __future__ import annotations
 import argparse
 import itertools
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from statistics import mean
 from typing import Any
 
 from common import demo_folder, kept, machine, markdown, my_turn, times_as_fast, write
@@ -110,21 +111,36 @@ def speed_table(speed: dict[str, dict[str, float]]) -> str:
 
 
 def table(rows: list[dict[str, Any]]) -> str:
-    """A row for each model; the kind that was left out in bold."""
+    """A row for each model, the mean over its seeds; the kind that was left out in bold."""
     headings = ["model", "left out", "CPU s", "Spearman", *KINDS]
     cells = []
-    for row in sorted(rows, key=lambda row: (row["left_out"] != "none", row["left_out"], row["model"], row["recipe"])):
-        cosines = [f"**{row[kind]:.4f}**" if kind == row["left_out"] else f"{row[kind]:.4f}" for kind in KINDS]
+    apart = [0.0]  # the largest difference of a cosine between seeds, of every row with several
+    for (_, left_out, model, recipe, steps), same in grouped(rows):
+        by_kind = {kind: [row[kind] for row in same] for kind in KINDS}
+        apart += [max(values) - min(values) for values in by_kind.values()]
+        cosines = [f"{mean(values):.4f}" for values in by_kind.values()]
         settings = ", ".join(
             [
-                row["model"],
-                *([] if row["recipe"] == "now" else [row["recipe"]]),
-                *([] if row["recipe"] != "now" or row["steps"] == STEPS else [f"{row['steps']} steps"]),
-                *([f"seed {row['seed']}"] if row["seed"] else []),
+                model,
+                *([] if recipe == "now" else [recipe]),
+                *([] if recipe != "now" or steps == STEPS else [f"{steps} steps"]),
+                *([f"{len(same)} seeds"] if len(same) > 1 else []),
             ]
         )
-        cells.append([settings, row["left_out"], f"{row['cpu_seconds']:.0f}", f"{row['spearman']:.2f}", *cosines])
-    return markdown(headings, cells)
+        means = (f"{mean(row['cpu_seconds'] for row in same):.0f}", f"{mean(row['spearman'] for row in same):.2f}")
+        marked = [f"**{cell}**" if kind == left_out else cell for kind, cell in zip(KINDS, cosines, strict=True)]
+        cells.append([settings, left_out, *means, *marked])
+    return f"{markdown(headings, cells)}\n\nLargest difference of a cosine between seeds: {max(apart):.4f}."
+
+
+def grouped(rows: list[dict[str, Any]]) -> Iterator[tuple[tuple[Any, ...], list[dict[str, Any]]]]:
+    """The rows of each model, of all seeds, those that were healed on all kinds first."""
+
+    def key(row: dict[str, Any]) -> tuple[Any, ...]:
+        return row["left_out"] != "none", row["left_out"], row["model"], row["recipe"], row["steps"]
+
+    for group, same in itertools.groupby(sorted(rows, key=key), key):
+        yield group, list(same)
 
 
 if __name__ == "__main__":

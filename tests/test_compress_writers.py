@@ -38,7 +38,7 @@ from collab.data.targets import WRITTEN
 from collab.errors import BudgetError, ConfigurationError, DataError
 from collab.evaluation import timing
 from collab.evaluation.timing import Run
-from collab.models.inputs import probe_inputs
+from collab.models.inputs import probe_inputs, random_sources
 
 CAUSAL = {"mistral": MistralForCausalLM, "qwen2": Qwen2ForCausalLM}
 
@@ -129,6 +129,21 @@ def test_only_the_bytes_of_the_decoder_count_for_a_step() -> None:
     assert report.step_bytes_with_vocabulary.before == report.step_bytes.before + vocabulary
     assert not any(any(layer.changed) for layer in report.layers[:2])
     assert "to write a token" in report.summary()
+
+
+@pytest.mark.parametrize("beams", [1, 3])
+def test_what_is_timed_writes_to_the_last_token(beams: int) -> None:
+    """A model that would end at once, and one whose tokens of padding and of the end are the same."""
+    decoder = BY_TYPE["mistral"].config(pad_token_id=0, eos_token_id=0)
+    for model in (marian(), random_model(MistralForCausalLM, decoder)):
+        model.generation_config.num_beams = beams
+        with torch.no_grad():
+            model.get_output_embeddings().weight[:] = 0  # all tokens are alike, and the first of them is written
+            if isinstance(model, MarianMTModel):
+                model.final_logits_bias[:, model.config.eos_token_id] = 1e3
+        rows = random_sources(model, 2, 5)
+        prompt = 1 if isinstance(model, MarianMTModel) else 5
+        assert Writing(model, 6)(**rows).shape == (2, prompt + 6)
 
 
 def test_speed_is_that_of_writing(monkeypatch: pytest.MonkeyPatch) -> None:
