@@ -73,7 +73,8 @@ class CachedAttention(SharedProjections):
 
     def query_of_step(self, states: Tensor) -> Tensor:
         """Shared queries of one token, (B, 1, D_q) → (B, 1, R), with the offset of shared queries."""
-        return next(iter(self._of_a_step(states, [self.query])))
+        (query,) = self._of_a_step(states, [self.query])
+        return query
 
     def _of_a_step(self, states: Tensor, layers: list[nn.Module]) -> tuple[Tensor, ...]:
         """What layers give for one token, the first with the offset of shared queries."""
