@@ -100,7 +100,7 @@ class TestTranslator:
         for part in ("decoder", "encoder"):
             key, value = (sizes[f"past_key_values.0.{part}.{role}"] for role in ("key", "value"))
             assert (key[1].dim_value, key[3].dim_value) == (1, 9 + 4)  # R, and a content bias for each head
-            assert (value[1].dim_value, value[3].dim_value) == (1, 32)
+            assert (value[1].dim_value, value[3].dim_value) == (4, 8)
         weights = {len(weight.dims) for weight in graph.initializer if "encoder_attn.key" in weight.name}
         assert not weights  # which are in the encoder's graph
 
