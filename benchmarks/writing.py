@@ -5,7 +5,7 @@ own vocabularies and random weights: they cost what trained ones cost, and what 
 trained translator: benchmarks/compressed_translation.py). Of what the decoder's layers read to write a token, a half or
 a third is kept, or half of its layers are left out. A model writes exactly as many tokens as it is asked for, greedily.
 
-    python benchmarks/writing.py [--model Whisper]    # about ten minutes on two idle cores
+    python benchmarks/writing.py [--model Whisper]    # all three: half an hour on two idle cores
     python benchmarks/writing.py --rehearse           # tiny models, to see that it runs
 
 Writes results/writing.json and .md; a model is kept as it finishes.

@@ -149,6 +149,22 @@ def test_token_by_token_without_copies_of_the_cache(spec: AttentionSpec, kernel:
         assert not collab_kernel.is_copied(entry)
 
 
+@every_spec
+@pytest.mark.parametrize("kernel", ["eager", "matmul"])
+@torch.no_grad()
+def test_heads_side_by_side_are_read_where_they_are(
+    spec: AttentionSpec, kernel: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Values as a projection gives them are large enough here for a product for each sequence."""
+    monkeypatch.setattr(collab_kernel, "COPIED", 0)
+    multiply, products = torch.bmm, []
+    monkeypatch.setattr(torch, "bmm", lambda *given, out: products.append(multiply(*given, out=out)))
+    layer, x = make(spec, kernel, causal=True), torch.randn(3, T, D)
+    expected, _ = formula(layer, x, x, torch.ones(T, T, dtype=torch.bool).tril())
+    torch.testing.assert_close(layer(x)[0], expected, rtol=1e-5, atol=1e-6)
+    assert len(products) >= 3
+
+
 @pytest.mark.parametrize("spec", [*SPECS, AttentionSpec("cp", 9, content="folded")], ids=str)
 @pytest.mark.parametrize("kernel", ["sdpa", "matmul"])
 @pytest.mark.parametrize("length", [T, 40])  # with scores that fit into one tile, and with more

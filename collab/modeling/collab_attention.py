@@ -131,7 +131,7 @@ class CollaborativeAttention(NativeAttention, CachedAttention):
         projected, shared = self.project(queries, keys, positions)
         long = self.spec.long
         if long is not None and self.kind == "decoder" and self._in_blocks(projected.shape[1]):
-            entry = self.key_entry(shared, None if self.content_bias is None else self.content_bias(keys))
+            entry = self.key_entry(shared, self.content(keys))
             return self._attend_to_held(ForgettingLayer(long), projected, entry, value, attention_mask, **kwargs)
         content, bias = self.bias(keys), self.of_heads(position_bias)
         return self.attend(projected, self.keys_by_head(shared), value, content, attention_mask, bias, **kwargs)
@@ -366,9 +366,16 @@ class CollaborativeAttention(NativeAttention, CachedAttention):
         return self.attend(projected, keys, values, content, attention_mask, position_bias, **kwargs)
 
     def _is_step(self, states: Tensor, attention_mask: Any, kwargs: dict[str, Any]) -> bool:
-        """Whether these states, (B, T, D), are computed as a step: the ``sdpa`` implementation does, by cost."""
+        """Whether one token of each row is computed without gradients, on a CPU, by the ``sdpa`` implementation.
+
+        Its fused kernel is faster in float16.
+        """
         return (
-            self.is_step(states)
+            states.shape[1] == 1
+            and not is_recorded()
+            and not torch.is_grad_enabled()
+            and states.device.type == "cpu"
+            and states.dtype in (torch.float32, torch.bfloat16)
             and self.path == "auto"
             and self.config._attn_implementation == "sdpa"
             and not kwargs.get("output_attentions")

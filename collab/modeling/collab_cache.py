@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers.cache_utils import EncoderDecoderCache
 
-from .collab_kernel import is_recorded
 from .collab_projections import SharedProjections, plus, repeated
 from .collab_step import SideBySide, attention_of_one_token, side_by_side
 
@@ -51,8 +50,8 @@ class CachedAttention(SharedProjections):
             hidden_states: y.
             cache: the transformers cache that they are for, of this kind of attention alone; None for none.
         """
-        content = None if self.content_bias is None else self.content_bias(hidden_states)
-        return self._entries(self.key(hidden_states), content, self.value(hidden_states), cache)
+        key, value = self.key(hidden_states), self.value(hidden_states)
+        return self._entries(key, self.content(hidden_states), value, cache)
 
     def project_for_cache(
         self, states: Tensor, positions: Any, cache: Any, step: bool
@@ -63,7 +62,7 @@ class CachedAttention(SharedProjections):
             states: x, (B, T, D).
             positions: as in `project`.
             cache: as in `cached`.
-            step: as from `is_step`. The queries then include the offset of shared queries.
+            step: whether this is one token of each row; the queries then include the offset of shared queries.
         """
         contents = [] if self.content_bias is None else [self.content_bias]
         layers = [self.query, self.key, self.value, *contents]
@@ -147,19 +146,6 @@ class CachedAttention(SharedProjections):
             shared, content = self._without_content(key)
             key = self.keys_apart(shared) if self.has_equal_heads else shared.unsqueeze(1)
         return attention_of_one_token(query, key, self._read_values(value), content, mask, position_bias, self.scaling)
-
-    def is_step(self, states: Tensor) -> bool:
-        """Whether one token of each row is computed without gradients, on a CPU.
-
-        A fused kernel is faster in float16.
-        """
-        return (
-            states.shape[1] == 1
-            and not is_recorded()
-            and not torch.is_grad_enabled()
-            and states.device.type == "cpu"
-            and states.dtype in (torch.float32, torch.bfloat16)
-        )
 
 
 def own_cache(cache: Any) -> Any:

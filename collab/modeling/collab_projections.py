@@ -194,7 +194,12 @@ class SharedProjections(nn.Module):
 
     def bias(self, hidden_states: Tensor) -> Tensor | None:
         """The content term y·c_h before scaling, shape (B, H, S)."""
-        return None if self.content_bias is None else self.content_bias(hidden_states).transpose(1, 2)
+        content = self.content(hidden_states)
+        return None if content is None else content.transpose(1, 2)
+
+    def content(self, hidden_states: Tensor) -> Tensor | None:
+        """The same by token, (B, S, H)."""
+        return None if self.content_bias is None else self.content_bias(hidden_states)
 
     def _split(self, projected: Tensor) -> Tensor:
         """Shared dimensions (B, T, R) split among the heads that own them, padded with zeros, (B, H, T, max_h r_h)."""

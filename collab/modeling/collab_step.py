@@ -118,7 +118,8 @@ class SideBySide:
         self.widths = [layer.out_features for layer in layers]
         self.weight = torch.cat([layer.weight.detach() for layer in layers])  # (widths together, D)
         biases = [layer.bias for layer in layers]
-        biases[0] = biases[0] if offset is None else offset
+        if offset is not None:
+            biases[0] = offset
         self.bias = None
         if any(bias is not None for bias in biases):
             self.bias = self.weight.new_zeros(len(self.weight))

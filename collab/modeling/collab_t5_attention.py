@@ -6,9 +6,9 @@ This file is copied into every exported model that uses it; it imports only torc
 from typing import Any
 
 from torch import Tensor, nn
-from transformers.cache_utils import EncoderDecoderCache
 from transformers.models.t5.modeling_t5 import T5Attention
 
+from .collab_cache import own_cache
 from .collab_config import AttentionSpec
 from .collab_family import CollaborativeFamily
 from .collab_feed_forward import FeedForward
@@ -56,8 +56,7 @@ class RelativeAttention(EncoderDecoderAttention):
             return None
         if cache is None:
             return self.compute_bias(length, length, device)
-        if isinstance(cache, EncoderDecoderCache):
-            cache = cache.self_attention_cache
+        cache = own_cache(cache)
         keys, _ = cache.get_mask_sizes(length, self.layer_idx)
         return self.compute_bias(length, keys, device, cache.get_seq_length(self.layer_idx))
 
