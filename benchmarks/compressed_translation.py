@@ -4,10 +4,13 @@ Multi30k, English to German, with the trained Marian-shaped reference of benchma
 256). Calibrated and healed on English sentences alone, for which the reference writes the German ones greedily.
 
 - ``bytes``: of what the decoder's layers read to write a token, a fraction is kept (`collab compress --step-bytes`);
+- ``arithmetic``: of the FLOPs of all layers, a fraction is kept (`--flops`);
 - ``encoder``: the encoder's arithmetic is halved, the decoder stays;
-- ``dropped``: one or two layers of the decoder are left out, those that lose least, and the rest is as it was.
+- ``dropped``: one or two layers of the decoder are left out, those that lose least, and the rest is as it was;
+- ``heads``: half of all heads are pruned, those of the smallest gradients (`collab prune`).
 
-Each untrained and healed alike. BLEU is of greedy search and sacrebleu's, with 95 % intervals of a paired bootstrap.
+Each untrained and healed alike. BLEU is of greedy search, and healed of five beams too, and sacrebleu's, with 95 %
+intervals of a paired bootstrap.
 Graphs for OpenVINO, in float32 and int8 (`collab export`), write the same sentences by transformers' `generate`.
 
     python benchmarks/compressed_translation.py                    # all models and their BLEU; the longer reference
@@ -48,6 +51,8 @@ from collab.models.inputs import random_sources
 
 SPLIT = "test_2017"
 NEW = 64
+BEAMS = 5
+LENGTH = 16  # tokens of a sentence, in both languages
 SPEEDS = {"1 row": 1, "8 rows": 8}
 
 
@@ -88,10 +93,15 @@ WAYS: dict[str, dict[str, Any]] = {
     "bytes .75": {"step_bytes": 0.75, "stacks": ("decoder",)},
     "bytes .5": {"step_bytes": 0.5, "stacks": ("decoder",)},
     "bytes .33": {"step_bytes": 0.33, "stacks": ("decoder",)},
-    "encoder halved": {"stacks": ("encoder",)},  # its budget follows from the model
+    "arithmetic .75": {"flops": 0.75, "length": LENGTH},
+    "arithmetic .5": {"flops": 0.5, "length": LENGTH},
+    "arithmetic .33": {"flops": 0.33, "length": LENGTH},
+    "encoder halved": {"stacks": ("encoder",), "length": LENGTH},  # its budget follows from the model
     "without 1 decoder layer": {"only": ("layers",), "stacks": ("decoder",), "drop_layers": 1},
     "without 2 decoder layers": {"only": ("layers",), "stacks": ("decoder",), "drop_layers": 2},
+    "without half of the heads": {},
 }
+"""Settings of the compressions, by name; of the last, which is none, there are none."""
 
 
 SERVED = ("reference", "bytes .5", "bytes .33")
@@ -120,23 +130,26 @@ class Models:
     def calibration(self) -> collab.Calibration:
         """On sentences for which the reference writes the translations."""
         if self._calibration is None:
-            checkpoint = collab.Checkpoint(self.reference, self.translator.tokenizer)
-            self._calibration = collab.calibrate(checkpoint, self.sources(self.size.calibrated))
+            self._calibration = collab.calibrate(self._checkpoint, self.sources(self.size.calibrated))
         return self._calibration
+
+    @property
+    def _checkpoint(self) -> collab.Checkpoint:
+        """The reference with its tokenizer."""
+        return collab.Checkpoint(self.reference, self.translator.tokenizer)
 
     def config(self, way: str) -> collab.CompressionConfig:
         """Settings of a way."""
         values = dict(WAYS[way])
         if "drop_layers" in values:
             values["flops"] = 1.0
-        if values["stacks"] == ("encoder",):
-            # Halves of the encoder's part of the arithmetic, at sentences of 16 tokens in both languages.
-            values |= {"flops": 1 - 0.5 * self._part_of_encoder(), "length": 16}
+        if values.get("stacks") == ("encoder",):
+            values["flops"] = 1 - 0.5 * self._part_of_encoder()
         return collab.CompressionConfig(**values, healed=True)
 
     def _part_of_encoder(self) -> float:
         """The part of the layers' FLOPs that is the encoder's: a decoder's layer has a third attention and W_O."""
-        width, length = self.reference.config.d_model, 16
+        width, length = self.reference.config.d_model, LENGTH
         attention = 4 * width**2 * length + 2 * length**2 * width
         feed_forward = 2 * width * self.reference.config.encoder_ffn_dim * length
         encoder, decoder = attention + feed_forward, 2 * attention + feed_forward
@@ -148,14 +161,17 @@ class Models:
             return self.reference
         folder = self.folder / f"{way.replace(' ', '-')}{'-healed' if healed else ''}"
         if not folder.exists():
-            calibration = None if healed else self.calibration()  # it serves all
+            calibration = self.calibration() if WAYS[way] and not healed else None  # it serves all
             start = time.process_time()
             if healed:
                 model = self._healed(way, folder)
-            else:
+            elif WAYS[way]:
                 compression = collab.compress(self.reference, self.config(way), calibration)
                 model = compression.model
                 (self.folder / f"{folder.name}.json").write_text(json.dumps(compression.report.to_dict()))
+            else:
+                rows = collab.head_rows(self._checkpoint, self.sources(self.size.calibrated), None)
+                model = collab.prune(self._checkpoint, collab.PruneOptions(heads=0.5), rows).model
             saved(model, folder, time.process_time() - start)
         return load(folder)
 
@@ -199,15 +215,16 @@ class Models:
             shutil.rmtree(whole)
         return collab.checkpoints.load_exported(folder).model
 
-    def counted(self, way: str, healed: bool, precision: GraphPrecision | None = None) -> np.ndarray:
+    def counted(self, way: str, healed: bool, precision: GraphPrecision | None = None, beams: int = 1) -> np.ndarray:
         """What the translations add to BLEU, sentence by sentence; they are kept. By a graph if it has a precision."""
         pairs = self.translator.pairs(SPLIT)[: self.size.judged]
         sources, references = zip(*pairs, strict=True)
         end = f"-{precision}" if precision else "-healed" if healed else ""
+        end += f"-{beams}-beams" if beams > 1 else ""
         file = self.folder / f"{way.replace(' ', '-')}{end}-{SPLIT}.txt"
         if not file.exists():
             model = self.graph(way, precision) if precision else self.model(way, healed)
-            file.write_text("\n".join(self.translator.translate(model, sources, 1)))
+            file.write_text("\n".join(self.translator.translate(model, sources, beams)))
         return ngrams(file.read_text().split("\n"), references)
 
 
@@ -229,7 +246,11 @@ def measured(models: Models, way: str, healed: bool) -> dict[str, Any]:
     if report:
         row |= {name: report[name]["ratio"] for name in ("flops", "parameters", "step_bytes")}
         row["step_bytes_with_vocabulary"] = report["step_bytes_with_vocabulary"]["ratio"]
+    if way != "reference":
         row["difference"] = intervals(mine, models.counted("reference", False))["difference"]
+    if healed or way == "reference":
+        by_beams = models.counted(way, healed, beams=BEAMS)
+        row["beams"] = intervals(by_beams, models.counted("reference", False, beams=BEAMS))
     return row
 
 
@@ -241,21 +262,30 @@ def measured_graph(models: Models, way: str, precision: GraphPrecision) -> dict[
 
 
 def speeds(models: Models, rounds: int) -> dict[str, dict[str, Any]]:
-    """Times as fast as the reference at writing, by way and number of rows: the healed models, in shuffled turns."""
+    """Times as fast as the reference at writing, by way and number of rows: the healed models, in shuffled turns.
+
+    With beams, one row, and a third of the rounds.
+    """
     ways = ["reference", *(way for way in WAYS if models.seconds(way, True) is not None)]
-    return in_turn(models, {way: models.model(way, way != "reference") for way in ways}, rounds)
+    called = {way: models.model(way, way != "reference") for way in ways}
+    result = in_turn(models, called, SPEEDS, rounds)
+    for model in called.values():
+        model.generation_config.num_beams = BEAMS
+    by_beams = in_turn(models, called, {f"{BEAMS} beams": 1}, max(1, rounds // 3))
+    return {way: result[way] | by_beams[way] for way in ways}
 
 
 def graph_speeds(models: Models, rounds: int) -> dict[str, dict[str, Any]]:
     """The same of graphs, beside the reference's in float32."""
     names = [(way, precision) for precision in PRECISIONS for way in SERVED]
-    return in_turn(models, {f"{way}, {precision}": models.graph(way, precision) for way, precision in names}, rounds)
+    called = {f"{way}, {precision}": models.graph(way, precision) for way, precision in names}
+    return in_turn(models, called, SPEEDS, rounds)
 
 
-def in_turn(models: Models, called: dict[str, Any], rounds: int) -> dict[str, dict[str, Any]]:
+def in_turn(models: Models, called: dict[str, Any], sizes: dict[str, int], rounds: int) -> dict[str, dict[str, Any]]:
     """Times as fast as the first of some models at reading and writing, by name and number of rows."""
     result: dict[str, dict[str, Any]] = {name: {} for name in called}
-    for size, rows in SPEEDS.items():
+    for size, rows in sizes.items():
         batch = random_sources(models.reference, rows, 16)
         for name, speed in writing_speeds(called, batch, NEW, rounds).items():
             result[name] |= {f"{what}, {size}": row for what, row in speed.items()}
@@ -282,7 +312,24 @@ def graph_table(result: dict[str, Any]) -> str:
 
 def shown_speed(speed: dict[str, Any] | None, name: str) -> str:
     """Ratio and tokens per second of writing so many rows."""
-    return "{ratio:.2f} ({tokens_per_second:.0f}/s)".format(**speed[f"writing, {name}"]) if speed else ""
+    own = (speed or {}).get(f"writing, {name}")
+    return "{ratio:.2f} ({tokens_per_second:.0f}/s)".format(**own) if own else ""
+
+
+def beam_table(result: dict[str, Any]) -> str:
+    """One row for each healed model: BLEU and speed with beams."""
+    name = f"{BEAMS} beams"
+    cells = [
+        [
+            row["way"] + (", healed" if row["healed"] else ""),
+            "{value:.1f} ({low:.1f} to {high:.1f})".format(**row["beams"]),
+            "{value:+.1f} ({low:+.1f} to {high:+.1f})".format(**row["beams"]["difference"]),
+            shown_speed(result["speed"].get(row["way"]), name),
+        ]
+        for row in result["rows"]
+        if "beams" in row
+    ]
+    return markdown([name, f"BLEU, {SPLIT}", "less the reference", "times as fast, 1 row"], cells)
 
 
 def table(result: dict[str, Any]) -> str:
@@ -302,8 +349,12 @@ def table(result: dict[str, Any]) -> str:
             ]
         )
     headings = ["", "bytes of a step, layers", "with vocabulary", "FLOPs", f"BLEU, {SPLIT}", "less the reference"]
-    models = markdown([*headings, *(f"times as fast, {name}" for name in SPEEDS), "CPU s"], cells)
-    return f"{models}\n\n{graph_table(result)}" if result["graphs"] else models
+    tables = [markdown([*headings, *(f"times as fast, {name}" for name in SPEEDS), "CPU s"], cells)]
+    if any("beams" in row for row in result["rows"]):
+        tables.append(beam_table(result))
+    if result["graphs"]:
+        tables.append(graph_table(result))
+    return "\n\n".join(tables)
 
 
 def main() -> None:

@@ -24,7 +24,10 @@ _DROPPED = {"only": ("layers",)}
 BUDGETS: dict[str, dict[str, Any]] = {
     "half": {"flops": 0.5},
     "third": {"flops": 0.33},
+    "half, one layer dropped": {"flops": 0.5, "drop_layers": 1},
+    "third, no layer dropped": {"flops": 0.33, "drop_layers": 0},
     "third, one layer dropped": {"flops": 0.33, "drop_layers": 1},
+    "third, two layers dropped": {"flops": 0.33, "drop_layers": 2},
     "two layers dropped": {"flops": 0.67, "drop_layers": 2} | _DROPPED,
     "three layers dropped": {"flops": 0.51, "drop_layers": 3} | _DROPPED,
     "four layers dropped": {"flops": 0.34, "drop_layers": 4} | _DROPPED,
