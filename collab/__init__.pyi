@@ -67,6 +67,7 @@ from .reparametrization.model import score_errors as score_errors
 from .reparametrization.moments import LayerMoments as LayerMoments
 from .steps.compression import CompressedLayer as CompressedLayer
 from .steps.compression import Compression as Compression
+from .steps.compression import Trial as Trial
 from .steps.conversion import Conversion as Conversion
 from .steps.conversion import LayerConversion as LayerConversion
 from .steps.conversion import LayerRefinement as LayerRefinement

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import importlib
 import itertools
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from processes import run
 from reload import outputs_without_collab
 from tiny import (
@@ -28,7 +33,7 @@ from tiny import (
 from transformers import AutoModel, BertForSequenceClassification, BertModel, PreTrainedModel, T5EncoderModel
 
 import collab
-from collab.compression import compressions
+from collab.compression import compressions, trials
 from collab.compression.feed_forward import eliminate
 from collab.decomposition import HeadTensor, decompose
 from collab.errors import (
@@ -40,7 +45,7 @@ from collab.errors import (
 from collab.evaluation import timing
 from collab.evaluation.timing import Run
 from collab.models.inputs import probe_inputs
-from collab.planning.allocation import Point, allocate, convex_hull
+from collab.planning.allocation import Allocation, Point, allocate, convex_hull
 
 TEXT = [" ".join(LETTERS[(i * 7 + j * j) % 26] for j in range(2 + i % 9)) for i in range(96)]
 
@@ -225,12 +230,93 @@ class TestCompress:
 
     def test_what_is_healed_drops_more_layers(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """All layers of a random model matter, so the part that healing recovers is all of it here."""
-        monkeypatch.setattr(compressions, "_RECOVERED", 1.0)
+        monkeypatch.setattr(compressions, "RECOVERED", 1.0)
         model = tiny_model(BERT, num_hidden_layers=4)
         reports = [compressed(model, flops=0.5, healed=healed).report for healed in (False, True)]
         kept, dropped = (sum(layer.dropped for layer in report.layers) for report in reports)
         assert kept == 0
         assert dropped > 0
+
+    def test_layers_to_drop_follow_from_healing_for_a_short_time(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """What healing recovers is tried where several numbers are likely; the original and its weights stay."""
+        monkeypatch.setattr(trials, "_RECOVERIES", (0.0, 1.0))
+        native = tiny_model(BERT, num_hidden_layers=4)
+        before = {name: tensor.clone() for name, tensor in native.state_dict().items()}
+        config = collab.CompressionConfig(flops=0.5, healed=True)
+        calibration = collab.calibrate(native, batches(native, 12))
+
+        def breaks(dropped: bool) -> Callable[[PreTrainedModel], None]:
+            def heal(model: PreTrainedModel) -> None:
+                """Ruins models that lack layers, or those that do not."""
+                if (model.config.num_hidden_layers < 4) == dropped:
+                    for parameter in model.parameters():
+                        parameter.data.normal_(generator=torch.Generator().manual_seed(0))
+
+            return heal
+
+        for dropped in (False, True):
+            result = collab.compress(native, config, calibration, healer=breaks(dropped))
+            report = result.report
+            count = sum(layer.dropped for layer in report.layers)
+            losses = {trial.dropped: trial.healed_loss for trial in report.trials}
+            assert (count > 0) != dropped
+            assert len(losses) > 1
+            assert list(losses) == sorted(losses)
+            assert count == min(losses, key=lambda each: losses[each])
+            assert report.flops.ratio <= 0.5
+            assert f"{losses[count]:.4f} without {count or 'any'}" in report.details()
+            assert all(torch.equal(tensor, before[name]) for name, tensor in native.state_dict().items())
+        fixed = replace(config, drop_layers=1)
+        report = collab.compress(native, fixed, calibration, healer=breaks(True)).report
+        assert not report.trials
+        assert "short time" not in report.details()
+        with pytest.raises(ConfigurationError, match="healed=True"):
+            collab.compress(native, replace(config, healed=False), calibration, healer=breaks(True))
+
+    def test_command_tries_how_many_layers_to_drop(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        pytest.importorskip("accelerate", reason="the train extra is not installed")
+        monkeypatch.setattr(trials, "_RECOVERIES", (0.0, 1.0))
+        monkeypatch.setattr(importlib.import_module("collab.checkpoints.heal"), "_TRIAL", 1)
+        save_with_tokenizer(tiny_model(BERT, num_hidden_layers=4), tmp_path / "in")
+        (tmp_path / "text.txt").write_text("\n".join(TEXT))
+        text = collab.DataSource(str(tmp_path / "text.txt"))
+        tried: dict[int, list[Any]] = {}
+        phases: set[str] = set()
+        for steps in (2, 10):
+            run = collab.RunOptions(steps=steps, evaluations=1, learning_rate=1e-4)
+            collab.checkpoints.compress(
+                str(tmp_path / "in"),
+                tmp_path / "out",
+                collab.CompressionConfig(flops=0.5),
+                calibration=collab.CalibrationRequest(text),
+                heal=collab.HealRequest(text, collab.HealOptions("layers", run=run)),
+                save_options=collab.SaveOptions(overwrite=steps > 2),
+                progress=lambda what, done, total: phases.add(what),
+            )
+            report = json.loads((tmp_path / "out" / "collab_report.json").read_text())
+            tried[steps] = report["history"][0]["trials"]
+            assert ("trying numbers of dropped layers" in phases) == (steps > 2)
+        assert tried[2] == []
+        assert len(tried[10]) > 1
+        assert {path.name for path in tmp_path.iterdir()} == {"in", "out", "text.txt"}
+
+    @given(st.lists(st.tuples(st.floats(0, 1), st.floats(0, 1)), min_size=1, max_size=8))
+    def test_likely_numbers_are_those_that_some_recovery_makes_best(self, losses: list[tuple[float, float]]) -> None:
+        drops = [trials.Drop(Allocation((), 0.0, loss), of_layers) for loss, of_layers in losses]
+        likely = trials.likely(drops)
+        for recovered in np.linspace(*trials._RECOVERIES, 17):
+            least = min(drop.loss(recovered) for drop in drops)
+            assert min(drop.loss(recovered) for drop in likely) == pytest.approx(least)
+        assert [drop.of_layers for drop in likely] == sorted({drop.of_layers for drop in likely})
+
+    @given(st.lists(st.floats(0, 1), min_size=1, max_size=6, unique=True), st.data())
+    def test_search_ends_at_the_one_minimum(self, losses: list[float], data: st.DataObject) -> None:
+        place = data.draw(st.integers(0, len(losses)))
+        valley = sorted(losses[:place], reverse=True) + sorted(losses[place:])
+        start = data.draw(st.integers(0, len(valley) - 1))
+        measured = trials.lowest(len(valley), start, valley.__getitem__)
+        assert min(measured.values()) == min(valley)
+        assert all(valley[number] == loss for number, loss in measured.items())
 
     def test_layers_of_several_modules_are_dropped_whole(self) -> None:
         """T5 keeps attention and feed-forward layer in a list of their own; its first layer has the position bias."""

@@ -20,7 +20,7 @@ from ..io.read import Source
 from ..training.options import HealRequest
 from .calibrate import calibrate
 from .export import require_packages
-from .heal import healed
+from .heal import healed, trial
 from .serving import graph_timer
 from .speed import speed
 from .transform import Run, transform
@@ -71,7 +71,14 @@ def compress(
             timer = None
             if serve is not None and config.speedup is not None:
                 timer = stack.enter_context(graph_timer(checkpoint, serve, config.length, run.progress))
-            return compress_model(checkpoint, config, require_rows(moments), timer=timer, progress=run.progress)
+            return compress_model(
+                checkpoint,
+                config,
+                require_rows(moments),
+                timer=timer,
+                healer=None if heal is None else trial(heal, checkpoint, run),
+                progress=run.progress,
+            )
 
     verbs = [
         None if keep_tokens is None else fewer_tokens(keep_tokens, calibration, heal),

@@ -7,8 +7,12 @@ from __future__ import annotations
 
 import contextlib
 import os
+from dataclasses import replace
+from functools import cache
 from pathlib import Path
-from typing import Unpack
+from typing import TYPE_CHECKING, Unpack
+
+from transformers import PreTrainedModel
 
 from ..data.prepare import Unlabelled
 from ..errors import CheckpointError, ConfigurationError
@@ -19,8 +23,18 @@ from ..io.options import LoadOptions, TransformOptions
 from ..modeling.collab_model import CollaborativeMixin
 from ..models.sharded import sharding
 from ..models.states import in_float32
+from ..progress import Progress
 from ..training.options import HealOptions, HealRequest
 from .transform import Run, Verb, transform
+
+if TYPE_CHECKING:
+    from ..compression.trials import Healer
+
+_TRIAL = 60
+"""Steps of a trial. After so many, candidates come in the order of those after 300 (benchmarks/recovery.py)."""
+
+_WORTH = 10
+"""Healing that takes as many times the steps of a trial is worth one."""
 
 
 def heal(
@@ -54,7 +68,7 @@ def heal(
     def verb(checkpoint: Checkpoint, run: Run) -> Checkpoint:
         original = _teacher(checkpoint, teacher)
         check_tokenizers(checkpoint.processor, original.processor)
-        return _healed(checkpoint, original, data, options, run)
+        return _healed_in(run, checkpoint, original, data, options)
 
     return transform(model, output, [verb], trains=True, **more)
 
@@ -68,13 +82,52 @@ def healed(request: HealRequest) -> Verb:
 
     def verb(checkpoint: Checkpoint, run: Run) -> Checkpoint:
         assert checkpoint.original is not None
-        return _healed(checkpoint, checkpoint.original, request.source, request.options, run)
+        return _healed_in(run, checkpoint, checkpoint.original, request.source, request.options)
 
     return verb
 
 
+def trial(request: HealRequest, original: Checkpoint, run: Run) -> Healer | None:
+    """Healing for a short time, to compare candidates before one of them is healed.
+
+    Args:
+        request: data and settings of the healing to come.
+        original: the teacher.
+        run: what the command is writing.
+
+    Returns:
+        What heals a model in place; None if the healing to come is too short to be worth it.
+    """
+    steps = request.options.run.steps
+    if steps is not None and steps < _WORTH * _TRIAL:
+        return None
+    options = replace(request.options, run=replace(request.options.run, steps=_TRIAL, evaluations=1))
+    work = cache(run.scratch)  # once for all trials, which share what the original writes
+
+    def progress(what: str, done: int, total: int | None) -> None:
+        run.progress("trying numbers of dropped layers", done, total)
+
+    def heal_for_a_short_time(model: PreTrainedModel) -> None:
+        _healed(replace(original, model=model), original, request.source, options, work(), True, progress)
+
+    return heal_for_a_short_time
+
+
+def _healed_in(
+    run: Run, checkpoint: Checkpoint, teacher: Checkpoint, data: Unlabelled, options: HealOptions | None
+) -> Checkpoint:
+    """Healing whose unfinished work is that of a command."""
+    return _healed(checkpoint, teacher, data, options, run.work, run.save_options.restart, run.progress)
+
+
 def _healed(
-    checkpoint: Checkpoint, teacher: Checkpoint, data: Unlabelled, options: HealOptions | None, run: Run
+    checkpoint: Checkpoint,
+    teacher: Checkpoint,
+    data: Unlabelled,
+    options: HealOptions | None,
+    work: Path,
+    restart: bool,
+    progress: Progress,
 ) -> Checkpoint:
     from ..training.heal import heal as heal_model
 
@@ -87,9 +140,9 @@ def _healed(
             teacher,
             data,
             options=options,
-            work=run.work,
-            restart=run.save_options.restart,
-            progress=run.progress,
+            work=work,
+            restart=restart,
+            progress=progress,
         )
 
 

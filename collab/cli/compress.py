@@ -110,7 +110,7 @@ def _serve(runtime: Runtime, precision: GraphPrecision) -> ExportOptions | None:
     click.option(
         "--drop-layers",
         type=int,
-        show_default="as many as are predicted to lose least",
+        show_default="as many as lose least",
         help="Number of layers to drop.",
     ),
 )

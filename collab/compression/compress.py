@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 import time
 from collections.abc import Callable, Mapping
@@ -11,7 +12,7 @@ from transformers import PreTrainedModel
 
 from ..calibration.calibrate import Calibration
 from ..decomposition.options import NATIVE_FORM
-from ..errors import BudgetError
+from ..errors import BudgetError, ConfigurationError
 from ..evaluation.compare import agreement_by_source
 from ..io.checkpoint import Checkpoint
 from ..models.layers import count_parameters, parameters
@@ -19,13 +20,14 @@ from ..planning.budget import Budget, Part
 from ..planning.plan import PlanOption
 from ..processes import divided, from_main
 from ..progress import Progress, no_progress
-from ..steps.compression import CompressedLayer, Compression
+from ..steps.compression import CompressedLayer, Compression, Trial
 from ..steps.conversion import VocabularyCut
 from ..steps.step import Count, Parameters
 from .candidates import Candidates
 from .compressions import Compressions
 from .options import CompressionConfig
 from .refit import refit
+from .trials import Healer, lowest
 
 logger = logging.getLogger(__name__)
 
@@ -42,6 +44,7 @@ def compress(
     calibration: Calibration,
     *,
     timer: Timer | None = None,
+    healer: Healer | None = None,
     progress: Progress = no_progress,
 ) -> Checkpoint:
     """Makes every part of a model smaller within one budget, in closed form, without training.
@@ -62,6 +65,8 @@ def compress(
         calibration: result of `collab.calibrate` for this model.
         timer: measures for `CompressionConfig.speedup` how many times as fast as the original a model is; None to
             measure both in PyTorch.
+        healer: heals a model in place for a short time, to measure with how many dropped layers it comes closest to
+            the original, where `drop_layers` leaves that open; only with `healed=True`. None to predict the number.
         progress: called while the model runs and layers are solved.
 
     Returns:
@@ -76,6 +81,8 @@ def compress(
     """
     start = time.perf_counter()
     checkpoint = Checkpoint.of(checkpoint)
+    if healer is not None and not config.healed:
+        raise ConfigurationError("healer is of models that are to be healed: pass healed=True in the config.")
     model, cut = checkpoint.model, checkpoint.step(VocabularyCut)
     compressions = Compressions(model, config, calibration, progress)
     candidates, budget = compressions.candidates, config.budget
@@ -84,10 +91,11 @@ def compress(
         budget = Budget("params", min(1.0, budget.value * whole / count_parameters(model)))
     speedup = None
     if config.speedup is None:
-        option = compressions.within(budget)
+        dropped, trials = _layers_to_drop(compressions, budget, healer, progress)
+        option = compressions.within(budget, dropped)
         compressed = candidates.build(option.widths)
     else:
-        option, compressed, speedup = _as_fast(compressions, config.speedup, timer, progress)
+        option, compressed, speedup, trials = _as_fast(compressions, config.speedup, timer, healer, progress)
     compressed, refitted = _refitted(compressed, candidates, option, calibration, config, progress)
     notes = list(calibration.notes)
     widest = max(full["feed-forward"] for full in candidates.full)
@@ -115,6 +123,7 @@ def compress(
         step_bytes=None if steps is None else steps[0],
         step_bytes_with_vocabulary=None if steps is None else steps[1],
         refitted=refitted,
+        trials=trials,
         settings=config.to_dict(),
         calibration=calibration.summary,
         notes=tuple(notes),
@@ -146,9 +155,41 @@ def _refitted(
     return (model, count) if after < before else (compressed, 0)
 
 
+def _layers_to_drop(
+    compressions: Compressions, budget: Budget, healer: Healer | None, progress: Progress
+) -> tuple[int | None, tuple[Trial, ...]]:
+    """The number of layers to drop within a budget, as healing for a short time says, and what was tried.
+
+    None where nothing is to be tried.
+
+    Raises:
+        BudgetError: as `Compressions.within`.
+    """
+    options = compressions.likely(budget)
+    if healer is None or len(options) == 1:
+        return None, ()
+    candidates = compressions.candidates
+    counts = [option.widths.count(None) for option in options]
+    trials: dict[int, Trial] = {}
+
+    def healed_loss(place: int) -> float:
+        progress("trying numbers of dropped layers", len(trials), None)
+        model = copy.deepcopy(candidates.build(options[place].widths))  # it shares weights with the original
+        healer(model)
+        loss = from_main(lambda: candidates.loss(model))
+        trials[place] = Trial(counts[place], options[place].error, loss)
+        logger.info("%d dropped layers: loss %.5f after healing for a short time.", counts[place], loss)
+        return loss
+
+    predicted = counts.index(compressions.within(budget).widths.count(None))
+    measured = lowest(len(options), predicted, healed_loss)
+    best = min(measured, key=lambda place: measured[place])
+    return counts[best], tuple(trials[place] for place in sorted(trials))
+
+
 def _as_fast(
-    compressions: Compressions, wanted: float, timer: Timer | None, progress: Progress
-) -> tuple[PlanOption, PreTrainedModel, float]:
+    compressions: Compressions, wanted: float, timer: Timer | None, healer: Healer | None, progress: Progress
+) -> tuple[PlanOption, PreTrainedModel, float, tuple[Trial, ...]]:
     """The widths whose model is as many times as fast as the original as the budget asks, measured.
 
     The times of the layers in PyTorch say what to build; the time of the whole model, how far to correct them.
@@ -166,9 +207,10 @@ def _as_fast(
             )
         asked = wanted / whole
     best: tuple[PlanOption, PreTrainedModel, float] | None = None
+    dropped, trials = _layers_to_drop(compressions, Budget("seconds", 1 / asked), healer, progress)
     for number in range(_TRIES):
         try:
-            option = compressions.within(Budget("seconds", 1 / asked))
+            option = compressions.within(Budget("seconds", 1 / asked), dropped)
         except BudgetError:
             if best is None:
                 raise
@@ -185,7 +227,7 @@ def _as_fast(
     if best is None or best[2] < wanted * (1 - 2 * _CLOSE):
         fastest = "" if best is None else f"; the closest was {best[2]:.2f}"
         raise BudgetError(f"speedup={wanted:.3g} cannot be reached on this processor with these parts{fastest}.")
-    return best
+    return *best, trials
 
 
 def _layers(candidates: Candidates, option: PlanOption) -> tuple[CompressedLayer, ...]:

@@ -22,10 +22,7 @@ from ..steps.step import Count
 from .blocks import unknown_feed_forward
 from .candidates import Candidates
 from .options import CompressionConfig
-
-_RECOVERED = 0.5
-"""Part of a dropped layer's loss that healing recovers beyond what it recovers of narrower parts: of the demo
-checkpoint at 1.8 and 2.8 times the speed, see benchmarks/compression.py."""
+from .trials import RECOVERED, Drop, likely
 
 
 def require_compressible(model: PreTrainedModel) -> Family:
@@ -95,30 +92,49 @@ class Compressions:
                 "step_bytes is of models that write, and this one has no decoder. Use flops, params or speedup."
             )
 
-    def within(self, budget: Budget) -> PlanOption:
-        """The widths of least predicted loss within a budget, over the numbers of layers to drop.
+    def within(self, budget: Budget, dropped: int | None = None) -> PlanOption:
+        """The widths of least predicted loss within a budget.
+
+        Args:
+            budget: what may be left.
+            dropped: number of layers to drop; None for that of least predicted loss.
 
         Raises:
             BudgetError: if the budget cannot be reached; the message says what can.
         """
-        costs, curves, drops = self.candidates.costs(budget.unit), self.candidates.curves(budget.unit), self._drops
-        return from_main(lambda: self._within(budget, costs, curves, drops))  # all go on with the same widths
+        drops = self._within(budget, dropped)
+        recovered = RECOVERED if self._config.healed else 0.0
+        return self._option(budget, min(drops, key=lambda drop: drop.loss(recovered)).allocation)
 
-    def _within(
+    def likely(self, budget: Budget) -> list[PlanOption]:
+        """The numbers of layers to drop that may lose least once the model is healed, fewest first.
+
+        Raises:
+            BudgetError: as `within`.
+        """
+        return [self._option(budget, drop.allocation) for drop in likely(self._within(budget))]
+
+    def _within(self, budget: Budget, dropped: int | None = None) -> list[Drop]:
+        """The widths of least predicted loss within a budget, for every number of dropped layers that can reach it."""
+        costs, curves, drops = self.candidates.costs(budget.unit), self.candidates.curves(budget.unit), self._drops
+        drops = [losses for losses in drops if dropped in (None, len(losses))]
+        return from_main(lambda: self._reaching(budget, costs, curves, drops))  # all go on with the same widths
+
+    def _reaching(
         self, budget: Budget, costs: Costs, curves: Sequence[Sequence[Curve]], drops: Sequence[Mapping[int, float]]
-    ) -> PlanOption:
-        """See `within`; from what was measured."""
-        config = self._config
+    ) -> list[Drop]:
+        """See `_within`; from what was measured."""
         most = budget.value * costs.whole
-        options = []
-        for dropped in drops:
-            cost = costs.left(tuple(None if number in dropped else {} for number in range(len(curves))))
-            option = allocate(curves, dropped, cost, most, alike=self._alike if config.native else ())
-            options.append((option, option.loss - _RECOVERED * config.healed * sum(dropped.values())))
-        reached = [option for option in options if option[0].cost <= most]
+        reached, least = [], costs.whole
+        for losses in drops:
+            cost = costs.left(tuple(None if number in losses else {} for number in range(len(curves))))
+            allocation = allocate(curves, losses, cost, most, alike=self._alike if self._config.native else ())
+            least = min(least, allocation.cost)
+            if allocation.cost <= most:
+                reached.append(Drop(allocation, sum(losses.values())))
         if not reached:
-            raise BudgetError(self._out_of_reach(budget, min(option.cost for option, _ in options) / costs.whole))
-        return self._option(budget, min(reached, key=lambda option: option[1])[0])
+            raise BudgetError(self._out_of_reach(budget, least / costs.whole))
+        return reached
 
     def plan(self, budgets: Sequence[Budget]) -> Plan:
         """The outcomes of several budgets of one unit."""

@@ -88,6 +88,21 @@ class CompressedLayer:
 
 
 @dataclass(frozen=True)
+class Trial:
+    """A number of layers to drop that was tried.
+
+    Attributes:
+        dropped: the number.
+        predicted_loss: predicted disagreement with the original before any training.
+        healed_loss: disagreement on held-out rows, measured after healing for a short time.
+    """
+
+    dropped: int
+    predicted_loss: float
+    healed_loss: float
+
+
+@dataclass(frozen=True)
 class Compression(Founding):
     """The compression of a model.
 
@@ -103,6 +118,7 @@ class Compression(Founding):
         speedup: times as fast as the original, measured on `CompressionConfig.rows` rows of that length on this
             machine; None if the budget was another.
         refitted: number of output projections that were refitted in sequence (`collab.compression.refit`).
+        trials: the numbers of layers to drop that were tried; empty if there was no doubt.
         settings: the `CompressionConfig`.
         calibration: what the compression was calibrated on.
         notes: notes for the user.
@@ -132,6 +148,7 @@ class Compression(Founding):
     seconds: float
     parts: Parameters
     versions: dict[str, str] = field(default_factory=installed_versions)
+    trials: tuple[Trial, ...] = ()
     reading_speedup: float | None = None
     step_speedup: float | None = None
     step_bytes: Count | None = None
@@ -206,7 +223,18 @@ class Compression(Founding):
         crosses = any(layer.full_cross_rank is not None for layer in self.layers)
         headings = CompressedLayer.HEADINGS + CompressedLayer.CROSS_HEADINGS * crosses
         rows = [[f"`{name}`", *widths] for name, *widths in (layer.cells(crosses) for layer in self.layers)]
-        return "\n\n".join([*agreement, table(headings, rows), *(f"- {note}" for note in self.notes)])
+        notes = (f"- {note}" for note in self.notes)
+        return "\n\n".join([*agreement, table(headings, rows), *self._trials_text(), *notes])
+
+    def _trials_text(self) -> list[str]:
+        """The sentence about the numbers of layers to drop that were tried, if any were."""
+        if not self.trials:
+            return []
+        tried = ", ".join(f"{trial.healed_loss:.4f} without {trial.dropped or 'any'}" for trial in self.trials)
+        return [
+            "The number of layers to drop is that with the least disagreement with the original after healing for a "
+            f"short time: {tried}."
+        ]
 
     def _agreement_text(self) -> list[str]:
         """The sentence about the agreement before any training, if it was measured."""

@@ -1,0 +1,114 @@
+"""What healing recovers of dropped layers: candidates with none to three of them, healed for a short and a long time.
+
+The demo checkpoint at half and a third of its layers' arithmetic, without none, one, two or three layers, calibrated
+and healed on six kinds of text. Before healing the loss is predicted, the sum of what every change alone loses; after
+60, 150 and 300 steps it is measured on held-out rows, as `collab compress` does it (1 less the cosine of embeddings).
+The part of the dropped layers' loss that is recovered is what the candidate is closer than one without dropped layers
+and with as large a predicted loss, whose healed loss is taken to be in proportion.
+
+    OMP_NUM_THREADS=1 python benchmarks/recovery.py [--budget half] [--steps 60]
+
+Without options all are measured, in about half an hour. Writes results/recovery.json and .md. Rows are kept as they
+finish.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import time
+from typing import Any
+
+from common import demo_folder, kept, machine, markdown, my_turn, write
+from kinds import KINDS, Judge, texts
+from transformers import PreTrainedModel
+
+import collab
+from collab.compression.compressions import Compressions
+from collab.progress import no_progress
+
+BUDGETS = {"half": 0.5, "third": 0.33}
+COUNTS = (0, 1, 2, 3)
+STEPS = (60, 150, 300)
+
+
+class Candidates:
+    """Candidates, and what judges them."""
+
+    def __init__(self) -> None:
+        known = texts()
+        self.mixture = collab.Mixture({kind: known[kind][0] for kind in KINDS})
+        self.original = collab.load(str(demo_folder()))
+        self._calibration = collab.calibrate(self.original, self.mixture, options=collab.CalibrationOptions(2048, 128))
+        self._first: Compressions | None = None
+        self._judge = Judge()
+
+    def made(self, budget: float, dropped: int) -> tuple[PreTrainedModel, dict[str, Any]]:
+        """A candidate, and what it is predicted to lose."""
+        config = collab.CompressionConfig(flops=budget, drop_layers=dropped, healed=True)
+        compressions = Compressions(self.original.model, config, self._calibration, no_progress)
+        self._first = self._first or compressions
+        candidates = compressions.candidates
+        option = compressions.within(config.budget)
+        without = [number for number, widths in enumerate(option.widths) if widths is None]
+        of_layers = sum(candidates.losses_without[number] for number in without)
+        model = candidates.build(option.widths)
+        row = {"predicted": option.error, "of_layers": of_layers, "before": candidates.loss(model)}
+        return model, row
+
+    def healed(self, model: PreTrainedModel, steps: int) -> dict[str, float]:
+        """A copy healed for so many steps: its loss, CPU seconds, and the cosine by kind."""
+        assert self._first is not None
+        model, start = copy.deepcopy(model), time.process_time()
+        run = collab.RunOptions(steps=steps, evaluations=1, precision="auto")
+        options = collab.HealOptions("layers", samples=65536, max_length=128, fragments=0.5, run=run)
+        student = collab.Checkpoint(model, self.original.processor)
+        collab.heal(student, self.original, self.mixture, options=options)
+        seconds = time.process_time() - start
+        return {"after": self._first.candidates.loss(model), "cpu_seconds": seconds} | self._judge.measure(model)
+
+
+def recovered(row: dict[str, Any], narrowed: dict[str, Any]) -> float:
+    """The part of the dropped layers' predicted loss that healing recovers beyond what it does of narrower parts."""
+    as_narrowed = row["after"] * narrowed["predicted"] / narrowed["after"]
+    return (row["predicted"] - as_narrowed) / row["of_layers"]
+
+
+def table(rows: list[dict[str, Any]]) -> str:
+    """A row for every candidate and time of healing."""
+    narrowed = {(row["budget"], row["steps"]): row for row in rows if row["dropped"] == 0}
+    cells = []
+    for row in sorted(rows, key=lambda row: (row["budget"], row["steps"], row["dropped"])):
+        alone = narrowed.get((row["budget"], row["steps"]))
+        part = f"{recovered(row, alone):.2f}" if row["dropped"] and alone else ""
+        losses = (f"{row[name]:.4f}" for name in ("predicted", "before", "after"))
+        cosines = (f"{row[kind]:.4f}" for kind in ("STS-B", "dialogue"))
+        cells.append([row["budget"], str(row["dropped"]), str(row["steps"]), *losses, part, *cosines])
+    headings = ["", "dropped", "steps", "predicted", "before", "healed", "recovered", "STS-B", "dialogue"]
+    return markdown(headings, cells)
+
+
+def main() -> None:
+    """Measures what is missing."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--budget", action="append", choices=tuple(BUDGETS))
+    parser.add_argument("--steps", action="append", type=int)
+    chosen = parser.parse_args()
+    candidates = None
+    for budget in chosen.budget or BUDGETS:
+        for dropped in COUNTS:
+            there = {(row["budget"], row["dropped"], row["steps"]) for row in kept("recovery").get("rows", [])}
+            missing = [steps for steps in chosen.steps or STEPS if (budget, dropped, steps) not in there]
+            if not missing:
+                continue
+            candidates = candidates or Candidates()
+            model, before = candidates.made(BUDGETS[budget], dropped)
+            for steps in missing:
+                row = {"budget": budget, "dropped": dropped, "steps": steps} | before | candidates.healed(model, steps)
+                with my_turn("recovery"):
+                    rows = [*kept("recovery").get("rows", []), row]
+                    write("recovery", {"machine": machine(), "rows": rows}, table(rows))
+
+
+if __name__ == "__main__":
+    main()
