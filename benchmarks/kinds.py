@@ -5,7 +5,7 @@ from __future__ import annotations
 import gzip
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +35,10 @@ BUDGETS: dict[str, dict[str, Any]] = {
     "1.5 times as fast": {"speedup": 1.5},
     "1.95 times as fast": {"speedup": 1.95},
     "2.9 times as fast": {"speedup": 2.9},
+}
+CHECKPOINTS: dict[str, Callable[[], Path]] = {
+    "demo": demo_folder,
+    "minilm-rotary": lambda: shared_data() / "checkpoints" / "minilm-rotary",
 }
 STEPS = 1800
 FRAGMENTS = 0.5
@@ -68,16 +72,21 @@ def texts() -> dict[str, tuple[list[str], list[str]]]:
 
 
 class Judge:
-    """Cosine to the original's embeddings on every kind of text, and Spearman on STS-B dev."""
+    """Cosine to the original's embeddings on every kind of text, and Spearman on STS-B dev.
 
-    def __init__(self) -> None:
-        self.tokenizer: Any = AutoTokenizer.from_pretrained(demo_folder())
+    Args:
+        checkpoint: name of the original.
+    """
+
+    def __init__(self, checkpoint: str = "demo") -> None:
+        folder = CHECKPOINTS[checkpoint]()
+        self.tokenizer: Any = AutoTokenizer.from_pretrained(folder)
         generator = random.Random(1)
         self.texts = {}
         for kind, (_, judged) in texts().items():
             few = kind == "STS-B" or len(judged) <= JUDGED
             self.texts[kind] = judged if few else generator.sample(judged, JUDGED)
-        original = AutoModel.from_pretrained(demo_folder()).eval()
+        original = AutoModel.from_pretrained(folder).eval()
         self.expected = {kind: embed(original, self.tokenizer, rows) for kind, rows in self.texts.items()}
         self.scores = stsb("dev")[2]
 
@@ -102,9 +111,10 @@ def made(
     *,
     healed: bool = True,
     fragments: float = FRAGMENTS,
+    checkpoint: str = "demo",
     **run: Any,
 ) -> float:
-    """Compresses the demo checkpoint into a folder, calibrated and healed on some kinds of text; CPU seconds.
+    """Compresses a checkpoint into a folder, calibrated and healed on some kinds of text; CPU seconds.
 
     Without steps it is not healed; `healed` then says whether it is to be healed by other means.
     """
@@ -122,14 +132,14 @@ def made(
     start = time.process_time()
     if steps:
         collab.checkpoints.compress(
-            str(demo_folder()),
+            str(CHECKPOINTS[checkpoint]()),
             folder,
             collab.CompressionConfig(**settings),
             calibration=collab.CalibrationRequest(mixture, calibration),
             heal=collab.HealRequest(mixture, options),
         )
     else:
-        original = collab.load(str(demo_folder()))
+        original = collab.load(str(CHECKPOINTS[checkpoint]()))
         moments = collab.calibrate(original, mixture, options=calibration)
         collab.save(collab.compress(original, collab.CompressionConfig(**settings, healed=healed), moments), folder)
     return time.process_time() - start

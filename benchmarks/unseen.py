@@ -6,11 +6,12 @@ Multi30k, questions, dialogue) and judged on the sixth, by the cosine to the ori
 heals on all six. Recipes: ``now`` is what `collab compress` does by default, the others what it did before.
 
     python benchmarks/unseen.py [--left-out dialogue] [--model half] [--recipe now] [--seed 0] [--steps 1200]
+    python benchmarks/unseen.py --checkpoint minilm-rotary    # another original, with results of its own
     python benchmarks/unseen.py --speed    # times as fast as the original, of the models healed on all kinds
 
 Each option may be given several times; without them all are run, about ten CPU minutes for each row of the table. Rows
 of a model that is to be so many times as fast start with measuring, on an otherwise idle machine. Writes
-results/unseen.json and .md; rows are kept as they finish, and models healed on all kinds in work/kinds.
+results/unseen.json and .md (of another original unseen-NAME); rows are kept as they finish, and models healed on all kinds in work/kinds.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from common import demo_folder, kept, machine, markdown, my_turn, times_as_fast, write
-from kinds import BUDGETS, KINDS, STEPS, Judge, made
+from common import kept, machine, markdown, my_turn, times_as_fast, write
+from kinds import BUDGETS, CHECKPOINTS, KINDS, STEPS, Judge, made
 from transformers import AutoModel
 
 import collab
@@ -45,12 +46,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     for name, known in (("left-out", ("none", *KINDS)), ("model", tuple(BUDGETS)), ("recipe", tuple(RECIPES))):
         parser.add_argument(f"--{name}", action="append", choices=known)
+    parser.add_argument("--checkpoint", choices=tuple(CHECKPOINTS), default="demo")
     parser.add_argument("--seed", action="append", type=int)
     parser.add_argument("--steps", type=int, default=STEPS)
     parser.add_argument("--speed", action="store_true", help="measure the speed at 8 rows of 128 tokens, and no more")
     chosen = parser.parse_args()
+    result = "unseen" if chosen.checkpoint == "demo" else f"unseen-{chosen.checkpoint}"
     if chosen.speed:
-        add(speed=speeds(chosen.model or tuple(BUDGETS)))
+        add(result, speed=speeds(chosen.checkpoint, chosen.model or tuple(BUDGETS)))
         return
     judge = None
     for left_out, model, recipe, seed in itertools.product(
@@ -58,50 +61,52 @@ def main() -> None:
     ):
         settings = {"steps": chosen.steps} | RECIPES[recipe]
         key = {"left_out": left_out, "model": model, "recipe": recipe, "seed": seed, "steps": settings["steps"]}
-        if any(key.items() <= row.items() for row in kept("unseen").get("rows", [])):
+        if any(key.items() <= row.items() for row in kept(result).get("rows", [])):
             continue
-        judge = judge or Judge()
-        folder = folder_of(model, left_out, recipe, settings["steps"], seed)
+        judge = judge or Judge(chosen.checkpoint)
+        folder = folder_of(chosen.checkpoint, model, left_out, recipe, settings["steps"], seed)
         kinds = [kind for kind in KINDS if kind != left_out]
-        seconds = made(model, folder, kinds, seed=seed, **settings)
-        row = key | {"cpu_seconds": seconds} | judge.measure(collab.load(str(folder)).model)
+        seconds = made(model, folder, kinds, seed=seed, checkpoint=chosen.checkpoint, **settings)
+        compressed = collab.load(str(folder)).model
+        row = key | {"cpu_seconds": seconds, "layers": compressed.config.num_hidden_layers} | judge.measure(compressed)
         if left_out != "none":
             shutil.rmtree(folder)
-        add(rows=[row])
+        add(result, rows=[row])
 
 
-def folder_of(model: str, left_out: str, recipe: str, steps: int, seed: int) -> Path:
+def folder_of(checkpoint: str, model: str, left_out: str, recipe: str, steps: int, seed: int) -> Path:
     """Where a model is while it is measured; for good if none was left out."""
-    return WORK / "-".join([model.replace(" ", "-"), left_out, recipe, str(steps), str(seed)])
+    of_another = [] if checkpoint == "demo" else [checkpoint]
+    return WORK / "-".join([*of_another, model.replace(" ", "-"), left_out, recipe, str(steps), str(seed)])
 
 
-def speeds(models: Sequence[str]) -> dict[str, dict[str, float]]:
+def speeds(checkpoint: str, models: Sequence[str]) -> dict[str, dict[str, float]]:
     """Times as fast as the original, by name, as `times_as_fast` measures it in 15 rounds.
 
     Of a model that is not kept, what is not healed is measured, which has the same shapes.
     """
-    original = AutoModel.from_pretrained(demo_folder()).eval()
+    original = AutoModel.from_pretrained(CHECKPOINTS[checkpoint]()).eval()
     batch = random_inputs(original, 8, 128)
     compared: dict[str, Any] = {}
     for model in models:
-        folder = folder_of(model, "none", "now", STEPS, 0)
+        folder = folder_of(checkpoint, model, "none", "now", STEPS, 0)
         if not folder.exists():
-            folder = WORK / f"{model.replace(' ', '-')}-untrained"
+            folder = folder.with_name(f"{checkpoint}-{model.replace(' ', '-')}-untrained")
             if not folder.exists():
-                made(model, folder, steps=0)
+                made(model, folder, steps=0, checkpoint=checkpoint)
         compared[model] = collab.load(str(folder)).model.eval()
     runs: list[Run] = [(model, [batch]) for model in (original, *compared.values())]
     return dict(zip(compared, times_as_fast(runs, 15)[1:], strict=True))
 
 
-def add(rows: Sequence[dict[str, Any]] = (), speed: dict[str, dict[str, float]] | None = None) -> None:
+def add(name: str, rows: Sequence[dict[str, Any]] = (), speed: dict[str, dict[str, float]] | None = None) -> None:
     """Adds to what is written."""
-    with my_turn("unseen"):
-        old = kept("unseen")
+    with my_turn(name):
+        old = kept(name)
         all_rows = [*old.get("rows", []), *rows]
         speed = old.get("speed", {}) | (speed or {})
         result = {"machine": machine(), "rows": all_rows, "speed": speed}
-        write("unseen", result, f"{table(all_rows)}\n\n{speed_table(speed)}" if speed else table(all_rows))
+        write(name, result, f"{table(all_rows)}\n\n{speed_table(speed)}" if speed else table(all_rows))
 
 
 def speed_table(speed: dict[str, dict[str, float]]) -> str:

@@ -24,6 +24,7 @@ from ..modeling.collab_model import CollaborativeMixin
 from ..models.sharded import sharding
 from ..models.states import in_float32
 from ..progress import Progress
+from ..steps.training import Healing
 from ..training.options import HealOptions, HealRequest
 from .transform import Run, Verb, transform
 
@@ -101,14 +102,19 @@ def trial(request: HealRequest, original: Checkpoint, run: Run) -> Healer | None
     steps = request.options.run.steps
     if steps is not None and steps < _WORTH * _TRIAL:
         return None
-    options = replace(request.options, run=replace(request.options.run, steps=_TRIAL, evaluations=1))
     work = cache(run.scratch)  # once for all trials, which share what the original writes
+    settings = replace(request.options.run, steps=_TRIAL, evaluations=1)
 
     def progress(what: str, done: int, total: int | None) -> None:
         run.progress("trying numbers of dropped layers", done, total)
 
     def heal_for_a_short_time(model: PreTrainedModel) -> None:
-        _healed(replace(original, model=model), original, request.source, options, work(), True, progress)
+        nonlocal settings
+        options = replace(request.options, run=settings)
+        candidate = replace(original, model=model)
+        report = _healed(candidate, original, request.source, options, work(), True, progress).step(Healing)
+        assert report is not None
+        settings = replace(settings, learning_rate=report.settings["run"]["learning_rate"])  # the same for all
 
     return heal_for_a_short_time
 
