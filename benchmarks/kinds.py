@@ -86,12 +86,13 @@ class Judge:
         for kind, (_, judged) in texts().items():
             few = kind == "STS-B" or len(judged) <= JUDGED
             self.texts[kind] = judged if few else generator.sample(judged, JUDGED)
-        original = AutoModel.from_pretrained(folder).eval()
+        original = AutoModel.from_pretrained(folder).eval().float()
         self.expected = {kind: embed(original, self.tokenizer, rows) for kind, rows in self.texts.items()}
         self.scores = stsb("dev")[2]
 
     def measure(self, model: PreTrainedModel) -> dict[str, float]:
-        """``spearman`` ×100, and the mean cosine by kind."""
+        """``spearman`` ×100, and the mean cosine by kind; computed in float32."""
+        model = model.float()
         measured = {}
         for kind, rows in self.texts.items():
             actual = embed(model, self.tokenizer, rows)

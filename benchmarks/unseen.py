@@ -11,7 +11,8 @@ heals on all six. Recipes: ``now`` is what `collab compress` does by default, th
 
 Each option may be given several times; without them all are run, about ten CPU minutes for each row of the table. Rows
 of a model that is to be so many times as fast start with measuring, on an otherwise idle machine. Writes
-results/unseen.json and .md (of another original unseen-NAME); rows are kept as they finish, and models healed on all kinds in work/kinds.
+results/unseen.json and .md (of another original unseen-NAME); rows are kept as they finish, and models healed on all
+kinds in work/kinds.
 """
 
 from __future__ import annotations
