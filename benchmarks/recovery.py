@@ -25,6 +25,7 @@ from transformers import PreTrainedModel
 
 import collab
 from collab.compression.compressions import Compressions
+from collab.planning.budget import Budget
 from collab.progress import no_progress
 
 BUDGETS = {"half": 0.5, "third": 0.33}
@@ -39,17 +40,15 @@ class Candidates:
         known = texts()
         self.mixture = collab.Mixture({kind: known[kind][0] for kind in KINDS})
         self.original = collab.load(str(demo_folder()))
-        self._calibration = collab.calibrate(self.original, self.mixture, options=collab.CalibrationOptions(2048, 128))
-        self._first: Compressions | None = None
+        config = collab.CompressionConfig(flops=1.0, healed=True)  # the budgets come later
+        calibration = collab.calibrate(self.original, self.mixture, options=collab.CalibrationOptions(2048, 128))
+        self._compressions = Compressions(self.original.model, config, calibration, no_progress)
         self._judge = Judge()
 
     def made(self, budget: float, dropped: int) -> tuple[PreTrainedModel, dict[str, Any]]:
         """A candidate, and what it is predicted to lose."""
-        config = collab.CompressionConfig(flops=budget, drop_layers=dropped, healed=True)
-        compressions = Compressions(self.original.model, config, self._calibration, no_progress)
-        self._first = self._first or compressions
-        candidates = compressions.candidates
-        option = compressions.within(config.budget)
+        candidates = self._compressions.candidates
+        option = self._compressions.within(Budget("flops", budget), dropped)
         without = [number for number, widths in enumerate(option.widths) if widths is None]
         of_layers = sum(candidates.losses_without[number] for number in without)
         model = candidates.build(option.widths)
@@ -58,14 +57,13 @@ class Candidates:
 
     def healed(self, model: PreTrainedModel, steps: int) -> dict[str, float]:
         """A copy healed for so many steps: its loss, CPU seconds, and the cosine by kind."""
-        assert self._first is not None
         model, start = copy.deepcopy(model), time.process_time()
         run = collab.RunOptions(steps=steps, evaluations=1, precision="auto")
         options = collab.HealOptions("layers", samples=65536, max_length=128, fragments=0.5, run=run)
         student = collab.Checkpoint(model, self.original.processor)
         collab.heal(student, self.original, self.mixture, options=options)
         seconds = time.process_time() - start
-        return {"after": self._first.candidates.loss(model), "cpu_seconds": seconds} | self._judge.measure(model)
+        return {"after": self._compressions.candidates.loss(model), "cpu_seconds": seconds} | self._judge.measure(model)
 
 
 def recovered(row: dict[str, Any], narrowed: dict[str, Any]) -> float:
