@@ -1,7 +1,8 @@
 """Products of a few tokens and a weight: torch's linear layer against what a step of writing uses.
 
-A step of writing multiplies one token of each row by every weight of the model, the vocabulary's included (the last two
-shapes, those of opus-mt and GPT-2). Microseconds in float32, weights read in turn from 60 MB of them or more, so that
+A step of writing multiplies one token of each row by every weight of the model, the vocabulary's included (58,101 words
+are those of opus-mt, 50,257 those of GPT-2). GPT-2's own linear layers (`Conv1D`), which store weights transposed, are
+compared with themselves. Microseconds in float32, weights read in turn from 60 MB of them or more, so that
 they come from memory as in a step; medians of rounds in turn.
 
     OMP_NUM_THREADS=2 python benchmarks/few_rows.py    # two minutes
@@ -12,7 +13,7 @@ Writes results/few_rows.json and .md, and with other numbers of threads results/
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from statistics import median
 from typing import Any
 
@@ -21,17 +22,36 @@ from common import machine, markdown, write
 from torch import Tensor
 from torch.nn import functional
 
-from collab.modeling.collab_step import linear_by_cost
+from collab.modeling.collab_step import conv1d_by_cost, linear_by_cost
 
 SHAPES = ((512, 512), (512, 1536), (768, 2304), (512, 2048), (2048, 512), (512, 58_101), (768, 50_257))
-TOKENS = (1, 2, 4, 8)
+CONV1D = ((768, 3072), (3072, 768))
+TOKENS = (1, 2, 4, 8, 16, 32)
 BYTES = 60_000_000
 ROUNDS = 9
 
+Product = Callable[[Tensor, Tensor, Tensor], Tensor]
 
-def microseconds(product: Callable[[Tensor, Tensor, Tensor], Tensor], tokens: int, weights: list[Tensor]) -> float:
+
+def conv1d(states: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """As transformers computes it."""
+    return torch.addmm(bias, states.view(-1, states.shape[-1]), weight).view(*states.shape[:-1], weight.shape[1])
+
+
+def compared(inputs: int, outputs: int, tokens: int, products: Sequence[Product], transposed: bool) -> dict[str, Any]:
+    """A row: two products of the same numbers, in turn."""
+    shape = (inputs, outputs) if transposed else (outputs, inputs)
+    weights = [torch.randn(shape) for _ in range(max(2, BYTES // (4 * inputs * outputs)))]
+    states, bias = torch.randn(tokens, 1, inputs), torch.randn(outputs)
+    taken = [[microseconds(product, states, weights, bias) for product in products] for _ in range(ROUNDS)]
+    torch_time, own_time = (median(times) for times in list(zip(*taken[1:], strict=True)))
+    ratio = median(theirs / ours for theirs, ours in taken[1:])
+    name = f"{'Conv1D ' * transposed}{inputs} → {outputs}"
+    return {"product": name, "tokens": tokens, "torch": torch_time, "collab": own_time, "ratio": ratio}
+
+
+def microseconds(product: Product, states: Tensor, weights: list[Tensor], bias: Tensor) -> float:
     """Of one product, of all weights in turn."""
-    states, bias = torch.randn(tokens, 1, weights[0].shape[1]), torch.randn(len(weights[0]))
     start = time.perf_counter()
     for weight in weights:
         product(states, weight, bias)
@@ -40,22 +60,18 @@ def microseconds(product: Callable[[Tensor, Tensor, Tensor], Tensor], tokens: in
 
 def main() -> None:
     """Measures everything."""
-    rows: list[dict[str, Any]] = []
-    products = (functional.linear, linear_by_cost)
     with torch.inference_mode():
-        for inputs, outputs in SHAPES:
-            weights = [torch.randn(outputs, inputs) for _ in range(max(2, BYTES // (4 * inputs * outputs)))]
-            for tokens in TOKENS:
-                taken = [[microseconds(product, tokens, weights) for product in products] for _ in range(ROUNDS)]
-                torch_time, own_time = (median(times) for times in list(zip(*taken[1:], strict=True)))
-                ratio = median(theirs / ours for theirs, ours in taken[1:])
-                row = {"inputs": inputs, "outputs": outputs, "tokens": tokens}
-                rows.append(row | {"torch": torch_time, "collab": own_time, "ratio": ratio})
+        rows = [
+            *(
+                compared(*shape, tokens, (functional.linear, linear_by_cost), False)
+                for shape in SHAPES
+                for tokens in TOKENS
+            ),
+            *(compared(*shape, tokens, (conv1d, conv1d_by_cost), True) for shape in CONV1D for tokens in TOKENS),
+        ]
     threads = torch.get_num_threads()
-    cells = [
-        "{inputs} → {outputs}|{tokens}|{torch:.0f}|{collab:.0f}|{ratio:.2f}".format(**row).split("|") for row in rows
-    ]
-    headings = ["inputs → outputs", "tokens", "torch's linear, µs", "by cost, µs", "times as fast"]
+    cells = ["{product}|{tokens}|{torch:.0f}|{collab:.0f}|{ratio:.2f}".format(**row).split("|") for row in rows]
+    headings = ["inputs → outputs", "tokens", "torch, µs", "by cost, µs", "times as fast"]
     name = "few_rows" if threads == 2 else f"few_rows-{threads}"
     write(name, {"machine": machine(), "rows": rows}, markdown(headings, cells))
 

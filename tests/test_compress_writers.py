@@ -26,11 +26,13 @@ from tiny import (
 from transformers import (
     AutoModelForSeq2SeqLM,
     BertTokenizerFast,
+    GPT2LMHeadModel,
     MarianMTModel,
     MistralForCausalLM,
     PreTrainedModel,
     Qwen2ForCausalLM,
 )
+from transformers.pytorch_utils import Conv1D
 
 import collab
 from collab.compression.timed import Writing
@@ -38,6 +40,7 @@ from collab.data.targets import WRITTEN
 from collab.errors import BudgetError, ConfigurationError, DataError
 from collab.evaluation import timing
 from collab.evaluation.timing import Run
+from collab.modeling import collab_step
 from collab.models.inputs import probe_inputs, random_sources
 
 CAUSAL = {"mistral": MistralForCausalLM, "qwen2": Qwen2ForCausalLM}
@@ -72,17 +75,33 @@ def test_every_part_becomes_narrower_and_the_result_writes_and_reloads(tmp_path:
     assert expansion.report.output_difference < 1e-5 * max(1.0, expansion.report.output_scale)
 
 
-@pytest.mark.parametrize("tokens", [1, 2, 5, 8, 9])
-def test_few_tokens_are_the_same_with_gradients_and_without(tokens: int) -> None:
+@pytest.mark.parametrize("threads", [1, 2, 5])
+@pytest.mark.parametrize("tokens", [1, 2, 5, 8, 9, 33])
+@pytest.mark.parametrize("model_type", ["marian", "gpt2"])
+def test_few_tokens_are_the_same_with_gradients_and_without(
+    model_type: str, tokens: int, threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Without gradients, products of few tokens are computed in parts, also by layers that something looks at."""
     torch.manual_seed(0)
-    model = compressed(marian(d_model=48), flops=0.45, drop_layers=0).model
-    layers = {name: layer for name, layer in model.named_modules() if isinstance(layer, torch.nn.Linear)}
-    inputs = {"input_ids": torch.randint(5, 59, (1, 4)), "decoder_input_ids": torch.randint(5, 59, (1, tokens))}
+    native = marian(d_model=48) if model_type == "marian" else GPT2LMHeadModel(BY_TYPE["gpt2"].config()).eval()
+    model = compressed(native, flops=0.45, drop_layers=0).model
+    layers = {name: layer for name, layer in model.named_modules() if isinstance(layer, (torch.nn.Linear, Conv1D))}
+    inputs = {"input_ids": torch.randint(5, 59, (1, tokens))}
+    if model_type == "marian":
+        inputs |= {"decoder_input_ids": torch.randint(5, 59, (1, tokens))}
     expected = model(**inputs).logits.detach()
+    parts: set[int] = set()  # numbers of products in a batch
+    product = torch.baddbmm
+    monkeypatch.setattr(collab_step, "LARGE", 0)
+    monkeypatch.setattr(collab_step, "SMALL", 200)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+    monkeypatch.setattr(
+        torch, "baddbmm", lambda bias, *rest, **more: parts.add(len(rest[0])) or product(bias, *rest, **more)
+    )
     with torch.no_grad():
         actual = model(**inputs).logits
         torch.testing.assert_close(actual, expected, rtol=0, atol=1e-5)
+        assert (5 in parts) == (threads == 5 and tokens <= collab_step.NOT_MANY)
         called: list[str] = []
         for name, layer in layers.items():
             layer.register_forward_hook(lambda *_, name=name: called.append(name))

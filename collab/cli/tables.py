@@ -20,9 +20,8 @@ if TYPE_CHECKING:
 
 _WIDTH = 80
 
-_FASTER = 1.2
-"""A form with which a step reads fewer weights by this factor is not named. For one that reads fewer by 1.1, steps of
-eight rows were 1.04 to 1.10 times as fast (docs/benchmarks/generation.md)."""
+_FASTER = 1.1
+"""A form with which a step reads fewer weights by this factor is not named."""
 
 _PARTS: tuple[Part, ...] = ("queries-keys", "values", "feed-forward")
 _CROSS_PARTS: tuple[Part, ...] = ("cross-queries-keys", "cross-values")
@@ -86,13 +85,13 @@ def _components(spectra: Sequence[Spectrum]) -> Table:
 
 
 def not_faster_at_writing(options: Sequence[PlanOption]) -> list[str]:
-    """A sentence for each option of a model that writes that reads hardly less to write a token."""
+    """A sentence for each option of a model that writes that does not read a tenth less to write a token."""
     sentences = []
     for option in options:
         if option.step is None or option.step <= 1 / _FASTER:
             continue
         most = math.floor(100 / option.step) / 100
-        worth = "no step faster" if most <= 1 else f"a step at most {most:.2f} times as fast, and of several rows less"
+        worth = "no step faster" if most <= 1 else f"a step at most {most:.2f} times as fast"
         read = f"a token that is written reads {option.step:.2f} times the original's weights"
         sentences.append(f"{option.form}, rank {option.rank}: {read}, which alone makes {worth}.")
     return sentences

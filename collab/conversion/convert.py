@@ -24,7 +24,7 @@ from ..evaluation.compare import agreement_by_source
 from ..io.checkpoint import Checkpoint
 from ..io.failures import writing
 from ..modeling.collab_config import AttentionSpec
-from ..modeling.collab_step import PLAIN
+from ..modeling.collab_step import PLAIN, PLAIN_CONV1D
 from ..models.assembly import assemble, described_shapes
 from ..models.families import Family, require_family
 from ..models.layers import AttentionLayer, count_bytes, native_layers, parameters
@@ -270,7 +270,7 @@ def check_weights(model: PreTrainedModel) -> None:
 
 def check_plain(name: str, projection: nn.Module) -> None:
     """Raises a WeightsError for a projection that is not a plain linear layer."""
-    if type(projection) not in (*PLAIN, Conv1D) or type(projection.weight) is not nn.Parameter:
+    if type(projection) not in (*PLAIN, *PLAIN_CONV1D) or type(projection.weight) is not nn.Parameter:
         raise WeightsError(
             f"{name} is a {type(projection).__name__}, not a plain linear layer. Load the model without quantization, "
             "and merge adapters (merge_and_unload) before converting."

@@ -4,7 +4,7 @@ A step of few rows takes the time of reading its weights and of its calls, so th
 weights are read by the product that is fastest at it. `benchmarks/generation.py` measures the steps, and
 `benchmarks/few_rows.py` the products. The notation is that of `collab_kernel`.
 
-This file is copied into every exported model; it imports only torch and its own folder.
+This file is copied into every exported model; it imports only torch, transformers and its own folder.
 """
 
 from collections.abc import Sequence
@@ -13,12 +13,16 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from transformers.pytorch_utils import Conv1D
 
 from .collab_kernel import additive_bias, additive_mask, is_copied, is_recorded, product_by_head
 
 FEW, SMALL = 8, 2**12
 """Tokens, and numbers in their states, up to which a product in parts of the weight is faster in float32 than that of
 `torch.nn.functional.linear`: the states leave room for the weight in the first-level cache of a core."""
+
+NOT_MANY = 32
+"""Tokens up to which torch leaves the product to a single thread, so that a part for each thread is faster."""
 
 LARGE = 2**18
 """Numbers of a weight from which that is so: smaller ones are often in the caches already, and the calls take longer
@@ -39,18 +43,21 @@ def linear_by_cost(states: Tensor, weight: Tensor, bias: Tensor | None) -> Tenso
     Returns:
         (..., outputs).
     """
-    parts = _parts(states, weight)
-    if parts == 1:
+    threads = torch.get_num_threads()
+    if not _is_step(states, weight):
         return functional.linear(states, weight, bias)
     outputs, inputs = weight.shape
     tokens = states.shape[:-1].numel()
+    if tokens > FEW or states.numel() > SMALL:
+        return functional.linear(states, weight, bias) if threads == 1 else _among_threads(states, weight.T, bias)
+    parts = max(2, threads)
     divided = outputs // parts * parts  # all rows but a few, where the parts cannot be equal
-    rows = weight[:divided].view(parts, -1, inputs)  # (parts, outputs / parts, D)
+    rows = weight[:divided].view(parts, divided // parts, inputs)  # (parts, outputs / parts, D)
     columns = states.reshape(tokens, inputs).T.expand(parts, -1, -1)  # (parts, D, tokens)
     if bias is None:
         product = torch.bmm(rows, columns)
     else:
-        product = torch.baddbmm(bias[:divided].view(parts, -1, 1), rows, columns)
+        product = torch.baddbmm(bias[:divided].view(parts, divided // parts, 1), rows, columns)
     product = product.view(divided, tokens).T  # (tokens, divided)
     if divided < outputs:
         rest = None if bias is None else bias[divided:]
@@ -58,24 +65,67 @@ def linear_by_cost(states: Tensor, weight: Tensor, bias: Tensor | None) -> Tenso
     return product.reshape(*states.shape[:-1], outputs)
 
 
-def _parts(states: Tensor, weight: Tensor) -> int:
-    """Into how many parts a weight is divided: one for each thread, but at least two; 1 if that is slower."""
+def conv1d_by_cost(states: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """The same for GPT-2's `Conv1D` of transformers.
+
+    Args:
+        states: (..., D).
+        weight: (D, outputs).
+        bias: (outputs,).
+
+    Returns:
+        (..., outputs).
+    """
+    if torch.get_num_threads() > 1 and _is_step(states, weight):
+        return _among_threads(states, weight, bias)
+    product = torch.addmm(bias, states.reshape(-1, weight.shape[0]), weight)  # (tokens, outputs)
+    return product.view(*states.shape[:-1], weight.shape[1])
+
+
+def _among_threads(states: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """A product with a part of the outputs for each thread.
+
+    Args:
+        states: (..., D).
+        weight: (D, outputs), of any strides.
+        bias: (outputs,) or None.
+
+    Returns:
+        (..., outputs).
+    """
+    inputs, outputs = weight.shape
+    parts = torch.get_num_threads()
+    divided = outputs // parts * parts
+    rows = states.reshape(-1, inputs)  # (tokens, D)
+    columns = weight[:, :divided].unflatten(1, (parts, divided // parts)).transpose(0, 1)  # (parts, D, outputs / parts)
+    every = rows.expand(parts, -1, -1)  # (parts, tokens, D)
+    if bias is None:
+        product = torch.bmm(every, columns)
+    else:
+        product = torch.baddbmm(bias[:divided].view(parts, 1, divided // parts), every, columns)
+    product = product.transpose(0, 1).reshape(len(rows), divided)  # (tokens, divided)
+    if divided < outputs:
+        rest = None if bias is None else bias[divided:]
+        product = torch.cat([product, functional.linear(rows, weight[:, divided:].T, rest)], dim=1)
+    return product.view(*states.shape[:-1], outputs)
+
+
+def _is_step(states: Tensor, weight: Tensor) -> bool:
+    """Whether a product is of few enough tokens and a large weight, and may be computed in parts on this CPU."""
     if is_recorded():  # whose sizes may be symbols
-        return 1
+        return False
     if weight.numel() < LARGE:
-        return 1
-    tokens, inputs = states.shape[:-1].numel(), weight.shape[1]
-    if (
-        not 0 < tokens <= FEW
-        or tokens * inputs > SMALL
-        or torch.is_grad_enabled()
-        or not (states.dtype == weight.dtype == torch.float32)
-        or not (type(weight) in (Tensor, nn.Parameter) and weight.is_contiguous())
-        or not (states.device.type == weight.device.type == "cpu" and torch.backends.mkl.is_available())
-        or torch.is_autocast_enabled("cpu")
-    ):
-        return 1
-    return max(2, torch.get_num_threads())
+        return False
+    return (
+        0 < states.shape[:-1].numel() <= NOT_MANY
+        and not torch.is_grad_enabled()
+        and states.dtype == weight.dtype == torch.float32
+        and type(weight) in (Tensor, nn.Parameter)
+        and weight.is_contiguous()
+        and states.device.type == weight.device.type == "cpu"
+        and torch.backends.mkl.is_available()
+        and not torch.is_autocast_enabled("cpu")
+    )
 
 
 class LinearByCost(nn.Linear):
@@ -86,7 +136,17 @@ class LinearByCost(nn.Linear):
         return linear_by_cost(states, self.weight, self.bias)
 
 
-PLAIN = (nn.Linear, LinearByCost)
+class Conv1DByCost(Conv1D):
+    """A linear layer of GPT-2's kind that computes few tokens faster; otherwise the same as its base class."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(..., D) → (..., outputs)."""
+        return conv1d_by_cost(x, self.weight, self.bias)
+
+
+_BY_COST: dict[type[nn.Module], type[nn.Module]] = {nn.Linear: LinearByCost, Conv1D: Conv1DByCost}
+
+PLAIN, PLAIN_CONV1D = (nn.Linear, LinearByCost), (Conv1D, Conv1DByCost)
 """The classes of linear layers without anything added to them, such as quantization or adapters."""
 
 
@@ -96,8 +156,7 @@ def compute_by_cost(model: nn.Module) -> None:
     The layers stay the objects that they are, with their parameters.
     """
     for layer in model.modules():
-        if type(layer) is nn.Linear:
-            layer.__class__ = LinearByCost
+        layer.__class__ = _BY_COST.get(type(layer), type(layer))
 
 
 class SideBySide:
