@@ -14,8 +14,9 @@ from typing import Any
 
 import numpy as np
 import torch
+from generation import decoder
 from torch import Tensor
-from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, PreTrainedModel
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 import collab
 from collab.evaluation.timing import rounds_in_turn
@@ -28,7 +29,7 @@ WORDS = 8000
 
 def gpt2(length: int) -> PreTrainedModel:
     """Four layers of GPT-2."""
-    return GPT2LMHeadModel(GPT2Config(vocab_size=WORDS, n_positions=length, n_layer=4))
+    return decoder(width=768, layers=4, heads=12, words=WORDS, positions=length)
 
 
 def llama(length: int) -> PreTrainedModel:
