@@ -264,7 +264,7 @@ class TestCompress:
             assert list(losses) == sorted(losses)
             assert count == min(losses, key=lambda each: losses[each])
             assert report.flops.ratio <= 0.5
-            assert f"{losses[count]:.4f} without {count or 'any'}" in report.details()
+            assert f"{losses[count]:.4f} with {count or 'none'} dropped" in report.details()
             assert all(torch.equal(tensor, before[name]) for name, tensor in native.state_dict().items())
         fixed = replace(config, drop_layers=1)
         report = collab.compress(native, fixed, calibration, healer=breaks(True)).report

@@ -230,7 +230,7 @@ class Compression(Founding):
         """The sentence about the numbers of layers to drop that were tried, if any were."""
         if not self.trials:
             return []
-        tried = ", ".join(f"{trial.healed_loss:.4f} without {trial.dropped or 'any'}" for trial in self.trials)
+        tried = ", ".join(f"{trial.healed_loss:.4f} with {trial.dropped or 'none'} dropped" for trial in self.trials)
         return [
             "The number of layers to drop is that with the least disagreement with the original after healing for a "
             f"short time: {tried}."
