@@ -18,6 +18,7 @@ graphs are in benchmarks/work/serving, and are written where they are missing.
 from __future__ import annotations
 
 import argparse
+import itertools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import median
@@ -266,17 +267,16 @@ def draw(rows: list[dict[str, Any]]) -> None:
     from matplotlib import pyplot
 
     figure, axes = pyplot.subplots(figsize=(7, 4.8), layout="constrained")
-    colors = dict(
-        zip(MODELS, ("black", COLORS["concat"], COLORS["cp"], COLORS["tucker"], COLORS["rival"]), strict=True)
-    )
+    names = [name for name in MODELS if any(row["model"] == name for row in rows)]
+    palette = ("black", *(COLORS[name] for name in ("concat", "cp", "tucker", "rival")), "#CC79A7", "#56B4E9")
+    colors = dict(zip(names, itertools.cycle(palette)))
     markers = dict(zip(WAYS, "ovs^D", strict=True))
     for name, color in colors.items():
         own = [row for row in rows if row["model"] == name]
         for row in own:
             marker = markers[row["runtime"], row["precision"]]
             axes.scatter(row["speed"]["8x128"]["faster"], six_kinds(row), color=color, marker=marker, s=45)
-        if own:
-            axes.plot([], [], color=color, label=name)
+        axes.plot([], [], color=color, label=name)
     for (runtime, precision), marker in markers.items():
         axes.scatter([], [], color="grey", marker=marker, label=f"{runtime}, {precision}")
     axes.set_xlabel("times as fast as the original in onnxruntime, 8 × 128 tokens")
