@@ -9,9 +9,9 @@ Multi30k, English to German, with the trained Marian-shaped reference of benchma
 - ``dropped``: one or two layers of the decoder are left out, those that lose least, and the rest is as it was;
 - ``heads``: half of all heads are pruned, those of the smallest gradients (`collab prune`).
 
-Each untrained and healed alike. BLEU is of greedy search, and healed of five beams too, and sacrebleu's, with 95 %
-intervals of a paired bootstrap.
-Graphs for OpenVINO, in float32 and int8 (`collab export`), write the same sentences by transformers' `generate`.
+Each untrained and healed alike. BLEU is sacrebleu's, of greedy search and, for the healed models, of five beams, with
+95 % intervals of a paired bootstrap. Graphs for OpenVINO, in float32 and int8 (`collab export`), write the same
+sentences by transformers' `generate`.
 
     python benchmarks/compressed_translation.py                    # all models and their BLEU; the longer reference
     python benchmarks/compressed_translation.py --short            # a reference of fewer steps, and less healing
@@ -101,7 +101,7 @@ WAYS: dict[str, dict[str, Any]] = {
     "without 2 decoder layers": {"only": ("layers",), "stacks": ("decoder",), "drop_layers": 2},
     "without half of the heads": {},
 }
-"""Settings of the compressions, by name; of the last, which is none, there are none."""
+"""Settings of the compressions, by name. The last is pruned instead, and has none."""
 
 
 SERVED = ("reference", "bytes .5", "bytes .33")
@@ -286,7 +286,7 @@ def in_turn(models: Models, called: dict[str, Any], sizes: dict[str, int], round
     """Times as fast as the first of some models at reading and writing, by name and number of rows."""
     result: dict[str, dict[str, Any]] = {name: {} for name in called}
     for size, rows in sizes.items():
-        batch = random_sources(models.reference, rows, 16)
+        batch = random_sources(models.reference, rows, LENGTH)
         for name, speed in writing_speeds(called, batch, NEW, rounds).items():
             result[name] |= {f"{what}, {size}": row for what, row in speed.items()}
     return result

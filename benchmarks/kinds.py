@@ -103,6 +103,14 @@ class Judge:
         return measured
 
 
+def heal_options(fragments: float = FRAGMENTS, **run: Any) -> collab.HealOptions:
+    """Healing as `collab compress` does it by default, with the settings of its run."""
+    run = {"precision": "auto"} | run
+    return collab.HealOptions(
+        "layers", samples=65536, max_length=128, fragments=fragments, run=collab.RunOptions(**run)
+    )
+
+
 def made(
     name: str,
     folder: Path,
@@ -122,13 +130,7 @@ def made(
     known = texts()
     mixture = collab.Mixture({kind: known[kind][0] for kind in kinds})
     settings = BUDGETS[name]
-    options = collab.HealOptions(
-        "layers",
-        samples=65536,
-        max_length=128,
-        fragments=fragments,
-        run=collab.RunOptions(**{"steps": max(1, steps), "evaluations": 3, "precision": "auto", "seed": seed} | run),
-    )
+    options = heal_options(fragments, **{"steps": max(1, steps), "evaluations": 3, "seed": seed} | run)
     calibration = collab.CalibrationOptions(2048, 128, seed=seed)
     start = time.process_time()
     if steps:

@@ -20,7 +20,7 @@ import time
 from typing import Any
 
 from common import demo_folder, kept, machine, markdown, my_turn, write
-from kinds import KINDS, Judge, texts
+from kinds import KINDS, Judge, heal_options, texts
 from transformers import PreTrainedModel
 
 import collab
@@ -58,10 +58,8 @@ class Candidates:
     def healed(self, model: PreTrainedModel, steps: int) -> dict[str, float]:
         """A copy healed for so many steps: its loss, CPU seconds, and the cosine by kind."""
         model, start = copy.deepcopy(model), time.process_time()
-        run = collab.RunOptions(steps=steps, evaluations=1, precision="auto")
-        options = collab.HealOptions("layers", samples=65536, max_length=128, fragments=0.5, run=run)
         student = collab.Checkpoint(model, self.original.processor)
-        collab.heal(student, self.original, self.mixture, options=options)
+        collab.heal(student, self.original, self.mixture, options=heal_options(steps=steps, evaluations=1))
         seconds = time.process_time() - start
         return {"after": self._compressions.candidates.loss(model), "cpu_seconds": seconds} | self._judge.measure(model)
 

@@ -30,7 +30,7 @@ from common import COLORS, RESULTS, demo_folder, kept, machine, markdown, my_tur
 from compression import embed
 from kinds import BUDGETS, KINDS, STEPS, Judge, made, texts
 from transformers import AutoTokenizer
-from unseen import WORK
+from unseen import WORK, folder_of
 
 import collab
 from collab.checkpoints.bench import file_bytes
@@ -72,7 +72,7 @@ def checkpoint(name: str, folder: Path) -> Path:
         if not (folder / "converted").is_dir():
             collab.checkpoints.convert(str(demo_folder()), folder / "converted", config)
         return folder / "converted"
-    path = WORK / f"{name.replace(' ', '-')}-none-now-{STEPS}-0"
+    path = folder_of("demo", name, "none", "now", STEPS, 0)
     if not path.is_dir():
         made(name, path)
     return path

@@ -165,26 +165,27 @@ def _layers_to_drop(
     Raises:
         BudgetError: as `Compressions.within`.
     """
+    if healer is None:
+        return None, ()
     options = compressions.likely(budget)
-    if healer is None or len(options) == 1:
+    if len(options) == 1:
         return None, ()
     candidates = compressions.candidates
     counts = [option.widths.count(None) for option in options]
-    trials: dict[int, Trial] = {}
 
     def healed_loss(place: int) -> float:
-        progress("trying numbers of dropped layers", len(trials), None)
+        progress("trying numbers of dropped layers", 0, None)
         model = copy.deepcopy(candidates.build(options[place].widths))  # it shares weights with the original
         healer(model)
         loss = from_main(lambda: candidates.loss(model))
-        trials[place] = Trial(counts[place], options[place].error, loss)
         logger.info("%d dropped layers: loss %.5f after healing for a short time.", counts[place], loss)
         return loss
 
     predicted = counts.index(compressions.within(budget).widths.count(None))
     measured = lowest(len(options), predicted, healed_loss)
     best = min(measured, key=lambda place: measured[place])
-    return counts[best], tuple(trials[place] for place in sorted(trials))
+    trials = tuple(Trial(counts[place], options[place].error, loss) for place, loss in sorted(measured.items()))
+    return counts[best], trials
 
 
 def _as_fast(

@@ -43,11 +43,10 @@ def linear_by_cost(states: Tensor, weight: Tensor, bias: Tensor | None) -> Tenso
     Returns:
         (..., outputs).
     """
-    threads = torch.get_num_threads()
     if not _is_step(states, weight):
         return functional.linear(states, weight, bias)
     outputs, inputs = weight.shape
-    tokens = states.shape[:-1].numel()
+    tokens, threads = states.shape[:-1].numel(), torch.get_num_threads()
     if tokens > FEW or states.numel() > SMALL:
         return functional.linear(states, weight, bias) if threads == 1 else _among_threads(states, weight.T, bias)
     parts = max(2, threads)
@@ -59,10 +58,7 @@ def linear_by_cost(states: Tensor, weight: Tensor, bias: Tensor | None) -> Tenso
     else:
         product = torch.baddbmm(bias[:divided].view(parts, divided // parts, 1), rows, columns)
     product = product.view(divided, tokens).T  # (tokens, divided)
-    if divided < outputs:
-        rest = None if bias is None else bias[divided:]
-        product = torch.cat([product, functional.linear(columns[0].T, weight[divided:], rest)], dim=1)
-    return product.reshape(*states.shape[:-1], outputs)
+    return _with_rest(product, columns[0].T, weight, bias).reshape(*states.shape[:-1], outputs)
 
 
 def conv1d_by_cost(states: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
@@ -76,7 +72,7 @@ def conv1d_by_cost(states: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     Returns:
         (..., outputs).
     """
-    if torch.get_num_threads() > 1 and _is_step(states, weight):
+    if _is_step(states, weight) and torch.get_num_threads() > 1:
         return _among_threads(states, weight, bias)
     product = torch.addmm(bias, states.reshape(-1, weight.shape[0]), weight)  # (tokens, outputs)
     return product.view(*states.shape[:-1], weight.shape[1])
@@ -104,10 +100,26 @@ def _among_threads(states: Tensor, weight: Tensor, bias: Tensor | None) -> Tenso
     else:
         product = torch.baddbmm(bias[:divided].view(parts, 1, divided // parts), every, columns)
     product = product.transpose(0, 1).reshape(len(rows), divided)  # (tokens, divided)
-    if divided < outputs:
-        rest = None if bias is None else bias[divided:]
-        product = torch.cat([product, functional.linear(rows, weight[:, divided:].T, rest)], dim=1)
-    return product.view(*states.shape[:-1], outputs)
+    return _with_rest(product, rows, weight.T, bias).view(*states.shape[:-1], outputs)
+
+
+def _with_rest(product: Tensor, states: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """A product with the outputs that were left over, because their number is not a multiple of the parts.
+
+    Args:
+        product: of the first outputs, (tokens, divided).
+        states: (tokens, D).
+        weight: (outputs, D).
+        bias: (outputs,) or None.
+
+    Returns:
+        (tokens, outputs).
+    """
+    divided = product.shape[1]
+    if divided == len(weight):
+        return product
+    rest = functional.linear(states, weight[divided:], None if bias is None else bias[divided:])
+    return torch.cat([product, rest], dim=1)
 
 
 def _is_step(states: Tensor, weight: Tensor) -> bool:
@@ -156,7 +168,8 @@ def compute_by_cost(model: nn.Module) -> None:
     The layers stay the objects that they are, with their parameters.
     """
     for layer in model.modules():
-        layer.__class__ = _BY_COST.get(type(layer), type(layer))
+        if type(layer) in _BY_COST:
+            layer.__class__ = _BY_COST[type(layer)]
 
 
 class SideBySide:
