@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from pathlib import Path
 
 import pytest
 import torch
@@ -16,7 +17,7 @@ from collab.models.inputs import probe_inputs
 from collab.models.layers import attention_layers, native_layers
 from collab.models.padding import seen_tokens, without_padding
 from collab.models.recording import LayerPass, recording
-from collab.models.states import eager_attention
+from collab.models.states import eager_attention, in_float32
 from collab.reparametrization.layer import factors_of
 
 
@@ -94,3 +95,13 @@ class TestPadding:
         assert seen_tokens(torch.zeros(shape), self.states) is None
         assert seen_tokens(None, self.states) is None
         assert without_padding(self.states, torch.zeros(shape)) is self.states
+
+
+def test_float32_for_a_while_leaves_rotary_frequencies(shared_data: Path) -> None:
+    model = collab.load(str(shared_data / "checkpoints" / "minilm-rotary")).model  # float16 but for its frequencies
+    before = {name: buffer.clone() for name, buffer in model.named_buffers()}
+    with in_float32(model):
+        assert all(parameter.dtype == torch.float32 for parameter in model.parameters())
+    assert {parameter.dtype for parameter in model.parameters()} == {torch.float16}
+    for name, buffer in model.named_buffers():
+        torch.testing.assert_close(buffer, before[name], rtol=0, atol=0)

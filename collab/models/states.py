@@ -6,7 +6,7 @@ import contextlib
 import functools
 from collections.abc import Iterable, Iterator
 
-from torch import nn
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from ..modeling.collab_attention import CollaborativeAttention
@@ -111,10 +111,20 @@ def _names(module: nn.Module) -> list[str]:
 
 @contextlib.contextmanager
 def in_float32(model: PreTrainedModel) -> Iterator[None]:
-    """Casts a model to float32 inside the context, because training steps are too small for half precision."""
-    dtype = model.dtype
+    """Casts a model to float32 inside the context, because training steps are too small for half precision.
+
+    Afterwards every weight and buffer has its dtype again: buffers such as rotary frequencies often stay in float32.
+    """
+    dtypes = {name: tensor.dtype for name, tensor in _tensors(model)}
     model.float()
     try:
         yield
     finally:
-        model.to(dtype)  # type: ignore[arg-type]
+        for name, tensor in _tensors(model):
+            tensor.data = tensor.data.to(dtypes[name])
+
+
+def _tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """A model's parameters and buffers, by name."""
+    yield from model.named_parameters()
+    yield from model.named_buffers()
