@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import importlib
 import itertools
 import json
@@ -30,7 +31,14 @@ from tiny import (
     save_with_tokenizer,
     tiny_model,
 )
-from transformers import AutoModel, BertForSequenceClassification, BertModel, PreTrainedModel, T5EncoderModel
+from transformers import (
+    AutoModel,
+    BertForSequenceClassification,
+    BertModel,
+    PreTrainedModel,
+    T5EncoderModel,
+    Wav2Vec2ForSequenceClassification,
+)
 
 import collab
 from collab.compression import compressions, trials
@@ -81,6 +89,25 @@ class TestCompress:
         expansion = collab.expand(compression.model)
         assert expansion.report.output_difference < 1e-5 * max(1.0, expansion.report.output_scale)
         assert type(expansion.model) is type(model)
+
+    @every_family
+    def test_float16_is_computed_in_float32(self, row: Row, tmp_path: Path) -> None:
+        tiny_model(able(row)).half().save_pretrained(tmp_path)
+        stored = type(tiny_model(row)).from_pretrained(tmp_path, dtype=torch.float16)
+        before = [tensor.clone() for tensor in (*stored.parameters(), *stored.buffers())]
+        rows = batches(stored, 12)
+
+        half, whole = (
+            collab.compress(model, collab.CompressionConfig(flops=0.6), collab.calibrate(model, rows)).model
+            for model in (stored, copy.deepcopy(stored).float())
+        )
+        for name, tensor in whole.state_dict().items():
+            torch.testing.assert_close(
+                half.state_dict()[name], tensor.to(half.state_dict()[name].dtype), rtol=0, atol=0
+            )
+        assert {parameter.dtype for parameter in half.parameters()} == {torch.float16}
+        for tensor, old in zip((*stored.parameters(), *stored.buffers()), before, strict=True):
+            torch.testing.assert_close(tensor, old, rtol=0, atol=0)
 
     def test_whole_budget_changes_nothing(self) -> None:
         model = tiny_model(BERT)
@@ -165,6 +192,27 @@ class TestCompress:
         dropped.save_pretrained(tmp_path)
         reloaded = type(dropped).from_pretrained(tmp_path)
         assert largest_difference(outputs(dropped), outputs(reloaded)) < 1e-5
+
+    def test_a_head_keeps_what_it_has_for_the_layers_that_stay(self, tmp_path: Path) -> None:
+        """ESM predicts contacts from every head of every layer, the first layer's first."""
+        model = tiny_model(BY_TYPE["esm"], num_hidden_layers=4)
+        dropped = compressed(model, flops=0.5, only=("layers",), drop_layers=2, healed=True).model
+        left = [number for number in range(4) if number not in dropped.config.collab_dropped_layers]
+        before, after = (each.contact_head.regression.weight for each in (model, dropped))
+        assert torch.equal(before.unflatten(1, (4, -1))[:, left].flatten(1), after)
+        dropped.save_pretrained(tmp_path)
+        assert largest_difference(outputs(dropped), outputs(type(dropped).from_pretrained(tmp_path))) < 1e-5
+        inputs = probe_inputs(model)
+        contacts = dropped.predict_contacts(inputs["input_ids"], inputs["attention_mask"])
+        assert contacts.isfinite().all()
+
+    def test_no_layer_is_dropped_where_a_head_weighs_the_states_of_all(self) -> None:
+        row = BY_TYPE["wav2vec2"]
+        config = row.config(use_weighted_layer_sum=True, num_labels=3)
+        model = random_model(Wav2Vec2ForSequenceClassification, config)
+        assert not any(layer.dropped for layer in compressed(model, flops=0.6).report.layers)
+        with pytest.raises(ConfigurationError, match="of which 0 can be dropped"):
+            compressed(model, flops=0.6, drop_layers=1)
 
     def test_refitted_in_sequence_where_nothing_trains(self) -> None:
         """What is left of a layer corrects the errors before it; weights that are the original's stay as they are."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,7 @@ from ..models.inputs import (
 )
 from ..models.layers import native_layers
 from ..models.sharded import forget_shards, sharded, sharding
+from ..models.states import in_fast_dtype
 from ..processes import dealt, from_main, is_main_process
 from ..progress import Progress, no_progress
 from ..reparametrization.moments import LayerMoments
@@ -161,10 +162,10 @@ def _collected(
     run = sharded(model) if sharding(options.shard) else model
     collector = Collector(model, options.seed, options.period, run, scratch)
     own = _own(every, len(batches.train), evenly=run is not model)
-    with collector.watching(progress, total=len(own)):
+    with in_fast_dtype(run) if run is model else nullcontext(), collector.watching(progress, total=len(own)):
         for collector.number, batch, collector.holding, collector.counting in own:
             with _accepting(model, batch):
-                run(**on_device(batch, model.device))
+                run(**on_device(batch, run))
     collector.add_other_processes()
     return collector.finish()
 

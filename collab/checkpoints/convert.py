@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Unpack
 
 import torch
-from torch import Tensor
 from transformers import PreTrainedModel
 
 from ..calibration.collect import bytes_of_sums
@@ -22,8 +20,9 @@ from ..io.checkpoint import Checkpoint
 from ..io.load import load_native
 from ..io.options import LoadOptions, TransformOptions
 from ..io.read import Source
+from ..models.assembly import in_dtype
 from ..models.sharded import sharding
-from ..models.weights import check_cast
+from ..models.weights import cast
 from ..planning.config import ConversionConfig
 from ..planning.long_rows import LongOptions
 from ..processes import processes
@@ -115,7 +114,7 @@ class _Convert:
         self._pruned = read_pruned(source, options)
         seed = self._config.seed
         checkpoint = load_native(source, options, seed=seed) if self._pruned is None else self._pruned.checkpoint
-        _widen(checkpoint.model, self._dtype)
+        checkpoint = replace(checkpoint, model=_widened(checkpoint.model, self._dtype))
         require_convertible(checkpoint.model)
         return checkpoint
 
@@ -149,8 +148,8 @@ class _Convert:
     def cast(self, checkpoint: Checkpoint, run: Run) -> Checkpoint:
         """Casts the result, as a verb."""
         assert self._dtype is not None
-        _cast_model(checkpoint.model, self._dtype)
-        return replace(checkpoint, unused=_cast(checkpoint.unused, self._dtype))
+        model = in_dtype(checkpoint.model, self._dtype)
+        return replace(checkpoint, model=model, unused=cast(checkpoint.unused, self._dtype))
 
 
 def _calibration_request(
@@ -171,28 +170,8 @@ def _calibration_request(
     return request
 
 
-def _widen(model: PreTrainedModel, dtype: torch.dtype | None) -> None:
-    """Casts a model to the dtype of the export if that is more precise, so the factors keep that precision."""
-    if dtype is not None and torch.finfo(dtype).eps < torch.finfo(model.dtype).eps:
-        _cast_model(model, dtype)
-
-
-def _cast_model(model: PreTrainedModel, dtype: torch.dtype) -> None:
-    """Casts a model in place.
-
-    Raises:
-        WeightsError: if a weight does not fit the dtype; the model is unchanged.
-    """
-    _cast(model.state_dict(), dtype)
-    model.to(dtype)  # type: ignore[arg-type]
-
-
-def _cast(state: Mapping[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
-    """Casts weights.
-
-    Raises:
-        WeightsError: if a tensor does not fit the dtype.
-    """
-    cast = {name: tensor.to(dtype) if tensor.is_floating_point() else tensor for name, tensor in state.items()}
-    check_cast(state, cast)
-    return cast
+def _widened(model: PreTrainedModel, dtype: torch.dtype | None) -> PreTrainedModel:
+    """A model in the dtype of the export if that is more precise, so the factors keep that precision."""
+    if dtype is None or torch.finfo(dtype).eps >= torch.finfo(model.dtype).eps:
+        return model
+    return in_dtype(model, dtype)

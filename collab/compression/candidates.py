@@ -31,7 +31,7 @@ from ..reparametrization.model import LayerProblems
 from ..reparametrization.rotary import RotaryProblem
 from .blocks import blocks_of, stacks_of
 from .costs import LayerTimes
-from .dropping import droppable, without_layers
+from .dropping import droppable, weights_by_layer, without_layers
 from .feed_forward import NarrowFeedForward
 from .options import CompressionConfig
 from .queries_keys import NarrowQueriesKeys, NarrowSharedKeys
@@ -189,7 +189,7 @@ class Candidates:
         config.collab_layers = [spec.to_dict() for spec in specs.values()]
         config.collab_feed_forward = neurons
         there = [chosen is not None for chosen in widths]
-        state = without_layers(state, config, self.blocks, there)
+        state = without_layers(state, config, self.blocks, there, self._by_layer)
         trainable = {name: parameter.requires_grad for name, parameter in self.native.named_parameters()}
         built = assemble(type(self.model), config, state, self.model, trainable)
         crossing = [number for number, block in enumerate(self.blocks) if block.attention[-1].kind == "cross"]
@@ -259,8 +259,18 @@ class Candidates:
     @cached_property
     def droppable(self) -> list[int]:
         """The layers that may be dropped, by number."""
-        numbers = droppable(self.model, self.blocks)
+        numbers = droppable(self.native, self.blocks)
         return [number for number in numbers if self.blocks[number].stack in self._config.stacks]
+
+    @cached_property
+    def _by_layer(self) -> list[dict[str, int]]:
+        """By stack, the weights outside its layers that have as many entries for each of them."""
+        by_layer = []
+        for stack in self.stacks:
+            number = next((number for number in stack if number in self.droppable), None)
+            own = None if number is None else weights_by_layer(self.native, self.blocks, number)
+            by_layer.append(own or {})
+        return by_layer
 
     def curves(self, unit: Unit) -> list[list[Curve]]:
         """By layer, the cost and the predicted loss of its parts at every width."""
@@ -295,17 +305,17 @@ class Candidates:
                 part.parameters(part.widths[0]) - part.parameters(width) for part, width in parts(number, widths)
             )
 
-        def step_bytes(number: int, widths: Mapping[Part, int]) -> float:
+        def step_weights(number: int, widths: Mapping[Part, int]) -> float:
             if self.blocks[number].stack == "encoder":
                 return 0.0
             absent = sum(part.parameters(part.widths[0]) for part in self.parts[number].values())
             read = sum(part.step_parameters(width) for part, width in parts(number, widths))
-            return (held[number] - absent + read) * self.native.dtype.itemsize
+            return held[number] - absent + read
 
         held = [float(count_parameters(self.model.get_submodule(block.name))) for block in self.blocks]
         if unit == "params":
             return Costs(float(count_parameters(self.native)), float(count_parameters(self.model)), parameters)
-        layer = flops if unit == "flops" else step_bytes
+        layer = flops if unit == "flops" else step_weights
         whole = sum(layer(number, {}) for number in self._numbers)
         return Costs(whole, whole, layer)
 

@@ -15,7 +15,9 @@ from ..decomposition.options import NATIVE_FORM
 from ..errors import BudgetError, ConfigurationError
 from ..evaluation.compare import agreement_by_source
 from ..io.checkpoint import Checkpoint
+from ..models.assembly import in_dtype
 from ..models.layers import count_parameters, parameters
+from ..models.states import in_fast_dtype
 from ..planning.budget import Budget, Part
 from ..planning.plan import PlanOption
 from ..processes import divided, from_main
@@ -84,19 +86,25 @@ def compress(
     if healer is not None and not config.healed:
         raise ConfigurationError("healer is of models that are to be healed: pass healed=True in the config.")
     model, cut = checkpoint.model, checkpoint.step(VocabularyCut)
-    compressions = Compressions(model, config, calibration, progress)
-    candidates, budget = compressions.candidates, config.budget
+    budget = config.budget
     whole = count_parameters(model) if cut is None else cut.parameters.before
     if budget.unit == "params":  # those that were left out are gone already
         budget = Budget("params", min(1.0, budget.value * whole / count_parameters(model)))
-    speedup = None
-    if config.speedup is None:
-        dropped, trials = _layers_to_drop(compressions, budget, healer, progress)
-        option = compressions.within(budget, dropped)
-        compressed = candidates.build(option.widths)
-    else:
-        option, compressed, speedup, trials = _as_fast(compressions, config.speedup, timer, healer, progress)
-    compressed, refitted = _refitted(compressed, candidates, option, calibration, config, progress)
+    speedup = fast = None
+    with in_fast_dtype(model):
+        compressions = Compressions(model, config, calibration, progress)
+        candidates = compressions.candidates
+        if config.speedup is None:
+            dropped, trials = _layers_to_drop(compressions, budget, healer, progress)
+            option = compressions.within(budget, dropped)
+            compressed = candidates.build(option.widths)
+        else:
+            option, compressed, speedup, trials = _as_fast(compressions, config.speedup, timer, healer, progress)
+            fast = None if timer is not None else candidates.timed.reading_and_step(compressed)
+        compressed, refitted = _refitted(compressed, candidates, option, calibration, config, progress)
+        progress("comparing with the original", 0, None)
+        agreed, by_source = agreement_by_source(model, compressed, calibration.held_out, calibration.sources)
+    compressed = in_dtype(compressed, model.dtype)
     notes = list(calibration.notes)
     widest = max(full["feed-forward"] for full in candidates.full)
     if candidates.tokens < widest:
@@ -105,11 +113,7 @@ def compress(
             "so its refit rests on little data. Use more rows."
         )
         logger.warning(notes[-1])
-    progress("comparing with the original", 0, None)
-    flops = candidates.costs("flops")
-    agreed, by_source = agreement_by_source(model, compressed, calibration.held_out, calibration.sources)
-    steps = compressions.step_bytes(option.widths)
-    fast = None if config.speedup is None or timer is not None else candidates.timed.reading_and_step(compressed)
+    flops, steps = candidates.costs("flops"), compressions.step_bytes(option.widths)
     report = Compression(
         layers=_layers(candidates, option),
         flops=Count(round(flops.whole), round(flops.left(option.widths))),

@@ -196,7 +196,8 @@ class Compressions:
         costs = self.candidates.costs("step_bytes")
         if not costs.whole:
             return None
-        before, after = round(costs.whole), round(costs.left(widths))
+        size = self.candidates.native.dtype.itemsize
+        before, after = size * round(costs.whole), size * round(costs.left(widths))
         head = self.candidates.native.get_output_embeddings()  # none in models without a head
         vocabulary = 0 if head is None else count_bytes(head.parameters())
         return Count(before, after), Count(before + vocabulary, after + vocabulary)

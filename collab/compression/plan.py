@@ -10,6 +10,7 @@ from ..calibration.calibrate import Calibration
 from ..evaluation.options import REPORTED_LENGTHS
 from ..io.checkpoint import Checkpoint
 from ..models.inputs import lengths_within
+from ..models.states import in_fast_dtype
 from ..planning.budget import Budget
 from ..planning.config import ConversionConfig
 from ..planning.conversions import Conversions
@@ -56,6 +57,7 @@ def plan(
     config = config or ConversionConfig(params=1 / 2, form="auto", allocation="uniform")
     budgets = [Budget(config.budget.unit, value) for value in fractions or config.FRACTIONS]
     if isinstance(config, CompressionConfig):
-        return Compressions(model, config, calibration, progress).plan(budgets)
+        with in_fast_dtype(model):
+            return Compressions(model, config, calibration, progress).plan(budgets)
     lengths = lengths or lengths_within(model, REPORTED_LENGTHS)
     return from_main(lambda: Conversions(model, config, calibration, lengths, progress).plan(budgets))

@@ -88,7 +88,7 @@ def refit(
     if any(block.passes > 1 for block in blocks):
         return 0
     with evaluating(model, original), frozen(model), torch.no_grad():
-        moved = [on_device(batch, original.device) for _, batch, _ in dealt(batches)]
+        moved = [on_device(batch, original) for _, batch, _ in dealt(batches)]
         # A decoder's after its encoder's, whose states it reads.
         return sum(_refit_stack(model, original, blocks, stack, widths, moved, progress) for stack in stacks_of(blocks))
 

@@ -122,7 +122,7 @@ def collect(
         for done, (number, batch, _) in enumerate(own, 1):
             generator.manual_seed(seed_of_batch(seed, number))
             recorded.clear()
-            moved = on_device(batch, model.device)
+            moved = on_device(batch, model)
             returned = outputs_of(model, model(**moved), output_mask(moved))
             if not returned:
                 raise CalibrationError("The model returned no answers in calibration.")

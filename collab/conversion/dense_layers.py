@@ -108,7 +108,7 @@ def errors_in_blocks(dense: PreTrainedModel, blocks: PreTrainedModel, rows: list
         # A cache would be filled by both layers.
         uncached = {"use_cache": False} if "use_cache" in inspect.signature(dense.forward).parameters else {}
         for row in rows:
-            dense(**on_device({"input_ids": row}, dense.device), **uncached)
+            dense(**on_device({"input_ids": row}, dense), **uncached)
     errors = {}
     for name, (error, spread, square) in ((name, each.tolist()) for name, each in sums.items()):
         # Where all tokens are given the same, the spread is rounding.

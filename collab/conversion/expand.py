@@ -149,7 +149,7 @@ def _build(
 ) -> PreTrainedModel:
     """Builds the native model with the native projections and the unchanged weights."""
     config = _native_config(model, family, native_class)
-    with unfilled(model):
+    with unfilled(model.dtype):
         expanded = native_class(config, **optional_parts(model))
         if _lacks_bias(expanded, natives):
             if not hasattr(config, _ATTENTION_BIASES):

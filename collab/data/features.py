@@ -147,14 +147,8 @@ def with_own_targets(
 ) -> list[Feature]:
     """The rows of an encoder-decoder with what its decoder reads when it, or `writer`, writes outputs."""
     writer = writer or Writer(model)
-    dtype = writer.model.dtype
-
-    def batch_of(rows: Sequence[Feature]) -> Batch:
-        batch = collate(model, processor, rows)
-        return {name: value.to(dtype) if value.is_floating_point() else value for name, value in batch.items()}
-
     groups = list(by_length(features, _WRITTEN if input_kind(model) == "text" else 1))
-    targets = writer.written(features, groups, batch_of)
+    targets = writer.written(features, groups, partial(collate, model, processor))
     return [feature | target for feature, target in zip(features, targets, strict=True)]
 
 

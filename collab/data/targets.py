@@ -185,7 +185,7 @@ def own_targets(model: PreTrainedModel, batch: dict[str, Tensor], beams: int = 1
     config = generator.generation_config
     with evaluating(model), torch.no_grad():
         written = generator.generate(
-            **on_device(batch, model.device),
+            **on_device(batch, model),
             do_sample=False,
             num_beams=beams,
             max_length=min(_LONGEST, longest_target(model)),

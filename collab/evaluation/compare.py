@@ -68,7 +68,7 @@ def agreement_by_source(
     with evaluating(original, converted), torch.no_grad():
         evenly = is_sharded(original)
         for _, (batch, source), counts in dealt(list(zip_longest(batches, sources)), evenly=evenly):
-            moved = on_device(batch, original.device)
+            moved = on_device(batch, original)
             mask = output_mask(moved)
             # Both of the original's kind, because the converted model's config may have been changed.
             outputs = [outputs_of(original, model(**moved), mask) for model in (original, converted)]
@@ -89,7 +89,7 @@ def outputs_on(original: PreTrainedModel, model: PreTrainedModel, batches: Itera
     outputs = []
     with evaluating(model), torch.no_grad():
         for batch in batches:
-            moved = on_device(batch, model.device)
+            moved = on_device(batch, model)
             outputs.append(outputs_of(original, model(**moved), output_mask(moved)))
     return outputs
 
@@ -197,7 +197,7 @@ def _evenly(features: Sequence[Feature], count: int) -> Sequence[Feature]:
 def batches_of(loaded: Checkpoint, features: Sequence[Feature]) -> list[Batch]:
     """Batches of 32 rows of similar length, on the model's device."""
     batches = row_batches(loaded.model, loaded.processor, features, _ROWS)
-    return [on_device(batch, loaded.model.device) for batch in batches]
+    return [on_device(batch, loaded.model) for batch in batches]
 
 
 def speeds(first: PreTrainedModel, second: PreTrainedModel, batches: Sequence[Batch], rounds: int) -> dict[str, float]:

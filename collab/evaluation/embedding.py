@@ -57,7 +57,7 @@ class Embedder:
             return functional.normalize(self._encoder(batch)["sentence_embedding"].float(), dim=-1)
         features = text_features(model, self._loaded.tokenizer, sentences, self._max_length)
         batch = collate(model, self._loaded.tokenizer, features)
-        batch = on_device(batch, model.device)
+        batch = on_device(batch, model)
         states = model.base_model(**batch).last_hidden_state  # (B, T, D)
         return mean_embedding(states, batch["attention_mask"])
 

@@ -55,7 +55,7 @@ def predictions(
         parts = []
         with evaluating(model), torch.no_grad():
             for rows in own:
-                batch = on_device(collate([features[row] for row in rows]), model.device)
+                batch = on_device(collate([features[row] for row in rows]), model)
                 labels = batch.pop("labels")
                 parts.append(_columns(kind, model, model(**batch).logits.float(), labels))
                 done += len(rows)

@@ -96,7 +96,7 @@ def translations(
     with evaluating(model), torch.no_grad():
         for numbers in by_length(features, _ROWS):
             batch = collate(model, tokenizer, [features[number] for number in numbers])
-            ids = generator.generate(**on_device(batch, model.device), generation_config=settings)
+            ids = generator.generate(**on_device(batch, model), generation_config=settings)
             for number, text in zip(numbers, tokenizer.batch_decode(ids, skip_special_tokens=True), strict=True):
                 texts[number] = text
             done += len(numbers)

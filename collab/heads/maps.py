@@ -68,7 +68,7 @@ def attention_maps(checkpoint: Checkpoint, feature: Feature) -> dict[str, Attent
     """
     _require_text(checkpoint)
     model, tokenizer = checkpoint.model, checkpoint.tokenizer
-    batch = on_device(collate(model, tokenizer, without_labels([feature])), model.device)
+    batch = on_device(collate(model, tokenizer, without_labels([feature])), model)
     read, answered = (
         tuple(tokenizer.convert_ids_to_tokens(batch[name].flatten().tolist())) if name in batch else ()
         for name in ("input_ids", "decoder_input_ids")

@@ -151,7 +151,7 @@ class LabelledRows(Objective):
 
     def losses(self) -> Sequence[Callable[[], Tensor]]:
         def run(rows: list[Feature]) -> Tensor:
-            batch = on_device(self._collate(rows), self.model.device)
+            batch = on_device(self._collate(rows), self.model)
             labels = batch.pop("labels")
             logits = self.model(**batch).logits.float()
             if self._task.kind == "regression":

@@ -60,7 +60,7 @@ class HeadRows:
         """Batches of the rows without labels, by length, on the model's device."""
         features = without_labels(self.features[:samples])
         batches = row_batches(loaded.model, loaded.processor, features, _ROWS)
-        return [on_device(batch, loaded.model.device) for batch in batches]
+        return [on_device(batch, loaded.model) for batch in batches]
 
 
 def head_rows(loaded: Checkpoint, source: Unlabelled, task: Task | None, options: RowOptions | None = None) -> HeadRows:

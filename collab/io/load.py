@@ -16,6 +16,7 @@ from transformers import initialization as init
 
 from ..errors import CheckpointError, UnsupportedArchitectureError, WeightsError
 from ..modeling.collab_attention import CollaborativeAttention
+from ..models.assembly import in_dtype
 from ..models.families import Family, families, native_type, refuse_unsupported
 from ..models.weights import check_finite
 from ..steps.history import History
@@ -114,7 +115,7 @@ def load_source(
             torch.manual_seed(seed)
             fresh = type(model)(config)
         fresh.base_model.load_state_dict(model.base_model.state_dict())
-        model = fresh.to(model.dtype)  # type: ignore[arg-type]
+        model = in_dtype(fresh, model.dtype)
     check_finite(model)
     _check_attention(model, info["missing_keys"])
     trusted = options.trust_remote_code

@@ -13,6 +13,7 @@ from transformers import initialization as init
 from transformers.modeling_utils import local_torch_dtype
 
 from ..modeling.collab_model import optional_parts
+from .weights import cast
 
 
 def assemble(
@@ -37,10 +38,32 @@ def assemble(
     Returns:
         The model.
     """
-    with unfilled(like):
+    with unfilled(like.dtype):
         model = model_class(config, **optional_parts(like))
     fill(model, state, like, trainable, share=share)
     return model
+
+
+def in_dtype(model: PreTrainedModel, dtype: torch.dtype) -> PreTrainedModel:
+    """A model in another dtype, as it would be loaded: some buffers, such as rotary frequencies, stay in float32.
+
+    Args:
+        model: native or converted. It is not changed.
+        dtype: dtype of the weights.
+
+    Returns:
+        The model itself if it is in that dtype; else a new one.
+
+    Raises:
+        WeightsError: if a weight does not fit the dtype.
+    """
+    if model.dtype == dtype:
+        return model
+    with unfilled(dtype):
+        new = type(model)(model.config, **optional_parts(model))
+    trainable = {name: parameter.requires_grad for name, parameter in model.named_parameters()}
+    fill(new, cast(model.state_dict(), dtype), model, trainable, share=True)
+    return new
 
 
 def described_shapes(model: PreTrainedModel, config: PretrainedConfig) -> dict[str, torch.Size]:
@@ -51,9 +74,9 @@ def described_shapes(model: PreTrainedModel, config: PretrainedConfig) -> dict[s
 
 
 @contextlib.contextmanager
-def unfilled(like: PreTrainedModel) -> Iterator[None]:
-    """Models built inside the context have no weights yet, and their computed buffers the dtype of another model."""
-    with init.no_init_weights(), local_torch_dtype(like.dtype):
+def unfilled(dtype: torch.dtype) -> Iterator[None]:
+    """Models built inside the context have no weights yet, and their computed buffers a dtype."""
+    with init.no_init_weights(), local_torch_dtype(dtype):
         yield
 
 

@@ -215,10 +215,10 @@ def random_inputs(
     config = encoder_of(model).config
     if input_kind(model) in ("images", "videos"):
         images = random_images(encoder_of(model), rows, generator)
-        return on_device(images | _random_targets(model, rows, states or length, generator), model.device)
+        return on_device(images | _random_targets(model, rows, states or length, generator), model)
     if input_kind(model) == "audio":
         recordings = random_audio(model, rows, length, generator)
-        return on_device(recordings | _random_targets(model, rows, states or length, generator), model.device)
+        return on_device(recordings | _random_targets(model, rows, states or length, generator), model)
     config = getattr(config, "text_config", config)
     inputs = {
         "input_ids": torch.randint(vocabulary or config.vocab_size, (rows, length), generator=generator),
@@ -227,12 +227,12 @@ def random_inputs(
     if has_choices(model):
         inputs = {name: value.unsqueeze(1) for name, value in inputs.items()}  # a single choice for each example
     if getattr(config, "add_cross_attention", False):
-        other = torch.randn(rows, states or length, config.hidden_size, generator=generator)
-        inputs["encoder_hidden_states"] = other.to(model.dtype)
+        shape = (rows, states or length, config.hidden_size)
+        inputs["encoder_hidden_states"] = torch.randn(shape, generator=generator)
     if hasattr(model.config, "vision_config"):
         inputs |= random_images(model, rows, generator)
     inputs |= _random_targets(model, rows, states or length, generator)
-    return on_device(inputs, model.device)
+    return on_device(inputs, model)
 
 
 def _random_targets(model: PreTrainedModel, rows: int, length: int, generator: torch.Generator) -> dict[str, Tensor]:
@@ -245,9 +245,12 @@ def _random_targets(model: PreTrainedModel, rows: int, length: int, generator: t
     }
 
 
-def on_device(batch: Mapping[str, Tensor], device: torch.device) -> dict[str, Tensor]:
-    """Moves a batch to a device."""
-    return {name: value.to(device) for name, value in batch.items()}
+def on_device(batch: Mapping[str, Tensor], model: PreTrainedModel) -> dict[str, Tensor]:
+    """Moves a batch to a model's device, and the numbers that the model computes with to its dtype; not labels."""
+    return {
+        name: value.to(model.device, model.dtype if value.is_floating_point() and name != "labels" else None)
+        for name, value in batch.items()
+    }
 
 
 def random_images(model: PreTrainedModel, rows: int, generator: torch.Generator) -> dict[str, Tensor]:

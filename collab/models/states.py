@@ -6,6 +6,7 @@ import contextlib
 import functools
 from collections.abc import Iterable, Iterator
 
+import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
@@ -122,6 +123,17 @@ def in_float32(model: PreTrainedModel) -> Iterator[None]:
     finally:
         for name, tensor in _tensors(model):
             tensor.data = tensor.data.to(dtypes[name])
+
+
+@contextlib.contextmanager
+def in_fast_dtype(model: PreTrainedModel) -> Iterator[None]:
+    """Casts a model in float16 on a CPU to float32 inside the context.
+
+    Few processors multiply float16: with the others a product takes several times as long as in float32.
+    """
+    slow = model.dtype == torch.float16 and model.device.type == "cpu"
+    with in_float32(model) if slow else contextlib.nullcontext():
+        yield
 
 
 def _tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:

@@ -1,9 +1,10 @@
-"""Checks of a model's weights."""
+"""Checks and casts of a model's weights."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
+import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
@@ -29,3 +30,14 @@ def check_cast(exact: Mapping[str, Tensor], cast: Mapping[str, Tensor]) -> None:
                 f"{name} does not fit {str(tensor.dtype).removeprefix('torch.')}: its largest entry is "
                 f"{float(exact[name].abs().max()):.3g}. Use bfloat16 or float32."
             )
+
+
+def cast(state: Mapping[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
+    """Tensors in another dtype; integers stay as they are.
+
+    Raises:
+        WeightsError: if a tensor does not fit the dtype.
+    """
+    new = {name: tensor.to(dtype) if tensor.is_floating_point() else tensor for name, tensor in state.items()}
+    check_cast(state, new)
+    return new

@@ -225,7 +225,7 @@ def _learning_rate(
 
     def taught(features: Sequence[Feature]) -> Iterator[tuple[Any, Batch]]:
         for part in batches_by_length(data.collate, features[:_TRIED], size):
-            batch = on_device(part, device)
+            batch = on_device(part, student)
             yield teacher_outputs(teacher, batch), batch
 
     def backward() -> None:

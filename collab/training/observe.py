@@ -98,7 +98,7 @@ class Observer:
 
     def run(self, batch: Batch, wanted: Container[str], visit: Visit) -> None:
         """Runs the model on a batch up to its last attention layer, and shows every pass of the layers wanted."""
-        moved = on_device(batch, self._model.device)
+        moved = on_device(batch, self._model)
         names, numbers = frozenset(batch), Counter[str]()
 
         def show(recorded: LayerPass) -> None:
