@@ -165,7 +165,10 @@ class Collector:
         objective = torch.stack([(value * direction).sum() for value, direction in targets]).sum()
         if not objective.requires_grad:
             raise CalibrationError(
-                "The model was run without gradients, which calibration needs: run it outside torch.no_grad()."
+                f"The output of {type(self.model).__name__} does not depend on its attention layers, so there is "
+                "nothing to calibrate. Use another head, or no calibration."
+                if torch.is_grad_enabled()
+                else "The model was run without gradients, which calibration needs: run it outside torch.no_grad()."
             )
         gradients = torch.autograd.grad(
             objective, [layer_pass.weights for layer_pass in self._passes], allow_unused=True

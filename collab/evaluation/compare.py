@@ -44,8 +44,8 @@ def agreement(
         from the original's distribution, nats; with several labels, summed over the labels of a row) and ``top1``
         (fraction of outputs where both prefer the same class, or agree on a label); for regressions
         ``absolute_difference`` (mean over all outputs); for other models ``token_cosine`` (mean cosine of hidden
-        states) and ``embedding_cosine`` (mean cosine of their means over a row's tokens). Padding is ignored
-        (`collab.models.outputs`).
+        states, or of whole images) and ``embedding_cosine`` (mean cosine of their means over a row's tokens). Padding
+        is ignored (`collab.models.outputs`).
     """
     return agreement_by_source(original, converted, batches)[0]
 
@@ -143,15 +143,17 @@ def _add_outputs(expected: list[Output], actual: list[Output], add: Any) -> None
             add("top1", first.of_seen(first.same(second).float()))
         elif first.kind == "numbers":
             add("absolute_difference", (first.values - second.values).abs())
-        elif first.name == "last_hidden_state":
+        else:
             _add_states(first, second, add)
 
 
 def _add_states(first: Output, second: Output, add: Any) -> None:
-    states = first.values, second.values  # (B, T, D) each
-    left, right = map(first.of_seen, states)
+    by_token = first.values.ndim == 3
+    states = [each.values if by_token else each.values.flatten(1).unsqueeze(1) for each in (first, second)]  # (B, T, D)
+    seen = first.seen if by_token else None
+    left, right = states if seen is None else (each[seen] for each in states)
     add("token_cosine", functional.cosine_similarity(left, right, dim=-1))
-    weight = states[0].new_ones(states[0].shape[:2]) if first.seen is None else first.seen.to(states[0])
+    weight = states[0].new_ones(states[0].shape[:2]) if seen is None else seen.to(states[0])
     sums = [(hidden * weight.unsqueeze(-1)).sum(1) for hidden in states]  # (B, D)
     add("embedding_cosine", functional.cosine_similarity(sums[0], sums[1], dim=-1))
 
