@@ -2,7 +2,8 @@
 
 The demo checkpoint at half of its layers' arithmetic, compressed on four kinds of text (STS-B, SST-2, WikiText-2,
 Multi30k) and healed on the same for so many CPU seconds, is judged on these and on two that it has never seen,
-questions and dialogue. The learning rate rises over a tenth of the time and falls linearly to zero.
+questions and dialogue. The learning rate rises over a tenth of the time and falls linearly to zero. With --steps,
+variants whose steps cost the same are compared whatever else the machine does.
 
     OMP_NUM_THREADS=1 python benchmarks/healing_variants.py [--seconds 150] [--variant "Adam, 32 rows"]
 
@@ -12,6 +13,7 @@ Writes results/healing_variants.json and .md; rows are kept as they finish.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import itertools
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -58,6 +60,12 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "fragments, rows weigh by the root of their length": {"by_tokens": True, "fragments": 0.5, "alike": 0.5},
     "fragments, hard rows weigh more": {"by_tokens": True, "fragments": 0.5, "hard": 1.0},
     "fragments, some joined": {"by_tokens": True, "fragments": 0.5, "joined": 0.5},
+    "fragments of three quarters of the rows": {"by_tokens": True, "fragments": 0.75},
+    "fragments, the rate falls in the last third": {"by_tokens": True, "fragments": 0.5, "until": 0.67},
+    "fragments, weights averaged over the last fifth": {"by_tokens": True, "fragments": 0.5, "averaged": 0.2},
+    "fragments, drawn to the closed form": {"by_tokens": True, "fragments": 0.5, "closeness": 3.0},
+    "fragments, layers alone for the first 30 %": {"by_tokens": True, "fragments": 0.5, "alone": 0.3},
+    "fragments, widths of the worst source": {"by_tokens": True, "fragments": 0.5, "calibrated": ("SST-2",)},
     "fragments, embeddings trained too": {"by_tokens": True, "fragments": 0.5, "embeddings": True},
     "fragments, wider values": {"by_tokens": True, "fragments": 0.5, "widths": "wider values"},
     "fragments, as many neurons everywhere": {"by_tokens": True, "fragments": 0.5, "widths": "as many neurons"},
@@ -71,7 +79,7 @@ WIDTHS: dict[str, tuple[Sequence[int], Sequence[int], Sequence[int]]] = {
 """Widths at half of the arithmetic other than those of `collab compress`: of a head's queries and keys, of its values,
 and neurons, by layer."""
 
-DEFAULTS = {
+DEFAULTS: dict[str, Any] = {
     "optimizer": "adam",
     "rows": 32,
     "rate": 5e-4,
@@ -87,6 +95,11 @@ DEFAULTS = {
     "joined": 0.0,
     "alike": 0.0,
     "hard": 0.0,
+    "until": 0.1,
+    "averaged": 0.0,
+    "closeness": 0.0,
+    "alone": 0.0,
+    "calibrated": HEALED_ON,
     "refitted": False,
     "widths": "",
 }
@@ -261,6 +274,8 @@ def heal(
     elif how["optimizer"] == "soap":
         second = Soap(matrices, how["beta"]).step
     start, steps = time.process_time(), 0
+    initial = [weight.detach().clone() for weight in trained]
+    total, counted = [torch.zeros_like(weight) for weight in trained], 0
     for ids, mask in given_batches:
         done = steps / limit if limit else (time.process_time() - start) / seconds
         if done >= 1:
@@ -269,7 +284,8 @@ def heal(
             given = {"input_ids": ids, "attention_mask": mask, "output_hidden_states": True}
             with torch.no_grad():
                 expected = teacher(**given).hidden_states
-            actual = model(**given).hidden_states
+            with given_states(model, expected) if done < how["alone"] else contextlib.nullcontext():
+                actual = model(**given).hidden_states
         seen = mask.bool()
         pairs = list(zip(actual, expected, strict=True))[1:][-how["last"] :]
         if how["alike"] or how["hard"]:
@@ -282,19 +298,39 @@ def heal(
             of_rows = [relative(*(_means(states, mask) for states in pair)) for pair in pairs]
             loss = loss + how["means"] * torch.stack(of_rows).mean()
         loss.backward()
-        rate = how["rate"] * max(1e-3, min(done / 0.1, (1 - done) / 0.9))
+        least = 0.3 if how["averaged"] and done > 0.1 else 1e-3
+        rate = how["rate"] * max(least, min(1.0, done / 0.1, (1 - done) / (1 - how["until"])))
         adam.param_groups[0]["lr"] = rate
         adam.step()
         second(rate)
-        for weight in trained:
+        for weight, before in zip(trained, initial, strict=True):
+            weight.data.lerp_(before, rate * how["closeness"])
             weight.grad = None
+        if done >= 1 - how["averaged"]:
+            counted += 1
+            for sums, weight in zip(total, trained, strict=True):
+                sums += weight.detach()
         steps += 1
+    for weight, sums in zip(trained, total, strict=True):
+        if counted:
+            weight.data.copy_(sums / counted)
     return steps
+
+
+@contextlib.contextmanager
+def given_states(model: Any, states: Sequence[Tensor]) -> Iterator[None]:
+    """Gives every layer the original's states instead of those of the layer before it: each is healed alone."""
+    with contextlib.ExitStack() as hooks:
+        for layer, entering in zip(model.encoder.layer, states[:-1], strict=True):
+            hook = layer.register_forward_pre_hook(lambda module, args, entering=entering: (entering, *args[1:]))
+            hooks.callback(hook.remove)
+        yield
 
 
 def start(how: dict[str, Any]) -> Any:
     """The compressed model to heal."""
-    folder = WORK / f"start{'-refitted' * how['refitted']}{how['widths'].replace(' ', '-')}"
+    own = () if how["calibrated"] == HEALED_ON else how["calibrated"]
+    folder = WORK / "-".join(["start", *["refitted"] * how["refitted"], *how["widths"].split(), *own])
     if how["widths"] and not folder.is_dir():
         known = texts()
         original = collab.load(str(demo_folder()))
@@ -310,7 +346,7 @@ def start(how: dict[str, Any]) -> Any:
         ]
         candidates.build(tuple(widths)).save_pretrained(folder)
     elif not folder.is_dir():
-        made("half", folder, HEALED_ON, steps=0, healed=not how["refitted"])
+        made("half", folder, how["calibrated"], steps=0, healed=not how["refitted"])
     return collab.load(str(folder)).model
 
 
