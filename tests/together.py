@@ -31,6 +31,7 @@ from transformers import BertForSequenceClassification, PreTrainedModel
 import collab
 from collab.data.encoding import names_of
 from collab.evaluation.predict import predictions
+from collab.models.assembly import in_dtype
 from collab.models.inputs import probe_inputs
 from collab.models.layers import native_layers
 from collab.processes import (
@@ -138,20 +139,19 @@ def compress(name: str, model: PreTrainedModel, calibration: collab.Calibration)
 def calibrate_shared(folder: Path) -> dict[str, np.ndarray]:
     """Moments of models whose weights and sums the processes share, and the weights of a conversion by them."""
     results = {}
+    shard = collab.CalibrationOptions(held_out=0.5, shard=True)
     for name in (name for name in SHARED if name in TOGETHER[processes()]):
         torch.manual_seed(0)
         model = tiny_model(BY_TYPE[name])
         rows = [batch | {} for count in (3, 1, 2, 4, 1) for batch in [probe_inputs(model, count)]]
-        calibration = collab.calibrate(
-            model,
-            rows,
-            options=collab.CalibrationOptions(held_out=0.5, shard=True),
-            scratch=folder if name == "t5" else None,
-        )
+        calibration = collab.calibrate(model, rows, options=shard, scratch=folder if name == "t5" else None)
         assert not any(type(each) is DTensor for each in gc.get_objects()), "no share is left"
         results |= named(f"{name}/shared", calibration)
         config = collab.ConversionConfig(params=0.5, allocation="balanced", refine="none", compare=False)
         results |= same(f"{name}/weights-shared", collab.convert(model, config, calibration=calibration).model)
+        stored = in_dtype(model, torch.float16)
+        results |= named(f"{name}/float16-shared", collab.calibrate(stored, rows, options=shard))
+        assert stored.dtype == torch.float16
     return results
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,7 @@ from ..models.inputs import (
 )
 from ..models.layers import native_layers
 from ..models.sharded import forget_shards, sharded, sharding
-from ..models.states import in_fast_dtype
+from ..models.states import fast_dtype, in_fast_dtype
 from ..processes import dealt, from_main, is_main_process
 from ..progress import Progress, no_progress
 from ..reparametrization.moments import LayerMoments
@@ -159,10 +159,10 @@ def _collected(
 ) -> tuple[dict[str, LayerMoments], dict[str, LayerMoments] | None]:
     """The moments on batches, and on the held-out ones; of shared weights, those of this process's own layers."""
     every = [(batch, hold) for hold in (False, True) for batch in (batches.held_out if hold else batches.train)]
-    run = sharded(model) if sharding(options.shard) else model
+    run = sharded(model, dtype=fast_dtype(model)) if sharding(options.shard) else model
     collector = Collector(model, options.seed, options.period, run, scratch)
     own = _own(every, len(batches.train), evenly=run is not model)
-    with in_fast_dtype(run) if run is model else nullcontext(), collector.watching(progress, total=len(own)):
+    with in_fast_dtype(run), collector.watching(progress, total=len(own)):
         for collector.number, batch, collector.holding, collector.counting in own:
             with _accepting(model, batch):
                 run(**on_device(batch, run))

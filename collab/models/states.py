@@ -125,14 +125,18 @@ def in_float32(model: PreTrainedModel) -> Iterator[None]:
             tensor.data = tensor.data.to(dtypes[name])
 
 
+def fast_dtype(model: PreTrainedModel) -> torch.dtype:
+    """The dtype to run a model in: float32 if it is in float16 on a CPU, else its own.
+
+    Few processors multiply float16: on the others a product takes several times as long as in float32.
+    """
+    return torch.float32 if model.dtype == torch.float16 and model.device.type == "cpu" else model.dtype
+
+
 @contextlib.contextmanager
 def in_fast_dtype(model: PreTrainedModel) -> Iterator[None]:
-    """Casts a model in float16 on a CPU to float32 inside the context.
-
-    Few processors multiply float16: with the others a product takes several times as long as in float32.
-    """
-    slow = model.dtype == torch.float16 and model.device.type == "cpu"
-    with in_float32(model) if slow else contextlib.nullcontext():
+    """Casts a model to its `fast_dtype` inside the context."""
+    with contextlib.nullcontext() if model.dtype == fast_dtype(model) else in_float32(model):
         yield
 
 
