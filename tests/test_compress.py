@@ -122,7 +122,11 @@ class TestCompress:
             torch.testing.assert_close(
                 half.state_dict()[name], tensor.to(half.state_dict()[name].dtype), rtol=0, atol=0
             )
-        assert {parameter.dtype for parameter in half.parameters()} == {torch.float16}
+        half.save_pretrained(tmp_path)
+        reloaded = type(half).from_pretrained(tmp_path, dtype=torch.float16).state_dict()
+        assert {name: tensor.dtype for name, tensor in half.state_dict().items()} == {
+            name: tensor.dtype for name, tensor in reloaded.items()
+        }
         for tensor, old in zip((*stored.parameters(), *stored.buffers()), before, strict=True):
             torch.testing.assert_close(tensor, old, rtol=0, atol=0)
 

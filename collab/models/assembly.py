@@ -45,7 +45,9 @@ def assemble(
 
 
 def in_dtype(model: PreTrainedModel, dtype: torch.dtype) -> PreTrainedModel:
-    """A model in another dtype, as it would be loaded: some buffers, such as rotary frequencies, stay in float32.
+    """A model in another dtype, as it would be loaded.
+
+    Rotary frequencies stay in float32, and so do weights that transformers keeps in it (T5's `wo`, beside float16).
 
     Args:
         model: native or converted. It is not changed.
@@ -61,8 +63,14 @@ def in_dtype(model: PreTrainedModel, dtype: torch.dtype) -> PreTrainedModel:
         return model
     with unfilled(dtype):
         new = type(model)(model.config, **optional_parts(model))
+    state, built, kept = model.state_dict(), new.state_dict(), new._get_dtype_plan(dtype)
+    precise = {
+        name: state.pop(name)
+        for name in list(state)
+        if built[name].dtype == torch.float32 or any(f".{part}." in f".{name}" for part in kept)
+    }
     trainable = {name: parameter.requires_grad for name, parameter in model.named_parameters()}
-    fill(new, cast(model.state_dict(), dtype), model, trainable, share=True)
+    fill(new, cast(state, dtype) | cast(precise, torch.float32), model, trainable, share=True)
     return new
 
 
