@@ -66,6 +66,24 @@ def compressed(model: PreTrainedModel, **settings: object) -> collab.Checkpoint:
     return collab.compress(model, collab.CompressionConfig(**settings), calibration)  # type: ignore[arg-type]
 
 
+HEADS = {
+    "BertForPreTraining",
+    "EsmForMaskedLM",
+    "ViTForMaskedImageModeling",
+    "Wav2Vec2ForPreTraining",
+    "WhisperForConditionalGeneration",
+}
+FAMILIES = {"bert", "esm", "eurobert", "gpt2", "m2m_100", "t5", "vit", "wav2vec2", "whisper"}
+"""Those that are always tested; the others are `exhaustive`."""
+
+
+def often(every: Sequence[Any], always: set[str], name: Callable[[Any], str]) -> list[Any]:
+    """Parameters of which only some are tested always."""
+    marks = {name(each): [] if name(each) in always else [pytest.mark.exhaustive] for each in every}
+    assert always <= marks.keys()
+    return [pytest.param(each, id=name(each), marks=marks[name(each)]) for each in every]
+
+
 def able(row: Row) -> Row:
     """The row of a family that can be compressed; skips the others."""
     if not row.family.base.feed_forward_classes:
@@ -94,8 +112,7 @@ class TestCompress:
 
     @pytest.mark.parametrize(
         "native_class",
-        [model.native_class() for row in ROWS for model in row.family.heads],
-        ids=lambda native_class: native_class.__name__,
+        often([model.native_class() for row in ROWS for model in row.family.heads], HEADS, lambda kind: kind.__name__),
     )
     def test_every_head_and_reload(self, native_class: type[PreTrainedModel], tmp_path: Path) -> None:
         if native_class is UniSpeechSatForPreTraining:
@@ -107,7 +124,7 @@ class TestCompress:
         reloaded = type(compression.model).from_pretrained(tmp_path)
         assert largest_difference(outputs(compression.model), outputs(reloaded)) < 1e-5
 
-    @every_family
+    @pytest.mark.parametrize("row", often(ROWS, FAMILIES, lambda row: row.model_type))
     def test_float16_is_computed_in_float32(self, row: Row, tmp_path: Path) -> None:
         tiny_model(able(row)).half().save_pretrained(tmp_path)
         stored = type(tiny_model(row)).from_pretrained(tmp_path, dtype=torch.float16)
