@@ -66,6 +66,16 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "fragments, drawn to the closed form": {"by_tokens": True, "fragments": 0.5, "closeness": 3.0},
     "fragments, layers alone for the first 30 %": {"by_tokens": True, "fragments": 0.5, "alone": 0.3},
     "fragments, widths of the worst source": {"by_tokens": True, "fragments": 0.5, "calibrated": ("SST-2",)},
+    "fragments, every batch twice": {"by_tokens": True, "fragments": 0.5, "twice": True},
+    "fragments, Muon, 64 rows, 1e-3": {"by_tokens": True, "fragments": 0.5, "optimizer": "muon", "rows": 64, "rate": 1e-3},
+    "fragments, Muon, 64 rows, 1e-3, 3 iterations": {
+        "by_tokens": True,
+        "fragments": 0.5,
+        "optimizer": "muon",
+        "rows": 64,
+        "rate": 1e-3,
+        "iterations": 3,
+    },
     "fragments, embeddings trained too": {"by_tokens": True, "fragments": 0.5, "embeddings": True},
     "fragments, wider values": {"by_tokens": True, "fragments": 0.5, "widths": "wider values"},
     "fragments, as many neurons everywhere": {"by_tokens": True, "fragments": 0.5, "widths": "as many neurons"},
@@ -99,6 +109,8 @@ DEFAULTS: dict[str, Any] = {
     "averaged": 0.0,
     "closeness": 0.0,
     "alone": 0.0,
+    "twice": False,
+    "iterations": 5,
     "calibrated": HEALED_ON,
     "refitted": False,
     "widths": "",
@@ -108,23 +120,23 @@ DEFAULTS: dict[str, Any] = {
 class Muon:
     """Orthogonalized momentum for matrices (Jordan et al. 2024)."""
 
-    def __init__(self, weights: Sequence[nn.Parameter], momentum: float = 0.9) -> None:
-        self._weights, self._momentum = weights, momentum
+    def __init__(self, weights: Sequence[nn.Parameter], iterations: int, momentum: float = 0.9) -> None:
+        self._weights, self._iterations, self._momentum = weights, iterations, momentum
         self._sums = [torch.zeros_like(weight) for weight in weights]
 
     def step(self, rate: float) -> None:
         """One step."""
         for weight, total in zip(self._weights, self._sums, strict=True):
             total.mul_(self._momentum).add_(weight.grad)
-            change = _orthogonal(weight.grad + self._momentum * total)
+            change = _orthogonal(weight.grad + self._momentum * total, self._iterations)
             weight.data.add_(change, alpha=-rate * 0.2 * max(weight.shape) ** 0.5)
 
 
-def _orthogonal(matrix: Tensor) -> Tensor:
-    """About the closest matrix with orthonormal rows or columns, by five Newton-Schulz iterations."""
+def _orthogonal(matrix: Tensor, iterations: int) -> Tensor:
+    """About the closest matrix with orthonormal rows or columns, by Newton-Schulz iterations."""
     wide = matrix.T if matrix.shape[0] > matrix.shape[1] else matrix
     wide = wide.bfloat16() / (wide.norm() + 1e-7)
-    for _ in range(5):
+    for _ in range(iterations):
         square = wide @ wide.T
         wide = 3.4445 * wide + (-4.7750 * square + 2.0315 * square @ square) @ wide
     return (wide.T if matrix.shape[0] > matrix.shape[1] else wide).float()
@@ -270,20 +282,18 @@ def heal(
     adam = torch.optim.Adam(others, betas=(0.9, how["beta"]))
     second: Callable[[float], None] = lambda rate: None  # noqa: E731
     if how["optimizer"] == "muon":
-        second = Muon(matrices).step
+        second = Muon(matrices, how["iterations"]).step
     elif how["optimizer"] == "soap":
         second = Soap(matrices, how["beta"]).step
     start, steps = time.process_time(), 0
     initial = [weight.detach().clone() for weight in trained]
     total, counted = [torch.zeros_like(weight) for weight in trained], 0
-    for ids, mask in given_batches:
+    for ids, mask, expected in taught(teacher, given_batches, how):
         done = steps / limit if limit else (time.process_time() - start) / seconds
         if done >= 1:
             break
         with torch.autocast("cpu", torch.bfloat16, enabled=how["bfloat16"]):
             given = {"input_ids": ids, "attention_mask": mask, "output_hidden_states": True}
-            with torch.no_grad():
-                expected = teacher(**given).hidden_states
             with given_states(model, expected) if done < how["alone"] else contextlib.nullcontext():
                 actual = model(**given).hidden_states
         seen = mask.bool()
@@ -315,6 +325,22 @@ def heal(
         if counted:
             weight.data.copy_(sums / counted)
     return steps
+
+
+def taught(
+    teacher: Any, given_batches: Iterator[tuple[Tensor, Tensor]], how: dict[str, Any]
+) -> Iterator[tuple[Tensor, Tensor, Sequence[Tensor]]]:
+    """Batches with the teacher's states; 32 of them a second time, in another order, before the next 32."""
+    generator = np.random.default_rng(1)
+    while True:
+        kept_batches = []
+        for ids, mask in itertools.islice(given_batches, 32):
+            with torch.no_grad(), torch.autocast("cpu", torch.bfloat16, enabled=how["bfloat16"]):
+                given = {"input_ids": ids, "attention_mask": mask, "output_hidden_states": True}
+                batch = ids, mask, teacher(**given).hidden_states
+            yield batch
+            kept_batches += [batch] * how["twice"]
+        yield from (kept_batches[number] for number in generator.permutation(len(kept_batches)))
 
 
 @contextlib.contextmanager
