@@ -164,6 +164,30 @@ class TestOptions:
                     assert built.removesuffix(" | None") == declared.removesuffix(" | None"), (name, argument)
 
 
+class TestKernels:
+    """How many kernels oneDNN keeps, which it reads from the environment."""
+
+    def kept(self, tmp_path: Path, **given: str) -> str:
+        tiny_model(BY_TYPE["bert"]).save_pretrained(tmp_path / "model")
+        code = (
+            "import os, sys; from collab.cli import main\n"
+            "try: main(['inspect', sys.argv[1]])\n"
+            "except SystemExit as stop: assert not stop.code\n"
+            "print('\\n' + os.environ['ONEDNN_PRIMITIVE_CACHE_CAPACITY'])"
+        )
+        name = "ONEDNN_PRIMITIVE_CACHE_CAPACITY"
+        environment = {key: value for key, value in os.environ.items() if key != name} | given
+        command = [sys.executable, "-c", code, str(tmp_path / "model")]
+        done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
+        return done.stdout.splitlines()[-1]
+
+    def test_more_are_kept_than_by_default(self, tmp_path: Path) -> None:
+        assert int(self.kept(tmp_path)) > 1024
+
+    def test_the_user_decides(self, tmp_path: Path) -> None:
+        assert self.kept(tmp_path, ONEDNN_PRIMITIVE_CACHE_CAPACITY="7") == "7"
+
+
 class TestOutput:
     def test_says_what_it_does_and_how_long_it_took(self, tmp_path: Path) -> None:
         tiny_model(BY_TYPE["bert"]).save_pretrained(tmp_path / "model")
