@@ -227,6 +227,29 @@ class TestSources:
         for name, moments in first.moments.items():
             assert torch.equal(second.moments[name].query_covariance, moments.query_covariance)
 
+    @pytest.mark.parametrize("data", [SENTENCES * 8, "synthetic"], ids=["text", "synthetic"])
+    def test_a_masked_language_model_sees_masked_tokens(self, data: str | list[str], tokenizer: BertTokenizer) -> None:
+        whole = collab.Checkpoint(tiny_model(BERT), tokenizer)
+        masking = collab.Checkpoint(tiny_model(BERT, transformers.BertForMaskedLM), tokenizer)
+        options = collab.CalibrationOptions(samples=192)
+        hidden, seen = (collab.calibrate(each, data, options=options) for each in (masking, whole))
+        assert hidden.summary["masked"] == 0.15
+        assert "masked" not in seen.summary
+        conversion = collab.convert(masking, collab.ConversionConfig(rank=8), calibration=hidden)
+        assert "% of their tokens masked)" in conversion.report.summary()
+        ids = torch.cat([batch["input_ids"][batch["attention_mask"].bool()] for batch in hidden.train])
+        words = ids[~torch.isin(ids, torch.tensor([tokenizer.cls_token_id, tokenizer.sep_token_id]))]
+        # One of every row at least, which of short rows is more.
+        assert 0.1 < float((words == tokenizer.mask_token_id).float().mean()) < 0.5
+        assert all("labels" not in batch for batch in hidden.train)
+        assert not any((batch["input_ids"] == tokenizer.mask_token_id).any() for batch in seen.train)
+
+    def test_without_a_mask_token_nothing_is_masked(self, tokenizer: BertTokenizer) -> None:
+        tokenizer.mask_token = None
+        model = tiny_model(BERT, transformers.BertForMaskedLM)
+        summary = collab.calibrate(collab.Checkpoint(model, tokenizer), SENTENCES, options=FEW).summary
+        assert "masked" not in summary
+
     def test_synthetic_leaves_out_special_and_unused_tokens(self, tokenizer: BertTokenizer) -> None:
         rows = self.synthetic_rows(tokenizer)
         for ids in rows:

@@ -27,7 +27,13 @@ from tiny import (
     state,
     tiny_model,
 )
-from transformers import AutoModel, AutoModelForSequenceClassification, BertForSequenceClassification
+from transformers import (
+    AutoModel,
+    AutoModelForSequenceClassification,
+    BertForMaskedLM,
+    BertForSequenceClassification,
+    PreTrainedModel,
+)
 
 import collab
 from collab.data.fragments import with_fragments
@@ -152,6 +158,22 @@ class TestHeal:
             options = replace(FEW, run=replace(settings, learning_rate=rates[rank]))
             assert collab.heal(again, teacher, options=options).report.after == healing.report.after
         assert rates[32] < rates[4] <= 1e-3
+
+    @pytest.mark.parametrize(
+        ("native_class", "limits"),
+        [(BertForSequenceClassification, (0.0, 3e-5)), (BertForMaskedLM, (1e-4, 5e-4)), (None, (0.0, 5e-4))],
+    )
+    def test_limits_of_the_learning_rate_of_layers(
+        self, native_class: type[PreTrainedModel] | None, limits: tuple[float, float]
+    ) -> None:
+        """A model that is nearly its original: of the outputs that every token has, many are seen in a step."""
+        teacher = tiny_model(BERT, native_class)
+        model = converted(teacher, 32)
+        with torch.no_grad():
+            model.get_submodule("bert" if native_class else "").encoder.layer[0].output.dense.weight.add_(1e-4)
+        run = replace(RUN, learning_rate=None, steps=20)
+        report = collab.heal(model, teacher, options=replace(FEW, trainable="layers", run=run)).report
+        assert limits[0] <= report.settings["run"]["learning_rate"] <= limits[1]
 
     def test_a_resumed_run_does_not_search_its_learning_rate_again(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -98,11 +98,11 @@ def _draw(ids: Tensor, seen: Tensor, seed: int, step: int) -> Tensor:
     return torch.rand(len(ids), 3, generator=generator).T  # so that a row's draws do not depend on its padding
 
 
-def _masked(features: Sequence[Feature], tokenizer: Any, seed: int) -> list[Feature]:
-    """Rows of a masked language model, masked once for evaluation."""
+def masked(features: Sequence[Feature], tokenizer: Any, seed: int) -> list[Feature]:
+    """Rows of a masked language model with 15 % of their tokens masked, whose numbers are the ``labels``."""
     generator = torch.Generator().manual_seed(seed)
     special = torch.tensor(tokenizer.all_special_ids)
-    masked = []
+    rows = []
     for feature in features:
         ids = torch.tensor(feature["input_ids"])
         draw = torch.rand(len(ids), generator=generator).masked_fill(torch.isin(ids, special), 2.0)
@@ -110,10 +110,10 @@ def _masked(features: Sequence[Feature], tokenizer: Any, seed: int) -> list[Feat
         if not chosen.any() and (draw < 2).any():
             chosen[draw.argmin()] = True
         labels = ids.masked_fill(~chosen, IGNORED).tolist()
-        masked.append(
+        rows.append(
             feature | {"input_ids": ids.masked_fill(chosen, tokenizer.mask_token_id).tolist(), "labels": labels}
         )
-    return masked
+    return rows
 
 
 def prepare_eval(
@@ -131,7 +131,7 @@ def prepare_eval(
     make = collator(task, model, tokenizer)
     if task.kind != "masked-lm":
         return list(features), make
-    return _masked(features, tokenizer, seed), lambda rows: _padded(model, tokenizer, rows)
+    return masked(features, tokenizer, seed), lambda rows: _padded(model, tokenizer, rows)
 
 
 def _padded(model: PreTrainedModel, tokenizer: Any, features: Sequence[Feature]) -> Batch:

@@ -14,8 +14,9 @@ from typing import Any
 from transformers import PreTrainedModel
 
 from ..errors import DataError
-from ..models.inputs import has_decoder, input_kind, longest_text
+from ..models.inputs import has_decoder, input_kind, longest_text, predicts_masked
 from ..steps.step import DataSummary
+from .encoding import MASKED, masked
 from .features import (
     VIDEOS,
     Batch,
@@ -26,6 +27,7 @@ from .features import (
     length_of,
     row_features,
     synthetic_features,
+    without_labels,
 )
 from .rows import read_rows
 from .source import DataSource, Mixture, NamedSource
@@ -176,6 +178,9 @@ def features_of(
 ) -> tuple[list[Feature], DataSummary]:
     """Encodes rows without labels for a model.
 
+    A masked language model repeats the tokens that it sees, and what it predicts of others is what counts: 15 % of the
+    tokens are masked, the same ones for the same seed.
+
     Args:
         model: the model to run on them.
         processor: its tokenizer or image processor. Text and images need it; random words is better with it.
@@ -193,7 +198,7 @@ def features_of(
     """
     if isinstance(data, str) and data == "synthetic":
         features = synthetic_features(model, processor, samples, max_length, seed)
-        return features, {"source": "synthetic", "rows": len(features)}
+        return _masked(model, processor, features, {"source": "synthetic", "rows": len(features)}, seed)
     if isinstance(data, Mixture):
         raise DataError("Several sources cannot be used here. Name one.")
     kind = input_kind(model)
@@ -217,7 +222,16 @@ def features_of(
     if longest >= longest_text(model, max_length):
         logger.warning("Text longer than %d tokens was truncated.", longest)
     _warn_of_unknown(processor, features, summary["source"])
-    return features, summary
+    return _masked(model, processor, features, summary, seed)
+
+
+def _masked(
+    model: PreTrainedModel, tokenizer: Any | None, features: list[Feature], summary: DataSummary, seed: int
+) -> tuple[list[Feature], DataSummary]:
+    """The rows, and a summary that says so, with some tokens masked if the model predicts those."""
+    if not predicts_masked(model) or getattr(tokenizer, "mask_token_id", None) is None:
+        return features, summary
+    return without_labels(masked(features, tokenizer, seed)), summary | {"masked": MASKED}
 
 
 def _read(

@@ -8,7 +8,7 @@ from typing import Literal
 
 import torch
 from torch import Tensor
-from transformers import AutoModelForMultipleChoice, PreTrainedModel
+from transformers import AutoModelForMaskedLM, AutoModelForMultipleChoice, PreTrainedModel
 
 from ..errors import ConfigurationError, UnsupportedArchitectureError, first_line
 from .layers import part_of
@@ -88,6 +88,11 @@ def longest_text(model: PreTrainedModel, max_length: int | None) -> int:
 def has_choices(model: PreTrainedModel) -> bool:
     """Whether a model's inputs are several choices for each example, (B, choices, T)."""
     return type(model) is AutoModelForMultipleChoice._model_mapping.get(type(model.config), None)
+
+
+def predicts_masked(model: PreTrainedModel) -> bool:
+    """Whether a model is a masked language model, which predicts the tokens that are masked in its input."""
+    return type(model) is AutoModelForMaskedLM._model_mapping.get(type(model.config), None) and not has_decoder(model)
 
 
 def has_decoder(model: PreTrainedModel | type[PreTrainedModel]) -> bool:

@@ -62,6 +62,11 @@ class Output:
         """Whether the values are logits of a distribution."""
         return self.kind not in ("numbers", "states")
 
+    @property
+    def of_tokens(self) -> bool:
+        """Whether every token has a distribution of its own, and not every row."""
+        return self.kind == "token label" or (self.kind == "class" and self.values.ndim > 2)
+
     def direction(self, generator: torch.Generator) -> Tensor:
         """A random direction g of the shape of the values, zero at padding, to measure a change δ of the values along.
 

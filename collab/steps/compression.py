@@ -16,6 +16,7 @@ from .step import (
     counts_table,
     installed_versions,
     plain,
+    rows_text,
     table,
 )
 
@@ -205,9 +206,8 @@ class Compression(Founding):
             "bytes that the layers read to write a token": self.step_bytes,
             "the same with the vocabulary's": self.step_bytes_with_vocabulary,
         }
-        text = (
-            f"Narrowed in closed form on `{self.calibration['source']}` ({self.calibration.get('rows', '?')} rows).\n\n"
-            + counts_table("", {name: count for name, count in counts.items() if count is not None})
+        text = f"Narrowed in closed form on {rows_text(self.calibration)}.\n\n" + counts_table(
+            "", {name: count for name, count in counts.items() if count is not None}
         )
         if self.reading_speedup is not None and self.step_speedup is not None:
             text += (

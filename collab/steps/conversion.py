@@ -18,6 +18,7 @@ from .step import (
     Step,
     installed_versions,
     plain,
+    rows_text,
     short,
     shortened,
     table,
@@ -196,10 +197,7 @@ class Conversion(Founding):
     def _calibrated(self) -> str:
         if self.calibration is None:
             return "Converted by the weights alone, without calibration."
-        source = self.calibration["source"]
-        what = "random words" if source == "synthetic" else f"`{source}`"
-        rows = f" ({self.calibration['rows']} rows)" if "rows" in self.calibration else ""
-        return f"Calibrated on {what}{rows}{', then refined layer by layer' * self.refined}."
+        return f"Calibrated on {rows_text(self.calibration)}{', then refined layer by layer' * self.refined}."
 
     def details(self) -> str:
         """Errors and sizes by layer, how the form was chosen, what the other forms would have given, and notes."""

@@ -30,6 +30,7 @@ class DataSummary(TypedDict, total=False):
         task: kind of the task of the labels, if there are any.
         tokens: tokens of a calibration, of those that the encoder reads if there is one.
         decoder_tokens: tokens that the decoder reads.
+        masked: part of the tokens that were masked, for a masked language model.
         in_order: whether layers were calibrated in order.
         weight: weight of a source of several, if it is not 1.
         sources: the sources, if there are several.
@@ -44,6 +45,7 @@ class DataSummary(TypedDict, total=False):
     task: str
     tokens: int
     decoder_tokens: int
+    masked: float
     in_order: bool
     weight: float
     sources: list[DataSummary]
@@ -192,6 +194,15 @@ class Parameters:
                 "model": self.model,
             },
         )
+
+
+def rows_text(data: DataSummary) -> str:
+    """Where rows came from, how many there are, and whether some of their tokens were masked."""
+    source = "random words" if data["source"] == "synthetic" else f"`{data['source']}`"
+    masked = max(part.get("masked", 0.0) for part in (data, *data.get("sources", ())))
+    counted = [f"{data['rows']} rows"] if "rows" in data else []
+    said = ", ".join([*counted, *([f"{100 * masked:.0f} % of their tokens masked"] if masked else [])])
+    return f"{source} ({said})" if said else source
 
 
 def plain(value: Any) -> Any:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from .agreement import named, sources_text
-from .step import DataSummary, Json, Metric, Step, installed_versions, measured, short, table
+from .step import DataSummary, Json, Metric, Step, installed_versions, measured, rows_text, short, table
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class Healing(Step):
         text = (
             f"{self.parameters:,} parameters ({self.settings['trainable']}) were trained for {self.steps} steps, "
             f"without labels, to match the original's hidden states{' and logits' if 'kl' in self.before else ''} on "
-            f"`{self.data['source']}` ({self.data['rows']} rows). "
+            f"{rows_text(self.data)}. "
         )
         if not self.improved:
             text += "The held-out rows showed no improvement, so the model was left unchanged. "

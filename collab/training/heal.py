@@ -35,7 +35,7 @@ from ..progress import Progress, no_progress
 from ..steps.training import Healing
 from .arguments import RunData, steps_of
 from .distillation import DistillationTrainer, distillation_loss, teacher_outputs
-from .learning_rate import find_learning_rate
+from .learning_rate import Logits, find_learning_rate
 from .options import HealOptions, Trainable
 from .run import Work, run, short_of_memory
 from .work import temporary_work
@@ -244,8 +244,10 @@ def _learning_rate(
             here = sum(float(distillation_loss(student, teacher, *pair, divergence)[0]) for pair in held_out)
             return from_main(lambda: here)  # all must come to the same end
 
-        has_logits = any(output.uncertain for output in outputs_of(teacher, held_out[0][0], None))
-        return find_learning_rate(parameters, backward, loss, steps, has_logits=has_logits)
+        uncertain = [output for output in outputs_of(teacher, held_out[0][0], None) if output.uncertain]
+        by_token = all(output.of_tokens for output in uncertain)
+        logits: Logits = "none" if not uncertain else "tokens" if by_token else "rows"
+        return find_learning_rate(parameters, backward, loss, steps, logits)
 
 
 @contextmanager

@@ -5,15 +5,19 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Iterable
+from typing import Literal
 
 import torch
 from torch import nn
 
 logger = logging.getLogger(__name__)
 
+Logits = Literal["none", "rows", "tokens"]
+
 _HIGHEST = 1e-3
-_HIGHEST_OF_LAYERS = 5e-4
-_HIGHEST_OF_CLASSIFIERS = 3e-5
+_OF_LAYERS: dict[Logits, tuple[float, float]] = {"none": (0.0, 5e-4), "rows": (0.0, 3e-5), "tokens": (1e-4, 5e-4)}
+"""The lowest and the highest rate to train whole layers with."""
+
 _LOWEST = 2.0**-12 * _HIGHEST
 
 
@@ -22,8 +26,7 @@ def find_learning_rate(
     backward: Callable[[], None],
     loss: Callable[[], float],
     steps: int = 1,
-    *,
-    has_logits: bool = False,
+    logits: Logits = "none",
 ) -> float:
     """Starts from 1e-3 and halves it until Adam's first step does not raise the loss.
 
@@ -36,19 +39,21 @@ def find_learning_rate(
     In whole layers, the steps of many weights add up in the first step, but not over many steps. What serves `steps` of
     them is then larger by √(steps/10), up to 5e-4: for half of the demo checkpoint's arithmetic and 200 steps, 5e-4,
     and not the 1.25e-4 of the first step; over more steps, 1e-3 ends farther from the original
-    (docs/benchmarks/unseen.md). Where the loss has the divergence of logits, which few rows decide, it is at most 3e-5:
-    a third of an SST-2 model's arithmetic ends at a divergence of 0.85 of that before with 1e-4, of 0.56 with 3e-5, and
-    above it with 5e-4 (docs/benchmarks/compression.md).
+    (docs/benchmarks/unseen.md). Where the loss has the divergence of a row's logits, which few rows decide, it is at
+    most 3e-5: a third of an SST-2 model's arithmetic ends at a divergence of 0.85 of that before with 1e-4, of 0.56
+    with 3e-5, and above it with 5e-4 (docs/benchmarks/compression.md). Where every token has logits, the first step
+    raises their divergence at any rate if the model is close to its teacher, and 1e-4 lowers it all the same
+    (docs/benchmarks/healing.md).
 
     Args:
         parameters: parameters to train; their values are restored.
         backward: adds the gradients on some rows to the parameters; they are cleared afterwards.
         loss: returns the loss on other rows.
         steps: of the training, if whole layers are trained.
-        has_logits: whether the loss has a divergence of logits.
+        logits: what the loss has a divergence of logits of.
 
     Returns:
-        A learning rate from 2⁻¹² to 1 times 1e-3; of whole layers at most 5e-4, or 3e-5 with logits.
+        A learning rate from 2⁻¹² to 1 times 1e-3; of whole layers within their limits.
     """
     trained = list(parameters)
     backward()
@@ -70,7 +75,7 @@ def find_learning_rate(
                 parameter.copy_(start)
                 parameter.grad = None
     if steps > 1:
-        highest = _HIGHEST_OF_CLASSIFIERS if has_logits else _HIGHEST_OF_LAYERS
-        rate = min(highest, rate * max(1.0, math.sqrt(steps / 10)))
+        lowest, highest = _OF_LAYERS[logits]
+        rate = max(lowest, min(highest, rate * max(1.0, math.sqrt(steps / 10))))
     logger.info("Learning rate %.1e.", rate)
     return rate
