@@ -110,16 +110,16 @@ def measured(
 def table(rows: list[dict[str, Any]]) -> str:
     """A row for each budget, kind of rows and number of steps, the mean over its seeds."""
     cells = []
-    for key, group in itertools.groupby(sorted(rows, key=_key, reverse=True), _key):
-        (flops, hidden, steps), same = key, list(group)
+    for key, group in itertools.groupby(sorted(rows, key=_key), _key):
+        (less, whole, steps), same = key, list(group)
         means = [f"{mean(row[name] for row in same):.4f}" for name in ("accuracy", "kl")]
         seconds = f"{mean(row['cpu_seconds'] for row in same):.0f}" if steps else ""
-        cells.append([f"{flops:.2f}", "masked" if hidden else "whole", str(steps), str(len(same)), *means, seconds])
+        cells.append([f"{-less:.2f}", "whole" if whole else "masked", str(steps), str(len(same)), *means, seconds])
     return markdown(["multiply-adds", "rows", "steps", "seeds", "masked accuracy", "KL", "CPU s of healing"], cells)
 
 
 def _key(row: dict[str, Any]) -> tuple[float, bool, int]:
-    return row["flops"], row["masked"], row["steps"]
+    return -row["flops"], not row["masked"], row["steps"]
 
 
 if __name__ == "__main__":
