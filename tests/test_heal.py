@@ -171,7 +171,7 @@ class TestHeal:
         model = converted(teacher, 32)
         with torch.no_grad():
             model.get_submodule("bert" if native_class else "").encoder.layer[0].output.dense.weight.add_(1e-4)
-        run = replace(RUN, learning_rate=None, steps=20)
+        run = replace(RUN, learning_rate=None, steps=12, evaluations=1)
         report = collab.heal(model, teacher, options=replace(FEW, trainable="layers", run=run)).report
         assert limits[0] <= report.settings["run"]["learning_rate"] <= limits[1]
 

@@ -12,6 +12,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import click
+import pytest
+from click.testing import CliRunner
 from tiny import BY_TYPE, tiny_model
 
 import collab
@@ -164,28 +166,18 @@ class TestOptions:
                     assert built.removesuffix(" | None") == declared.removesuffix(" | None"), (name, argument)
 
 
-class TestKernels:
-    """How many kernels oneDNN keeps, which it reads from the environment."""
-
-    def kept(self, tmp_path: Path, **given: str) -> str:
-        tiny_model(BY_TYPE["bert"]).save_pretrained(tmp_path / "model")
-        code = (
-            "import os, sys; from collab.cli import main\n"
-            "try: main(['inspect', sys.argv[1]])\n"
-            "except SystemExit as stop: assert not stop.code\n"
-            "print('\\n' + os.environ['ONEDNN_PRIMITIVE_CACHE_CAPACITY'])"
-        )
-        name = "ONEDNN_PRIMITIVE_CACHE_CAPACITY"
-        environment = {key: value for key, value in os.environ.items() if key != name} | given
-        command = [sys.executable, "-c", code, str(tmp_path / "model")]
-        done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
-        return done.stdout.splitlines()[-1]
-
-    def test_more_are_kept_than_by_default(self, tmp_path: Path) -> None:
-        assert int(self.kept(tmp_path)) > 1024
-
-    def test_the_user_decides(self, tmp_path: Path) -> None:
-        assert self.kept(tmp_path, ONEDNN_PRIMITIVE_CACHE_CAPACITY="7") == "7"
+@pytest.mark.parametrize("given", [None, "7"])
+def test_more_kernels_of_onednn_are_kept_unless_the_user_decides(
+    given: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = "ONEDNN_PRIMITIVE_CACHE_CAPACITY"
+    monkeypatch.setenv(name, given or "")
+    if given is None:
+        monkeypatch.delenv(name)
+    tiny_model(BY_TYPE["bert"]).save_pretrained(tmp_path / "model")
+    done = CliRunner().invoke(main, ["inspect", str(tmp_path / "model")])
+    assert done.exit_code == 0, done.output
+    assert os.environ[name] == given if given else int(os.environ[name]) > 1024
 
 
 class TestOutput:

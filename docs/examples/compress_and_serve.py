@@ -43,7 +43,7 @@ else:
     text = output / "sentences.txt"
     text.write_text("\n".join(sentences), encoding="utf-8")
 source = collab.DataSource(str(text))
-calibration = collab.CalibrationRequest(source, collab.CalibrationOptions(samples=256))
+calibration = collab.CalibrationRequest(source, collab.CalibrationOptions(samples=128))
 
 # 2. Compress to half of the layers' arithmetic, and heal: train the result to give the
 #    original's hidden states, without labels. 10 steps show how; use 1,800, which take
@@ -57,7 +57,7 @@ report = collab.checkpoints.compress(
         source,
         collab.HealOptions(
             "layers",
-            samples=256,
+            samples=128,
             max_length=48,
             run=collab.RunOptions(steps=10, batch_size=8, evaluations=1, device="cpu"),
         ),
