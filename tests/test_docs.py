@@ -42,7 +42,14 @@ EXAMPLES = {
 
 QUICK = "heads_and_prune"
 
-LONG = ("classifier_budget", "compress_classifier", "convert_embedder", "heal_on_text", "train_from_scratch")
+LONG = (
+    "classifier_budget",
+    "compress_and_serve",
+    "compress_classifier",
+    "convert_embedder",
+    "heal_on_text",
+    "train_from_scratch",
+)
 """Examples of steps that others take too."""
 
 
