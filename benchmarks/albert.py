@@ -14,6 +14,7 @@ from __future__ import annotations
 import csv
 import re
 import time
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -32,10 +33,19 @@ RANKS = (128, 64)
 Batch = dict[str, Tensor]
 
 
+def checkpoint() -> Path:
+    """The folder of the model."""
+    return shared_data() / "checkpoints" / "rxnmapper-albert"
+
+
+def tokens() -> list[str]:
+    """The vocabulary, in order."""
+    return (checkpoint() / "vocab.txt").read_text().rstrip("\n").split("\n")
+
+
 def reactions(limit: int = 256) -> tuple[list[list[int]], int]:
     """Token ids of the reactions that are not too long, and the id of the mask."""
-    folder = shared_data() / "checkpoints" / "rxnmapper-albert"
-    vocabulary = {token: number for number, token in enumerate((folder / "vocab.txt").read_text().split("\n"))}
+    vocabulary = {token: number for number, token in enumerate(tokens())}
     with (shared_data() / "data" / "reactions" / "reactions.csv").open(newline="") as file:
         rows = [["[CLS]", *TOKEN.findall(row["rxn"]), "[SEP]"] for row in csv.DictReader(file)]
     ids = [[vocabulary.get(token, vocabulary["[UNK]"]) for token in row] for row in rows if len(row) <= limit]
@@ -60,6 +70,15 @@ def masked(batch: Batch, mask: int, generator: torch.Generator) -> tuple[Batch, 
     return {**batch, "input_ids": ids.masked_fill(chosen, mask)}, chosen
 
 
+def divided() -> tuple[list[list[int]], list[tuple[Batch, Batch, Tensor]]]:
+    """Reactions to learn from; and 128 in batches to judge by, whole and masked, with the places that are masked."""
+    rows, mask = reactions()
+    generator = torch.Generator().manual_seed(0)
+    order = torch.randperm(len(rows), generator=generator).tolist()
+    test = [(batch, *masked(batch, mask, generator)) for batch in batches([rows[i] for i in order[:128]])]
+    return [rows[i] for i in order[128:]], test
+
+
 @torch.no_grad()
 def judge(model: Any, original: Any, data: list[tuple[Batch, Batch, Tensor]]) -> dict[str, float]:
     """Accuracy on masked tokens, and divergence from the original there."""
@@ -78,14 +97,9 @@ def judge(model: Any, original: Any, data: list[tuple[Batch, Batch, Tensor]]) ->
 def main() -> None:
     """Runs everything."""
     transformers.logging.disable_progress_bar()
-    original = transformers.AutoModelForMaskedLM.from_pretrained(
-        shared_data() / "checkpoints" / "rxnmapper-albert"
-    ).eval()
-    rows, mask = reactions()
-    generator = torch.Generator().manual_seed(0)
-    order = torch.randperm(len(rows), generator=generator).tolist()
-    test = [(batch, *masked(batch, mask, generator)) for batch in batches([rows[i] for i in order[:128]])]
-    data = batches([rows[i] for i in order[128:]])
+    original = transformers.AutoModelForMaskedLM.from_pretrained(checkpoint()).eval()
+    rows, test = divided()
+    data = batches(rows)
     calibrations = {
         "none": None,
         "synthetic": collab.calibrate(original, options=collab.CalibrationOptions(samples=512)),

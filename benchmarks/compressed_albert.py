@@ -2,7 +2,7 @@
 
 On 128 reactions that neither compression nor healing has seen, 15 % of the tokens masked: accuracy on the masked
 tokens, and the Kullback-Leibler divergence of the predictions from the original's. `collab` masks 15 % of the tokens of
-the 372 reactions that it calibrates and heals on; with a tokenizer that has no mask token it takes them as they are.
+the 361 reactions that it calibrates and heals on; with a tokenizer that has no mask token it takes them as they are.
 Shared layers cannot be dropped, so there is no rival of that kind.
 
     OMP_NUM_THREADS=1 python benchmarks/compressed_albert.py [--steps 200] [--seed 0]
@@ -22,25 +22,21 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-import torch
 import transformers
-from albert import TOKEN, Batch, batches, judge, masked, reactions
-from common import kept, machine, markdown, shared_data, write
+from albert import TOKEN, checkpoint, divided, judge, tokens
+from common import kept, machine, markdown, write
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers, processors
-from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
 import collab
 
-FOLDER = "rxnmapper-albert"
 BUDGETS = 0.75, 0.5
 SEEDS = 0, 1, 2
 
 
 def tokenizer() -> PreTrainedTokenizerFast:
     """The tokenizer that the checkpoint was trained with."""
-    names = (shared_data() / "checkpoints" / FOLDER / "vocab.txt").read_text().split("\n")
-    vocabulary = {name: number for number, name in enumerate(names) if name}
+    vocabulary = {token: number for number, token in enumerate(tokens())}
     splits = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
     splits.pre_tokenizer = pre_tokenizers.Split(Regex(TOKEN.pattern), behavior="isolated")
     ends = [(name, vocabulary[name]) for name in ("[CLS]", "[SEP]")]
@@ -51,21 +47,17 @@ def tokenizer() -> PreTrainedTokenizerFast:
 
 def saved_original(folder: Path) -> collab.Checkpoint:
     """The original with its tokenizer, by way of a folder."""
-    transformers.AutoModelForMaskedLM.from_pretrained(shared_data() / "checkpoints" / FOLDER).save_pretrained(folder)
+    transformers.AutoModelForMaskedLM.from_pretrained(checkpoint()).save_pretrained(folder)
     tokenizer().save_pretrained(folder)
     original = collab.load(str(folder))
     original.model.eval()
     return original
 
 
-def divided() -> tuple[list[str], list[tuple[Batch, Batch, Tensor]]]:
-    """Reactions to learn from; and batches to judge by, whole and masked, with the places of the masked tokens."""
-    names = (shared_data() / "checkpoints" / FOLDER / "vocab.txt").read_text().split("\n")
-    ids, mask = reactions()
-    generator = torch.Generator().manual_seed(0)
-    order = torch.randperm(len(ids), generator=generator).tolist()
-    test = [(batch, *masked(batch, mask, generator)) for batch in batches([ids[i] for i in order[:128]])]
-    return ["".join(names[number] for number in ids[i][1:-1]) for i in order[128:]], test
+def texts(rows: list[list[int]]) -> list[str]:
+    """Reactions as text, without the special tokens at their ends."""
+    names = tokens()
+    return ["".join(names[number] for number in row[1:-1]) for row in rows]
 
 
 def main() -> None:
@@ -75,7 +67,8 @@ def main() -> None:
     parser.add_argument("--seed", action="append", type=int)
     chosen = parser.parse_args()
     transformers.logging.disable_progress_bar()
-    texts, test = divided()
+    rows, test = divided()
+    learned = texts(rows)
     with tempfile.TemporaryDirectory() as folder:
         original = saved_original(Path(folder))
         for flops, seed, hidden in itertools.product(BUDGETS, chosen.seed or SEEDS, (True, False)):
@@ -85,23 +78,23 @@ def main() -> None:
             reader = tokenizer()
             if not hidden:
                 reader.mask_token = None
-            both = measured(replace(original, processor=reader), texts, test, flops, chosen.steps, seed)
-            rows = [*kept("compressed_albert").get("rows", []), *(key | row for row in both)]
-            write("compressed_albert", {"machine": machine(), "rows": rows}, table(rows))
+            both = measured(replace(original, processor=reader), learned, test, flops, chosen.steps, seed)
+            every = [*kept("compressed_albert").get("rows", []), *(key | row for row in both)]
+            write("compressed_albert", {"machine": machine(), "rows": every}, table(every))
 
 
 def measured(
-    original: collab.Checkpoint, texts: list[str], test: list[Any], flops: float, steps: int, seed: int
+    original: collab.Checkpoint, learned: list[str], test: list[Any], flops: float, steps: int, seed: int
 ) -> list[dict[str, Any]]:
     """A compression before healing and after it."""
     calibration = collab.CalibrationOptions(2048, 256, seed=seed)
-    moments = collab.calibrate(original, texts, options=calibration)
+    moments = collab.calibrate(original, learned, options=calibration)
     run = collab.RunOptions(precision="auto", steps=steps, batch_size=8, evaluations=3, seed=seed)
     options = collab.HealOptions("layers", samples=65536, max_length=256, run=run)
     compressed = collab.compress(original, collab.CompressionConfig(flops=flops, healed=True), moments)
     rows = [{"steps": 0, "cpu_seconds": 0.0} | judge(compressed.model.eval(), original.model, test)]
     start = time.process_time()
-    healed = collab.heal(compressed, original, texts, options=options)
+    healed = collab.heal(compressed, original, learned, options=options)
     row = {"steps": steps, "learning_rate": healed.report.settings["run"]["learning_rate"]}
     row |= {"improved": healed.report.improved, "cpu_seconds": time.process_time() - start}
     return [*rows, row | judge(healed.model.eval(), original.model, test)]

@@ -23,6 +23,7 @@ from typing import Any
 
 import compressed_albert
 import compressed_translation
+from albert import divided
 from common import kept, machine, markdown, my_turn, write
 
 import collab
@@ -52,7 +53,7 @@ def _albert() -> tuple[collab.Checkpoint, collab.Checkpoint, list[str]]:
     """The original, its half, and reactions to heal on."""
     with tempfile.TemporaryDirectory() as folder:
         original = compressed_albert.saved_original(Path(folder))
-    texts, _ = compressed_albert.divided()
+    texts = compressed_albert.texts(divided()[0])
     moments = collab.calibrate(original, texts, options=collab.CalibrationOptions(2048, 256))
     return original, collab.compress(original, collab.CompressionConfig(flops=0.5, healed=True), moments), texts
 

@@ -296,14 +296,14 @@ def heal(
     start, steps = time.process_time(), 0
     initial = [weight.detach().clone() for weight in trained]
     total, counted = [torch.zeros_like(weight) for weight in trained], 0
-    for ids, mask, expected in taught(teacher, given_batches, how):
+    for given, expected in taught(teacher, given_batches, how):
         done = steps / limit if limit else (time.process_time() - start) / seconds
         if done >= 1:
             break
-        with torch.autocast("cpu", torch.bfloat16, enabled=how["bfloat16"]):
-            given = {"input_ids": ids, "attention_mask": mask, "output_hidden_states": True}
-            with given_states(model, expected) if done < how["alone"] else contextlib.nullcontext():
-                actual = model(**given).hidden_states
+        alone = given_states(model, expected) if done < how["alone"] else contextlib.nullcontext()
+        with torch.autocast("cpu", torch.bfloat16, enabled=how["bfloat16"]), alone:
+            actual = model(**given).hidden_states
+        mask = given["attention_mask"]
         seen = mask.bool()
         pairs = list(zip(actual, expected, strict=True))[1:][-how["last"] :]
         if how["alike"] or how["hard"]:
@@ -337,15 +337,15 @@ def heal(
 
 def taught(
     teacher: Any, given_batches: Iterator[tuple[Tensor, Tensor]], how: dict[str, Any]
-) -> Iterator[tuple[Tensor, Tensor, Sequence[Tensor]]]:
-    """Batches with the teacher's states; 32 of them a second time, in another order, before the next 32."""
+) -> Iterator[tuple[dict[str, Any], Sequence[Tensor]]]:
+    """Inputs with the teacher's states; 32 of them a second time, in another order, before the next 32."""
     generator = np.random.default_rng(1)
     while True:
         kept_batches = []
         for ids, mask in itertools.islice(given_batches, 32):
             with torch.no_grad(), torch.autocast("cpu", torch.bfloat16, enabled=how["bfloat16"]):
                 given = {"input_ids": ids, "attention_mask": mask, "output_hidden_states": True}
-                batch = ids, mask, teacher(**given).hidden_states
+                batch = given, teacher(**given).hidden_states
             yield batch
             kept_batches += [batch] * how["twice"]
         yield from (kept_batches[number] for number in generator.permutation(len(kept_batches)))

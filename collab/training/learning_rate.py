@@ -58,11 +58,13 @@ def find_learning_rate(
     trained = list(parameters)
     backward()
     initial = [parameter.detach().clone() for parameter in trained]
+    lowest, highest = _OF_LAYERS[logits] if steps > 1 else (0.0, _HIGHEST)
+    growth = max(1.0, math.sqrt(steps / 10))
     rate = _HIGHEST
     try:
         with torch.no_grad():
             before = loss()
-            while rate > _LOWEST:
+            while rate > max(_LOWEST, lowest / growth):  # below it, the lowest is taken
                 for parameter, start in zip(trained, initial, strict=True):
                     if parameter.grad is not None:
                         parameter.copy_(start - rate * parameter.grad.sign())
@@ -74,8 +76,6 @@ def find_learning_rate(
             for parameter, start in zip(trained, initial, strict=True):
                 parameter.copy_(start)
                 parameter.grad = None
-    if steps > 1:
-        lowest, highest = _OF_LAYERS[logits]
-        rate = max(lowest, min(highest, rate * max(1.0, math.sqrt(steps / 10))))
+    rate = max(lowest, min(highest, rate * growth))
     logger.info("Learning rate %.1e.", rate)
     return rate
