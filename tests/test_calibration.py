@@ -228,9 +228,12 @@ class TestSources:
             assert torch.equal(second.moments[name].query_covariance, moments.query_covariance)
 
     @pytest.mark.parametrize("data", [SENTENCES * 8, "synthetic"], ids=["text", "synthetic"])
-    def test_a_masked_language_model_sees_masked_tokens(self, data: str | list[str], tokenizer: BertTokenizer) -> None:
+    @pytest.mark.parametrize("native_class", [transformers.BertForMaskedLM, transformers.BertForPreTraining])
+    def test_a_masked_language_model_sees_masked_tokens(
+        self, native_class: type[PreTrainedModel], data: str | list[str], tokenizer: BertTokenizer
+    ) -> None:
         whole = collab.Checkpoint(tiny_model(BERT), tokenizer)
-        masking = collab.Checkpoint(tiny_model(BERT, transformers.BertForMaskedLM), tokenizer)
+        masking = collab.Checkpoint(tiny_model(BERT, native_class), tokenizer)
         options = collab.CalibrationOptions(samples=192)
         hidden, seen = (collab.calibrate(each, data, options=options) for each in (masking, whole))
         assert hidden.summary["masked"] == 0.15
@@ -243,6 +246,11 @@ class TestSources:
         assert 0.1 < float((words == tokenizer.mask_token_id).float().mean()) < 0.5
         assert all("labels" not in batch for batch in hidden.train)
         assert not any((batch["input_ids"] == tokenizer.mask_token_id).any() for batch in seen.train)
+
+    def test_a_discriminator_sees_whole_rows(self, tokenizer: BertTokenizer) -> None:
+        model = tiny_model(BY_TYPE["electra"], transformers.ElectraForPreTraining)
+        summary = collab.calibrate(collab.Checkpoint(model, tokenizer), SENTENCES, options=FEW).summary
+        assert "masked" not in summary
 
     def test_without_a_mask_token_nothing_is_masked(self, tokenizer: BertTokenizer) -> None:
         tokenizer.mask_token = None

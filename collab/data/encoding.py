@@ -12,6 +12,7 @@ from transformers import PreTrainedModel
 
 from ..errors import ConfigurationError
 from ..models.inputs import longest_text
+from ..steps.step import DataSummary
 from .examples import Examples, class_numbers, numbers
 from .features import Batch, Feature, collate, pair_features, text_features, without_labels
 from .task import Task
@@ -48,6 +49,12 @@ def names_of(model: PreTrainedModel) -> list[str]:
     """The classes of a model's head, in order."""
     names: Any = model.config.id2label
     return [str(names[number]) for number in sorted(names)]
+
+
+def examples_summary(task: Task, examples: Examples) -> DataSummary:
+    """The source of rows with labels, for reports."""
+    summary: DataSummary = {"source": examples.name, "rows": len(examples.texts)}
+    return summary | {"masked": MASKED} if task.kind == "masked-lm" else summary
 
 
 def collator(task: Task, model: PreTrainedModel, tokenizer: Any) -> Collate:

@@ -6,7 +6,7 @@ import time
 
 import numpy as np
 
-from ..data.encoding import encode, prepare_eval
+from ..data.encoding import encode, examples_summary, prepare_eval
 from ..data.examples import Examples, numbers
 from ..data.features import Feature, text_features, without_labels
 from ..data.task import Task
@@ -71,7 +71,7 @@ def evaluate(
         model=checkpoint.name,
         task=task.kind,
         hub_name=task.hub_name,
-        data={"source": examples.name, "rows": len(examples.texts)},
+        data=examples_summary(task, examples),
         metrics=measured(columns),
         seconds=time.perf_counter() - start,
         against=compared,

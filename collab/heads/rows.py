@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from ..data.encoding import encode, prepare_eval
+from ..data.encoding import encode, examples_summary, prepare_eval
 from ..data.examples import Examples, numbers, read_examples
 from ..data.features import Batch, Feature, row_batches, text_features, without_labels
 from ..data.prepare import Unlabelled, features_of
@@ -90,7 +90,7 @@ def head_rows(loaded: Checkpoint, source: Unlabelled, task: Task | None, options
         raise DataError(
             f"{error} Without a task (no --task), heads are scored by the model's own answers, which need no labels."
         ) from error
-    summary = {"source": examples.name, "rows": len(examples.texts), "task": task.kind}
+    summary = examples_summary(task, examples) | {"task": task.kind}
     if task.kind == "similarity":
         if len(examples.texts[0]) != 2:
             raise DataError("Similarity needs pairs: name two text columns (columns=, --text-column).")

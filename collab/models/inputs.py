@@ -8,7 +8,7 @@ from typing import Literal
 
 import torch
 from torch import Tensor
-from transformers import AutoModelForMaskedLM, AutoModelForMultipleChoice, PreTrainedModel
+from transformers import AutoModelForMaskedLM, AutoModelForMultipleChoice, AutoModelForPreTraining, PreTrainedModel
 
 from ..errors import ConfigurationError, UnsupportedArchitectureError, first_line
 from .layers import part_of
@@ -91,8 +91,16 @@ def has_choices(model: PreTrainedModel) -> bool:
 
 
 def predicts_masked(model: PreTrainedModel) -> bool:
-    """Whether a model is a masked language model, which predicts the tokens that are masked in its input."""
-    return type(model) is AutoModelForMaskedLM._model_mapping.get(type(model.config), None) and not has_decoder(model)
+    """Whether a model predicts the tokens that are masked in its input, alone or beside something else of a row."""
+    alone, beside = (
+        auto._model_mapping.get(type(model.config), None) for auto in (AutoModelForMaskedLM, AutoModelForPreTraining)
+    )
+    return (
+        alone is not None
+        and type(model) in (alone, beside)
+        and model.get_output_embeddings() is not None  # of ELECTRA the second one tells which tokens were replaced
+        and not has_decoder(model)
+    )
 
 
 def has_decoder(model: PreTrainedModel | type[PreTrainedModel]) -> bool:

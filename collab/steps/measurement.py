@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from .agreement import named
-from .step import Json, Metric, Step, display_names, installed_versions, measured, short, table
+from .step import DataSummary, Json, Metric, Step, display_names, installed_versions, measured, rows_text, short, table
 
 
 @dataclass(frozen=True)
@@ -18,7 +18,7 @@ class Evaluation(Step):
         model: name of the model.
         task: kind of the task.
         hub_name: its name on the Hub.
-        data: source and number of the rows.
+        data: the rows.
         metrics: by name, value and bootstrap interval (``low``, ``high``; None without).
         seconds: wall-clock time.
         against: comparison with a second model (`collab.evaluation.compare`), with its own ``metrics`` and the
@@ -32,7 +32,7 @@ class Evaluation(Step):
     model: str
     task: str
     hub_name: str
-    data: Json
+    data: DataSummary
     metrics: dict[str, dict[str, float]]
     seconds: float
     against: Json | None = None
@@ -50,7 +50,7 @@ class Evaluation(Step):
         if self.against is not None:
             for row, metric in zip(rows, self.metrics, strict=True):
                 row += [_interval(self.against[which][metric], which == "difference") for which in _COMPARED]
-        text = f"{self.task} on `{self.data['source']}` ({self.data['rows']} rows):\n\n{table(headings, rows)}"
+        text = f"{self.task} on {rows_text(self.data)}:\n\n{table(headings, rows)}"
         return text if self.against is None else f"{text}\n\n{_comparison(self.against, first, others[0])}"
 
     def model_index(self) -> tuple[Metric, ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from .step import DataSummary, Json, Parameters, Step, table
+from .step import DataSummary, Json, Parameters, Step, rows_text, table
 
 
 @dataclass(frozen=True)
@@ -56,8 +56,8 @@ class Pruning(Step):
         if self.score and self.data:
             how = (
                 f"The heads of least {self.score.replace('_', ' ')} were removed in {self.steps} "
-                f"step{'s' if self.steps > 1 else ''}, scored on `{self.data['source']}` "
-                f"({self.data['rows']} rows, with{'' if 'task' in self.data else 'out'} labels)."
+                f"step{'s' if self.steps > 1 else ''}, scored on {rows_text(self.data)}, "
+                f"with{'' if 'task' in self.data else 'out'} labels."
             )
         return f"{self.heads_after} of {self.heads_before} heads are left. {how}\n\n{self.parameters.table()}"
 
