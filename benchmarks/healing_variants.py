@@ -67,6 +67,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "fragments, layers alone for the first 30 %": {"by_tokens": True, "fragments": 0.5, "alone": 0.3},
     "fragments, widths of the worst source": {"by_tokens": True, "fragments": 0.5, "calibrated": ("SST-2",)},
     "fragments, 1e-3": {"by_tokens": True, "fragments": 0.5, "rate": 1e-3},
+    "fragments, rows of like length among 8,192": {"by_tokens": True, "fragments": 0.5, "pool": 256},
     "fragments, 16 rows": {"by_tokens": True, "fragments": 0.5, "rows": 16},
     "fragments, every batch twice": {"by_tokens": True, "fragments": 0.5, "twice": True},
     "fragments, Muon, 64 rows, 1e-3": {
@@ -111,6 +112,7 @@ DEFAULTS: dict[str, Any] = {
     "by_tokens": False,
     "fragments": 0.0,
     "joined": 0.0,
+    "pool": 32,
     "alike": 0.0,
     "hard": 0.0,
     "until": 0.1,
@@ -242,14 +244,19 @@ def batches(tokenizer: Any, rows: Sequence[list[int]], size: int, replaced: floa
 
 
 def by_tokens(
-    tokenizer: Any, kinds: dict[str, list[dict[str, list[int]]]], size: int, fragments: float, joined: float = 0.0
+    tokenizer: Any,
+    kinds: dict[str, list[dict[str, list[int]]]],
+    size: int,
+    fragments: float,
+    joined: float = 0.0,
+    pool: int = 32,
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Padded batches of rows of similar length, of all kinds evenly by tokens, some rows cut to fragments."""
     generator = np.random.default_rng(0)
     inverse = np.array([len(rows) / sum(len(row["input_ids"]) for row in rows) for rows in kinds.values()])
     streams = [_endless(rows, generator) for rows in kinds.values()]
     for seed in itertools.count():
-        drawn = [next(streams[kind]) for kind in generator.choice(len(kinds), size * 32, p=inverse / inverse.sum())]
+        drawn = [next(streams[kind]) for kind in generator.choice(len(kinds), size * pool, p=inverse / inverse.sum())]
         cut = [row["input_ids"] for row in with_fragments(drawn, fragments, tokenizer, seed)]
         if joined:
             whole = [len(row["input_ids"]) for row in drawn]
@@ -259,7 +266,7 @@ def by_tokens(
                     for m in generator.choice(short, int(generator.integers(1, 4))):
                         cut[n] = [*cut[n][:-1], *cut[m][1:]]
         cut.sort(key=len)
-        for number in generator.permutation(32):
+        for number in generator.permutation(pool):
             padded = tokenizer.pad({"input_ids": cut[number * size : (number + 1) * size]}, return_tensors="pt")
             yield padded["input_ids"], padded["attention_mask"]
 
@@ -406,7 +413,7 @@ def main() -> None:
             continue
         how = DEFAULTS | VARIANTS[name]
         if how["by_tokens"]:
-            given = by_tokens(judge.tokenizer, by_kind, how["rows"], how["fragments"], how["joined"])
+            given = by_tokens(judge.tokenizer, by_kind, how["rows"], how["fragments"], how["joined"], how["pool"])
         else:
             given = batches(judge.tokenizer, every_row, how["rows"], how["replaced"])
         model = start(how)
