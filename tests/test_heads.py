@@ -135,6 +135,20 @@ class TestRemoval:
         pruned = collab.prune(model, some_gone(model)[1]).model
         assert [weights.shape[1] for weights in self_attentions(pruned)[:2]] == [2, 0]
 
+    def test_a_removed_head_predicts_no_contacts(self) -> None:
+        """ESM's regression on the weights of all heads goes on without those that were removed."""
+        model = tiny_model(BY_TYPE["esm"])
+        model.set_attn_implementation("eager")  # the native model shows its attention weights with no other
+        *_, last = attention_layers(model)
+        pruned = collab.prune(model, {last.name: [1, 3]}).model
+        weight = model.contact_head.regression.weight.data.view(-1, len(last.heads))  # (layers, H)
+        weight[-1, [0, 2]] = 0.0
+        inputs = probe_inputs(model)
+        contacts = [each.predict_contacts(inputs["input_ids"], inputs["attention_mask"]) for each in (model, pruned)]
+        torch.testing.assert_close(*contacts)
+        without = collab.prune(model, some_gone(model)[1]).model
+        assert without.predict_contacts(inputs["input_ids"], inputs["attention_mask"]).isfinite().all()
+
     @pytest.mark.parametrize("implementation", ["eager", "sdpa"])
     @every_conversion
     def test_trains(self, implementation: str, conversion: dict[str, Any] | None) -> None:
