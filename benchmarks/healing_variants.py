@@ -68,6 +68,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "fragments, widths of the worst source": {"by_tokens": True, "fragments": 0.5, "calibrated": ("SST-2",)},
     "fragments, 1e-3": {"by_tokens": True, "fragments": 0.5, "rate": 1e-3},
     "fragments, rows of like length among 8,192": {"by_tokens": True, "fragments": 0.5, "pool": 256},
+    "fragments, second moments over 20 steps": {"by_tokens": True, "fragments": 0.5, "beta": 0.95},
+    "fragments, second moments over 20 steps, 1e-3": {"by_tokens": True, "fragments": 0.5, "beta": 0.95, "rate": 1e-3},
     "fragments, 16 rows": {"by_tokens": True, "fragments": 0.5, "rows": 16},
     "fragments, every batch twice": {"by_tokens": True, "fragments": 0.5, "twice": True},
     "fragments, Muon, 64 rows, 1e-3": {
