@@ -246,25 +246,21 @@ def batches(tokenizer: Any, rows: Sequence[list[int]], size: int, replaced: floa
 
 
 def by_tokens(
-    tokenizer: Any,
-    kinds: dict[str, list[dict[str, list[int]]]],
-    size: int,
-    fragments: float,
-    joined: float = 0.0,
-    pool: int = 32,
+    tokenizer: Any, kinds: dict[str, list[dict[str, list[int]]]], how: dict[str, Any]
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Padded batches of rows of similar length, of all kinds evenly by tokens, some rows cut to fragments."""
+    size, fragments, pool = how["rows"], how["fragments"], how["pool"]
     generator = np.random.default_rng(0)
     inverse = np.array([len(rows) / sum(len(row["input_ids"]) for row in rows) for rows in kinds.values()])
     streams = [_endless(rows, generator) for rows in kinds.values()]
     for seed in itertools.count():
         drawn = [next(streams[kind]) for kind in generator.choice(len(kinds), size * pool, p=inverse / inverse.sum())]
         cut = [row["input_ids"] for row in with_fragments(drawn, fragments, tokenizer, seed)]
-        if joined:
+        if how["joined"]:
             whole = [len(row["input_ids"]) for row in drawn]
             short = [n for n, row in enumerate(cut) if len(row) < whole[n]]
             for n in short:
-                if generator.random() < joined:
+                if generator.random() < how["joined"]:
                     for m in generator.choice(short, int(generator.integers(1, 4))):
                         cut[n] = [*cut[n][:-1], *cut[m][1:]]
         cut.sort(key=len)
@@ -415,7 +411,7 @@ def main() -> None:
             continue
         how = DEFAULTS | VARIANTS[name]
         if how["by_tokens"]:
-            given = by_tokens(judge.tokenizer, by_kind, how["rows"], how["fragments"], how["joined"], how["pool"])
+            given = by_tokens(judge.tokenizer, by_kind, how)
         else:
             given = batches(judge.tokenizer, every_row, how["rows"], how["replaced"])
         model = start(how)
