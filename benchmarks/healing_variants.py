@@ -87,6 +87,39 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "rate": 1e-3,
         "iterations": 3,
     },
+    "fragments, Muon, 128 rows, 1.5e-3, 3 iterations": {
+        "by_tokens": True,
+        "fragments": 0.5,
+        "optimizer": "muon",
+        "rows": 128,
+        "rate": 1.5e-3,
+        "iterations": 3,
+    },
+    "fragments, Muon, 128 rows, 2e-3, 3 iterations": {
+        "by_tokens": True,
+        "fragments": 0.5,
+        "optimizer": "muon",
+        "rows": 128,
+        "rate": 2e-3,
+        "iterations": 3,
+    },
+    "fragments, Muon, 256 rows, 2e-3, 3 iterations": {
+        "by_tokens": True,
+        "fragments": 0.5,
+        "optimizer": "muon",
+        "rows": 256,
+        "rate": 2e-3,
+        "iterations": 3,
+    },
+    "fragments, Muon, 256 rows, 3e-3, 3 iterations": {
+        "by_tokens": True,
+        "fragments": 0.5,
+        "optimizer": "muon",
+        "rows": 256,
+        "rate": 3e-3,
+        "iterations": 3,
+    },
+    "fragments, states after attention too": {"by_tokens": True, "fragments": 0.5, "after_attention": True},
     "fragments, embeddings trained too": {"by_tokens": True, "fragments": 0.5, "embeddings": True},
     "fragments, wider values": {"by_tokens": True, "fragments": 0.5, "widths": "wider values"},
     "fragments, as many neurons everywhere": {"by_tokens": True, "fragments": 0.5, "widths": "as many neurons"},
@@ -122,6 +155,7 @@ DEFAULTS: dict[str, Any] = {
     "closeness": 0.0,
     "alone": 0.0,
     "twice": False,
+    "after_attention": False,
     "iterations": 5,
     "calibrated": HEALED_ON,
     "refitted": False,
@@ -307,7 +341,7 @@ def heal(
             break
         alone = given_states(model, expected) if done < how["alone"] else contextlib.nullcontext()
         with torch.autocast("cpu", torch.bfloat16, enabled=how["bfloat16"]), alone:
-            actual = model(**given).hidden_states
+            actual = states(model, given, how)
         mask = given["attention_mask"]
         seen = mask.bool()
         pairs = list(zip(actual, expected, strict=True))[1:][-how["last"] :]
@@ -340,6 +374,16 @@ def heal(
     return steps
 
 
+def states(model: Any, given: dict[str, Any], how: dict[str, Any]) -> list[Tensor]:
+    """The hidden states, with ``after_attention`` also those between attention and feed-forward layers."""
+    between: list[Tensor] = []
+    with contextlib.ExitStack() as hooks:
+        for layer in model.encoder.layer if how["after_attention"] else ():
+            hook = layer.attention.output.register_forward_hook(lambda module, args, output: between.append(output))
+            hooks.callback(hook.remove)
+        return [*model(**given).hidden_states, *between]
+
+
 def taught(
     teacher: Any, given_batches: Iterator[tuple[Tensor, Tensor]], how: dict[str, Any]
 ) -> Iterator[tuple[dict[str, Any], Sequence[Tensor]]]:
@@ -350,7 +394,7 @@ def taught(
         for ids, mask in itertools.islice(given_batches, 32):
             with torch.no_grad(), torch.autocast("cpu", torch.bfloat16, enabled=how["bfloat16"]):
                 given = {"input_ids": ids, "attention_mask": mask, "output_hidden_states": True}
-                batch = given, teacher(**given).hidden_states
+                batch = given, states(teacher, given, how)
             yield batch
             kept_batches += [batch] * how["twice"]
         yield from (kept_batches[number] for number in generator.permutation(len(kept_batches)))

@@ -7,7 +7,7 @@ import random
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from common import demo_folder, shared_data, stsb
@@ -40,7 +40,7 @@ CHECKPOINTS: dict[str, Callable[[], Path]] = {
     "demo": demo_folder,
     "minilm-rotary": lambda: shared_data() / "checkpoints" / "minilm-rotary",
 }
-STEPS = 1800
+STEPS = 700
 FRAGMENTS = 0.5
 
 
@@ -103,11 +103,13 @@ class Judge:
         return measured
 
 
-def heal_options(fragments: float = FRAGMENTS, **run: Any) -> collab.HealOptions:
+def heal_options(
+    fragments: float = FRAGMENTS, optimizer: Literal["adamw", "muon"] = "muon", **run: Any
+) -> collab.HealOptions:
     """Healing as `collab compress` does it by default, with the settings of its run."""
-    run = {"precision": "auto"} | run
+    run = {"precision": "auto", "batch_size": 128, "gradient_accumulation_steps": 4} | run
     return collab.HealOptions(
-        "layers", samples=65536, max_length=128, fragments=fragments, run=collab.RunOptions(**run)
+        "layers", 65536, 128, fragments=fragments, optimizer=optimizer, run=collab.RunOptions(**run)
     )
 
 

@@ -34,11 +34,13 @@ from collab.evaluation.timing import Run
 from collab.models.inputs import random_inputs
 
 WORK = Path(__file__).parent / "work" / "kinds"
+_ADAM = {"optimizer": "adamw", "batch_size": 32, "gradient_accumulation_steps": 1}
 RECIPES: dict[str, dict[str, Any]] = {
     "now": {},
-    "whole rows, 1200 steps": {"steps": 1200, "fragments": 0.0},
-    "200 steps of 64 whole rows": {"steps": 200, "batch_size": 64, "fragments": 0.0},
-    "600 steps of 64 whole rows": {"steps": 600, "batch_size": 64, "fragments": 0.0},
+    "Adam": {"steps": 1800} | _ADAM,
+    "whole rows, 1200 steps": {"steps": 1200, "fragments": 0.0} | _ADAM,
+    "200 steps of 64 whole rows": {"steps": 200, "fragments": 0.0} | _ADAM | {"batch_size": 64},
+    "600 steps of 64 whole rows": {"steps": 600, "fragments": 0.0} | _ADAM | {"batch_size": 64},
 }
 
 
@@ -49,7 +51,7 @@ def main() -> None:
         parser.add_argument(f"--{name}", action="append", choices=known)
     parser.add_argument("--checkpoint", choices=tuple(CHECKPOINTS), default="demo")
     parser.add_argument("--seed", action="append", type=int)
-    parser.add_argument("--steps", type=int, default=STEPS)
+    parser.add_argument("--steps", type=int, help="for recipes that give none, or that of Adam")
     parser.add_argument("--speed", action="store_true", help="measure the speed at 8 rows of 128 tokens, and no more")
     chosen = parser.parse_args()
     result = "unseen" if chosen.checkpoint == "demo" else f"unseen-{chosen.checkpoint}"
@@ -60,7 +62,9 @@ def main() -> None:
     for left_out, model, recipe, seed in itertools.product(
         chosen.left_out or ("none", *KINDS), chosen.model or BUDGETS, chosen.recipe or RECIPES, chosen.seed or (0, 1, 2)
     ):
-        settings = {"steps": chosen.steps} | RECIPES[recipe]
+        settings = {"steps": STEPS} | RECIPES[recipe]
+        if chosen.steps and recipe in ("now", "Adam"):
+            settings["steps"] = chosen.steps
         key = {"left_out": left_out, "model": model, "recipe": recipe, "seed": seed, "steps": settings["steps"]}
         if any(key.items() <= row.items() for row in kept(result).get("rows", [])):
             continue
@@ -129,7 +133,7 @@ def table(rows: list[dict[str, Any]]) -> str:
             [
                 model,
                 *([] if recipe == "now" else [recipe]),
-                *([] if recipe != "now" or steps == STEPS else [f"{steps} steps"]),
+                *([f"{steps} steps"] if recipe in ("now", "Adam") and (recipe == "Adam" or steps != STEPS) else []),
                 *([f"{len(same)} seeds"] if len(same) > 1 else []),
             ]
         )

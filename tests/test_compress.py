@@ -362,14 +362,15 @@ class TestCompress:
     def test_command_tries_how_many_layers_to_drop(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         pytest.importorskip("accelerate", reason="the train extra is not installed")
         monkeypatch.setattr(trials, "_RECOVERIES", (0.0, 1.0))
-        monkeypatch.setattr(importlib.import_module("collab.checkpoints.heal"), "_TRIAL", 1)
+        for name in ("_TRIAL", "_TRIAL_ROWS"):
+            monkeypatch.setattr(importlib.import_module("collab.checkpoints.heal"), name, 1)
         save_with_tokenizer(tiny_model(BERT, num_hidden_layers=4), tmp_path / "in")
         (tmp_path / "text.txt").write_text("\n".join(TEXT))
         text = collab.DataSource(str(tmp_path / "text.txt"))
         tried: dict[int, list[Any]] = {}
         phases: set[str] = set()
         for steps in (2, 10):
-            run = collab.RunOptions(steps=steps, evaluations=1, learning_rate=1e-4)
+            run = collab.RunOptions(steps=steps, batch_size=1, evaluations=1, learning_rate=1e-4)
             collab.checkpoints.compress(
                 str(tmp_path / "in"),
                 tmp_path / "out",

@@ -39,6 +39,7 @@ import collab
 from collab.data.fragments import with_fragments
 from collab.models.inputs import probe_inputs
 from collab.training.learning_rate import find_learning_rate
+from collab.training.muon import Muon
 
 pytest.importorskip("accelerate", reason="the train extra is not installed")
 
@@ -138,6 +139,40 @@ class TestHeal:
         with torch.no_grad():
             assert torch.equal(model(**inputs).logits, before)
         assert "it is left unchanged" in caplog.messages[-1]
+
+    @pytest.mark.parametrize("shape", [(12, 20), (20, 12), (16, 16), (24,), (3, 4, 5)])
+    def test_muon_changes_all_directions_alike(self, shape: tuple[int, ...]) -> None:
+        """Singular values from 1 to 10 become about equal, and a step has a fifth of the rate as its size."""
+        weight = torch.nn.Parameter(torch.zeros(shape))
+        gradient = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+        if len(shape) == 2:
+            left, values, right = torch.linalg.svd(gradient, full_matrices=False)
+            gradient = left @ torch.diag(torch.linspace(1, 10, len(values))) @ right
+        weight.grad = gradient.clone()
+        muon = Muon([weight], lr=0.1, weight_decay=0.5)
+        muon.step()
+        change = -weight.detach()
+        assert 0.5 < float(change.square().mean().sqrt()) / 0.02 < 1.5
+        assert float((change * gradient).sum()) > 0
+        if len(shape) == 2:
+            values = torch.linalg.svdvals(change)
+            assert values[0] < 4 * values[-1]
+        before = weight.detach().clone()
+        weight.grad = torch.zeros(shape)
+        muon.param_groups[0]["momentum"] = 0.0
+        muon.step()
+        assert torch.allclose(weight, 0.95 * before)  # weight decay alone
+
+    def test_optimizers_differ(self) -> None:
+        teacher = tiny_model(BERT)
+        losses = set()
+        for optimizer in ("adamw", "muon"):
+            options = replace(FEW, trainable="layers", optimizer=optimizer)
+            report = collab.heal(converted(teacher, 4), teacher, options=options).report
+            assert report.improved
+            assert report.settings["optimizer"] == optimizer
+            losses.add(report.to_dict()["after"]["loss"])
+        assert len(losses) == 2
 
     @pytest.mark.slow
     def test_finds_a_learning_rate(self) -> None:

@@ -32,10 +32,13 @@ if TYPE_CHECKING:
     from ..compression.trials import Healer
 
 _TRIAL = 60
-"""Steps of a trial. After so many, candidates come in the order of those after 300 (benchmarks/recovery.py)."""
+"""Steps of a trial, by Adam. After so many, candidates rank as after 300 (benchmarks/recovery.py)."""
+
+_TRIAL_ROWS = 32
+"""Rows of its steps."""
 
 _WORTH = 10
-"""Healing that takes as many times the steps of a trial is worth one."""
+"""Healing on as many times the rows of a trial is worth one."""
 
 
 def heal(
@@ -99,18 +102,25 @@ def trial(request: HealRequest, original: Checkpoint, run: Run) -> Healer | None
     Returns:
         What heals a model in place; None if the healing to come is too short to be worth it.
     """
-    steps = request.options.run.steps
-    if steps is not None and steps < _WORTH * _TRIAL:
+    to_come = request.options.run
+    if to_come.steps is not None and to_come.steps * to_come.batch_size < _WORTH * _TRIAL * _TRIAL_ROWS:
         return None
     work = cache(run.scratch)  # once for all trials, which share what the original writes
-    settings = replace(request.options.run, steps=_TRIAL, evaluations=1)
+    settings = replace(
+        to_come,
+        learning_rate=None,
+        steps=_TRIAL,
+        batch_size=_TRIAL_ROWS,
+        gradient_accumulation_steps=1,
+        evaluations=1,
+    )
 
     def progress(what: str, done: int, total: int | None) -> None:
         run.progress("trying numbers of dropped layers", done, total)
 
     def heal_for_a_short_time(model: PreTrainedModel) -> None:
         nonlocal settings
-        options = replace(request.options, run=settings)
+        options = replace(request.options, optimizer="adamw", run=settings)
         candidate = replace(original, model=model)
         report = _healed(candidate, original, request.source, options, work(), True, progress).step(Healing)
         assert report is not None

@@ -25,7 +25,7 @@ from .session import Session
 
 Name = TypeVar("Name", bound=str)
 
-_RUN = RunOptions(steps=1800, evaluations=3, precision="auto")
+_RUN = RunOptions(steps=700, batch_size=128, gradient_accumulation_steps=4, evaluations=3, precision="auto")
 _FRAGMENTS = 0.5  # see docs/benchmarks/unseen.md
 
 
@@ -69,12 +69,13 @@ def _heal(
     run = RunOptions(
         steps=heal_steps,
         batch_size=_RUN.batch_size,
-        evaluations=max(2, min(_RUN.evaluations, heal_steps // 200)),
+        gradient_accumulation_steps=_RUN.gradient_accumulation_steps,
+        evaluations=max(2, min(_RUN.evaluations, heal_steps // 50)),
         precision=heal_precision,
         seed=seed,
     )
     length = calibration.options.max_length
-    return HealRequest(source, HealOptions("layers", 65536, length, heal_fragments, run, heal_beams))
+    return HealRequest(source, HealOptions("layers", 65536, length, heal_fragments, run, heal_beams, "muon"))
 
 
 def _serve(runtime: Runtime, precision: GraphPrecision) -> ExportOptions | None:

@@ -12,6 +12,7 @@ from .options.training import (
     beams_option,
     fragments_option,
     learning_rate_option,
+    optimizer_option,
     restart_option,
     teacher_option,
     trainable_option,
@@ -35,6 +36,7 @@ _RUN = HealOptions().run
 @samples_option(HealOptions.samples)
 @fragments_option(HealOptions.fragments)
 @beams_option()
+@optimizer_option()
 @training_steps_option(_RUN.steps)
 @learning_rate_option(None, "1e-3, or less: found by trying a step")
 @training_options(_RUN)

@@ -11,12 +11,15 @@ from torch.nn.parallel import DistributedDataParallel
 from transformers import PreTrainedModel
 
 from ..data.features import Batch
+from ..models.assembly import in_dtype
 from ..models.layers import ALL_THERE, Dropped, dropped_layers
 from ..models.outputs import matched_states, outputs_of
 from ..models.padding import output_mask
 from ..models.sharded import is_sharded
 from ..models.states import evaluating
 from ..processes import dealt, processes, summed
+from .muon import Muon
+from .options import Optimizer
 from .trainer import GuardedTrainer
 
 
@@ -157,14 +160,24 @@ class DistillationTrainer(GuardedTrainer):
     Args:
         teacher: the model to match; it is moved to the student's device and not trained.
         divergence: see `distillation_loss`.
+        optimizer: what trains the model.
         arguments: arguments of `Trainer`.
     """
 
-    def __init__(self, *, teacher: PreTrainedModel, divergence: float, **arguments: Any) -> None:
+    def __init__(self, *, teacher: PreTrainedModel, divergence: float, optimizer: Optimizer, **arguments: Any) -> None:
         super().__init__(**arguments)
         self.args.ddp_find_unused_parameters = None  # a pooler, for example, has no part in the loss
         self._divergence = divergence
+        self._own_optimizer = optimizer == "muon"
         self._teacher = teacher.eval().to(self.args.device)
+        if self.args.bf16 and not is_sharded(teacher):  # autocast would cast its weights at every step
+            self._teacher = in_dtype(self._teacher, torch.bfloat16)
+
+    def get_optimizer_cls_and_kwargs(self, args: Any, model: Any = None) -> tuple[Any, dict[str, Any]]:  # type: ignore[override]
+        """The optimizer, as `Trainer` creates it."""
+        if not self._own_optimizer:
+            return super().get_optimizer_cls_and_kwargs(args, model)
+        return Muon, {"lr": args.learning_rate, "dtype": torch.bfloat16 if args.bf16 else torch.float32}
 
     def compute_loss(
         self, model: nn.Module, inputs: Batch, return_outputs: bool = False, num_items_in_batch: Any = None

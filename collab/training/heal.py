@@ -124,6 +124,7 @@ def heal(
             progress=progress,
             teacher=teacher,
             divergence=divergence,
+            optimizer=options.optimizer,
         )
         before = result.start.before | (agreed or {})
         agreed, after_by_source = agreement_by_source(teacher, model, *held_out)
@@ -247,7 +248,7 @@ def _learning_rate(
         uncertain = [output for output in outputs_of(teacher, held_out[0][0], None) if output.uncertain]
         by_token = all(output.of_tokens for output in uncertain)
         logits: Logits = "none" if not uncertain else "tokens" if by_token else "rows"
-        return find_learning_rate(parameters, backward, loss, steps, logits)
+        return find_learning_rate(parameters, backward, loss, steps, logits, options.optimizer)
 
 
 @contextmanager

@@ -10,13 +10,21 @@ from typing import Literal
 import torch
 from torch import nn
 
+from .options import Optimizer
+
 logger = logging.getLogger(__name__)
 
 Logits = Literal["none", "rows", "tokens"]
 
 _HIGHEST = 1e-3
-_OF_LAYERS: dict[Logits, tuple[float, float]] = {"none": (0.0, 5e-4), "rows": (0.0, 3e-5), "tokens": (1e-4, 5e-4)}
+_OF_LAYERS: dict[Optimizer, dict[Logits, tuple[float, float]]] = {
+    "adamw": {"none": (0.0, 5e-4), "rows": (0.0, 3e-5), "tokens": (1e-4, 5e-4)},
+    "muon": {"none": (0.0, 2e-3), "rows": (0.0, 6e-5), "tokens": (2e-4, 1e-3)},
+}
 """The lowest and the highest rate to train whole layers with."""
+
+_GROWTH: dict[Optimizer, float] = {"adamw": 10**-0.5, "muon": 1.0}
+"""How many times √steps the rate of many steps is that of the first."""
 
 _LOWEST = 2.0**-12 * _HIGHEST
 
@@ -27,6 +35,7 @@ def find_learning_rate(
     loss: Callable[[], float],
     steps: int = 1,
     logits: Logits = "none",
+    optimizer: Optimizer = "adamw",
 ) -> float:
     """Starts from 1e-3 and halves it until Adam's first step does not raise the loss.
 
@@ -45,12 +54,17 @@ def find_learning_rate(
     raises their divergence at any rate if the model is close to its teacher, and 1e-4 lowers it all the same
     (docs/benchmarks/healing.md).
 
+    Muon's steps are a fifth as long as Adam's first one, so the rate for many of them is larger by √steps, and the
+    limits are two to four times those of Adam: 1.5e-3 and 2e-3 serve half of the demo checkpoint's arithmetic alike,
+    over 190 steps of 128 rows (docs/benchmarks/unseen.md).
+
     Args:
         parameters: parameters to train; their values are restored.
         backward: adds the gradients on some rows to the parameters; they are cleared afterwards.
         loss: returns the loss on other rows.
         steps: of the training, if whole layers are trained.
         logits: what the loss has a divergence of logits of.
+        optimizer: of the training, if whole layers are trained.
 
     Returns:
         A learning rate from 2⁻¹² to 1 times 1e-3; of whole layers within their limits.
@@ -58,8 +72,8 @@ def find_learning_rate(
     trained = list(parameters)
     backward()
     initial = [parameter.detach().clone() for parameter in trained]
-    lowest, highest = _OF_LAYERS[logits] if steps > 1 else (0.0, _HIGHEST)
-    growth = max(1.0, math.sqrt(steps / 10))
+    lowest, highest = _OF_LAYERS[optimizer][logits] if steps > 1 else (0.0, _HIGHEST)
+    growth = max(1.0, _GROWTH[optimizer] * math.sqrt(steps))
     rate = _HIGHEST
     try:
         with torch.no_grad():

@@ -14,6 +14,8 @@ PRECISIONS = ("auto", *DTYPES)
 
 Trainable = Literal["factors", "attention", "layers", "all"]
 
+Optimizer = Literal["adamw", "muon"]
+
 
 @dataclass(frozen=True)
 class RunOptions:
@@ -26,7 +28,7 @@ class RunOptions:
         steps: number of steps; None to train for `epochs`.
         epochs: passes over the data, if `steps` is None.
         warmup: fraction of the steps for the warm-up of the learning rate.
-        weight_decay: weight decay of AdamW.
+        weight_decay: weight decay.
         evaluations: number of evaluations on the held-out rows, each with a checkpoint.
         patience: evaluations without improvement after which training stops; None to train to the end.
         precision: ``bfloat16`` and ``float16`` compute in half precision and keep the weights in float32; ``auto`` is
@@ -125,6 +127,8 @@ class HealOptions:
             its original on kinds of text that the rows lack. Rows for models with logits stay whole.
         beams: of the beam search by which the original of an encoder-decoder writes targets for sources alone; 1 to
             write greedily.
+        optimizer: ``adamw``, or ``muon``, which brings whole layers closer to the original in the same time, in steps
+            of 128 rows.
         run: training settings.
 
     Raises:
@@ -137,11 +141,14 @@ class HealOptions:
     fragments: float = 0.0
     run: RunOptions = field(default_factory=lambda: RunOptions(steps=600))
     beams: int = 1
+    optimizer: Optimizer = "adamw"
 
     def __post_init__(self) -> None:
-        if self.trainable not in get_args(Trainable):
-            known = ", ".join(get_args(Trainable))
-            raise ConfigurationError(f"Unknown trainable {self.trainable!r}; choose one of {known}.")
+        for name, known in (("trainable", Trainable), ("optimizer", Optimizer)):
+            if getattr(self, name) not in get_args(known):
+                raise ConfigurationError(
+                    f"Unknown {name} {getattr(self, name)!r}; choose one of {', '.join(get_args(known))}."
+                )
         check_length(self.max_length)
         if self.samples < 2:
             raise ConfigurationError(f"samples must be at least 2, one of them to hold out, not {self.samples}.")

@@ -6,7 +6,7 @@ from typing import get_args
 
 import click
 
-from ...training.options import PRECISIONS, RunOptions, Trainable
+from ...training.options import PRECISIONS, HealOptions, Optimizer, RunOptions, Trainable
 from ..command import Decorator, gathers, grouped
 from .data import SEVERAL, SOURCES
 from .model import device_option, seed_option, shard_option
@@ -62,6 +62,16 @@ def fragments_option(default: float, flag: str = "--fragments") -> Decorator:
     )
 
 
+def optimizer_option(flag: str = "--optimizer") -> Decorator:
+    """--optimizer, of healing."""
+    return click.option(
+        flag,
+        type=click.Choice(get_args(Optimizer)),
+        default=HealOptions.optimizer,
+        help="What trains. muon: for whole layers, with --batch-size 128.",
+    )
+
+
 def beams_option(flag: str = "--beams") -> Decorator:
     """--beams, or that of healing within another command."""
     return click.option(
@@ -92,7 +102,7 @@ def training_options(default: RunOptions) -> Decorator:
             click.option(
                 "--warmup", default=default.warmup, help="Part of the steps over which the learning rate rises."
             ),
-            click.option("--weight-decay", default=default.weight_decay, help="Weight decay of AdamW."),
+            click.option("--weight-decay", default=default.weight_decay, help="Weight decay."),
             click.option(
                 "--evaluations",
                 default=default.evaluations,
