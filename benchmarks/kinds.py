@@ -107,7 +107,7 @@ def heal_options(
     fragments: float = FRAGMENTS, optimizer: Literal["adamw", "muon"] = "muon", **run: Any
 ) -> collab.HealOptions:
     """Healing as `collab compress` does it by default, with the settings of its run."""
-    run = {"precision": "auto", "batch_size": 128, "gradient_accumulation_steps": 4} | run
+    run = {"precision": "auto", "batch_size": 128, "gradient_accumulation_steps": None} | run
     return collab.HealOptions(
         "layers", 65536, 128, fragments=fragments, optimizer=optimizer, run=collab.RunOptions(**run)
     )
@@ -133,7 +133,7 @@ def made(
     mixture = collab.Mixture({kind: known[kind][0] for kind in kinds})
     settings = BUDGETS[name]
     options = heal_options(fragments, **{"steps": max(1, steps), "evaluations": 3, "seed": seed} | run)
-    calibration = collab.CalibrationOptions(2048, 128, seed=seed)
+    calibration = collab.CalibrationOptions(max_length=128, seed=seed)
     start = time.process_time()
     if steps:
         collab.checkpoints.compress(

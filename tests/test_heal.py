@@ -38,6 +38,7 @@ from transformers import (
 import collab
 from collab.data.fragments import with_fragments
 from collab.models.inputs import probe_inputs
+from collab.training.arguments import accumulation_steps_of
 from collab.training.learning_rate import find_learning_rate
 from collab.training.muon import Muon
 
@@ -270,6 +271,15 @@ class TestHeal:
             losses.append(collab.heal(model, teacher, options=options).report.after["loss"])
         assert losses[0] == pytest.approx(losses[1], rel=0.05)  # a piece's errors are relative to its own rows
 
+    @pytest.mark.parametrize(
+        ("longest", "passes"), [(8, 1), (64, 1), (100, 2), (128, 2), (512, 8), (100_000, 128), (None, 4)]
+    )
+    def test_a_pass_has_so_many_tokens(self, longest: int | None, passes: int) -> None:
+        rows = [{"input_ids": [1] * length} for length in (2, longest)] if longest else [{"pixel_values": []}]
+        run = collab.RunOptions(batch_size=128, gradient_accumulation_steps=None)
+        assert accumulation_steps_of(run, rows) == passes
+        assert accumulation_steps_of(replace(run, gradient_accumulation_steps=4), rows) == 4
+
 
 class TestHealCommand:
     def test_heals_a_conversion(self, folder: Path, tmp_path: Path) -> None:
@@ -394,6 +404,7 @@ class TestBadInput:
             {"batch_size": 0},
             {"learning_rate": 0.0},
             {"gradient_accumulation_steps": 3},
+            {"gradient_accumulation_steps": 0},
             {"precision": "fp8"},
             {"steps": 0},
             {"warmup": 1.0},

@@ -25,7 +25,9 @@ import numpy as np
 import pytest
 import torch
 from tiny import BERT, BY_TYPE, converted, save_with_tokenizer, tiny_model
-from torch.distributed.tensor import DTensor
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 from transformers import BertForSequenceClassification, PreTrainedModel
 
 import collab
@@ -34,6 +36,7 @@ from collab.evaluation.predict import predictions
 from collab.models.assembly import in_dtype
 from collab.models.inputs import probe_inputs
 from collab.models.layers import native_layers
+from collab.models.sharded import whole
 from collab.processes import (
     check_same,
     from_main,
@@ -43,6 +46,7 @@ from collab.processes import (
     processes,
     rank,
 )
+from collab.training.muon import Muon
 from collab.training.work import exclusive_lock
 
 MODELS = ("albert", "deberta-v2", "eurobert", "t5")
@@ -199,6 +203,26 @@ def heal(folder: Path) -> dict[str, np.ndarray]:
     return same("healed", model) | {"losses": np.array(losses), "rate": rate}
 
 
+def train_by_muon() -> dict[str, np.ndarray]:
+    """Weights after three steps by Muon, of which each process keeps a part; of the bias, some have none."""
+    generator = torch.Generator().manual_seed(0)
+    shapes = {"wide": (6, 9), "tall": (9, 4), "bias": (3,)}
+
+    def drawn(shape: tuple[int, ...]) -> torch.Tensor:
+        tensor = torch.randn(shape, generator=generator)
+        if processes() == 1:
+            return tensor
+        return distribute_tensor(tensor, init_device_mesh("cpu", (processes(),)), [Shard(0)])
+
+    weights = {name: nn.Parameter(drawn(shape)) for name, shape in shapes.items()}
+    optimizer = Muon(weights.values(), lr=0.1, weight_decay=0.1)
+    for _ in range(3):
+        for name, weight in weights.items():
+            weight.grad = drawn(shapes[name])
+        optimizer.step()
+    return agreed({f"muon/{name}": whole(weight.detach()).numpy() for name, weight in weights.items()})
+
+
 def predict() -> dict[str, np.ndarray]:
     """Predictions for rows that the processes divide, in their order."""
     model, _ = pair()
@@ -219,7 +243,7 @@ def predict() -> dict[str, np.ndarray]:
 
 def work(folder: Path) -> None:
     """Everything, with one file of results."""
-    results = calibrate() | calibrate_shared(folder) | heal(folder) | predict() | score()
+    results = calibrate() | calibrate_shared(folder) | heal(folder) | train_by_muon() | predict() | score()
     assert from_main(rank) == 0
     if is_main_process():
         np.savez(folder / f"{processes()}.npz", **results)

@@ -25,7 +25,7 @@ from .session import Session
 
 Name = TypeVar("Name", bound=str)
 
-_RUN = RunOptions(steps=700, batch_size=128, gradient_accumulation_steps=4, evaluations=3, precision="auto")
+_RUN = RunOptions(steps=700, batch_size=128, gradient_accumulation_steps=None, evaluations=3, precision="auto")
 _FRAGMENTS = 0.5  # see docs/benchmarks/unseen.md
 
 

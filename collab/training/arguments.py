@@ -13,11 +13,17 @@ import torch
 from transformers import TrainingArguments
 
 from ..data.encoding import Collate
-from ..data.features import Feature
+from ..data.features import Feature, length_of
 from ..device import resolve_device
 from ..errors import ConfigurationError
 from ..processes import processes
 from .options import RunOptions
+
+_TOKENS = 8192
+"""Tokens of a forward and backward pass at most, where the options leave the number of passes open."""
+
+_OF_AN_IMAGE = 256
+"""What an image or a recording counts as, in tokens."""
 
 
 @dataclass(frozen=True)
@@ -60,6 +66,20 @@ def steps_of(options: RunOptions, rows: int) -> int:
     return options.steps or max(1, math.ceil(max(1, rows // options.batch_size) * options.epochs))
 
 
+def accumulation_steps_of(options: RunOptions, rows: Sequence[Feature]) -> int:
+    """Number of forward and backward passes of a batch, which all processes divide among them.
+
+    Where it is left open it follows from the longest row, and not from the number of processes if that divides it.
+    """
+    if options.gradient_accumulation_steps is not None:
+        return options.gradient_accumulation_steps
+    longest = max(length_of(row) if "input_ids" in row else _OF_AN_IMAGE for row in rows)
+    size = options.batch_size
+    possible = [number for number in range(1, size + 1) if size % (number * processes()) == 0]
+    fitting = (number for number in possible if size // number * longest <= _TOKENS)
+    return next(fitting, possible[-1] if possible else 1)
+
+
 def training_arguments(options: RunOptions, data: RunData, folder: Path) -> TrainingArguments:
     """The options as arguments of `Trainer`.
 
@@ -72,7 +92,7 @@ def training_arguments(options: RunOptions, data: RunData, folder: Path) -> Trai
     precision = options.precision if options.precision != "auto" else fastest_precision(device)
     if precision == "float16" and cpu:
         raise ConfigurationError("float16 trains on a GPU only. Use precision bfloat16 or float32.")
-    accumulated = options.gradient_accumulation_steps
+    accumulated = accumulation_steps_of(options, data.train)
     if options.batch_size % (processes() * accumulated):
         raise ConfigurationError(
             f"A batch of {options.batch_size} rows cannot be divided among {processes()} processes with {accumulated} "

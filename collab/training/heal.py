@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from ..data.features import Batch, Feature, batches_by_length, collate
+from ..data.features import Batch, Feature, batched, batches_by_length, collate
 from ..data.fragments import with_fragments
 from ..data.prepare import Rows, Unlabelled, rows_of
 from ..data.source import Mixture
@@ -33,7 +33,7 @@ from ..models.states import evaluating, set_dropout
 from ..processes import from_main
 from ..progress import Progress, no_progress
 from ..steps.training import Healing
-from .arguments import RunData, steps_of
+from .arguments import RunData, accumulation_steps_of, steps_of
 from .distillation import DistillationTrainer, distillation_loss, teacher_outputs
 from .learning_rate import Logits, find_learning_rate
 from .options import HealOptions, Trainable
@@ -97,7 +97,7 @@ def heal(
         return collate(checkpoint.model, checkpoint.processor, features)
 
     start = time.perf_counter()
-    held_out = _held_out(read, collated, options.run.batch_size)
+    held_out = _held_out(checkpoint, read)
     model = as_run(checkpoint.model, options.run.shard, options.run.device, torch.float32)
     teacher = as_run(teacher, options.run.shard, options.run.device, torch.float32)
     agreed, before_by_source = agreement_by_source(teacher, model, *held_out)
@@ -173,9 +173,11 @@ def _read(checkpoint: Checkpoint, writer: Writer, data: Unlabelled, options: Hea
     )
 
 
-def _held_out(rows: Rows, collated: Callable[[Sequence[Feature]], Batch], size: int) -> tuple[list[Batch], list[str]]:
+def _held_out(checkpoint: Checkpoint, rows: Rows) -> tuple[list[Batch], list[str]]:
     """Batches of the rows held out, and the source of each if there are several."""
-    by_source = {name: batches_by_length(collated, features, size) for name, features in rows.held_out.items()}
+    by_source = {
+        name: batched(checkpoint.model, checkpoint.processor, features) for name, features in rows.held_out.items()
+    }
     batches = [batch for part in by_source.values() for batch in part]
     return batches, [name for name, part in by_source.items() for _ in part] if len(by_source) > 1 else []
 
@@ -220,7 +222,7 @@ def _learning_rate(
     """The learning rate to heal with (`find_learning_rate`); its backward pass tells how long the steps will take."""
     device = resolve_device(options.run.device)
     student, teacher = student.eval().to(device), teacher.eval().to(device)
-    size = options.run.batch_size // options.run.gradient_accumulation_steps
+    size = options.run.batch_size // accumulation_steps_of(options.run, data.train)
     count = steps_of(options.run, len(data.train))
     steps = count if options.trainable == "layers" else 1
 

@@ -33,7 +33,8 @@ class RunOptions:
         patience: evaluations without improvement after which training stops; None to train to the end.
         precision: ``bfloat16`` and ``float16`` compute in half precision and keep the weights in float32; ``auto`` is
             bfloat16 where the processor multiplies it faster, and float32 elsewhere.
-        gradient_accumulation_steps: number of forward and backward passes that a batch is divided into, to save memory.
+        gradient_accumulation_steps: number of forward and backward passes that a batch is divided into, to save memory;
+            None for as few as have at most 8,192 tokens each.
         gradient_checkpointing: whether to recompute activations in the backward pass, to save memory.
         device: ``cpu`` or ``cuda``; None for a GPU if there is one.
         seed: random seed of the order of the rows, dropout and new weights.
@@ -53,17 +54,17 @@ class RunOptions:
     evaluations: int = 6
     patience: int | None = None
     precision: TrainingPrecision = "float32"
-    gradient_accumulation_steps: int = 1
+    gradient_accumulation_steps: int | None = 1
     gradient_checkpointing: bool = False
     device: str | None = None
     seed: int = 0
     shard: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("batch_size", "evaluations", "gradient_accumulation_steps"):
+        for name in ("batch_size", "evaluations"):
             if getattr(self, name) < 1:
                 raise ConfigurationError(f"{name} must be at least 1, not {getattr(self, name)}.")
-        for name in ("steps", "patience"):
+        for name in ("steps", "patience", "gradient_accumulation_steps"):
             if getattr(self, name) is not None and getattr(self, name) < 1:
                 raise ConfigurationError(f"{name} must be at least 1, not {getattr(self, name)}.")
         if (self.learning_rate is not None and not self.learning_rate > 0) or not self.epochs > 0:
@@ -72,7 +73,7 @@ class RunOptions:
             raise ConfigurationError("warmup must be at least 0 and below 1, and weight_decay at least 0.")
         if self.precision not in PRECISIONS:
             raise ConfigurationError(f"Unknown precision {self.precision!r}; choose one of {', '.join(PRECISIONS)}.")
-        if self.batch_size % self.gradient_accumulation_steps:
+        if self.batch_size % (self.gradient_accumulation_steps or 1):
             raise ConfigurationError(
                 f"A batch of {self.batch_size} rows cannot be divided into {self.gradient_accumulation_steps} "
                 "accumulation steps."
