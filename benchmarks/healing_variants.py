@@ -36,6 +36,10 @@ WORK = Path(__file__).parent / "work" / "kinds"
 HEALED_ON = KINDS[:4]
 PER_KIND = 12_000
 
+NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
+POLAR_EXPRESS = ((8.2872120, -23.5958865, 17.3003873), (4.1070591, -2.9478499, 0.5448431))
+"""Coefficients of x, x³ and x⁵: the same in every iteration, and the best two in turn (Amsel et al. 2025)."""
+
 VARIANTS: dict[str, dict[str, Any]] = {
     "Adam, 32 rows, float32": {"bfloat16": False},
     "Adam, 32 rows": {},
@@ -103,6 +107,32 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "rate": 2e-3,
         "iterations": 3,
     },
+    "fragments, Muon, 128 rows, 2e-3, 2 iterations of Polar Express": {
+        "by_tokens": True,
+        "fragments": 0.5,
+        "optimizer": "muon",
+        "rows": 128,
+        "rate": 2e-3,
+        "polynomials": POLAR_EXPRESS,
+    },
+    "fragments, Muon, 128 rows, 2e-3, 3 iterations every second step": {
+        "by_tokens": True,
+        "fragments": 0.5,
+        "optimizer": "muon",
+        "rows": 128,
+        "rate": 2e-3,
+        "iterations": 3,
+        "every": 2,
+    },
+    "fragments, Muon, 64 rows, 1.4e-3, 3 iterations every fourth step": {
+        "by_tokens": True,
+        "fragments": 0.5,
+        "optimizer": "muon",
+        "rows": 64,
+        "rate": 1.4e-3,
+        "iterations": 3,
+        "every": 4,
+    },
     "fragments, Muon, 256 rows, 2e-3, 3 iterations": {
         "by_tokens": True,
         "fragments": 0.5,
@@ -157,6 +187,8 @@ DEFAULTS: dict[str, Any] = {
     "twice": False,
     "after_attention": False,
     "iterations": 5,
+    "polynomials": None,
+    "every": 1,
     "calibrated": HEALED_ON,
     "refitted": False,
     "widths": "",
@@ -164,27 +196,42 @@ DEFAULTS: dict[str, Any] = {
 
 
 class Muon:
-    """Orthogonalized momentum for matrices (Jordan et al. 2024)."""
+    """Orthogonalized momentum for matrices (Jordan et al. 2024).
 
-    def __init__(self, weights: Sequence[nn.Parameter], iterations: int, momentum: float = 0.9) -> None:
-        self._weights, self._iterations, self._momentum = weights, iterations, momentum
+    Args:
+        weights: matrices.
+        polynomials: of each iteration.
+        every: steps that a matrix's direction is kept; the matrices change theirs in turn.
+        momentum: part of the sum of gradients that is left after a step.
+    """
+
+    def __init__(
+        self, weights: Sequence[nn.Parameter], polynomials: Sequence[Sequence[float]], every: int, momentum: float = 0.9
+    ) -> None:
+        self._weights, self._polynomials, self._every, self._momentum = weights, polynomials, every, momentum
         self._sums = [torch.zeros_like(weight) for weight in weights]
+        self._changes: list[Tensor | None] = [None] * len(weights)
+        self._steps = 0
 
     def step(self, rate: float) -> None:
         """One step."""
-        for weight, total in zip(self._weights, self._sums, strict=True):
+        self._steps += 1
+        for number, (weight, total) in enumerate(zip(self._weights, self._sums, strict=True)):
             total.mul_(self._momentum).add_(weight.grad)
-            change = _orthogonal(weight.grad + self._momentum * total, self._iterations)
+            change = self._changes[number]
+            if change is None or (self._steps + number) % self._every == 0:
+                change = _orthogonal(weight.grad + self._momentum * total, self._polynomials)
+                self._changes[number] = change
             weight.data.add_(change, alpha=-rate * 0.2 * max(weight.shape) ** 0.5)
 
 
-def _orthogonal(matrix: Tensor, iterations: int) -> Tensor:
+def _orthogonal(matrix: Tensor, polynomials: Sequence[Sequence[float]]) -> Tensor:
     """About the closest matrix with orthonormal rows or columns, by Newton-Schulz iterations."""
     wide = matrix.T if matrix.shape[0] > matrix.shape[1] else matrix
     wide = wide.bfloat16() / (wide.norm() + 1e-7)
-    for _ in range(iterations):
+    for first, third, fifth in polynomials:
         square = wide @ wide.T
-        wide = 3.4445 * wide + (-4.7750 * square + 2.0315 * square @ square) @ wide
+        wide = first * wide + (third * square + fifth * square @ square) @ wide
     return (wide.T if matrix.shape[0] > matrix.shape[1] else wide).float()
 
 
@@ -329,7 +376,7 @@ def heal(
     adam = torch.optim.Adam(others, betas=(0.9, how["beta"]))
     second: Callable[[float], None] = lambda rate: None  # noqa: E731
     if how["optimizer"] == "muon":
-        second = Muon(matrices, how["iterations"]).step
+        second = Muon(matrices, how["polynomials"] or [NEWTON_SCHULZ] * how["iterations"], how["every"]).step
     elif how["optimizer"] == "soap":
         second = Soap(matrices, how["beta"]).step
     start, steps = time.process_time(), 0

@@ -123,9 +123,12 @@ def made(
     healed: bool = True,
     fragments: float = FRAGMENTS,
     checkpoint: str = "demo",
+    calibrated: int = 2048,
     **run: Any,
 ) -> float:
-    """Compresses a checkpoint into a folder, calibrated and healed on some kinds of text; CPU seconds.
+    """Compresses a checkpoint into a folder, calibrated on `calibrated` rows and healed on some kinds of text.
+
+    Returns the CPU seconds that it took.
 
     Without steps it is not healed; `healed` then says whether it is to be healed by other means.
     """
@@ -133,7 +136,7 @@ def made(
     mixture = collab.Mixture({kind: known[kind][0] for kind in kinds})
     settings = BUDGETS[name]
     options = heal_options(fragments, **{"steps": max(1, steps), "evaluations": 3, "seed": seed} | run)
-    calibration = collab.CalibrationOptions(max_length=128, seed=seed)
+    calibration = collab.CalibrationOptions(calibrated, 128, seed=seed)
     start = time.process_time()
     if steps:
         collab.checkpoints.compress(
