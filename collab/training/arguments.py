@@ -14,7 +14,7 @@ from transformers import TrainingArguments
 
 from ..data.encoding import Collate
 from ..data.features import Feature, length_of
-from ..device import resolve_device
+from ..device import Dtype, resolve_device
 from ..errors import ConfigurationError
 from ..processes import processes
 from .options import RunOptions
@@ -61,6 +61,11 @@ def fastest_precision(device: torch.device) -> Literal["bfloat16", "float32"]:
     return "bfloat16" if seconds[torch.bfloat16] * 1.5 < seconds[torch.float32] else "float32"
 
 
+def precision_of(options: RunOptions, device: torch.device) -> Dtype:
+    """The precision to compute in."""
+    return fastest_precision(device) if options.precision == "auto" else options.precision
+
+
 def steps_of(options: RunOptions, rows: int) -> int:
     """Number of steps on so many training rows."""
     return options.steps or max(1, math.ceil(max(1, rows // options.batch_size) * options.epochs))
@@ -89,7 +94,7 @@ def training_arguments(options: RunOptions, data: RunData, folder: Path) -> Trai
     """
     device = resolve_device(options.device)
     cpu = device.type == "cpu"
-    precision = options.precision if options.precision != "auto" else fastest_precision(device)
+    precision = precision_of(options, device)
     if precision == "float16" and cpu:
         raise ConfigurationError("float16 trains on a GPU only. Use precision bfloat16 or float32.")
     accumulated = accumulation_steps_of(options, data.train)

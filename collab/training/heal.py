@@ -8,13 +8,14 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
+from statistics import mean
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from ..data.features import Batch, Feature, batched, batches_by_length, collate
+from ..data.features import Batch, Feature, batched, batches_by_length, collate, length_of
 from ..data.fragments import with_fragments
 from ..data.prepare import Rows, Unlabelled, rows_of
 from ..data.source import Mixture
@@ -30,10 +31,10 @@ from ..models.outputs import outputs_of
 from ..models.positions import with_positions_of
 from ..models.sharded import as_run, take_weights
 from ..models.states import evaluating, set_dropout
-from ..processes import from_main
+from ..processes import from_main, processes
 from ..progress import Progress, no_progress
 from ..steps.training import Healing
-from .arguments import RunData, accumulation_steps_of, steps_of
+from .arguments import RunData, accumulation_steps_of, precision_of, steps_of
 from .distillation import DistillationTrainer, distillation_loss, teacher_outputs
 from .learning_rate import Logits, find_learning_rate
 from .options import HealOptions, Trainable
@@ -232,12 +233,16 @@ def _learning_rate(
             yield teacher_outputs(teacher, batch), batch
 
     def backward() -> None:
-        start = time.perf_counter()
-        for expected, batch in taught(data.train):
-            distillation_loss(student, teacher, expected, batch, divergence)[0].backward()
-        rows = min(_TRIED, len(data.train))
-        seconds = (time.perf_counter() - start) / rows * count * options.run.batch_size
-        minutes = max(1, round(seconds / 60))
+        halved = precision_of(options.run, device) == "bfloat16"
+        for _ in range(2):  # the first time compiles kernels; of the gradients only the signs count
+            start, tokens = time.perf_counter(), 0
+            with torch.autocast(device.type, torch.bfloat16, enabled=halved):
+                for expected, batch in taught(data.train):
+                    distillation_loss(student, teacher, expected, batch, divergence)[0].backward()
+                    tokens += batch["input_ids"].numel() if "input_ids" in batch else len(next(iter(batch.values())))
+        of_token = (time.perf_counter() - start) / tokens
+        own = count * options.run.batch_size / processes() * mean(map(length_of, data.train))
+        minutes = max(1, round(of_token * own / 60))
         progress(f"training; about {minutes} minute{'s' * (minutes > 1)}", 0, count)
 
     with short_of_memory():
