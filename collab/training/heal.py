@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -242,7 +243,7 @@ def _learning_rate(
                     tokens += batch["input_ids"].numel() if "input_ids" in batch else len(next(iter(batch.values())))
         of_token = (time.perf_counter() - start) / tokens
         own = count * options.run.batch_size / processes() * mean(map(length_of, data.train))
-        minutes = max(1, round(of_token * own / 60))
+        minutes = math.ceil(of_token * own / 60)  # the optimizer takes some of them
         progress(f"training; about {minutes} minute{'s' * (minutes > 1)}", 0, count)
 
     with short_of_memory():
