@@ -40,6 +40,14 @@ NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
 POLAR_EXPRESS = ((8.2872120, -23.5958865, 17.3003873), (4.1070591, -2.9478499, 0.5448431))
 """Coefficients of x, x³ and x⁵: the same in every iteration, and the best two in turn (Amsel et al. 2025)."""
 
+_MUON: dict[str, Any] = {
+    "by_tokens": True,
+    "fragments": 0.5,
+    "optimizer": "muon",
+    "rows": 128,
+    "rate": 2e-3,
+    "polynomials": (NEWTON_SCHULZ,) * 3,
+}
 VARIANTS: dict[str, dict[str, Any]] = {
     "Adam, 32 rows, float32": {"bfloat16": False},
     "Adam, 32 rows": {},
@@ -76,79 +84,16 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "fragments, second moments over 20 steps, 1e-3": {"by_tokens": True, "fragments": 0.5, "beta": 0.95, "rate": 1e-3},
     "fragments, 16 rows": {"by_tokens": True, "fragments": 0.5, "rows": 16},
     "fragments, every batch twice": {"by_tokens": True, "fragments": 0.5, "twice": True},
-    "fragments, Muon, 64 rows, 1e-3": {
-        "by_tokens": True,
-        "fragments": 0.5,
-        "optimizer": "muon",
-        "rows": 64,
-        "rate": 1e-3,
-    },
-    "fragments, Muon, 64 rows, 1e-3, 3 iterations": {
-        "by_tokens": True,
-        "fragments": 0.5,
-        "optimizer": "muon",
-        "rows": 64,
-        "rate": 1e-3,
-        "iterations": 3,
-    },
-    "fragments, Muon, 128 rows, 1.5e-3, 3 iterations": {
-        "by_tokens": True,
-        "fragments": 0.5,
-        "optimizer": "muon",
-        "rows": 128,
-        "rate": 1.5e-3,
-        "iterations": 3,
-    },
-    "fragments, Muon, 128 rows, 2e-3, 3 iterations": {
-        "by_tokens": True,
-        "fragments": 0.5,
-        "optimizer": "muon",
-        "rows": 128,
-        "rate": 2e-3,
-        "iterations": 3,
-    },
-    "fragments, Muon, 128 rows, 2e-3, 2 iterations of Polar Express": {
-        "by_tokens": True,
-        "fragments": 0.5,
-        "optimizer": "muon",
-        "rows": 128,
-        "rate": 2e-3,
-        "polynomials": POLAR_EXPRESS,
-    },
-    "fragments, Muon, 128 rows, 2e-3, 3 iterations every second step": {
-        "by_tokens": True,
-        "fragments": 0.5,
-        "optimizer": "muon",
-        "rows": 128,
-        "rate": 2e-3,
-        "iterations": 3,
-        "every": 2,
-    },
-    "fragments, Muon, 64 rows, 1.4e-3, 3 iterations every fourth step": {
-        "by_tokens": True,
-        "fragments": 0.5,
-        "optimizer": "muon",
-        "rows": 64,
-        "rate": 1.4e-3,
-        "iterations": 3,
-        "every": 4,
-    },
-    "fragments, Muon, 256 rows, 2e-3, 3 iterations": {
-        "by_tokens": True,
-        "fragments": 0.5,
-        "optimizer": "muon",
-        "rows": 256,
-        "rate": 2e-3,
-        "iterations": 3,
-    },
-    "fragments, Muon, 256 rows, 3e-3, 3 iterations": {
-        "by_tokens": True,
-        "fragments": 0.5,
-        "optimizer": "muon",
-        "rows": 256,
-        "rate": 3e-3,
-        "iterations": 3,
-    },
+    "fragments, Muon, 64 rows, 1e-3": _MUON | {"rows": 64, "rate": 1e-3, "polynomials": (NEWTON_SCHULZ,) * 5},
+    "fragments, Muon, 64 rows, 1e-3, 3 iterations": _MUON | {"rows": 64, "rate": 1e-3},
+    "fragments, Muon, 128 rows, 1.5e-3, 3 iterations": _MUON | {"rate": 1.5e-3},
+    "fragments, Muon, 128 rows, 2e-3, 3 iterations": _MUON,
+    "fragments, Muon, 128 rows, 2e-3, 2 iterations of Polar Express": _MUON | {"polynomials": POLAR_EXPRESS},
+    "fragments, Muon, 128 rows, 2e-3, 3 iterations every second step": _MUON | {"every": 2},
+    "fragments, Muon, 64 rows, 1.4e-3, 3 iterations every fourth step": _MUON
+    | {"rows": 64, "rate": 1.4e-3, "every": 4},
+    "fragments, Muon, 256 rows, 2e-3, 3 iterations": _MUON | {"rows": 256},
+    "fragments, Muon, 256 rows, 3e-3, 3 iterations": _MUON | {"rows": 256, "rate": 3e-3},
     "fragments, states after attention too": {"by_tokens": True, "fragments": 0.5, "after_attention": True},
     "fragments, embeddings trained too": {"by_tokens": True, "fragments": 0.5, "embeddings": True},
     "fragments, wider values": {"by_tokens": True, "fragments": 0.5, "widths": "wider values"},
@@ -186,8 +131,7 @@ DEFAULTS: dict[str, Any] = {
     "alone": 0.0,
     "twice": False,
     "after_attention": False,
-    "iterations": 5,
-    "polynomials": None,
+    "polynomials": (NEWTON_SCHULZ,) * 5,
     "every": 1,
     "calibrated": HEALED_ON,
     "refitted": False,
@@ -376,7 +320,7 @@ def heal(
     adam = torch.optim.Adam(others, betas=(0.9, how["beta"]))
     second: Callable[[float], None] = lambda rate: None  # noqa: E731
     if how["optimizer"] == "muon":
-        second = Muon(matrices, how["polynomials"] or [NEWTON_SCHULZ] * how["iterations"], how["every"]).step
+        second = Muon(matrices, how["polynomials"], how["every"]).step
     elif how["optimizer"] == "soap":
         second = Soap(matrices, how["beta"]).step
     start, steps = time.process_time(), 0

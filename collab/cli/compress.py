@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -66,14 +67,8 @@ def _heal(
         source = unlabelled.sources(heal)
     else:
         source = "synthetic" if isinstance(calibration.source, str) else calibration.source
-    run = RunOptions(
-        steps=heal_steps,
-        batch_size=_RUN.batch_size,
-        gradient_accumulation_steps=_RUN.gradient_accumulation_steps,
-        evaluations=max(2, min(_RUN.evaluations, heal_steps // 50)),
-        precision=heal_precision,
-        seed=seed,
-    )
+    evaluations = max(2, min(_RUN.evaluations, heal_steps // 50))
+    run = replace(_RUN, steps=heal_steps, evaluations=evaluations, precision=heal_precision, seed=seed)
     length = calibration.options.max_length
     return HealRequest(source, HealOptions("layers", 65536, length, heal_fragments, run, heal_beams, "muon"))
 

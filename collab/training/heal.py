@@ -32,7 +32,7 @@ from ..models.outputs import outputs_of
 from ..models.positions import with_positions_of
 from ..models.sharded import as_run, take_weights
 from ..models.states import evaluating, set_dropout
-from ..processes import from_main, processes
+from ..processes import from_main
 from ..progress import Progress, no_progress
 from ..steps.training import Healing
 from .arguments import RunData, accumulation_steps_of, precision_of, steps_of
@@ -241,9 +241,9 @@ def _learning_rate(
                 for expected, batch in taught(data.train):
                     distillation_loss(student, teacher, expected, batch, divergence)[0].backward()
                     tokens += batch["input_ids"].numel() if "input_ids" in batch else len(next(iter(batch.values())))
-        of_token = (time.perf_counter() - start) / tokens
-        own = count * options.run.batch_size / processes() * mean(map(length_of, data.train))
-        minutes = math.ceil(of_token * own / 60)  # the optimizer takes some of them
+        seconds_per_token = (time.perf_counter() - start) / tokens
+        to_come = count * options.run.batch_size * mean(map(length_of, data.train))  # tokens
+        minutes = math.ceil(seconds_per_token * to_come / 60)  # up, because the optimizer is not in it
         progress(f"training; about {minutes} minute{'s' * (minutes > 1)}", 0, count)
 
     with short_of_memory():
