@@ -2,8 +2,8 @@
 
 The demo checkpoint at half of its layers' arithmetic, compressed on four kinds of text (STS-B, SST-2, WikiText-2,
 Multi30k) and healed on the same for so many CPU seconds, is judged on these and on two that it has never seen,
-questions and dialogue. The learning rate rises over a tenth of the time and falls linearly to zero. With --steps,
-variants whose steps cost the same are compared whatever else the machine does.
+questions and dialogue. Unless a variant says otherwise, the learning rate rises over a tenth of the time and falls
+linearly to zero. With --steps, variants whose steps cost the same are compared whatever else the machine does.
 
     OMP_NUM_THREADS=1 python benchmarks/healing_variants.py [--seconds 150] [--variant "Adam, 32 rows"]
 
@@ -16,7 +16,7 @@ import argparse
 import contextlib
 import itertools
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,7 @@ import collab
 from collab.compression.compressions import Compressions
 from collab.data.fragments import with_fragments
 from collab.progress import no_progress
+from collab.training.muon import input_scales
 
 WORK = Path(__file__).parent / "work" / "kinds"
 HEALED_ON = KINDS[:4]
@@ -48,6 +49,7 @@ _MUON: dict[str, Any] = {
     "rate": 2e-3,
     "polynomials": (NEWTON_SCHULZ,) * 3,
 }
+_SCALED = _MUON | {"scaled": "whole"}
 VARIANTS: dict[str, dict[str, Any]] = {
     "Adam, 32 rows, float32": {"bfloat16": False},
     "Adam, 32 rows": {},
@@ -94,6 +96,11 @@ VARIANTS: dict[str, dict[str, Any]] = {
     | {"rows": 64, "rate": 1.4e-3, "every": 4},
     "fragments, Muon, 256 rows, 2e-3, 3 iterations": _MUON | {"rows": 256},
     "fragments, Muon, 256 rows, 3e-3, 3 iterations": _MUON | {"rows": 256, "rate": 3e-3},
+    "fragments, Muon, 128 rows, 2e-3, inputs scaled": _SCALED,
+    "fragments, Muon, 128 rows, 2e-3, inputs scaled, warm-up of 3 %": _SCALED | {"warmup": 0.03},
+    "fragments, Muon, 128 rows, 2e-3, inputs scaled, power 0.5": _SCALED | {"power": 0.5},
+    "fragments, Muon, 128 rows, 3e-3, inputs scaled": _SCALED | {"rate": 3e-3},
+    "fragments, Muon, 128 rows, 2e-3, inputs scaled one by one": _SCALED | {"scaled": "one by one"},
     "fragments, states after attention too": {"by_tokens": True, "fragments": 0.5, "after_attention": True},
     "fragments, embeddings trained too": {"by_tokens": True, "fragments": 0.5, "embeddings": True},
     "fragments, wider values": {"by_tokens": True, "fragments": 0.5, "widths": "wider values"},
@@ -133,6 +140,9 @@ DEFAULTS: dict[str, Any] = {
     "after_attention": False,
     "polynomials": (NEWTON_SCHULZ,) * 5,
     "every": 1,
+    "scaled": "",
+    "power": 0.35,
+    "warmup": 0.1,
     "calibrated": HEALED_ON,
     "refitted": False,
     "widths": "",
@@ -146,13 +156,20 @@ class Muon:
         weights: matrices.
         polynomials: of each iteration.
         every: steps that a matrix's direction is kept; the matrices change theirs in turn.
+        scales: of the inputs of matrices (`scaled`).
         momentum: part of the sum of gradients that is left after a step.
     """
 
     def __init__(
-        self, weights: Sequence[nn.Parameter], polynomials: Sequence[Sequence[float]], every: int, momentum: float = 0.9
+        self,
+        weights: Sequence[nn.Parameter],
+        polynomials: Sequence[Sequence[float]],
+        every: int,
+        scales: Mapping[Tensor, Tensor],
+        momentum: float = 0.9,
     ) -> None:
         self._weights, self._polynomials, self._every, self._momentum = weights, polynomials, every, momentum
+        self._scales = scales
         self._sums = [torch.zeros_like(weight) for weight in weights]
         self._changes: list[Tensor | None] = [None] * len(weights)
         self._steps = 0
@@ -164,9 +181,31 @@ class Muon:
             total.mul_(self._momentum).add_(weight.grad)
             change = self._changes[number]
             if change is None or (self._steps + number) % self._every == 0:
-                change = _orthogonal(weight.grad + self._momentum * total, self._polynomials)
+                change = weight.grad + self._momentum * total
+                if weight in self._scales:
+                    scale = self._scales[weight]
+                    change = _orthogonal(change @ scale, self._polynomials) @ scale
+                else:
+                    change = _orthogonal(change, self._polynomials)
                 self._changes[number] = change
             weight.data.add_(change, alpha=-rate * 0.2 * max(weight.shape) ** 0.5)
+
+
+def scaled(model: Any, given: Iterator[tuple[Tensor, Tensor]], how: dict[str, Any]) -> dict[Tensor, Tensor]:
+    """`input_scales` of the first batches, with another power, or of every input by itself."""
+    if not how["scaled"]:
+        return {}
+    first = itertools.islice(given, 4)
+    scales = input_scales(model, ({"input_ids": ids, "attention_mask": mask} for ids, mask in first))
+    changed = {}
+    for weight, scale in scales.items():
+        values, vectors = torch.linalg.eigh(scale if scale.ndim == 2 else scale.diag())
+        moments = vectors * values ** (-1 / 0.35) @ vectors.T
+        if how["scaled"] == "one by one":
+            moments = moments.diagonal().diag()
+        values, vectors = torch.linalg.eigh(moments)
+        changed[weight] = vectors * values ** -how["power"] @ vectors.T
+    return changed
 
 
 def _orthogonal(matrix: Tensor, polynomials: Sequence[Sequence[float]]) -> Tensor:
@@ -320,7 +359,7 @@ def heal(
     adam = torch.optim.Adam(others, betas=(0.9, how["beta"]))
     second: Callable[[float], None] = lambda rate: None  # noqa: E731
     if how["optimizer"] == "muon":
-        second = Muon(matrices, how["polynomials"], how["every"]).step
+        second = Muon(matrices, how["polynomials"], how["every"], scaled(model, given_batches, how)).step
     elif how["optimizer"] == "soap":
         second = Soap(matrices, how["beta"]).step
     start, steps = time.process_time(), 0
@@ -347,7 +386,7 @@ def heal(
             loss = loss + how["means"] * torch.stack(of_rows).mean()
         loss.backward()
         least = 0.3 if how["averaged"] and done > 0.1 else 1e-3
-        rate = how["rate"] * max(least, min(1.0, done / 0.1, (1 - done) / (1 - how["until"])))
+        rate = how["rate"] * max(least, min(1.0, done / how["warmup"], (1 - done) / (1 - how["until"])))
         adam.param_groups[0]["lr"] = rate
         adam.step()
         second(rate)
@@ -420,7 +459,7 @@ def start(how: dict[str, Any]) -> Any:
         ]
         candidates.build(tuple(widths)).save_pretrained(folder)
     elif not folder.is_dir():
-        made("half", folder, how["calibrated"], steps=0, healed=not how["refitted"])
+        made("half", folder, how["calibrated"], steps=0, healed=not how["refitted"], calibrated=2048)
     return collab.load(str(folder)).model
 
 

@@ -6,6 +6,7 @@ import gzip
 import random
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -40,8 +41,8 @@ CHECKPOINTS: dict[str, Callable[[], Path]] = {
     "demo": demo_folder,
     "minilm-rotary": lambda: shared_data() / "checkpoints" / "minilm-rotary",
 }
-STEPS = 700
-FRAGMENTS = 0.5
+STEPS = collab.AFTER_COMPRESSION.run.steps
+FRAGMENTS = collab.AFTER_COMPRESSION.fragments
 
 
 def texts() -> dict[str, tuple[list[str], list[str]]]:
@@ -106,11 +107,9 @@ class Judge:
 def heal_options(
     fragments: float = FRAGMENTS, optimizer: Literal["adamw", "muon"] = "muon", **run: Any
 ) -> collab.HealOptions:
-    """Healing as `collab compress` does it by default, with the settings of its run."""
-    run = {"precision": "auto", "batch_size": 128, "gradient_accumulation_steps": None} | run
-    return collab.HealOptions(
-        "layers", 65536, 128, fragments=fragments, optimizer=optimizer, run=collab.RunOptions(**run)
-    )
+    """Healing as `collab compress` does it by default, with other settings of its run."""
+    default = collab.AFTER_COMPRESSION
+    return replace(default, max_length=128, fragments=fragments, optimizer=optimizer, run=replace(default.run, **run))
 
 
 def made(
@@ -123,7 +122,7 @@ def made(
     healed: bool = True,
     fragments: float = FRAGMENTS,
     checkpoint: str = "demo",
-    calibrated: int = 2048,
+    calibrated: int = 1024,
     **run: Any,
 ) -> float:
     """Compresses a checkpoint into a folder, calibrated on `calibrated` rows and healed on some kinds of text.
@@ -135,7 +134,7 @@ def made(
     known = texts()
     mixture = collab.Mixture({kind: known[kind][0] for kind in kinds})
     settings = BUDGETS[name]
-    options = heal_options(fragments, **{"steps": max(1, steps), "evaluations": 3, "seed": seed} | run)
+    options = heal_options(fragments, **{"steps": max(1, steps), "seed": seed} | run)
     calibration = collab.CalibrationOptions(calibrated, 128, seed=seed)
     start = time.process_time()
     if steps:

@@ -59,7 +59,7 @@ class Candidates:
         """A copy healed for so many steps: its loss, CPU seconds, and the cosine by kind."""
         model, start = copy.deepcopy(model), time.process_time()
         student = collab.Checkpoint(model, self.original.processor)
-        run = {"steps": steps, "batch_size": 32, "gradient_accumulation_steps": 1, "evaluations": 1}
+        run = {"steps": steps, "batch_size": 32, "warmup": 0.1, "gradient_accumulation_steps": 1, "evaluations": 1}
         collab.heal(student, self.original, self.mixture, options=heal_options(optimizer="adamw", **run))
         seconds = time.process_time() - start
         return {"after": self._compressions.candidates.loss(model), "cpu_seconds": seconds} | self._judge.measure(model)

@@ -89,6 +89,7 @@ from .steps.training import Finetuning as Finetuning
 from .steps.training import Healing as Healing
 from .training.finetune import finetune as finetune
 from .training.heal import heal as heal
+from .training.options import AFTER_COMPRESSION as AFTER_COMPRESSION
 from .training.options import FinetuneOptions as FinetuneOptions
 from .training.options import HealOptions as HealOptions
 from .training.options import HealRequest as HealRequest

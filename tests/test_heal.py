@@ -6,6 +6,7 @@ import json
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -40,7 +41,7 @@ from collab.data.fragments import with_fragments
 from collab.models.inputs import probe_inputs
 from collab.training.arguments import accumulation_steps_of
 from collab.training.learning_rate import find_learning_rate
-from collab.training.muon import Muon
+from collab.training.muon import Muon, input_scales
 
 pytest.importorskip("accelerate", reason="the train extra is not installed")
 
@@ -164,6 +165,61 @@ class TestHeal:
         muon.step()
         assert torch.allclose(weight, 0.95 * before)  # weight decay alone
 
+    @pytest.mark.parametrize("shape", [(12, 20), (20, 12)])
+    @pytest.mark.parametrize("whole", [True, False])
+    def test_muon_changes_outputs_alike(self, shape: tuple[int, ...], whole: bool) -> None:
+        """With scales S of the inputs, a change is orthogonal(G S) S."""
+        generator = torch.Generator().manual_seed(0)
+        weight = torch.nn.Parameter(torch.zeros(shape))
+        weight.grad = torch.randn(shape, generator=generator)
+        states = torch.randn(200, shape[1], generator=generator) * torch.linspace(0.2, 3, shape[1])
+        diagonal = states.square().mean(0)
+        moment = states.T @ states / len(states) if whole else diagonal
+        values, vectors = torch.linalg.eigh(moment if whole else moment.diag())
+        root = vectors @ (values.sqrt().reciprocal().diag()) @ vectors.T
+        Muon([weight], lr=1.0, scales={weight: root if whole else diagonal.rsqrt()}).step()
+        scaled = -weight.detach() @ torch.linalg.inv(root)
+        values = torch.linalg.svdvals(scaled)
+        assert values[0] < 4 * values[-1]
+        assert float((scaled * (weight.grad @ root)).sum()) > 0
+
+    def test_scales_follow_from_the_inputs(self) -> None:
+        """Whole matrices of them, but for wide layers; none for layers that are not trained, not called or given 0."""
+        inner = torch.nn.ModuleDict(
+            {name: torch.nn.Linear(6, 3) for name in ("whole", "frozen", "zeros", "idle")}
+            | {"twice": torch.nn.Linear(6, 6), "wide": torch.nn.Linear(7, 3)}
+        )
+
+        class Model(torch.nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.inner = inner
+
+            def forward(self, states: torch.Tensor) -> None:
+                assert not self.training
+                inner["twice"](inner["twice"](inner["whole"](states).repeat(1, 1, 2)))
+                inner["frozen"](states)
+                inner["zeros"](0 * states)
+                inner["wide"](torch.nn.functional.pad(states, (0, 1), value=2.0))
+
+        inner["frozen"].requires_grad_(False)
+        generator = torch.Generator().manual_seed(0)
+        size = torch.tensor([30.0, 1, 1, 1, 1, 0.01])
+        batches = [{"states": size * torch.randn(2, 50, 6, generator=generator)} for _ in range(3)]
+        scales = input_scales(Model(), batches)
+        assert scales.keys() == {inner[name].weight for name in ("whole", "twice", "wide")}
+        rows = torch.cat([batch["states"].flatten(0, 1) for batch in batches])
+        moment = rows.T @ rows
+        moment = moment / moment.diagonal().mean() + 0.1 * torch.eye(6)
+        logarithm = torch.linalg.eigvalsh(scales[inner["whole"].weight]).log().sum()
+        assert float(logarithm) == pytest.approx(-0.35 * float(moment.logdet()), abs=1e-4)
+        assert torch.allclose(scales[inner["whole"].weight] @ moment, moment @ scales[inner["whole"].weight], atol=1e-3)
+        assert scales[inner["twice"].weight].shape == (6, 6)
+        wide = scales[inner["wide"].weight]
+        assert wide.shape == (7,)
+        squares = torch.cat([rows.square().mean(0), torch.tensor([4.0])])
+        assert torch.allclose(wide, (squares / squares.mean() + 0.1) ** -0.35, rtol=1e-4)
+
     def test_optimizers_differ(self) -> None:
         teacher = tiny_model(BERT)
         losses = set()
@@ -211,9 +267,11 @@ class TestHeal:
         report = collab.heal(model, teacher, options=replace(FEW, trainable="layers", run=run)).report
         assert limits[0] <= report.settings["run"]["learning_rate"] <= limits[1]
 
+    @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
     def test_a_resumed_run_does_not_search_its_learning_rate_again(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+        self, optimizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
+        """With Muon, the inputs are scaled by the states before the first step, not by those of the checkpoint."""
         teacher, calls = tiny_model(BERT), []
         model = converted(teacher)
         start = {name: tensor.clone() for name, tensor in model.state_dict().items()}
@@ -221,7 +279,7 @@ class TestHeal:
             "collab.training.heal.find_learning_rate",
             lambda *of, **named: calls.append(1) or find_learning_rate(*of, **named),
         )
-        options = replace(FEW, run=replace(RUN, learning_rate=None))
+        options = replace(FEW, optimizer=optimizer, run=replace(RUN, learning_rate=None))
 
         def stop(what: str, done: int, total: int | None) -> None:
             if done == RUN.steps:

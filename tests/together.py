@@ -215,7 +215,8 @@ def train_by_muon() -> dict[str, np.ndarray]:
         return distribute_tensor(tensor, init_device_mesh("cpu", (processes(),)), [Shard(0)])
 
     weights = {name: nn.Parameter(drawn(shape)) for name, shape in shapes.items()}
-    optimizer = Muon(weights.values(), lr=0.1, weight_decay=0.1)
+    scales = {weights["wide"]: torch.linspace(0.5, 2, 9), weights["tall"]: torch.eye(4) + 0.1}
+    optimizer = Muon(weights.values(), lr=0.1, weight_decay=0.1, scales=scales)
     for _ in range(3):
         for name, weight in weights.items():
             weight.grad = drawn(shapes[name])

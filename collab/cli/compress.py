@@ -15,7 +15,7 @@ from ..graphs.options import PRECISIONS, RUNTIMES, ExportOptions, GraphPrecision
 from ..io.options import SaveOptions
 from ..planning.budget import PARTS, STACKS, Part, Stack
 from ..processes import is_main_process
-from ..training.options import HealOptions, HealRequest, RunOptions, TrainingPrecision
+from ..training.options import AFTER_COMPRESSION, HealRequest, TrainingPrecision
 from .command import Parsed, command, gathers, grouped
 from .options.calibration import calibration_options, flops_option, step_bytes_option
 from .options.data import Unlabelled
@@ -26,8 +26,7 @@ from .session import Session
 
 Name = TypeVar("Name", bound=str)
 
-_RUN = RunOptions(steps=700, batch_size=128, gradient_accumulation_steps=None, evaluations=3, precision="auto")
-_FRAGMENTS = 0.5  # see docs/benchmarks/unseen.md
+_RUN = AFTER_COMPRESSION.run
 
 
 def _parts(text: str) -> tuple[Part, ...]:
@@ -70,7 +69,8 @@ def _heal(
     evaluations = max(2, min(_RUN.evaluations, heal_steps // 50))
     run = replace(_RUN, steps=heal_steps, evaluations=evaluations, precision=heal_precision, seed=seed)
     length = calibration.options.max_length
-    return HealRequest(source, HealOptions("layers", 65536, length, heal_fragments, run, heal_beams, "muon"))
+    options = replace(AFTER_COMPRESSION, max_length=length, fragments=heal_fragments, beams=heal_beams, run=run)
+    return HealRequest(source, options)
 
 
 def _serve(runtime: Runtime, precision: GraphPrecision) -> ExportOptions | None:
@@ -144,7 +144,7 @@ def _serve(runtime: Runtime, precision: GraphPrecision) -> ExportOptions | None:
         default=_RUN.precision,
         help="Precision of the arithmetic in healing. auto: bfloat16 where the processor multiplies it faster.",
     ),
-    fragments_option(_FRAGMENTS, "--heal-fragments"),
+    fragments_option(AFTER_COMPRESSION.fragments, "--heal-fragments"),
     beams_option("--heal-beams"),
 )
 @gathers("serve", _serve)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from transformers import PreTrainedModel
 
-from ..data.features import Batch
+from ..data.features import Batch, batches_by_length
 from ..models.assembly import in_dtype
 from ..models.layers import ALL_THERE, Dropped, dropped_layers
 from ..models.outputs import matched_states, outputs_of
@@ -18,9 +18,12 @@ from ..models.padding import output_mask
 from ..models.sharded import is_sharded
 from ..models.states import evaluating
 from ..processes import dealt, processes, summed
-from .muon import Muon
+from .muon import Muon, input_scales
 from .options import Optimizer
 from .trainer import GuardedTrainer
+
+_SCALED_BY = 512
+"""Training rows whose states scale the inputs of layers (`input_scales`)."""
 
 
 def relative_errors(
@@ -172,12 +175,22 @@ class DistillationTrainer(GuardedTrainer):
         self._teacher = teacher.eval().to(self.args.device)
         if self.args.bf16 and not is_sharded(teacher):  # autocast would cast its weights at every step
             self._teacher = in_dtype(self._teacher, torch.bfloat16)
+        self._scales = self._input_scales() if self._own_optimizer else {}  # before a resumed run loads other weights
+
+    def _input_scales(self) -> dict[Tensor, Tensor]:
+        """See `input_scales`; all processes see the same rows."""
+        rows: Any = self.train_dataset
+        size = self.args.per_device_train_batch_size * processes()
+        batches = batches_by_length(self.data_collator, rows[:_SCALED_BY], size)
+        with self.compute_loss_context_manager():
+            return input_scales(self._trained, map(self._prepare_inputs, batches))
 
     def get_optimizer_cls_and_kwargs(self, args: Any, model: Any = None) -> tuple[Any, dict[str, Any]]:  # type: ignore[override]
         """The optimizer, as `Trainer` creates it."""
         if not self._own_optimizer:
             return super().get_optimizer_cls_and_kwargs(args, model)
-        return Muon, {"lr": args.learning_rate, "dtype": torch.bfloat16 if args.bf16 else torch.float32}
+        dtype = torch.bfloat16 if args.bf16 else torch.float32
+        return Muon, {"lr": args.learning_rate, "dtype": dtype, "scales": self._scales}
 
     def compute_loss(
         self, model: nn.Module, inputs: Batch, return_outputs: bool = False, num_items_in_batch: Any = None

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from ..data.features import Batch
 from ..models.sharded import whole
+from ..models.states import evaluating
 
 _POLYNOMIAL = 3.4445, -4.7750, 2.0315
 """Coefficients of x, x³ and x⁵, which bring singular values from 0 to 1 close to 1 in few iterations."""
@@ -23,6 +25,13 @@ _SIZE = 0.2
 _NOISE = 1e-7
 """Added to the norm of a gradient, so that one that is nothing but rounding errors changes little."""
 
+_POWER = 0.35
+_DAMPING = 0.1
+"""Of `input_scales`; powers of 0.25 to 0.5 serve about alike, and less damping worse (docs/benchmarks/unseen.md)."""
+
+_WIDEST = 1024
+"""The most inputs that a layer has a whole matrix of scales for."""
+
 
 class Muon(Optimizer):
     """Changes a matrix in the direction of its momentum, with singular values that are made about equal.
@@ -31,12 +40,16 @@ class Muon(Optimizer):
     decide its steps. A vector is a matrix of one row here; of a tensor with more dimensions all but the first are
     columns.
 
+    With scales S of its inputs, a weight changes in the direction orthogonal(G S) S, which is the steepest where a
+    change is measured by what it does to outputs: directions in which inputs are large change less.
+
     Args:
         params: parameters, or groups of them.
         lr: learning rate.
         weight_decay: part of the weights that a step takes away, relative to the learning rate.
         momentum: part of the sum of gradients that is left after a step.
         dtype: dtype to compute the directions in; bfloat16 is precise enough where it is fast.
+        scales: of the inputs of weights, of linear layers, that have any (`input_scales`).
     """
 
     def __init__(
@@ -47,9 +60,11 @@ class Muon(Optimizer):
         weight_decay: float = 0.0,
         momentum: float = 0.9,
         dtype: torch.dtype = torch.float32,
+        scales: Mapping[Tensor, Tensor] | None = None,
     ) -> None:
         super().__init__(params, {"lr": lr, "weight_decay": weight_decay, "momentum": momentum})
         self._dtype = dtype
+        self._scales = {weight: scale.to(dtype) for weight, scale in (scales or {}).items()}
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
@@ -63,22 +78,85 @@ class Muon(Optimizer):
                     state["momentum"] = torch.zeros_like(parameter)
                 state["momentum"].mul_(group["momentum"]).add_(parameter.grad)
                 ahead = parameter.grad.add(state["momentum"], alpha=group["momentum"])
-                change = self._direction(whole(ahead)).mul_(-group["lr"] * _SIZE)
+                change = self._change(whole(ahead), self._scales.get(parameter)).mul_(-group["lr"] * _SIZE)
                 parameter.mul_(1 - group["lr"] * group["weight_decay"]).add_(_shared_as(parameter, change))
 
-    def _direction(self, gradient: Tensor) -> Tensor:
-        """A gradient with about equal singular values, by Newton-Schulz iterations; root mean square about 1."""
+    def _change(self, gradient: Tensor, scale: Tensor | None) -> Tensor:
+        """A change of about unit root mean square, or of its like with scaled inputs."""
         matrix = gradient.reshape(1, -1) if gradient.ndim < 2 else gradient.flatten(1)
-        wide = matrix.T if matrix.shape[0] > matrix.shape[1] else matrix  # (n, m), n ≤ m
-        wide = wide.to(self._dtype).contiguous()
-        wide = wide / (wide.norm() + _NOISE)
-        first, third, fifth = _POLYNOMIAL
-        for _ in range(_ITERATIONS):
-            square = wide @ wide.T  # (n, n)
-            factor = torch.addmm(square, square, square, beta=third, alpha=fifth)
-            wide = torch.addmm(wide, factor, wide, beta=first)
-        wide = wide.to(gradient.dtype) * max(wide.shape) ** 0.5
-        return (wide.T if matrix.shape[0] > matrix.shape[1] else wide).reshape(gradient.shape)
+        matrix = matrix.to(self._dtype)
+        if scale is None:
+            change = _orthogonal(matrix)
+        elif scale.ndim == 1:
+            change = _orthogonal(matrix * scale) * scale
+        else:
+            change = _orthogonal(matrix @ scale) @ scale
+        return change.to(gradient.dtype).mul_(max(matrix.shape) ** 0.5).reshape(gradient.shape)
+
+
+def _orthogonal(matrix: Tensor) -> Tensor:
+    """A matrix with about equal singular values, about 1, by Newton-Schulz iterations."""
+    wide = matrix.T if matrix.shape[0] > matrix.shape[1] else matrix  # (n, m), n ≤ m
+    wide = wide.contiguous()
+    wide = wide / (wide.norm() + _NOISE)
+    first, third, fifth = _POLYNOMIAL
+    for _ in range(_ITERATIONS):
+        square = wide @ wide.T  # (n, n)
+        factor = torch.addmm(square, square, square, beta=third, alpha=fifth)
+        wide = torch.addmm(wide, factor, wide, beta=first)
+    return wide.T if matrix.shape[0] > matrix.shape[1] else wide
+
+
+@torch.no_grad()
+def input_scales(model: nn.Module, batches: Iterable[Batch]) -> dict[Tensor, Tensor]:
+    """Scales of the inputs of the linear layers whose weights are trained, for `Muon`.
+
+    With C = E[x xᵀ] of a layer's inputs x, divided by the mean of its diagonal, they are (C + 0.1)^-0.35. Inputs of a
+    transformer are far from alike in all directions: two of the 384 have a hundred times the mean square of the others
+    in the demo checkpoint, and without scales these are what limits the learning rate.
+
+    Args:
+        model: the model; it is run as it is.
+        batches: inputs of the model, of which padding counts too.
+
+    Returns:
+        By weight, (N, K): shape (K, K); of weights with more than two inputs for an output, or more than 1,024, only
+        the inputs' own scales, (K,). Layers that the model does not call have none.
+    """
+    weights = {
+        layer: layer.weight for layer in model.modules() if isinstance(layer, nn.Linear) and layer.weight.requires_grad
+    }
+    moments: dict[nn.Linear, Tensor] = {}
+
+    def add(layer: Any, given: tuple[Tensor, ...]) -> None:
+        states = given[0].flatten(0, -2).float()  # (tokens, K)
+        outputs, inputs = weights[layer].shape
+        with torch.autocast(states.device.type, enabled=False):  # it would round the sums
+            moment = states.T @ states if inputs <= min(2 * outputs, _WIDEST) else states.square().sum(0)
+        moments[layer] = moments[layer] + moment if layer in moments else moment
+
+    hooks = [layer.register_forward_pre_hook(add) for layer in weights]
+    try:
+        with evaluating(model):
+            for batch in batches:
+                model(**batch)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    scales = {weights[layer]: _scale(moment) for layer, moment in moments.items()}
+    return {weight: scale for weight, scale in scales.items() if scale is not None}
+
+
+def _scale(moment: Tensor) -> Tensor | None:
+    """The scale of inputs with a second moment (K, K), or its diagonal (K,); None where they are 0 or not finite."""
+    mean = (moment.diagonal() if moment.ndim == 2 else moment).mean()
+    if not 0 < float(mean) < float("inf"):
+        return None
+    moment = moment / mean
+    if moment.ndim == 1:
+        return (moment + _DAMPING) ** -_POWER
+    values, vectors = torch.linalg.eigh(moment)
+    return (vectors * (values.clamp(min=0) + _DAMPING) ** -_POWER) @ vectors.T
 
 
 def _shared_as(parameter: Tensor, tensor: Tensor) -> Tensor:

@@ -159,6 +159,18 @@ class HealOptions:
             raise ConfigurationError(f"fragments must be from 0 to 1, not {self.fragments}.")
 
 
+AFTER_COMPRESSION = HealOptions(
+    "layers",
+    samples=65536,
+    fragments=0.5,
+    run=RunOptions(
+        batch_size=128, steps=700, warmup=0.03, evaluations=3, precision="auto", gradient_accumulation_steps=None
+    ),
+    optimizer="muon",
+)
+"""How `collab compress` heals by default (docs/benchmarks/unseen.md)."""
+
+
 @dataclass(frozen=True)
 class HealRequest:
     """Data and settings for healing a conversion before it is saved.
