@@ -129,8 +129,10 @@ def input_scales(model: nn.Module, batches: Iterable[Batch]) -> dict[Tensor, Ten
     moments: dict[nn.Linear, Tensor] = {}
 
     def add(layer: Any, given: tuple[Tensor, ...]) -> None:
-        states = given[0].flatten(0, -2).float()  # (tokens, K)
+        if not given:
+            return
         outputs, inputs = weights[layer].shape
+        states = given[0].reshape(-1, inputs).float()  # (tokens, K)
         with torch.autocast(states.device.type, enabled=False):  # it would round the sums
             moment = states.T @ states if inputs <= min(2 * outputs, _WIDEST) else states.square().sum(0)
         moments[layer] = moments[layer] + moment if layer in moments else moment
