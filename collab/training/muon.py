@@ -157,8 +157,8 @@ def _scale(moment: Tensor) -> Tensor | None:
     moment = moment / mean
     if moment.ndim == 1:
         return (moment + _DAMPING) ** -_POWER
-    values, vectors = torch.linalg.eigh(moment)
-    return (vectors * (values.clamp(min=0) + _DAMPING) ** -_POWER) @ vectors.T
+    values, vectors = torch.linalg.eigh(moment.double())  # in float32 it may not converge
+    return ((vectors * (values.clamp(min=0) + _DAMPING) ** -_POWER) @ vectors.T).float()
 
 
 def _shared_as(parameter: Tensor, tensor: Tensor) -> Tensor:
