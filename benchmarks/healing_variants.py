@@ -2,8 +2,8 @@
 
 The demo checkpoint at half of its layers' arithmetic, compressed on four kinds of text (STS-B, SST-2, WikiText-2,
 Multi30k) and healed on the same for so many CPU seconds, is judged on these and on two that it has never seen,
-questions and dialogue. Unless a variant says otherwise, the learning rate rises over a tenth of the time and falls
-linearly to zero. With --steps, variants whose steps cost the same are compared whatever else the machine does.
+questions and dialogue. The learning rate rises over a tenth of the time and falls linearly to zero. With --steps,
+variants whose steps cost the same are compared whatever else the machine does.
 
     OMP_NUM_THREADS=1 python benchmarks/healing_variants.py [--seconds 150] [--variant "Adam, 32 rows"]
 
@@ -49,7 +49,6 @@ _MUON: dict[str, Any] = {
     "rate": 2e-3,
     "polynomials": (NEWTON_SCHULZ,) * 3,
 }
-_SCALED = _MUON | {"scaled": "whole"}
 VARIANTS: dict[str, dict[str, Any]] = {
     "Adam, 32 rows, float32": {"bfloat16": False},
     "Adam, 32 rows": {},
@@ -96,11 +95,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     | {"rows": 64, "rate": 1.4e-3, "every": 4},
     "fragments, Muon, 256 rows, 2e-3, 3 iterations": _MUON | {"rows": 256},
     "fragments, Muon, 256 rows, 3e-3, 3 iterations": _MUON | {"rows": 256, "rate": 3e-3},
-    "fragments, Muon, 128 rows, 2e-3, inputs scaled": _SCALED,
-    "fragments, Muon, 128 rows, 2e-3, inputs scaled, warm-up of 3 %": _SCALED | {"warmup": 0.03},
-    "fragments, Muon, 128 rows, 2e-3, inputs scaled, power 0.5": _SCALED | {"power": 0.5},
-    "fragments, Muon, 128 rows, 3e-3, inputs scaled": _SCALED | {"rate": 3e-3},
-    "fragments, Muon, 128 rows, 2e-3, inputs scaled one by one": _SCALED | {"scaled": "one by one"},
+    "fragments, Muon, 128 rows, 2e-3, inputs scaled": _MUON | {"scaled": True},
     "fragments, states after attention too": {"by_tokens": True, "fragments": 0.5, "after_attention": True},
     "fragments, embeddings trained too": {"by_tokens": True, "fragments": 0.5, "embeddings": True},
     "fragments, wider values": {"by_tokens": True, "fragments": 0.5, "widths": "wider values"},
@@ -140,9 +135,7 @@ DEFAULTS: dict[str, Any] = {
     "after_attention": False,
     "polynomials": (NEWTON_SCHULZ,) * 5,
     "every": 1,
-    "scaled": "",
-    "power": 0.35,
-    "warmup": 0.1,
+    "scaled": False,
     "calibrated": HEALED_ON,
     "refitted": False,
     "widths": "",
@@ -156,7 +149,7 @@ class Muon:
         weights: matrices.
         polynomials: of each iteration.
         every: steps that a matrix's direction is kept; the matrices change theirs in turn.
-        scales: of the inputs of matrices (`scaled`).
+        scales: of the inputs of matrices; empty for none.
         momentum: part of the sum of gradients that is left after a step.
     """
 
@@ -191,21 +184,11 @@ class Muon:
             weight.data.add_(change, alpha=-rate * 0.2 * max(weight.shape) ** 0.5)
 
 
-def scaled(model: Any, given: Iterator[tuple[Tensor, Tensor]], how: dict[str, Any]) -> dict[Tensor, Tensor]:
-    """`input_scales` of the first batches, with another power, or of every input by itself."""
-    if not how["scaled"]:
-        return {}
+def scales(model: Any, given: Iterator[tuple[Tensor, Tensor]]) -> dict[Tensor, Tensor]:
+    """`input_scales` of the first batches, all of them as matrices."""
     first = itertools.islice(given, 4)
-    scales = input_scales(model, ({"input_ids": ids, "attention_mask": mask} for ids, mask in first))
-    changed = {}
-    for weight, scale in scales.items():
-        values, vectors = torch.linalg.eigh(scale if scale.ndim == 2 else scale.diag())
-        moments = vectors * values ** (-1 / 0.35) @ vectors.T
-        if how["scaled"] == "one by one":
-            moments = moments.diagonal().diag()
-        values, vectors = torch.linalg.eigh(moments)
-        changed[weight] = vectors * values ** -how["power"] @ vectors.T
-    return changed
+    of_inputs = input_scales(model, ({"input_ids": ids, "attention_mask": mask} for ids, mask in first))
+    return {weight: scale if scale.ndim == 2 else scale.diag() for weight, scale in of_inputs.items()}
 
 
 def _orthogonal(matrix: Tensor, polynomials: Sequence[Sequence[float]]) -> Tensor:
@@ -359,7 +342,8 @@ def heal(
     adam = torch.optim.Adam(others, betas=(0.9, how["beta"]))
     second: Callable[[float], None] = lambda rate: None  # noqa: E731
     if how["optimizer"] == "muon":
-        second = Muon(matrices, how["polynomials"], how["every"], scaled(model, given_batches, how)).step
+        of_inputs = scales(model, given_batches) if how["scaled"] else {}
+        second = Muon(matrices, how["polynomials"], how["every"], of_inputs).step
     elif how["optimizer"] == "soap":
         second = Soap(matrices, how["beta"]).step
     start, steps = time.process_time(), 0
@@ -386,7 +370,7 @@ def heal(
             loss = loss + how["means"] * torch.stack(of_rows).mean()
         loss.backward()
         least = 0.3 if how["averaged"] and done > 0.1 else 1e-3
-        rate = how["rate"] * max(least, min(1.0, done / how["warmup"], (1 - done) / (1 - how["until"])))
+        rate = how["rate"] * max(least, min(1.0, done / 0.1, (1 - done) / (1 - how["until"])))
         adam.param_groups[0]["lr"] = rate
         adam.step()
         second(rate)

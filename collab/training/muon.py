@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -82,7 +83,7 @@ class Muon(Optimizer):
                 parameter.mul_(1 - group["lr"] * group["weight_decay"]).add_(_shared_as(parameter, change))
 
     def _change(self, gradient: Tensor, scale: Tensor | None) -> Tensor:
-        """A change of about unit root mean square, or of its like with scaled inputs."""
+        """The direction of a change; its root mean square is about 1 where no inputs are scaled."""
         matrix = gradient.reshape(1, -1) if gradient.ndim < 2 else gradient.flatten(1)
         matrix = matrix.to(self._dtype)
         if scale is None:
@@ -137,14 +138,11 @@ def input_scales(model: nn.Module, batches: Iterable[Batch]) -> dict[Tensor, Ten
             moment = states.T @ states if inputs <= min(2 * outputs, _WIDEST) else states.square().sum(0)
         moments[layer] = moments[layer] + moment if layer in moments else moment
 
-    hooks = [layer.register_forward_pre_hook(add) for layer in weights]
-    try:
-        with evaluating(model):
-            for batch in batches:
-                model(**batch)
-    finally:
-        for hook in hooks:
-            hook.remove()
+    with contextlib.ExitStack() as hooks, evaluating(model):
+        for layer in weights:
+            hooks.enter_context(layer.register_forward_pre_hook(add))
+        for batch in batches:
+            model(**batch)
     scales = {weights[layer]: _scale(moment) for layer, moment in moments.items()}
     return {weight: scale for weight, scale in scales.items() if scale is not None}
 
