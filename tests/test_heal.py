@@ -299,9 +299,9 @@ class TestHeal:
         """Fewer than a batch, and all of them count."""
         teacher = tiny_model(BERT)
         model = converted(teacher)
-        options = replace(FEW, samples=44, run=replace(RUN, batch_size=16, steps=4))
+        options = replace(FEW, samples=44, held_out=3, run=replace(RUN, batch_size=16, steps=4))
         record = collab.heal(model, teacher, options=options).report.to_dict()
-        assert record["data"]["held_out"] < 16
+        assert 1 <= record["data"]["held_out"] <= 3
         assert record["after"]["loss"] <= record["before"]["loss"]
 
     def test_padding_does_not_count(self) -> None:
@@ -472,7 +472,9 @@ class TestBadInput:
         with pytest.raises(collab.errors.ConfigurationError):
             replace(RUN, **values)
 
-    def test_a_part_of_fragments(self) -> None:
+    def test_options_of_healing(self) -> None:
+        with pytest.raises(collab.errors.ConfigurationError, match="held_out must be a whole number"):
+            replace(FEW, held_out=0)
         with pytest.raises(collab.errors.ConfigurationError, match="fragments must be from 0 to 1"):
             replace(FEW, fragments=1.5)
 

@@ -37,6 +37,9 @@ _TRIAL = 60
 _TRIAL_ROWS = 32
 """Rows of its steps."""
 
+_TRIAL_HELD_OUT = 64
+"""Rows that its learning rate and its last step are judged by."""
+
 _WORTH = 10
 """Healing on as many times the rows of a trial is worth one."""
 
@@ -120,7 +123,7 @@ def trial(request: HealRequest, original: Checkpoint, run: Run) -> Healer | None
 
     def heal_for_a_short_time(model: PreTrainedModel) -> None:
         nonlocal settings
-        options = replace(request.options, optimizer="adamw", run=settings)
+        options = replace(request.options, held_out=_TRIAL_HELD_OUT, optimizer="adamw", run=settings)
         candidate = replace(original, model=model)
         report = _healed(candidate, original, request.source, options, work(), True, progress).step(Healing)
         assert report is not None

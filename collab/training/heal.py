@@ -51,7 +51,7 @@ _DIVERGENCE = 1e-3
 """The least divergence of the outputs to measure theirs by, in nats; that of rounding to bfloat16 is below it."""
 
 _PERIOD = 8
-_HELD_OUT = 512
+"""At most one in so many rows is held out."""
 
 
 def heal(
@@ -161,13 +161,13 @@ def _read(checkpoint: Checkpoint, writer: Writer, data: Unlabelled, options: Hea
     sources = len(data.sources) if isinstance(data, Mixture) else 1
     needed = options.samples
     if options.run.steps is not None and sources > 1:
-        needed = min(needed, options.run.steps * options.run.batch_size + _HELD_OUT)
+        needed = min(needed, options.run.steps * options.run.batch_size + options.held_out)
     return rows_of(
         checkpoint.model,
         checkpoint.processor,
         data,
         samples=needed,
-        held_out=lambda count: max(_PERIOD, -(-count * sources // _HELD_OUT)),
+        held_out=lambda count: max(_PERIOD, -(-count * sources // options.held_out)),
         repeats=True,
         max_length=options.max_length,
         seed=options.run.seed,

@@ -75,6 +75,8 @@ def find_learning_rate(
     lowest, highest = _OF_LAYERS[optimizer][logits] if steps > 1 else (0.0, _HIGHEST)
     growth = max(1.0, _GROWTH[optimizer] * math.sqrt(steps))
     rate = _HIGHEST
+    while rate / 2 * growth >= highest:  # what comes of it is the highest all the same
+        rate /= 2
     try:
         with torch.no_grad():
             before = loss()

@@ -122,7 +122,7 @@ class HealOptions:
     Attributes:
         trainable: parameters to train: ``factors`` (shared projections, M or cores, content), ``attention`` (value and
             output projections as well), ``layers`` (everything in the layers that have such attention) or ``all``.
-        samples: largest number of rows; one in eight, and at most 512, are held out.
+        samples: largest number of rows.
         max_length: largest number of tokens of a row; None for the model's limit.
         fragments: part of the rows of text to cut to fragments of 2 to 12 tokens, which brings an embedder closer to
             its original on kinds of text that the rows lack. Rows for models with logits stay whole.
@@ -130,6 +130,7 @@ class HealOptions:
             write greedily.
         optimizer: ``adamw``, or ``muon``, which brings whole layers closer to the original in the same time, in steps
             of 128 rows.
+        held_out: largest number of rows that are held out to judge by, and not more than one in eight.
         run: training settings.
 
     Raises:
@@ -143,6 +144,7 @@ class HealOptions:
     run: RunOptions = field(default_factory=lambda: RunOptions(steps=600))
     beams: int = 1
     optimizer: Optimizer = "adamw"
+    held_out: int = 512
 
     def __post_init__(self) -> None:
         for name, known in (("trainable", Trainable), ("optimizer", Optimizer)):
@@ -153,6 +155,8 @@ class HealOptions:
         check_length(self.max_length)
         if self.samples < 2:
             raise ConfigurationError(f"samples must be at least 2, one of them to hold out, not {self.samples}.")
+        if isinstance(self.held_out, bool) or not isinstance(self.held_out, int) or self.held_out < 1:
+            raise ConfigurationError(f"held_out must be a whole number of at least 1, not {self.held_out!r}.")
         if isinstance(self.beams, bool) or not isinstance(self.beams, int) or self.beams < 1:
             raise ConfigurationError(f"beams must be a whole number of at least 1, not {self.beams!r}.")
         if not 0 <= self.fragments <= 1:
