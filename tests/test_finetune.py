@@ -445,6 +445,18 @@ class TestSampling:
             assert sum(spread) / len(spread) < 1.5, "rows of like length are together"
         assert len(list(LengthSampler(lengths[:5], 8, seed=0))) == 5
 
+    def test_the_passes_of_a_step_have_rows_of_different_lengths(self) -> None:
+        lengths = [1 + number % 7 for number in range(448)]
+        rows = list(LengthSampler(lengths, 16, seed=0, passes=4))
+        assert len(set(rows)) == len(rows) == 448
+
+        def spread(size: int) -> float:
+            steps = [[lengths[row] for row in rows[first : first + size]] for first in range(0, len(rows), size)]
+            return sum(max(step) - min(step) for step in steps) / len(steps)
+
+        assert spread(4) < 0.5
+        assert spread(16) > 2
+
     def test_masks_depend_on_the_row_alone(self, folder: Path) -> None:
         tokenizer = AutoTokenizer.from_pretrained(folder)
         texts = ["a b c d e f g h i j k l m n o p q r s t", "b c d", "x y z a b c d e f g"]

@@ -330,7 +330,7 @@ class TestHeal:
         assert losses[0] == pytest.approx(losses[1], rel=0.05)  # a piece's errors are relative to its own rows
 
     @pytest.mark.parametrize(
-        ("longest", "passes"), [(8, 1), (64, 1), (100, 2), (128, 2), (512, 8), (100_000, 128), (None, 4)]
+        ("longest", "passes"), [(8, 2), (64, 2), (128, 2), (130, 4), (512, 8), (100_000, 128), (None, 4)]
     )
     def test_a_pass_has_so_many_tokens(self, longest: int | None, passes: int) -> None:
         rows = [{"input_ids": [1] * length} for length in (2, longest)] if longest else [{"pixel_values": []}]

@@ -74,13 +74,14 @@ def steps_of(options: RunOptions, rows: int) -> int:
 def accumulation_steps_of(options: RunOptions, rows: Sequence[Feature]) -> int:
     """Number of forward and backward passes of a batch, which all processes divide among them.
 
-    Where it is left open it follows from the longest row, and not from the number of processes if that divides it.
+    Where it is left open there are two or more, whose rows differ in length (`LengthSampler`); the number follows from
+    the longest row, and not from the number of processes if that divides it.
     """
     if options.gradient_accumulation_steps is not None:
         return options.gradient_accumulation_steps
     longest = max(length_of(row) if "input_ids" in row else _OF_AN_IMAGE for row in rows)
     size = options.batch_size
-    possible = [number for number in range(1, size + 1) if size % (number * processes()) == 0]
+    possible = [number for number in range(2, size + 1) if size % (number * processes()) == 0]
     fitting = (number for number in possible if size // number * longest <= _TOKENS)
     return next(fitting, possible[-1] if possible else 1)
 

@@ -107,7 +107,10 @@ def run(
     """
     connect()  # before accelerate does, with a time limit that the search for a learning rate may exceed
     arguments = training_arguments(options, data, work.folder)
-    sampler = LengthSampler([length_of(row) for row in data.train], options.batch_size, options.seed)
+    lengths = [length_of(row) for row in data.train]
+    # What saves memory where it is asked for leaves the rows of a step as they are.
+    passes = arguments.gradient_accumulation_steps if options.gradient_accumulation_steps is None else 1
+    sampler = LengthSampler(lengths, options.batch_size, options.seed, passes)
     callbacks = [Marker(sampler), Reporter(progress)]
     if options.patience is not None:
         callbacks.append(EarlyStoppingCallback(options.patience))
