@@ -78,21 +78,21 @@ class Muon(Optimizer):
                 if not state:
                     state["momentum"] = torch.zeros_like(parameter)
                 state["momentum"].mul_(group["momentum"]).add_(parameter.grad)
-                ahead = parameter.grad.add(state["momentum"], alpha=group["momentum"])
-                change = self._change(whole(ahead), self._scales.get(parameter)).mul_(-group["lr"] * _SIZE)
-                parameter.mul_(1 - group["lr"] * group["weight_decay"]).add_(_shared_as(parameter, change))
+                ahead = whole(parameter.grad.add(state["momentum"], alpha=group["momentum"]))
+                matrix = ahead.reshape(1, -1) if ahead.ndim < 2 else ahead.flatten(1)
+                if group["weight_decay"]:
+                    parameter.mul_(1 - group["lr"] * group["weight_decay"])
+                change = self._change(matrix.to(self._dtype), self._scales.get(parameter))
+                change = _shared_as(parameter, change.to(parameter.dtype).reshape(parameter.shape))
+                parameter.add_(change, alpha=-group["lr"] * _SIZE * max(matrix.shape) ** 0.5)
 
-    def _change(self, gradient: Tensor, scale: Tensor | None) -> Tensor:
-        """The direction of a change; its root mean square is about 1 where no inputs are scaled."""
-        matrix = gradient.reshape(1, -1) if gradient.ndim < 2 else gradient.flatten(1)
-        matrix = matrix.to(self._dtype)
+    def _change(self, matrix: Tensor, scale: Tensor | None) -> Tensor:
+        """The direction of a change; its singular values are about 1 where no inputs are scaled."""
         if scale is None:
-            change = _orthogonal(matrix)
-        elif scale.ndim == 1:
-            change = _orthogonal(matrix * scale) * scale
-        else:
-            change = _orthogonal(matrix @ scale) @ scale
-        return change.to(gradient.dtype).mul_(max(matrix.shape) ** 0.5).reshape(gradient.shape)
+            return _orthogonal(matrix)
+        if scale.ndim == 1:
+            return _orthogonal(matrix * scale) * scale
+        return _orthogonal(matrix @ scale) @ scale
 
 
 def _orthogonal(matrix: Tensor) -> Tensor:
