@@ -87,7 +87,8 @@ def _serve(runtime: Runtime, precision: GraphPrecision) -> ExportOptions | None:
     "collab compress ./my-classifier faster --speedup 1.8 --calibration sentences.txt --heal-steps 1000",
     "collab compress ./my-model small --speedup 4 --runtime openvino --precision int8 --calibration sentences.txt",
     "collab compress bert-base-uncased small --params 0.6 --only values,feed-forward",
-    "collab compress ./translator small --step-bytes 0.5 --stacks decoder --calibration pairs.tsv",
+    "collab compress ./translator small --step-bytes 0.5 --stacks decoder --calibration pairs.tsv "
+    "--text-column en --text-column de",
     summary="Make every part of a model smaller and faster within one budget, and heal it.",
 )
 @gathers("config", CompressionConfig)
@@ -124,7 +125,7 @@ def _serve(runtime: Runtime, precision: GraphPrecision) -> ExportOptions | None:
 @click.option(
     "--new-tokens",
     default=CompressionConfig.new_tokens,
-    help="Tokens that a model that writes writes, for --speedup.",
+    help="Tokens that a model generates, for --speedup.",
 )
 @click.option(
     "--native",

@@ -38,7 +38,7 @@ _RUN = HealOptions().run
 @beams_option()
 @optimizer_option()
 @training_steps_option(_RUN.steps)
-@learning_rate_option(None, "1e-3, or less: found by trying a step")
+@learning_rate_option(None, "found by trying a step: at most 1e-3, or 1.5e-3 for layers with muon")
 @training_options(_RUN)
 @max_length_option
 @restart_option

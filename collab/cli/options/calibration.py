@@ -162,5 +162,5 @@ def flops_option(multiple: bool = False) -> Decorator:
 
 def step_bytes_option(multiple: bool = False) -> Decorator:
     """--step-bytes, once or several times."""
-    what = "bytes that the layers of a model that writes read for a token"
+    what = "bytes that the layers of a generating model read for a token"
     return _fraction_option("--step-bytes", what, "0.75, 0.5, 0.33, 0.25" if multiple else None)
