@@ -72,7 +72,7 @@ def checkpoint(name: str, folder: Path) -> Path:
         if not (folder / "converted").is_dir():
             collab.checkpoints.convert(str(demo_folder()), folder / "converted", config)
         return folder / "converted"
-    path = folder_of("demo", name, "none", "now", STEPS, 0)
+    path = folder_of("demo", name, "none", "default", STEPS, 0)
     if not path.is_dir():
         made(name, path)
     return path

@@ -3,10 +3,10 @@
 The demo checkpoint is compressed to half or a third of its layers' arithmetic, by dropping two, three or four layers,
 or until it is as fast as without them, calibrated and healed on five of six kinds of text (STS-B, SST-2, WikiText-2,
 Multi30k, questions, dialogue) and judged on the sixth, by the cosine to the original's embeddings; ``none`` left out
-heals on all six. Recipes: ``now`` is what `collab compress` does by default; the others are what it did before,
-calibrated on 2,048 rows instead of 1,024.
+heals on all six. Recipes: ``default`` is what `collab compress` does, the others what it might do instead, calibrated on
+2,048 rows instead of 1,024. Recipes in the results that cannot be chosen were the default once.
 
-    python benchmarks/unseen.py [--left-out dialogue] [--model half] [--recipe now] [--seed 0] [--steps 1200]
+    python benchmarks/unseen.py [--left-out dialogue] [--model half] [--recipe default] [--seed 0] [--steps 1200]
     python benchmarks/unseen.py --checkpoint minilm-rotary    # another original, with results of its own
     python benchmarks/unseen.py --speed    # times as fast as the original, of the models healed on all kinds
 
@@ -43,7 +43,7 @@ _ADAM = {
     "calibrated": 2048,
 }
 RECIPES: dict[str, dict[str, Any]] = {
-    "now": {},
+    "default": {},
     "Adam": {"steps": 1800} | _ADAM,
     "whole rows, 1200 steps": {"steps": 1200, "fragments": 0.0} | _ADAM,
     "200 steps of 64 whole rows": {"steps": 200, "fragments": 0.0} | _ADAM | {"batch_size": 64},
@@ -70,7 +70,7 @@ def main() -> None:
         chosen.left_out or ("none", *KINDS), chosen.model or BUDGETS, chosen.recipe or RECIPES, chosen.seed or (0, 1, 2)
     ):
         settings = {"steps": STEPS} | RECIPES[recipe]
-        if chosen.steps and recipe in ("now", "Adam"):
+        if chosen.steps and recipe in ("default", "Adam"):
             settings["steps"] = chosen.steps
         key = {"left_out": left_out, "model": model, "recipe": recipe, "seed": seed, "steps": settings["steps"]}
         if any(key.items() <= row.items() for row in kept(result).get("rows", [])):
@@ -101,7 +101,7 @@ def speeds(checkpoint: str, models: Sequence[str]) -> dict[str, dict[str, float]
     batch = random_inputs(original, 8, 128)
     compared: dict[str, Any] = {}
     for model in models:
-        folder = folder_of(checkpoint, model, "none", "now", STEPS, 0)
+        folder = folder_of(checkpoint, model, "none", "default", STEPS, 0)
         if not folder.exists():
             folder = folder.with_name(f"{checkpoint}-{model.replace(' ', '-')}-untrained")
             if not folder.exists():
@@ -139,8 +139,8 @@ def table(rows: list[dict[str, Any]]) -> str:
         settings = ", ".join(
             [
                 model,
-                *([] if recipe == "now" else [recipe]),
-                *([f"{steps} steps"] if recipe in ("now", "Adam") and (recipe == "Adam" or steps != STEPS) else []),
+                *([] if recipe == "default" else [recipe]),
+                *([f"{steps} steps"] if recipe in ("default", "Adam") and (recipe == "Adam" or steps != STEPS) else []),
                 *([f"{len(same)} seeds"] if len(same) > 1 else []),
             ]
         )
