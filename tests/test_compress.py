@@ -45,6 +45,7 @@ from transformers import (
 import collab
 from collab.compression import compressions, trials
 from collab.compression.feed_forward import eliminate
+from collab.compression.statistics import ProjectionStatistics
 from collab.decomposition import HeadTensor, decompose
 from collab.errors import (
     BudgetError,
@@ -194,6 +195,21 @@ class TestCompress:
         widths = [layer.value_width for layer in compression.report.layers]
         assert min(widths) >= 4
         assert sum(widths) < 16
+        assert largest_difference(outputs(model), outputs(compression.model)) < 1e-3
+
+    def test_value_biases_stay_where_the_output_has_none(self) -> None:
+        """Qwen2 has biases of values, but none after them that could take these over."""
+        model = tiny_model(BY_TYPE["qwen2"])
+        width = model.config.hidden_size // model.config.num_attention_heads
+        with torch.no_grad():
+            for layer in model.model.layers if hasattr(model, "model") else model.layers:
+                value = layer.self_attn.v_proj
+                value.bias.normal_()
+                for parameter in (value.weight, value.bias):
+                    heads = parameter.view(-1, width, *parameter.shape[1:])
+                    heads[:, width // 2 :] = heads[:, : width // 2].clone()
+        compression = compressed(model, flops=0.95, length=8, only=("values",), drop_layers=0)
+        assert any(layer.value_width < layer.full_value_width for layer in compression.report.layers)
         assert largest_difference(outputs(model), outputs(compression.model)) < 1e-3
 
     def test_drops_layers(self, tmp_path: Path) -> None:
@@ -567,6 +583,18 @@ class TestAlgebra:
             refit = torch.linalg.lstsq(inputs[:, kept], inputs @ weight).solution
             error = (inputs @ weight - inputs[:, kept] @ refit).square().sum() / len(inputs)
             assert losses[removed // 2] == pytest.approx(float(error), rel=0.02)
+
+    @pytest.mark.parametrize("bias", [True, False])
+    def test_only_a_bias_takes_over_the_mean(self, bias: bool) -> None:
+        generator = torch.Generator().manual_seed(0)
+        inputs = 3 + torch.randn(400, 6, generator=generator)
+        statistics = ProjectionStatistics(torch.nn.Linear(6, 2, bias=bias))
+        statistics.add(inputs, torch.randn(400, 2, generator=generator))
+        statistics.add_other_processes(0)
+        mean = inputs.double().mean(0) if bias else torch.zeros(6).double()
+        torch.testing.assert_close(statistics.mean, mean)
+        centred = inputs.double() - mean
+        torch.testing.assert_close(statistics.covariance, centred.T @ centred / 400, rtol=1e-4, atol=1e-4)
 
     def test_allocation_is_optimal_on_convex_curves(self) -> None:
         generator = np.random.default_rng(0)

@@ -4,7 +4,7 @@ With activations a = act(x W_1 + b_1), multiplied by the other product of x if t
 the metric G of the output (`statistics`), removing neurons and refitting the rest by least squares costs the least for
 those of smallest ‖R_i‖²/(K⁻¹)_ii, where K = C + λI and R = W_2 G^{1/2} (the optimal brain surgeon for a linear layer;
 Hassibi and Stork 1993). They are removed in small groups, K⁻¹ and R downdated exactly after each. What stays gets
-W_2' = (K_SS)⁻¹ K_S: W_2, and the bias takes over the mean.
+W_2' = (K_SS)⁻¹ K_S: W_2, and the bias takes over the mean; without one, C is of the activations as they are.
 """
 
 from __future__ import annotations

@@ -28,6 +28,9 @@ from .blocks import Block
 class ProjectionStatistics:
     """Sums over tokens of the inputs of a linear layer, and of the gradients at its output.
 
+    A bias can take over the mean of inputs that a smaller layer lacks. Without a bias the mean counts as 0 here, and the
+    covariance is of the inputs as they are.
+
     Args:
         layer: the linear layer.
     """
@@ -37,6 +40,7 @@ class ProjectionStatistics:
         self._sum = zeros(layer.in_features)
         self._products = zeros(layer.in_features, layer.in_features)
         self._gradients = zeros(layer.out_features, layer.out_features)
+        self._centred = layer.bias is not None
         self.tokens = 0
 
     def add(self, inputs: Tensor, gradients: Tensor) -> None:
@@ -57,12 +61,12 @@ class ProjectionStatistics:
 
     @property
     def mean(self) -> Tensor:
-        """Mean input, (in,), float64."""
-        return self._sum / self.tokens
+        """Mean input, (in,), float64; 0 if the layer has no bias."""
+        return self._sum / self.tokens * self._centred
 
     @property
     def covariance(self) -> Tensor:
-        """Covariance of the inputs, (in, in), float64."""
+        """Covariance of the inputs, (in, in), float64; about 0 if the layer has no bias."""
         return self._products.double() / self.tokens - torch.outer(self.mean, self.mean)
 
     @property

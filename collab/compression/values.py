@@ -4,7 +4,7 @@ Head h contributes v_h W_O^h, v_h (d values attended to) with covariance C_h. Of
 the least error in the metric G of the output is given by the first r left singular vectors of C_h^{1/2} W_O^h G^{1/2}.
 Heads that share values share their directions: C_h is then the mean of theirs, and their W_O^h stand side by side.
 W_O and b_O of all heads are then refitted together by least squares. Attention weights sum to one, so the value bias
-goes into b_O exactly.
+goes into b_O exactly. Where there is no b_O, the value bias is narrowed like the values, and nothing is centred.
 """
 
 from __future__ import annotations
@@ -104,7 +104,8 @@ class NarrowValues(Narrowing):
             f"{attention.output}.weight": (refitted / of_heads.unsqueeze(1)).T.contiguous().to(like),
         }
         if bias is not None:
-            tensors[f"{attention.name}.value.bias"] = torch.zeros(len(values)).to(like)
+            kept = torch.zeros(len(values)) if self._output.bias is not None else own.T @ bias.detach().double().cpu()
+            tensors[f"{attention.name}.value.bias"] = (kept * scale).to(like)
         if self._output.bias is not None:
             tensors[f"{attention.output}.bias"] = self._output.bias.detach() + shift.to(like)
         return Narrowed(tensors, attention=attention.name, spec={"value_width": width})
