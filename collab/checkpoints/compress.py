@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
+import json
+import logging
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Unpack
 
+from ..calibration.calibrate import Calibration
 from ..calibration.options import CalibrationRequest
+from ..compression.choice import Choice, Once
 from ..compression.compress import compress as compress_model
 from ..compression.compressions import require_compressible, require_rows
 from ..compression.options import CompressionConfig
@@ -17,7 +23,12 @@ from ..io.checkpoint import Checkpoint
 from ..io.load import load_native
 from ..io.options import LoadOptions, TransformOptions
 from ..io.read import Source
+from ..io.staging import atomic_write
+from ..models.weights import digest_of
+from ..processes import from_main, is_main_process
+from ..steps.step import plain
 from ..training.options import HealRequest
+from ..training.work import CHOSEN
 from .calibrate import calibrate
 from .export import require_packages
 from .heal import healed, trial
@@ -25,6 +36,8 @@ from .serving import graph_timer
 from .speed import speed
 from .transform import Run, transform
 from .vocabulary import fewer_tokens
+
+logger = logging.getLogger(__name__)
 
 
 def compress(
@@ -77,6 +90,7 @@ def compress(
                 require_rows(moments),
                 timer=timer,
                 healer=None if heal is None else trial(heal, checkpoint, run),
+                once=None if heal is None else _once(checkpoint, config, moments, run),
                 progress=run.progress,
             )
 
@@ -87,6 +101,34 @@ def compress(
         speed if measure_speed else None,
     ]
     return transform(model, output, verbs, load=_load, trains=heal is not None, **more)
+
+
+def _once(checkpoint: Checkpoint, config: CompressionConfig, moments: Calibration | None, run: Run) -> Once:
+    """Keeps the choice of a compression with the unfinished healing of what is compressed."""
+    key = [digest_of(checkpoint.model), config.to_dict(), None if moments is None else moments.summary]
+    digest = hashlib.sha256(json.dumps(plain(key), sort_keys=True).encode()).hexdigest()
+    file = run.work / CHOSEN.replace("*", digest[:16])
+
+    def read() -> Choice | None:
+        if run.save_options.restart:
+            file.unlink(missing_ok=True)
+        try:
+            return Choice.from_dict(json.loads(file.read_text(encoding="utf-8")))
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
+
+    def once(choose: Callable[[], Choice]) -> Choice:
+        choice = from_main(read)
+        if choice is not None:
+            logger.info("The widths are those that were chosen before.")
+            return choice
+        choice = choose()
+        if is_main_process():
+            with atomic_write(file) as partial:
+                partial.write_text(json.dumps(choice.to_dict()), encoding="utf-8")
+        return choice
+
+    return once
 
 
 def _load(source: Source, options: LoadOptions) -> Checkpoint:

@@ -18,6 +18,7 @@ from ..io.checkpoint import Checkpoint
 from ..models.assembly import in_dtype
 from ..models.layers import count_parameters, parameters
 from ..models.states import in_fast_dtype
+from ..planning.allocation import Widths
 from ..planning.budget import Budget, Part
 from ..planning.plan import PlanOption
 from ..processes import divided, from_main
@@ -26,6 +27,7 @@ from ..steps.compression import CompressedLayer, Compression, Trial
 from ..steps.conversion import VocabularyCut
 from ..steps.step import Count, Parameters
 from .candidates import Candidates
+from .choice import Choice, Once
 from .compressions import Compressions
 from .options import CompressionConfig
 from .refit import refit
@@ -47,6 +49,7 @@ def compress(
     *,
     timer: Timer | None = None,
     healer: Healer | None = None,
+    once: Once | None = None,
     progress: Progress = no_progress,
 ) -> Checkpoint:
     """Makes every part of a model smaller within one budget, in closed form, without training.
@@ -69,6 +72,8 @@ def compress(
             measure both in PyTorch.
         healer: heals a model in place for a short time, to measure with how many dropped layers it comes closest to
             the original, where `drop_layers` leaves that open; only with `healed=True`. None to predict the number.
+        once: called with a function that chooses the widths, and returns its `Choice`, or what it returned in an
+            earlier call, which was interrupted: what was measured may differ. None to choose.
         progress: called while the model runs and layers are solved.
 
     Returns:
@@ -90,18 +95,20 @@ def compress(
     whole = count_parameters(model) if cut is None else cut.parameters.before
     if budget.unit == "params":  # those that were left out are gone already
         budget = Budget("params", min(1.0, budget.value * whole / count_parameters(model)))
-    speedup = fast = None
+
+    def choose() -> Choice:
+        if config.speedup is not None:
+            return _as_fast(compressions, config.speedup, timer, healer, progress)
+        dropped, trials = _layers_to_drop(compressions, budget, healer, progress)
+        option = compressions.within(budget, dropped)
+        return Choice(option.widths, option.error, trials)
+
     with in_fast_dtype(model):
         compressions = Compressions(model, config, calibration, progress)
         candidates = compressions.candidates
-        if config.speedup is None:
-            dropped, trials = _layers_to_drop(compressions, budget, healer, progress)
-            option = compressions.within(budget, dropped)
-            compressed = candidates.build(option.widths)
-        else:
-            option, compressed, speedup, trials = _as_fast(compressions, config.speedup, timer, healer, progress)
-            fast = None if timer is not None else candidates.timed.reading_and_step(compressed)
-        compressed, refitted = _refitted(compressed, candidates, option, calibration, config, progress)
+        choice = choose() if once is None else once(choose)
+        compressed = candidates.build(choice.widths)
+        compressed, refitted = _refitted(compressed, candidates, choice.widths, calibration, config, progress)
         progress("comparing with the original", 0, None)
         agreed, by_source = agreement_by_source(model, compressed, calibration.held_out, calibration.sources)
     compressed = in_dtype(compressed, model.dtype)
@@ -113,21 +120,21 @@ def compress(
             "so its refit rests on little data. Use more rows."
         )
         logger.warning(notes[-1])
-    flops, steps = candidates.costs("flops"), compressions.step_bytes(option.widths)
+    flops, steps = candidates.costs("flops"), compressions.step_bytes(choice.widths)
     report = Compression(
-        layers=_layers(candidates, option),
-        flops=Count(round(flops.whole), round(flops.left(option.widths))),
+        layers=_layers(candidates, choice.widths),
+        flops=Count(round(flops.whole), round(flops.left(choice.widths))),
         parameters=Count(whole, count_parameters(compressed)),
-        predicted_loss=option.error,
+        predicted_loss=choice.predicted_loss,
         agreement=agreed,
         agreement_by_source=by_source,
-        speedup=speedup,
-        reading_speedup=None if fast is None else fast[0],
-        step_speedup=None if fast is None else fast[1],
+        speedup=choice.speedup,
+        reading_speedup=choice.reading_speedup,
+        step_speedup=choice.step_speedup,
         step_bytes=None if steps is None else steps[0],
         step_bytes_with_vocabulary=None if steps is None else steps[1],
         refitted=refitted,
-        trials=trials,
+        trials=choice.trials,
         settings=config.to_dict(),
         calibration=calibration.summary,
         notes=tuple(notes),
@@ -140,7 +147,7 @@ def compress(
 def _refitted(
     compressed: PreTrainedModel,
     candidates: Candidates,
-    option: PlanOption,
+    widths: Widths,
     calibration: Calibration,
     config: CompressionConfig,
     progress: Progress,
@@ -151,8 +158,8 @@ def _refitted(
     """
     if config.healed:
         return compressed, 0
-    model = candidates.build(option.widths)
-    count = refit(model, candidates.model, candidates.blocks, option.widths, calibration.train, progress)
+    model = candidates.build(widths)
+    count = refit(model, candidates.model, candidates.blocks, widths, calibration.train, progress)
     if count == 0:
         return compressed, 0
     after, before = divided((model, compressed), lambda own: [candidates.loss(each) for each in own])
@@ -194,12 +201,12 @@ def _layers_to_drop(
 
 def _as_fast(
     compressions: Compressions, wanted: float, timer: Timer | None, healer: Healer | None, progress: Progress
-) -> tuple[PlanOption, PreTrainedModel, float, tuple[Trial, ...]]:
+) -> Choice:
     """The widths whose model is as many times as fast as the original as the budget asks, measured.
 
     The times of the layers in PyTorch say what to build; the time of the whole model, how far to correct them.
     """
-    candidates = compressions.candidates
+    candidates, timed = compressions.candidates, timer is None
     asked = wanted
     if timer is None:
         timer = candidates.timed.times_as_fast
@@ -232,13 +239,15 @@ def _as_fast(
     if best is None or best[2] < wanted * (1 - 2 * _CLOSE):
         fastest = "" if best is None else f"; the closest was {best[2]:.2f}"
         raise BudgetError(f"speedup={wanted:.3g} cannot be reached on this processor with these parts{fastest}.")
-    return *best, trials
+    option, model, speed = best
+    fast = candidates.timed.reading_and_step(model) if timed else None
+    return Choice(option.widths, option.error, trials, speed, *(fast or ()))
 
 
-def _layers(candidates: Candidates, option: PlanOption) -> tuple[CompressedLayer, ...]:
+def _layers(candidates: Candidates, widths: Widths) -> tuple[CompressedLayer, ...]:
     """The layers of the original, with the widths that are left."""
     layers = []
-    for block, full, chosen in zip(candidates.blocks, candidates.full, option.widths, strict=True):
+    for block, full, chosen in zip(candidates.blocks, candidates.full, widths, strict=True):
         left: Mapping[Part, int] = dict.fromkeys(full, 0) if chosen is None else chosen
         narrower = any(left[part] < full[part] for part in full if part.endswith("queries-keys"))
         layers.append(

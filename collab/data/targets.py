@@ -16,6 +16,7 @@ from transformers import PreTrainedModel
 from ..errors import DataError
 from ..models.inputs import check_forced, decoder_inputs, decoder_vocabulary, longest_target, on_device
 from ..models.states import evaluating
+from ..models.weights import bytes_of, digest_of
 from ..processes import is_main_process
 
 _LONGEST = 128  # tokens of an output at most
@@ -72,15 +73,12 @@ class Writer:
     def _key(self, features: Sequence[dict[str, Any]], groups: Sequence[Sequence[int]]) -> str:
         """A hash of everything that decides what is written."""
         settings = getattr(self.model, "generation_config", None)
-        how = [self.beams, groups, None if settings is None else settings.to_json_string()]
+        how = [self.beams, groups, None if settings is None else settings.to_json_string(), digest_of(self.model)]
         digest = hashlib.sha256(json.dumps(how).encode())
-        for name, tensor in sorted(self.model.state_dict().items()):
-            digest.update(name.encode())
-            digest.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
         for feature in features:
             for name in sorted(feature):
                 value = feature[name]
-                digest.update(value.float().numpy().tobytes() if isinstance(value, Tensor) else repr(value).encode())
+                digest.update(bytes_of(value) if isinstance(value, Tensor) else repr(value).encode())
         return digest.hexdigest()[:16]
 
 

@@ -1,7 +1,8 @@
-"""Checks and casts of a model's weights."""
+"""Checks, casts and hashes of a model's weights."""
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 
 import torch
@@ -9,6 +10,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from ..errors import WeightsError
+from .sharded import whole
 
 
 def check_finite(model: PreTrainedModel) -> None:
@@ -41,3 +43,17 @@ def cast(state: Mapping[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
     new = {name: tensor.to(dtype) if tensor.is_floating_point() else tensor for name, tensor in state.items()}
     check_cast(state, new)
     return new
+
+
+def digest_of(model: PreTrainedModel) -> str:
+    """A hash of the names, shapes and values of a model's weights; processes that share them all call this."""
+    digest = hashlib.sha256()
+    for name, tensor in sorted(model.state_dict().items()):
+        digest.update(f"{name}{tuple(tensor.shape)}".encode())
+        digest.update(bytes_of(whole(tensor.detach()).cpu()))
+    return digest.hexdigest()
+
+
+def bytes_of(tensor: Tensor) -> bytes:
+    """The bytes of a tensor on the CPU, of any dtype."""
+    return tensor.contiguous().view(-1).view(torch.uint8).numpy().tobytes()

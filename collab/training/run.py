@@ -15,7 +15,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 from transformers import EarlyStoppingCallback, PreTrainedModel, Trainer, TrainerState, set_seed
 from transformers.trainer_callback import PrinterCallback
@@ -24,7 +23,8 @@ from transformers.utils import logging as transformers_logging
 from ..data.features import length_of
 from ..errors import ConfigurationError, TrainingError, is_short_of_memory
 from ..io.failures import writing
-from ..models.sharded import is_sharded, whole
+from ..models.sharded import is_sharded
+from ..models.weights import bytes_of, digest_of
 from ..processes import connect, from_main
 from ..progress import Progress, no_progress
 from .arguments import RunData, training_arguments
@@ -229,15 +229,12 @@ def _is_finished(checkpoint: Path, steps: int, patience: int | None) -> bool:
 
 def _fingerprint(model: PreTrainedModel, options: RunOptions, data: RunData, key: str) -> str:
     """A hash of everything that a run depends on."""
-    digest = hashlib.sha256(json.dumps([asdict(options), key]).encode())
-    for name, tensor in sorted(model.state_dict().items()):
-        digest.update(f"{name}{tuple(tensor.shape)}".encode())
-        digest.update(whole(tensor.detach()).cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
+    digest = hashlib.sha256(json.dumps([asdict(options), key, digest_of(model)]).encode())
     for rows in (data.train, data.held_out):
         for row in rows:
             for name in sorted(row):
                 value = row[name]
-                digest.update(value.numpy().tobytes() if isinstance(value, Tensor) else repr(value).encode())
+                digest.update(bytes_of(value) if isinstance(value, Tensor) else repr(value).encode())
     return digest.hexdigest()
 
 
@@ -254,6 +251,7 @@ def short_of_memory() -> Iterator[None]:
 
 _SHORT_OF_MEMORY = (
     "There is too little memory. In this order, try gradient_accumulation_steps=4 (--gradient-accumulation-steps 4), "
-    "gradient_checkpointing (slower), precision bfloat16, a shorter max_length, a smaller batch_size. Checkpoints are "
-    "kept, but other settings need restart=True (--restart)."
+    "gradient_checkpointing (slower), precision bfloat16, a shorter max_length (--max-length), a smaller batch_size. "
+    "Where a command lacks these options, collab heal has them. Checkpoints are kept, but other settings need "
+    "restart=True (--restart)."
 )

@@ -22,7 +22,12 @@ from ..processes import check_seen, from_main, is_main_process, processes, wait_
 WHOLE = "collab_checkpoint_is_whole"
 """Marker file, written into a checkpoint last."""
 
+CHOSEN = "chosen-*.json"
+"""The files in a work folder that keep what a compression chose."""
+
 _RECORD, _LOCK = "run.json", "lock"
+_KEPT = WRITTEN, CHOSEN
+"""What may be there before a run, and serves the same one if it is repeated."""
 
 
 def work_folder(output: Path, kind: str = "training") -> Path:
@@ -45,7 +50,7 @@ def exclusive_lock(work: Path) -> Iterator[None]:
     finally:
         if lock is not None:
             lock.release()
-            if work.is_dir() and not _holds_something(work) and not any(work.glob(WRITTEN)):
+            if work.is_dir() and not _holds_something(work) and not any(any(work.glob(kept)) for kept in _KEPT):
                 shutil.rmtree(work, ignore_errors=True)
 
 
@@ -161,7 +166,7 @@ def open_work(work: Path, fingerprint: str, restart: bool) -> Start | None:
 
 
 def _holds_something(work: Path) -> bool:
-    return any(not any(map(path.match, (_LOCK, WRITTEN, ".run.*.partial.json"))) for path in work.iterdir())
+    return any(not any(map(path.match, (_LOCK, *_KEPT, ".*.partial.json"))) for path in work.iterdir())
 
 
 def record_start(work: Path, fingerprint: str, start: Start) -> None:
