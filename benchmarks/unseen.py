@@ -3,8 +3,8 @@
 The demo checkpoint is compressed to half or a third of its layers' arithmetic, by dropping two, three or four layers,
 or until it is as fast as without them, calibrated and healed on five of six kinds of text (STS-B, SST-2, WikiText-2,
 Multi30k, questions, dialogue) and judged on the sixth, by the cosine to the original's embeddings; ``none`` left out
-heals on all six. Recipes: ``default`` is what `collab compress` does, the others what it might do instead, calibrated on
-2,048 rows instead of 1,024. Recipes in the results that cannot be chosen were the default once.
+heals on all six. Recipes: ``default`` is what `collab compress` does, the others what it might do instead, calibrated
+on 2,048 rows instead of 1,024. Recipes in the results that cannot be chosen were the default once.
 
     python benchmarks/unseen.py [--left-out dialogue] [--model half] [--recipe default] [--seed 0] [--steps 1200]
     python benchmarks/unseen.py --checkpoint minilm-rotary    # another original, with results of its own

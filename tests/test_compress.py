@@ -57,6 +57,10 @@ from collab.evaluation import timing
 from collab.evaluation.timing import Run
 from collab.models.inputs import probe_inputs
 from collab.planning.allocation import Allocation, Point, allocate, convex_hull
+from collab.planning.budget import Budget
+from collab.planning.plan import PlanOption
+from collab.progress import no_progress
+from collab.steps.compression import Compression
 
 TEXT = [" ".join(LETTERS[(i * 7 + j * j) % 26] for j in range(2 + i % 9)) for i in range(96)]
 
@@ -402,6 +406,60 @@ class TestCompress:
         assert tried[2] == []
         assert len(tried[10]) > 1
         assert {path.name for path in tmp_path.iterdir()} == {"in", "out", "text.txt"}
+
+    def test_an_interrupted_command_goes_on_with_its_widths(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Though times, which the widths follow from, are measured otherwise; not with --restart."""
+        pytest.importorskip("accelerate", reason="the train extra is not installed")
+        save_with_tokenizer(tiny_model(BERT), tmp_path / "in")
+        chosen: list[int] = []
+        within = compressions.Compressions.within
+
+        def measured(self: compressions.Compressions, budget: Budget, dropped: int | None = None) -> PlanOption:
+            chosen.append(len(chosen))
+            return within(self, Budget("flops", 0.55 - 0.05 * len(chosen)), dropped)
+
+        def stop(what: str, done: int, total: int | None) -> None:
+            if what.startswith("training") and done == 2:
+                raise KeyboardInterrupt
+
+        def command(restart: bool = False, progress: Any = no_progress) -> Any:
+            run = collab.RunOptions(steps=4, batch_size=8, evaluations=2, learning_rate=1e-4)
+            options = collab.SaveOptions(restart=restart, overwrite=True)
+            config = collab.CompressionConfig(flops=0.5, drop_layers=0)
+            heal = collab.HealRequest("synthetic", collab.HealOptions("layers", 64, run=run))
+            made = collab.checkpoints.compress(
+                str(tmp_path / "in"), tmp_path / "out", config, heal=heal, save_options=options, progress=progress
+            )
+            return made.step(Compression)
+
+        monkeypatch.setattr(compressions.Compressions, "within", measured)
+        with pytest.raises(KeyboardInterrupt):
+            command(progress=stop)
+        assert list((tmp_path / "out.training").glob("chosen-*.json"))
+        resumed = command()
+        assert len(chosen) == 1
+        assert resumed.flops.ratio == pytest.approx(0.5, abs=0.05)
+        assert not (tmp_path / "out.training").exists()
+        with pytest.raises(KeyboardInterrupt):
+            command(progress=stop)
+        again = command(restart=True)
+        assert len(chosen) == 3
+        assert again.flops.ratio < resumed.flops.ratio
+
+    def test_parameters_are_trainable_as_they_were(self) -> None:
+        """Also those that are refitted, and those of layers that have other numbers now."""
+        model = tiny_model(BERT, num_hidden_layers=4)
+        model.encoder.layer[1].requires_grad_(False)
+        calibration = collab.calibrate(model, batches(model, 12))
+        made = collab.compress(model, collab.CompressionConfig(flops=0.5, drop_layers=2), calibration)
+        assert made.report.refitted > 0
+        left = [number for number, layer in enumerate(made.report.layers) if not layer.dropped]
+        for number, layer in zip(left, made.model.encoder.layer, strict=True):
+            named = (layer.attention.output, layer.intermediate, layer.output)  # what is narrower may have other names
+            flags = {parameter.requires_grad for module in named for parameter in module.parameters()}
+            assert flags == {number != 1}
 
     @given(st.lists(st.tuples(st.floats(0, 1), st.floats(0, 1)), min_size=1, max_size=8))
     def test_likely_numbers_are_those_that_some_recovery_makes_best(self, losses: list[tuple[float, float]]) -> None:

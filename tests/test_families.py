@@ -359,9 +359,23 @@ class TestPositionBiases:
                 assert largest_difference(native(**inputs), model(**inputs)) < 1e-5
 
 
-@pytest.mark.parametrize("model_type", ["beit", "data2vec-vision", "dinov2"])
-def test_without_dropout_every_residual_branch_is_kept(model_type: str) -> None:
-    model = converted(tiny_model(BY_TYPE[model_type], drop_path_rate=0.5), 8)
+_MASKED = {"apply_spec_augment": True, "mask_time_prob": 0.5, "mask_time_length": 2, "mask_time_min_masks": 1}
+
+
+@pytest.mark.parametrize(
+    ("model_type", "changes"),
+    [
+        ("beit", {"drop_path_rate": 0.5}),
+        ("data2vec-vision", {"drop_path_rate": 0.5}),
+        ("dinov2", {"drop_path_rate": 0.5}),
+        ("bart", {"activation_dropout": 0.5}),
+        ("wav2vec2", _MASKED),
+        ("hubert", _MASKED),
+    ],
+)
+def test_without_dropout_all_is_kept(model_type: str, changes: dict[str, Any]) -> None:
+    """Branches, activations, and spans of recordings."""
+    model = converted(tiny_model(BY_TYPE[model_type], **changes), 8)
     inputs = probe_inputs(model)
     with torch.no_grad():
         expected = model(**inputs).last_hidden_state

@@ -120,6 +120,7 @@ class TestTasks:
         )
         done = run("heal", tmp_path / "smaller", tmp_path / "healed", *healing)
         assert done.exit_code == 0, done.stderr
+        assert f"Next: collab evaluate {tmp_path / 'healed'} --data" in " ".join(done.stdout.split())
         report = read_json(tmp_path / "healed" / "collab_report.json")
         assert [step["step"] for step in report["original_history"]] == ["finetune"]
         assert [step["step"] for step in report["history"]] == ["heal"]

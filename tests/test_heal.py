@@ -35,6 +35,7 @@ from transformers import (
     BertForSequenceClassification,
     PreTrainedModel,
 )
+from transformers.modeling_outputs import SequenceClassifierOutput
 
 import collab
 from collab.data.fragments import with_fragments
@@ -295,6 +296,24 @@ class TestHeal:
         assert resumed.settings == whole.settings
         assert resumed.after == pytest.approx(whole.after, rel=1e-5)
 
+    def test_another_teacher_is_another_run(self, tmp_path: Path) -> None:
+        """Though neither has a name."""
+        teacher = tiny_model(BERT)
+        model = converted(teacher)
+
+        def stop(what: str, done: int, total: int | None) -> None:
+            if done == RUN.steps:
+                raise KeyboardInterrupt
+
+        start = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+        with pytest.raises(KeyboardInterrupt):
+            collab.heal(model, teacher, options=FEW, work=tmp_path / "work", progress=stop)
+        model.load_state_dict(start)
+        with torch.no_grad():
+            teacher.encoder.layer[0].output.dense.bias += 0.1
+        with pytest.raises(collab.errors.TrainingError, match="another model"):
+            collab.heal(model, teacher, options=FEW, work=tmp_path / "work")
+
     def test_few_rows_held_out(self) -> None:
         """Fewer than a batch, and all of them count."""
         teacher = tiny_model(BERT)
@@ -303,6 +322,31 @@ class TestHeal:
         record = collab.heal(model, teacher, options=options).report.to_dict()
         assert 1 <= record["data"]["held_out"] <= 3
         assert record["after"]["loss"] <= record["before"]["loss"]
+
+    @pytest.mark.parametrize(("steps", "count"), [(10, 3), (24, 3), (2, 2)])
+    def test_so_many_evaluations(self, steps: int, count: int) -> None:
+        teacher = tiny_model(BERT)
+        options = replace(FEW, run=replace(RUN, steps=steps))
+        evaluations = collab.heal(converted(teacher), teacher, options=options).report.evaluations
+        assert len(evaluations) == count
+        assert evaluations[-1]["step"] == steps
+
+    @pytest.mark.parametrize("close", [1.0, 1.002])
+    def test_numbers_that_are_alike_have_no_spread_to_be_relative_to(self, close: float) -> None:
+        from collab.training.distillation import output_errors
+
+        teacher = tiny_model(BERT, BertForSequenceClassification, num_labels=1, problem_type="regression")
+        rows = torch.tensor([[0.5], [0.5 * close]])
+        expected, actual = (SequenceClassifierOutput(logits=values) for values in (rows, 1.1 * rows))
+        (error,) = output_errors(teacher, actual, expected, probe_inputs(teacher, 2), 1.0)
+        assert float(error) == pytest.approx(0.01, rel=0.1)
+
+    def test_answers_that_are_farther_apart_are_worse(self) -> None:
+        from collab.training.heal import _what_got_worse
+
+        before, after = ({"loss": 1.0, "absolute_difference": 0.1}, {"loss": 0.5, "absolute_difference": 0.2})
+        assert _what_got_worse(before, after) == ("difference of the answers", 0.1, 0.2)
+        assert _what_got_worse(before, after | {"absolute_difference": 0.05}) is None
 
     def test_padding_does_not_count(self) -> None:
         from collab.training.distillation import relative_errors

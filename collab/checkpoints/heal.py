@@ -22,7 +22,8 @@ from ..io.load import load
 from ..io.options import LoadOptions, TransformOptions
 from ..modeling.collab_model import CollaborativeMixin
 from ..models.sharded import sharding
-from ..models.states import in_float32
+from ..models.states import in_float32, on_its_device
+from ..processes import processes
 from ..progress import Progress
 from ..steps.training import Healing
 from ..training.options import HealOptions, HealRequest
@@ -35,7 +36,7 @@ _TRIAL = 60
 """Steps of a trial, by Adam. After so many, candidates rank as after 300 (benchmarks/recovery.py)."""
 
 _TRIAL_ROWS = 32
-"""Rows of its steps."""
+"""Rows of its steps, or a few more if the processes cannot divide them."""
 
 _TRIAL_HELD_OUT = 64
 """Rows that its learning rate and its last step are judged by."""
@@ -85,7 +86,11 @@ def healed(request: HealRequest) -> Verb:
 
     Args:
         request: data and training settings.
+
+    Raises:
+        ConfigurationError: if the processes cannot divide a step among them.
     """
+    request.options.run.check_processes()
 
     def verb(checkpoint: Checkpoint, run: Run) -> Checkpoint:
         assert checkpoint.original is not None
@@ -113,7 +118,7 @@ def trial(request: HealRequest, original: Checkpoint, run: Run) -> Healer | None
         to_come,
         learning_rate=None,
         steps=_TRIAL,
-        batch_size=_TRIAL_ROWS,
+        batch_size=-(-_TRIAL_ROWS // processes()) * processes(),
         gradient_accumulation_steps=1,
         evaluations=1,
     )
@@ -152,8 +157,9 @@ def _healed(
 
     shares = options is not None and sharding(options.run.shard)  # then only the shards are cast
     with contextlib.ExitStack() as casting:
-        for model in () if shares else (checkpoint.model, teacher.model):  # autocast does not mix with half precision
-            casting.enter_context(in_float32(model))
+        for model in () if shares else (checkpoint.model, teacher.model):
+            casting.enter_context(on_its_device(model))
+            casting.enter_context(in_float32(model))  # autocast does not mix with half precision
         return heal_model(
             checkpoint,
             teacher,

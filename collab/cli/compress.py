@@ -14,7 +14,7 @@ from ..errors import ConfigurationError
 from ..graphs.options import PRECISIONS, RUNTIMES, ExportOptions, GraphPrecision, Runtime
 from ..io.options import SaveOptions
 from ..planning.budget import PARTS, STACKS, Part, Stack
-from ..processes import is_main_process
+from ..processes import by_itself, is_main_process
 from ..training.options import AFTER_COMPRESSION, HealRequest, TrainingPrecision
 from .command import Parsed, command, gathers, grouped
 from .options.calibration import calibration_options, flops_option, step_bytes_option
@@ -190,15 +190,16 @@ def compress(
     served = None
     if serve is not None and is_main_process():
         known = None if calibration.source == "default" else calibration
-        served = session.call(
-            serve_checkpoint,
-            model=str(output),
-            output=folder,
-            options=serve,
-            original=compressed.original,
-            length=config.length,
-            calibration=known,
-        )
+        with by_itself():  # the others have nothing to do with it
+            served = session.call(
+                serve_checkpoint,
+                model=str(output),
+                output=folder,
+                options=serve,
+                original=compressed.original,
+                length=config.length,
+                calibration=known,
+            )
     following = ["collab", "export", str(output), "served", "--format", "openvino", "--precision", "int8"]
     following += same_rows("--calibration", calibration.source)
     finish(session, compressed, Compression, following if served is None else None, served)

@@ -39,8 +39,8 @@ def _options(form: GraphFormat, precision: GraphPrecision | None, int8: bool) ->
     type=click.Choice(get_args(GraphPrecision)),
     show_default="float32",
     help="Precision of the arithmetic. int8: for OpenVINO with the ranges of activations from --calibration; for "
-    "onnxruntime a second graph beside the one in float32; for OpenVINO of a model that generates text the weights alone. "
-    "bfloat16: OpenVINO alone.",
+    "onnxruntime a second graph beside the one in float32; for OpenVINO of a model that generates text the weights "
+    "alone. bfloat16: OpenVINO alone.",
 )
 @click.option("--int8", is_flag=True, help="The same as --precision int8.")
 @export_calibration_options

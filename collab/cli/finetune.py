@@ -128,4 +128,4 @@ def finetune(output: Path, session: Session) -> None:
     from .outcome import finish
 
     tuned = session.call(finetune_checkpoint)
-    finish(session, tuned, Finetuning, f"collab evaluate {output} --data labelled.tsv")
+    finish(session, tuned, Finetuning, ["collab", "evaluate", str(output), "--data", "labelled.tsv"])

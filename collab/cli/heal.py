@@ -54,4 +54,6 @@ def heal(output: Path, session: Session) -> None:
     from ..steps.training import Healing
     from .outcome import finish
 
-    finish(session, session.call(heal_checkpoint), Healing, f"collab evaluate {output} --data labelled.tsv")
+    finish(
+        session, session.call(heal_checkpoint), Healing, ["collab", "evaluate", str(output), "--data", "labelled.tsv"]
+    )

@@ -60,7 +60,7 @@ def finish(
     session: Session,
     checkpoint: Checkpoint,
     kind: type[Step],
-    following: Sequence[str] | None = None,
+    following: list[str] | None = None,
     served: Checkpoint | None = None,
 ) -> None:
     """Shows the outcome of a command: the summary of its steps, with ``-v`` their details, and what to do next.

@@ -31,7 +31,7 @@ from ..reparametrization.model import LayerProblems
 from ..reparametrization.rotary import RotaryProblem
 from .blocks import blocks_of, stacks_of
 from .costs import LayerTimes
-from .dropping import droppable, weights_by_layer, without_layers
+from .dropping import droppable, renumbered, weights_by_layer, without_layers
 from .feed_forward import NarrowFeedForward
 from .options import CompressionConfig
 from .queries_keys import NarrowQueriesKeys, NarrowSharedKeys
@@ -191,6 +191,7 @@ class Candidates:
         there = [chosen is not None for chosen in widths]
         state = without_layers(state, config, self.blocks, there, self._by_layer)
         trainable = {name: parameter.requires_grad for name, parameter in self.native.named_parameters()}
+        trainable = renumbered(trainable, self.blocks, there)
         built = assemble(type(self.model), config, state, self.model, trainable)
         crossing = [number for number, block in enumerate(self.blocks) if block.attention[-1].kind == "cross"]
         renumber_aligned_layers(built, [there[number] for number in crossing])

@@ -85,11 +85,10 @@ def without_layers(
         there: which of them are there.
         by_layer: `weights_by_layer` of each stack.
     """
-    state, stacks = dict(state), stacks_of(blocks)
+    state, stacks = renumbered(state, blocks, there), stacks_of(blocks)
     for stack, dimensions in zip(stacks, by_layer or [{} for _ in stacks], strict=True):
         kept = [place for place, number in enumerate(stack) if there[number]]
         if len(kept) < len(stack):
-            state = _renumbered(state, [blocks[stack[place]] for place in kept])
             for name, dimension in dimensions.items():
                 state[name] = _kept(state[name], dimension, len(stack), kept)
             _drop_in_config(config, len(stacks) > 1 and stack is stacks[-1], len(stack), kept)
@@ -97,13 +96,26 @@ def without_layers(
     return state
 
 
-def _renumbered(state: Mapping[str, Tensor], kept: Sequence[Block]) -> dict[str, Tensor]:
-    """The weights under the names that they have where only these of the layers of a stack are left."""
-    places = {f"{block.name}.": f"{block.list_name}.{number}." for number, block in enumerate(kept)}
+def renumbered(by_name: Mapping[str, Any], blocks: Sequence[Block], there: Sequence[bool]) -> dict[str, Any]:
+    """What there is by the name of a parameter, by the name that it has in a model without some layers.
+
+    Args:
+        by_name: weights, or what belongs to them; those of the layers that are gone are left out.
+        blocks: the layers of the whole model.
+        there: which of them are there.
+    """
+    places: dict[str, str | None] = {}  # by prefix; None of what is gone
+    for stack in stacks_of(blocks):
+        kept = [number for number in stack if there[number]]
+        if len(kept) < len(stack):
+            places |= {f"{blocks[number].name}.": None for number in stack}
+            places |= {f"{blocks[number].name}.": f"{blocks[number].list_name}.{at}." for at, number in enumerate(kept)}
     renamed = {}
-    for name, tensor in state.items():
+    for name, value in by_name.items():
         old = next((prefix for prefix in places if name.startswith(prefix)), "")
-        renamed[places.get(old, "") + name[len(old) :]] = tensor
+        new = places.get(old, "")
+        if new is not None:
+            renamed[new + name[len(old) :]] = value
     return renamed
 
 

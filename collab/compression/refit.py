@@ -286,9 +286,9 @@ def _correct(
     columns = linear.in_features
     weight = linear.weight + change[:, :columns]
     weight = weight.T.contiguous() if isinstance(stored, Conv1D) else weight
-    stored.weight = nn.Parameter(weight, requires_grad=linear.weight.requires_grad)
     if linear.bias is not None:
-        stored.bias = nn.Parameter(linear.bias + change[:, columns], requires_grad=linear.bias.requires_grad)
+        stored.bias.data = linear.bias + change[:, columns]
+    stored.weight.data = weight  # not in place: the original has the same tensor
     return True
 
 

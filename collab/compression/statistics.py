@@ -28,8 +28,8 @@ from .blocks import Block
 class ProjectionStatistics:
     """Sums over tokens of the inputs of a linear layer, and of the gradients at its output.
 
-    A bias can take over the mean of inputs that a smaller layer lacks. Without a bias the mean counts as 0 here, and the
-    covariance is of the inputs as they are.
+    A bias can take over the mean of inputs that a smaller layer lacks. Without a bias the mean counts as 0 here, and
+    the covariance is of the inputs as they are.
 
     Args:
         layer: the linear layer.

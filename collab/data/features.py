@@ -281,6 +281,11 @@ def row_batches(model: PreTrainedModel, processor: Any | None, features: Sequenc
     return batches_by_length(partial(collate, model, processor), features, rows)
 
 
+def evenly_spaced(features: Sequence[Feature], count: int) -> Sequence[Feature]:
+    """At most `count` of the rows, of all parts of them."""
+    return features if len(features) <= count else [features[row * len(features) // count] for row in range(count)]
+
+
 def batches_by_length(collate: Callable[[list[Feature]], Batch], features: Sequence[Feature], rows: int) -> list[Batch]:
     """Batches of `rows` rows of similar length, which a function makes of their features."""
     return [collate([features[number] for number in numbers]) for numbers in by_length(features, rows)]

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers import PreTrainedModel
 
-from ..data.features import Batch, Feature, row_batches
+from ..data.features import Batch, Feature, evenly_spaced, row_batches
 from ..errors import ConfigurationError
 from ..graphs.served import session_of
 from ..io.checkpoint import Checkpoint
@@ -179,8 +179,8 @@ def compare(model: Checkpoint, against: Checkpoint, features: Sequence[Feature],
         of a round.
     """
     first, second = model.model, against.model
-    batches = batches_of(model, _evenly(features, _COMPARED))
-    timed = batches_of(model, _evenly(features, _TIMED))
+    batches = batches_of(model, evenly_spaced(features, _COMPARED))
+    timed = batches_of(model, evenly_spaced(features, _TIMED))
     return {
         "model": against.name,
         "agreement": agreement(second, first, batches),
@@ -189,11 +189,6 @@ def compare(model: Checkpoint, against: Checkpoint, features: Sequence[Feature],
         "bytes": _both(first, second, _bytes),
         "tokens_per_second": speeds(first, second, timed, rounds),
     }
-
-
-def _evenly(features: Sequence[Feature], count: int) -> Sequence[Feature]:
-    """At most `count` rows, evenly spaced."""
-    return features if len(features) <= count else [features[row * len(features) // count] for row in range(count)]
 
 
 def batches_of(loaded: Checkpoint, features: Sequence[Feature]) -> list[Batch]:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Iterable, Iterator
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from ..modeling.collab_attention import CollaborativeAttention
 from .layers import AttentionLayer, native_layers
 
 
@@ -84,30 +84,47 @@ def set_dropout(model: nn.Module, probability: float | None) -> Iterator[None]:
 
     Args:
         model: native or converted.
-        probability: the new probability; None to leave them unchanged. With 0, whole layers are not dropped either.
+        probability: the new probability; None to leave them unchanged. With 0, whole layers are not dropped either, and
+            no spans of recordings are masked.
     """
-    dropouts = [(module, name, getattr(module, name)) for module in model.modules() for name in _names(module)]
-    if probability == 0:
-        layers = [module for module in model.modules() if isinstance(getattr(module, "layerdrop", None), float)]
-        dropouts += [(module, "layerdrop", module.layerdrop) for module in layers]
+    changes: list[tuple[Any, str, Any]] = []
+    if probability is not None:
+        changes += [(module, name, probability) for module in model.modules() for name in _names(module)]
+    for module in model.modules() if probability == 0 else ():
+        if isinstance(getattr(module, "layerdrop", None), float):
+            changes.append((module, "layerdrop", 0.0))
+        if getattr(config := getattr(module, "config", None), "apply_spec_augment", False):
+            changes.append((config, "apply_spec_augment", False))
+    before = [(owner, name, getattr(owner, name)) for owner, name, _ in changes]
     try:
-        if probability is not None:
-            for module, name, _ in dropouts:
-                setattr(module, name, probability)
+        for owner, name, value in changes:
+            setattr(owner, name, value)
         yield
     finally:
-        for module, name, value in dropouts:
-            setattr(module, name, value)
+        for owner, name, value in before:
+            setattr(owner, name, value)
+
+
+_OF_FUNCTIONS = "dropout", "attention_dropout", "activation_dropout", "drop_prob"
+"""Attributes of modules that drop by a function; `drop_prob` is that of a residual branch."""
 
 
 def _names(module: nn.Module) -> list[str]:
     """Names of a module's attributes that are dropout probabilities."""
     if isinstance(module, nn.Dropout):
         return ["p"]
-    if isinstance(module, CollaborativeAttention):
-        return ["attention_dropout"]
-    # Modules that drop by a function hold its probability; `drop_prob` is that of a residual branch.
-    return [name for name in ("dropout", "drop_prob") if isinstance(getattr(module, name, None), float)]
+    return [name for name in _OF_FUNCTIONS if isinstance(getattr(module, name, None), float | int)]
+
+
+@contextlib.contextmanager
+def on_its_device(model: PreTrainedModel) -> Iterator[None]:
+    """Moves a model back to the device that it was on when the context began."""
+    device = model.device
+    try:
+        yield
+    finally:
+        if model.device != device:
+            model.to(device)  # type: ignore[arg-type]
 
 
 @contextlib.contextmanager

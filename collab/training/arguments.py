@@ -90,7 +90,7 @@ def training_arguments(options: RunOptions, data: RunData, folder: Path) -> Trai
     """The options as arguments of `Trainer`.
 
     Raises:
-        ConfigurationError: if a precision or a number of processes does not fit them.
+        ConfigurationError: if a precision or the number of processes does not fit them.
         DeviceError: if the device is not available.
     """
     device = resolve_device(options.device)
@@ -99,11 +99,7 @@ def training_arguments(options: RunOptions, data: RunData, folder: Path) -> Trai
     if precision == "float16" and cpu:
         raise ConfigurationError("float16 trains on a GPU only. Use precision bfloat16 or float32.")
     accumulated = accumulation_steps_of(options, data.train)
-    if options.batch_size % (processes() * accumulated):
-        raise ConfigurationError(
-            f"A batch of {options.batch_size} rows cannot be divided among {processes()} processes with {accumulated} "
-            "accumulation steps each. Use another batch_size (--batch-size)."
-        )
+    options.check_processes()
     if processes() > 1 and len(data.train) < options.batch_size:
         raise ConfigurationError(
             f"There are {len(data.train)} rows to train on, fewer than a batch of {options.batch_size}, which "
@@ -113,7 +109,7 @@ def training_arguments(options: RunOptions, data: RunData, folder: Path) -> Trai
         raise ConfigurationError("This GPU does not support bfloat16. Use precision float16 or float32.")
     rows = len(data.train)
     steps = steps_of(options, rows)
-    interval = max(1, steps // options.evaluations)
+    interval = math.ceil(steps / options.evaluations)
     arguments = TrainingArguments(
         output_dir=str(folder),
         max_steps=steps,

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from transformers import PreTrainedModel
 
-from ..data.features import Batch, batches_by_length
+from ..data.features import Batch, batches_by_length, evenly_spaced
 from ..models.assembly import in_dtype
 from ..models.layers import ALL_THERE, Dropped, dropped_layers
 from ..models.outputs import matched_states, outputs_of
@@ -21,6 +21,9 @@ from ..processes import dealt, processes, summed
 from .muon import Muon, input_scales
 from .options import Optimizer
 from .trainer import GuardedTrainer
+
+_ALIKE, _NUMBERS_ALIKE = 1e-6, 1e-2
+"""States, or numbers that a model answers with, whose spread is less of their squares have none to be relative to."""
 
 _SCALED_BY = 512
 """Training rows whose states scale the inputs of layers (`input_scales`)."""
@@ -45,7 +48,7 @@ def relative_errors(
     Returns:
         Shape (layers,).
     """
-    return _relative(list(matched_states(student, teacher, inputs, dropped)), divided)
+    return _relative(list(matched_states(student, teacher, inputs, dropped)), _ALIKE, divided)
 
 
 def output_errors(
@@ -78,7 +81,7 @@ def output_errors(
     numbers = [(ours.rows, theirs.rows) for ours, theirs in pairs if theirs.kind == "numbers"]
     divergences = [theirs.of_seen(theirs.divergence(ours)) for ours, theirs in pairs if theirs.uncertain]
     errors = [each.sum() / _mean_count(each, divided) / divergence for each in divergences]
-    errors += list(_relative(numbers, divided)) if numbers else []
+    errors += list(_relative(numbers, _NUMBERS_ALIKE, divided)) if numbers else []
     return torch.stack(errors) if errors else torch.zeros(0)
 
 
@@ -88,24 +91,26 @@ def _mean_count(values: Tensor, divided: bool) -> Tensor:
     return summed(count) / processes() if divided else count
 
 
-def _relative(pairs: Sequence[tuple[Tensor, Tensor]], divided: bool) -> Tensor:
-    """Relative squared errors of pairs of a student's and a teacher's states, (..., D) each; shape (pairs,)."""
+def _relative(pairs: Sequence[tuple[Tensor, Tensor]], alike: float, divided: bool) -> Tensor:
+    """Relative squared errors of pairs of a student's and a teacher's states, (..., D) each; shape (pairs,).
+
+    Errors are relative to the squares themselves of states whose spread is less than a part `alike` of them, as that
+    of a single row.
+    """
     rows = [tuple(states.flatten(0, -2).float() for states in pair) for pair in pairs]  # (N, D) each
-    spreads = (_divided_spreads if divided else _spreads)([theirs for _, theirs in rows])
+    spreads, squares = (_divided_spreads if divided else _spreads)([theirs for _, theirs in rows])
+    spreads = torch.where(spreads > alike * squares, spreads, squares + 1e-12)
     distances = [(ours - theirs).square().sum() for ours, theirs in rows]
     return torch.stack([distance / spread for distance, spread in zip(distances, spreads, strict=True)])
 
 
-def _spreads(rows: Sequence[Tensor]) -> list[Tensor]:
-    """‖t - t̄‖² of rows t, (N, D) each; ‖t‖² where that is 0, as of a single row."""
-    spreads = [(states - states.mean(dim=0)).square().sum() for states in rows]
-    return [
-        torch.where(spread > 0, spread, states.square().sum() + 1e-12)
-        for spread, states in zip(spreads, rows, strict=True)
-    ]
+def _spreads(rows: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+    """‖t - t̄‖² and ‖t‖² of rows t, (N, D) each; shape (pairs,)."""
+    spreads = torch.stack([(states - states.mean(dim=0)).square().sum() for states in rows])
+    return spreads, torch.stack([states.square().sum() for states in rows])
 
 
-def _divided_spreads(rows: Sequence[Tensor]) -> list[Tensor]:
+def _divided_spreads(rows: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
     """`_spreads` of the rows of all processes together, divided by their number."""
     widths = [states.shape[1] for states in rows]
     sums = summed(torch.cat([states.double().sum(0) for states in rows]))
@@ -117,8 +122,8 @@ def _divided_spreads(rows: Sequence[Tensor]) -> list[Tensor]:
             + [states.double().square().sum() for states in rows]
         )
     )
-    spreads, sizes = squares.chunk(2)
-    return list((torch.where(spreads > 0, spreads, sizes + 1e-12) / processes()).float())
+    spreads, sizes = (squares / processes()).float().chunk(2)
+    return spreads, sizes
 
 
 def teacher_outputs(teacher: nn.Module, inputs: Batch) -> Any:
@@ -168,8 +173,8 @@ class DistillationTrainer(GuardedTrainer):
     """
 
     def __init__(self, *, teacher: PreTrainedModel, divergence: float, optimizer: Optimizer, **arguments: Any) -> None:
+        arguments["args"].ddp_find_unused_parameters = True  # a pooler, for example, has no part in the loss
         super().__init__(**arguments)
-        self.args.ddp_find_unused_parameters = None  # a pooler, for example, has no part in the loss
         self._divergence = divergence
         self._own_optimizer = optimizer == "muon"
         self._teacher = teacher.eval().to(self.args.device)
@@ -181,7 +186,7 @@ class DistillationTrainer(GuardedTrainer):
         """See `input_scales`; all processes see the same rows."""
         rows: Any = self.train_dataset
         size = self.args.per_device_train_batch_size * processes()
-        batches = batches_by_length(self.data_collator, rows[:_SCALED_BY], size)
+        batches = batches_by_length(self.data_collator, evenly_spaced(rows, _SCALED_BY), size)
         with self.compute_loss_context_manager():
             return input_scales(self._trained, map(self._prepare_inputs, batches))
 

@@ -23,6 +23,7 @@ from ..evaluation.translation import require_sacrebleu, written_ngrams
 from ..io.checkpoint import Checkpoint
 from ..models.sharded import as_run, take_weights
 from ..models.states import set_dropout
+from ..models.weights import digest_of
 from ..progress import Progress, no_progress
 from ..steps.training import Finetuning
 from .arguments import RunData
@@ -130,7 +131,7 @@ def finetune(
     start = time.perf_counter()
     rows, encoded = (encode(task, examples, model, tokenizer, options.max_length) for examples in (train, held_out))
     features, collate = prepare_eval(task, model, tokenizer, encoded, options.run.seed)
-    key = f"finetune {task} {options} {teacher.name_or_path if teacher is not None else None}"
+    key = f"finetune {task} {options} {digest_of(teacher) if teacher is not None else None}"
     data = RunData(rows, features, collator(task, model, tokenizer), task.best_by, task.greater_is_better)
     trained = as_run(model, options.run.shard, options.run.device)
     if teacher is not None:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from ..data.features import Batch, Feature, batched, batches_by_length, collate, length_of
+from ..data.features import Batch, Feature, batched, batches_by_length, collate, evenly_spaced, length_of
 from ..data.fragments import with_fragments
 from ..data.prepare import Rows, Unlabelled, rows_of
 from ..data.source import Mixture
@@ -32,6 +32,7 @@ from ..models.outputs import outputs_of
 from ..models.positions import with_positions_of
 from ..models.sharded import as_run, take_weights
 from ..models.states import evaluating, set_dropout
+from ..models.weights import digest_of
 from ..processes import from_main
 from ..progress import Progress, no_progress
 from ..steps.training import Healing
@@ -119,7 +120,7 @@ def heal(
             model,
             options.run,
             rows,
-            Work(folder, restart, f"heal {options} {teacher.name_or_path}"),
+            Work(folder, restart, f"heal {options} {digest_of(teacher)}"),
             find_rate=lambda: _learning_rate(
                 model, teacher, divergence, list(parameters.values()), rows, options, progress
             ),
@@ -160,7 +161,7 @@ def _read(checkpoint: Checkpoint, writer: Writer, data: Unlabelled, options: Hea
     """The rows to train and to evaluate on."""
     sources = len(data.sources) if isinstance(data, Mixture) else 1
     needed = options.samples
-    if options.run.steps is not None and sources > 1:
+    if options.run.steps is not None:
         needed = min(needed, options.run.steps * options.run.batch_size + options.held_out)
     return rows_of(
         checkpoint.model,
@@ -201,14 +202,15 @@ def _restore(
 
 
 def _what_got_worse(before: dict[str, float], after: dict[str, float]) -> tuple[str, float, float] | None:
-    """A metric that training did not improve, with its values before and after: the loss, or the divergence of outputs.
+    """A metric that training did not improve, with its values before and after: the loss, or how far answers are apart.
 
     The loss is mostly of hidden states. They can come closer while the outputs of a good classifier diverge more.
     """
     if not after["loss"] < before["loss"]:
         return "loss", before["loss"], after["loss"]
-    if after.get("kl", 0) > before.get("kl", 0):
-        return "divergence of the answers", before["kl"], after["kl"]
+    for metric, name in (("kl", "divergence of the answers"), ("absolute_difference", "difference of the answers")):
+        if after.get(metric, 0) > before.get(metric, 0):
+            return name, before[metric], after[metric]
     return None
 
 
@@ -229,7 +231,7 @@ def _learning_rate(
     steps = count if options.trainable == "layers" else 1
 
     def taught(features: Sequence[Feature]) -> Iterator[tuple[Any, Batch]]:
-        for part in batches_by_length(data.collate, features[:_TRIED], size):
+        for part in batches_by_length(data.collate, evenly_spaced(features, _TRIED), size):
             batch = on_device(part, student)
             yield teacher_outputs(teacher, batch), batch
 

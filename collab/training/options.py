@@ -8,6 +8,7 @@ from typing import Literal, get_args
 from ..data.source import Mixture, NamedSource, check_length
 from ..device import DTYPES, Dtype, check_device
 from ..errors import ConfigurationError
+from ..processes import processes
 
 TrainingPrecision = Dtype | Literal["auto"]
 PRECISIONS = ("auto", *DTYPES)
@@ -81,6 +82,16 @@ class RunOptions:
         if not 0 <= self.seed < 2**32:
             raise ConfigurationError(f"seed must be from 0 to 2^32 - 1, not {self.seed}.")
         check_device(self.device)
+
+    def check_processes(self) -> None:
+        """Raises a ConfigurationError if the processes cannot divide a step among them."""
+        passes = self.gradient_accumulation_steps or 1
+        if self.batch_size % (processes() * passes):
+            raise ConfigurationError(
+                f"A batch of {self.batch_size} rows cannot be divided among {processes()} processes with {passes} "
+                "accumulation steps each. Use another number of processes, or another batch_size (--batch-size of "
+                "collab heal and collab finetune)."
+            )
 
 
 @dataclass(frozen=True)
