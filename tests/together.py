@@ -96,7 +96,7 @@ def calibrate() -> dict[str, np.ndarray]:
     for name in (name for name in MODELS if name in TOGETHER[processes()]):
         torch.manual_seed(0)
         model = tiny_model(BY_TYPE[name])
-        rows = [batch | {} for count in (3, 1, 2, 4, 1) for batch in [probe_inputs(model, count)]]
+        rows = [batch | {} for count in (6, 2, 4, 8, 2) for batch in [probe_inputs(model, count)]]
         for number in (2, 5):
             shares = Shares()
             options = collab.CalibrationOptions(held_out=0.5)
@@ -147,7 +147,7 @@ def calibrate_shared(folder: Path) -> dict[str, np.ndarray]:
     for name in (name for name in SHARED if name in TOGETHER[processes()]):
         torch.manual_seed(0)
         model = tiny_model(BY_TYPE[name])
-        rows = [batch | {} for count in (3, 1, 2, 4, 1) for batch in [probe_inputs(model, count)]]
+        rows = [batch | {} for count in (6, 2, 4, 8, 2) for batch in [probe_inputs(model, count)]]
         calibration = collab.calibrate(model, rows, options=shard, scratch=folder if name == "t5" else None)
         assert not any(type(each) is DTensor for each in gc.get_objects()), "no share is left"
         results |= named(f"{name}/shared", calibration)
