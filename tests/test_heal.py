@@ -382,6 +382,11 @@ class TestHeal:
         assert accumulation_steps_of(run, rows) == passes
         assert accumulation_steps_of(replace(run, gradient_accumulation_steps=4), rows) == 4
 
+    @pytest.mark.parametrize(("size", "passes"), [(97, 1), (12, 1), (48, 2)])
+    def test_small_batches_are_one_pass(self, size: int, passes: int) -> None:
+        run = collab.RunOptions(batch_size=size, gradient_accumulation_steps=None)
+        assert accumulation_steps_of(run, [{"input_ids": [1] * 8}]) == passes
+
 
 class TestHealCommand:
     def test_heals_a_conversion(self, folder: Path, tmp_path: Path) -> None:

@@ -16,11 +16,14 @@ from ..data.encoding import Collate
 from ..data.features import Feature, length_of
 from ..device import Dtype, resolve_device
 from ..errors import ConfigurationError
-from ..processes import processes
+from ..processes import from_main, processes
 from .options import RunOptions
 
 _TOKENS = 8192
 """Tokens of a forward and backward pass at most, where the options leave the number of passes open."""
+
+_MIXED = 16
+"""Rows of a pass at least, where a batch is divided only for the sake of different lengths."""
 
 _OF_AN_IMAGE = 256
 """What an image or a recording counts as, in tokens."""
@@ -63,7 +66,7 @@ def fastest_precision(device: torch.device) -> Literal["bfloat16", "float32"]:
 
 def precision_of(options: RunOptions, device: torch.device) -> Dtype:
     """The precision to compute in."""
-    return fastest_precision(device) if options.precision == "auto" else options.precision
+    return from_main(lambda: fastest_precision(device)) if options.precision == "auto" else options.precision
 
 
 def steps_of(options: RunOptions, rows: int) -> int:
@@ -74,16 +77,16 @@ def steps_of(options: RunOptions, rows: int) -> int:
 def accumulation_steps_of(options: RunOptions, rows: Sequence[Feature]) -> int:
     """Number of forward and backward passes of a batch, which all processes divide among them.
 
-    Where it is left open there are two or more, whose rows differ in length (`LengthSampler`); the number follows from
-    the longest row, and not from the number of processes if that divides it.
+    Where it is left open it follows from the longest row, and not from the number of processes if that divides it. Of
+    large batches there are two passes or more, whose rows differ in length (`LengthSampler`).
     """
     if options.gradient_accumulation_steps is not None:
         return options.gradient_accumulation_steps
     longest = max(length_of(row) if "input_ids" in row else _OF_AN_IMAGE for row in rows)
     size = options.batch_size
-    possible = [number for number in range(2, size + 1) if size % (number * processes()) == 0]
-    fitting = (number for number in possible if size // number * longest <= _TOKENS)
-    return next(fitting, possible[-1] if possible else 1)
+    possible = [number for number in range(1, size + 1) if size % (number * processes()) == 0] or [1]
+    fitting = [number for number in possible if size // number * longest <= _TOKENS] or possible[-1:]
+    return next((number for number in fitting if number > 1 and size // number >= _MIXED), fitting[0])
 
 
 def training_arguments(options: RunOptions, data: RunData, folder: Path) -> TrainingArguments:

@@ -35,7 +35,8 @@ class RunOptions:
         precision: ``bfloat16`` and ``float16`` compute in half precision and keep the weights in float32; ``auto`` is
             bfloat16 where the processor multiplies it faster, and float32 elsewhere.
         gradient_accumulation_steps: number of forward and backward passes that a batch is divided into, to save memory;
-            None for as few as have at most 8,192 tokens each, but two or more, whose rows differ in length.
+            None for as few as have at most 8,192 tokens each, but two or more of large batches, whose rows then
+            differ in length.
         gradient_checkpointing: whether to recompute activations in the backward pass, to save memory.
         device: ``cpu`` or ``cuda``; None for a GPU if there is one.
         seed: random seed of the order of the rows, dropout and new weights.
