@@ -49,7 +49,6 @@ _MUON: dict[str, Any] = {
     "rate": 2e-3,
     "polynomials": (NEWTON_SCHULZ,) * 3,
 }
-_SCALED = _MUON | {"scaled": True}
 VARIANTS: dict[str, dict[str, Any]] = {
     "Adam, 32 rows, float32": {"bfloat16": False},
     "Adam, 32 rows": {},
@@ -96,13 +95,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     | {"rows": 64, "rate": 1.4e-3, "every": 4},
     "fragments, Muon, 256 rows, 2e-3, 3 iterations": _MUON | {"rows": 256},
     "fragments, Muon, 256 rows, 3e-3, 3 iterations": _MUON | {"rows": 256, "rate": 3e-3},
-    "fragments, Muon, 128 rows, 2e-3, inputs scaled": _SCALED,
-    "fragments, Muon, inputs scaled, two passes of different lengths": _SCALED | {"passes": 2},
-    "fragments, Muon, inputs scaled, 96 rows": _SCALED | {"rows": 96},
-    "fragments, Muon, inputs scaled, momentum 0.8": _SCALED | {"momentum": 0.8},
-    "fragments, Muon, inputs scaled, momentum 0.95": _SCALED | {"momentum": 0.95},
-    "fragments, Muon, inputs scaled, outputs of like size": _SCALED | {"normalized": True},
-    "fragments, Muon, inputs scaled, only along the gradient": _SCALED | {"cautious": True},
+    "fragments, Muon, 128 rows, 2e-3, inputs scaled": _MUON | {"scaled": True},
     "fragments, states after attention too": {"by_tokens": True, "fragments": 0.5, "after_attention": True},
     "fragments, embeddings trained too": {"by_tokens": True, "fragments": 0.5, "embeddings": True},
     "fragments, wider values": {"by_tokens": True, "fragments": 0.5, "widths": "wider values"},
@@ -143,10 +136,6 @@ DEFAULTS: dict[str, Any] = {
     "polynomials": (NEWTON_SCHULZ,) * 5,
     "every": 1,
     "scaled": False,
-    "passes": 1,
-    "momentum": 0.9,
-    "normalized": False,
-    "cautious": False,
     "calibrated": HEALED_ON,
     "refitted": False,
     "widths": "",
@@ -158,17 +147,23 @@ class Muon:
 
     Args:
         weights: matrices.
+        polynomials: of each iteration.
+        every: steps that a matrix's direction is kept; the matrices change theirs in turn.
         scales: of the inputs of matrices; empty for none.
-        how: ``polynomials`` of each iteration; ``every`` so many steps a matrix gets a new direction, in turn;
-            ``momentum``, the part of the sum of gradients that is left after a step; ``normalized``, whether all
-            outputs change alike over 20 steps (NorMuon, Li et al. 2025); ``cautious``, whether only weights change
-            whose change and gradient agree in sign (Liang et al. 2024).
+        momentum: part of the sum of gradients that is left after a step.
     """
 
-    def __init__(self, weights: Sequence[nn.Parameter], scales: Mapping[Tensor, Tensor], how: dict[str, Any]) -> None:
-        self._weights, self._scales, self._how = weights, scales, how
+    def __init__(
+        self,
+        weights: Sequence[nn.Parameter],
+        polynomials: Sequence[Sequence[float]],
+        every: int,
+        scales: Mapping[Tensor, Tensor],
+        momentum: float = 0.9,
+    ) -> None:
+        self._weights, self._polynomials, self._every, self._momentum = weights, polynomials, every, momentum
+        self._scales = scales
         self._sums = [torch.zeros_like(weight) for weight in weights]
-        self._sizes = [torch.zeros(len(weight), 1) for weight in weights]
         self._changes: list[Tensor | None] = [None] * len(weights)
         self._steps = 0
 
@@ -176,29 +171,17 @@ class Muon:
         """One step."""
         self._steps += 1
         for number, (weight, total) in enumerate(zip(self._weights, self._sums, strict=True)):
-            total.mul_(self._how["momentum"]).add_(weight.grad)
+            total.mul_(self._momentum).add_(weight.grad)
             change = self._changes[number]
-            if change is None or (self._steps + number) % self._how["every"] == 0:
-                change = self._change(number, weight, weight.grad + self._how["momentum"] * total)
+            if change is None or (self._steps + number) % self._every == 0:
+                change = weight.grad + self._momentum * total
+                if weight in self._scales:
+                    scale = self._scales[weight]
+                    change = _orthogonal(change @ scale, self._polynomials) @ scale
+                else:
+                    change = _orthogonal(change, self._polynomials)
                 self._changes[number] = change
             weight.data.add_(change, alpha=-rate * 0.2 * max(weight.shape) ** 0.5)
-
-    def _change(self, number: int, weight: nn.Parameter, ahead: Tensor) -> Tensor:
-        """The direction of a weight's change."""
-        polynomials = self._how["polynomials"]
-        if weight in self._scales:
-            scale = self._scales[weight]
-            change = _orthogonal(ahead @ scale, polynomials) @ scale
-        else:
-            change = _orthogonal(ahead, polynomials)
-        if self._how["normalized"]:
-            self._sizes[number].lerp_(change.square().mean(1, keepdim=True), 1.0 if self._steps == 1 else 0.05)
-            normalized = change / (self._sizes[number].sqrt() + 1e-8)
-            change = normalized * (change.norm() / normalized.norm())
-        if self._how["cautious"]:
-            agrees = (change * weight.grad > 0).float()
-            change = change * agrees / agrees.mean().clamp(min=0.1)
-        return change
 
 
 def scales(model: Any, given: Iterator[tuple[Tensor, Tensor]]) -> dict[Tensor, Tensor]:
@@ -313,7 +296,7 @@ def by_tokens(
     tokenizer: Any, kinds: dict[str, list[dict[str, list[int]]]], how: dict[str, Any]
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Padded batches of rows of similar length, of all kinds evenly by tokens, some rows cut to fragments."""
-    size, fragments, pool = how["rows"] // how["passes"], how["fragments"], how["pool"] * how["passes"]
+    size, fragments, pool = how["rows"], how["fragments"], how["pool"]
     generator = np.random.default_rng(0)
     inverse = np.array([len(rows) / sum(len(row["input_ids"]) for row in rows) for rows in kinds.values()])
     streams = [_endless(rows, generator) for rows in kinds.values()]
@@ -360,13 +343,13 @@ def heal(
     second: Callable[[float], None] = lambda rate: None  # noqa: E731
     if how["optimizer"] == "muon":
         of_inputs = scales(model, given_batches) if how["scaled"] else {}
-        second = Muon(matrices, of_inputs, how).step
+        second = Muon(matrices, how["polynomials"], how["every"], of_inputs).step
     elif how["optimizer"] == "soap":
         second = Soap(matrices, how["beta"]).step
     start, steps = time.process_time(), 0
     initial = [weight.detach().clone() for weight in trained]
     total, counted = [torch.zeros_like(weight) for weight in trained], 0
-    for number, (given, expected) in enumerate(taught(teacher, given_batches, how), 1):
+    for given, expected in taught(teacher, given_batches, how):
         done = steps / limit if limit else (time.process_time() - start) / seconds
         if done >= 1:
             break
@@ -385,9 +368,7 @@ def heal(
         if how["means"]:
             of_rows = [relative(*(_means(states, mask) for states in pair)) for pair in pairs]
             loss = loss + how["means"] * torch.stack(of_rows).mean()
-        (loss / how["passes"]).backward()
-        if number % how["passes"]:
-            continue
+        loss.backward()
         least = 0.3 if how["averaged"] and done > 0.1 else 1e-3
         rate = how["rate"] * max(least, min(1.0, done / 0.1, (1 - done) / (1 - how["until"])))
         adam.param_groups[0]["lr"] = rate
