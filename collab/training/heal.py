@@ -39,6 +39,7 @@ from ..steps.training import Healing
 from .arguments import RunData, accumulation_steps_of, precision_of, steps_of
 from .distillation import DistillationTrainer, distillation_loss, teacher_outputs
 from .learning_rate import Logits, find_learning_rate
+from .muon import Muon
 from .options import HealOptions, Trainable
 from .run import Work, run, short_of_memory
 from .work import temporary_work
@@ -244,8 +245,12 @@ def _learning_rate(
                     distillation_loss(student, teacher, expected, batch, divergence)[0].backward()
                     tokens += batch["input_ids"].numel() if "input_ids" in batch else len(next(iter(batch.values())))
         seconds_per_token = (time.perf_counter() - start) / tokens
-        to_come = count * options.run.batch_size * mean(map(length_of, data.train))  # tokens
-        minutes = math.ceil(seconds_per_token * to_come / 60)  # up, because the optimizer is not in it
+        start = time.perf_counter()
+        if options.optimizer == "muon":  # Adam takes little time
+            Muon(parameters, 0.0, dtype=torch.bfloat16 if halved else torch.float32).step()
+        seconds_per_step = time.perf_counter() - start
+        to_come = options.run.batch_size * mean(map(length_of, data.train))  # tokens of a step
+        minutes = math.ceil(count * (seconds_per_token * to_come + seconds_per_step) / 60)
         progress(f"training; about {minutes} minute{'s' * (minutes > 1)}", 0, count)
 
     with short_of_memory():
