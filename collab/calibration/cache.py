@@ -6,7 +6,6 @@ import hashlib
 from collections.abc import Iterable
 from pathlib import Path
 
-import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
@@ -15,6 +14,7 @@ from transformers import PreTrainedModel
 from ..data.features import Batch
 from ..errors import CalibrationError, OutputError
 from ..io.staging import atomic_write
+from ..models.weights import bytes_of
 from ..reparametrization.moments import LayerMoments
 
 _FORMAT = "collab calibration 4"
@@ -26,12 +26,12 @@ def fingerprint(model: PreTrainedModel, batches: Iterable[Batch], seed: int) -> 
     weights = hashlib.sha256(type(model).__name__.encode())
     for name, tensor in sorted(model.state_dict().items()):
         weights.update(name.encode())
-        weights.update(_content(tensor))
+        weights.update(bytes_of(tensor))
     data = hashlib.sha256()
     for batch in batches:
         for name, tensor in sorted(batch.items()):
             data.update(f"{name}{tuple(tensor.shape)}".encode())
-            data.update(_content(tensor))
+            data.update(bytes_of(tensor))
     return {"model": weights.hexdigest(), "data": data.hexdigest(), "settings": f"{_FORMAT}, seed {seed}"}
 
 
@@ -87,7 +87,3 @@ def read(file: Path, key: dict[str, str]) -> tuple[dict[str, LayerMoments], dict
         {layer: LayerMoments.from_tensors(fields) for layer, fields in layers.items()} for layers in parts.values()
     )
     return moments, held_out or None
-
-
-def _content(tensor: Tensor) -> bytes:
-    return tensor.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes() if tensor.numel() else b""

@@ -171,7 +171,6 @@ class Candidates:
         for number, chosen in enumerate(widths):
             block = self.blocks[number]
             if chosen is None:
-                _remove(state, (f"{block.name}.",))
                 continue
             specs |= {attention.name: attention.layer(self.model).spec for attention in block.attention}
             count = self._linear(block.down).in_features

@@ -1,4 +1,4 @@
-"""What a compression chooses by measuring times and by healing for a short time: other the next time, if repeated."""
+"""What a compression chooses by measuring times and by healing for a short time. Measured again, it may differ."""
 
 from __future__ import annotations
 

@@ -79,7 +79,7 @@ def without_layers(
     """The weights of a model without some layers, under the names that they have in it.
 
     Args:
-        state: its weights, without those of the layers that are gone.
+        state: the weights of the whole model.
         config: its config, which is changed to say which are gone.
         blocks: the layers of the whole model.
         there: which of them are there.
@@ -97,10 +97,10 @@ def without_layers(
 
 
 def renumbered(by_name: Mapping[str, Any], blocks: Sequence[Block], there: Sequence[bool]) -> dict[str, Any]:
-    """What there is by the name of a parameter, by the name that it has in a model without some layers.
+    """Weights, or what belongs to them, under the names that these have in a model without some layers.
 
     Args:
-        by_name: weights, or what belongs to them; those of the layers that are gone are left out.
+        by_name: by the names in the whole model; those of the layers that are gone are left out.
         blocks: the layers of the whole model.
         there: which of them are there.
     """

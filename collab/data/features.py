@@ -282,7 +282,7 @@ def row_batches(model: PreTrainedModel, processor: Any | None, features: Sequenc
 
 
 def evenly_spaced(features: Sequence[Feature], count: int) -> Sequence[Feature]:
-    """At most `count` of the rows, of all parts of them."""
+    """At most `count` rows, evenly spaced."""
     return features if len(features) <= count else [features[row * len(features) // count] for row in range(count)]
 
 

@@ -50,10 +50,10 @@ def digest_of(model: PreTrainedModel) -> str:
     digest = hashlib.sha256()
     for name, tensor in sorted(model.state_dict().items()):
         digest.update(f"{name}{tuple(tensor.shape)}".encode())
-        digest.update(bytes_of(whole(tensor.detach()).cpu()))
+        digest.update(bytes_of(whole(tensor)))
     return digest.hexdigest()
 
 
 def bytes_of(tensor: Tensor) -> bytes:
-    """The bytes of a tensor on the CPU, of any dtype."""
-    return tensor.contiguous().view(-1).view(torch.uint8).numpy().tobytes()
+    """The bytes of a tensor of any dtype and shape."""
+    return tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes()

@@ -39,6 +39,8 @@ def find_learning_rate(
 ) -> float:
     """Starts from 1e-3 and halves it until Adam's first step does not raise the loss.
 
+    It starts lower where every rate above would end at the highest that is allowed.
+
     The size of Adam's steps does not depend on the gradient: the first one changes every weight by the learning rate,
     in the direction of the gradient's sign. The closer a model is to its teacher, the smaller the step that brings it
     closer: 1e-3 for the demo checkpoint at R = 64, and 1.6e-5 for an STS-B model with half of its parameters. A model

@@ -26,6 +26,7 @@ CHOSEN = "chosen-*.json"
 """The files in a work folder that keep what a compression chose."""
 
 _RECORD, _LOCK = "run.json", "lock"
+_PARTIAL = ".run.*.partial.json", ".chosen-*.partial.json"
 _KEPT = WRITTEN, CHOSEN
 """What may be there before a run, and serves the same one if it is repeated."""
 
@@ -166,7 +167,7 @@ def open_work(work: Path, fingerprint: str, restart: bool) -> Start | None:
 
 
 def _holds_something(work: Path) -> bool:
-    return any(not any(map(path.match, (_LOCK, *_KEPT, ".*.partial.json"))) for path in work.iterdir())
+    return any(not any(map(path.match, (_LOCK, *_KEPT, *_PARTIAL))) for path in work.iterdir())
 
 
 def record_start(work: Path, fingerprint: str, start: Start) -> None:
