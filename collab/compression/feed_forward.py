@@ -122,9 +122,8 @@ def eliminate(covariance: Tensor, weight: Tensor, step: int = _STEP) -> tuple[li
         among = torch.linalg.inv(inverse[group][:, group].double()).float()
         change = inverse[:, group] @ among  # (N, step)
         losses.append(losses[-1] + max(0.0, float(((among @ rest[group]) * rest[group]).sum())))
-        removed = rest[group].clone()
-        rest -= change @ removed
-        inverse -= change @ inverse[group]
+        rest.addmm_(change, rest[group], alpha=-1)
+        inverse.addmm_(change, inverse[group], alpha=-1)
         rest[group] = 0.0
         gone[group] = True
         order += group.tolist()

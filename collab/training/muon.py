@@ -65,7 +65,7 @@ class Muon(Optimizer):
     ) -> None:
         super().__init__(params, {"lr": lr, "weight_decay": weight_decay, "momentum": momentum})
         self._dtype = dtype
-        self._scales = {weight: scale.to(dtype) for weight, scale in (scales or {}).items()}
+        self._scales = {weight: _needed(scale, weight).to(dtype) for weight, scale in (scales or {}).items()}
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
@@ -88,24 +88,56 @@ class Muon(Optimizer):
 
     def _change(self, matrix: Tensor, scale: Tensor | None) -> Tensor:
         """The direction of a change; its singular values are about 1 where no inputs are scaled."""
-        if scale is None:
-            return _orthogonal(matrix)
-        if scale.ndim == 1:
+        if scale is not None and scale.ndim == 1:
             return _orthogonal(matrix * scale) * scale
-        return _orthogonal(matrix @ scale) @ scale
+        return _orthogonal(matrix, scale)
 
 
-def _orthogonal(matrix: Tensor) -> Tensor:
-    """A matrix with about equal singular values, about 1, by Newton-Schulz iterations."""
-    wide = matrix.T if matrix.shape[0] > matrix.shape[1] else matrix  # (n, m), n ≤ m
-    wide = wide.contiguous()
-    wide = wide / (wide.norm() + _NOISE)
+def _needed(scale: Tensor, weight: Tensor) -> Tensor:
+    """What `_orthogonal` takes of the scales of a weight's inputs: their square if the weight has more than outputs."""
+    return scale @ scale if scale.ndim == 2 and weight.shape[0] <= weight.shape[1] else scale
+
+
+def _orthogonal(matrix: Tensor, scale: Tensor | None = None) -> Tensor:
+    """A matrix with about equal singular values, about 1, by Newton-Schulz iterations.
+
+    Each multiplies Y by a polynomial of Y Yᵀ, so all of them together multiply it by a polynomial of the first Y Yᵀ:
+    products of small matrices, and two of the whole one.
+
+    Args:
+        matrix: Y, (N, K).
+        scale: of its inputs, S, symmetric, (K, K), to return orthogonal(Y S) S; S² if N ≤ K.
+    """
+    wide = matrix.shape[0] <= matrix.shape[1]
+    if wide:
+        scaled = matrix if scale is None else matrix @ scale  # Y S², (N, K)
+        square = scaled @ matrix.T  # (N, N)
+    else:
+        square = matrix.T @ matrix  # (K, K)
+        square = square if scale is None else scale @ square @ scale
+    size = square.diagonal().float().sum().clamp(min=0).sqrt() + _NOISE  # the norm of Y S
+    factor = _iterated(square / size.square())
+    if wide:
+        return factor @ (scaled / size)
+    return (matrix / size) @ (factor if scale is None else scale @ factor @ scale)
+
+
+def _iterated(square: Tensor) -> Tensor:
+    """What all iterations together multiply a matrix Y by, given Y Yᵀ or Yᵀ Y, (n, n); (n, n)."""
+    factor = product = _factor(square)
+    for _ in range(_ITERATIONS - 1):
+        square = square @ factor @ factor
+        factor = _factor(square)
+        product = product @ factor
+    return product
+
+
+def _factor(square: Tensor) -> Tensor:
+    """What an iteration multiplies a matrix Y by, given Y Yᵀ or Yᵀ Y, (n, n); (n, n)."""
     first, third, fifth = _POLYNOMIAL
-    for _ in range(_ITERATIONS):
-        square = wide @ wide.T  # (n, n)
-        factor = torch.addmm(square, square, square, beta=third, alpha=fifth)
-        wide = torch.addmm(wide, factor, wide, beta=first)
-    return wide.T if matrix.shape[0] > matrix.shape[1] else wide
+    factor = torch.addmm(square, square, square, beta=third, alpha=fifth)
+    factor.diagonal().add_(first)
+    return factor
 
 
 @torch.no_grad()
