@@ -43,7 +43,7 @@ from transformers import (
 )
 
 import collab
-from collab.compression import compressions, trials
+from collab.compression import compressions, known, trials
 from collab.compression.feed_forward import eliminate
 from collab.compression.statistics import ProjectionStatistics
 from collab.decomposition import HeadTensor, decompose
@@ -487,6 +487,29 @@ class TestCompress:
         assert not report.layers[0].dropped
         assert sum(layer.dropped for layer in report.layers) == 2
         assert report.layers[1].name == "encoder.block.1"
+
+    @pytest.mark.parametrize("model_type", ["bert", "t5", "albert"])
+    def test_layers_before_the_one_that_changes_are_not_computed_again(
+        self, model_type: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Whatever number of them is kept, the widths and what they are predicted to lose are the same."""
+        model = tiny_model(BY_TYPE[model_type])
+        calibration = collab.calibrate(model, batches(model, 12))
+        calls: list[int] = []
+        losses = []
+        for kept in (known._KEPT, 700, 0):  # of T5 the first ones
+            monkeypatch.setattr(known, "_KEPT", kept)
+            calls.append(0)
+
+            def count(module: torch.nn.Module, *given: Any, calls: list[int] = calls) -> None:
+                calls[-1] += isinstance(module, torch.nn.LayerNorm)
+
+            with torch.nn.modules.module.register_module_forward_hook(count):
+                report = collab.compress(model, collab.CompressionConfig(flops=0.6), calibration).report
+            losses.append((report.predicted_loss, report.layers))
+        assert losses[0] == losses[1] == losses[2]
+        if model_type == "bert":  # T5 has normalizations of its own, and ALBERT's layers are called several times
+            assert calls[0] == calls[1] < calls[2]
 
     def test_same_widths_and_weights_every_time(self) -> None:
         model = tiny_model(BERT)

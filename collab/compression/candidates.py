@@ -33,6 +33,7 @@ from .blocks import blocks_of, stacks_of
 from .costs import LayerTimes
 from .dropping import droppable, renumbered, weights_by_layer, without_layers
 from .feed_forward import NarrowFeedForward
+from .known import KnownLayers
 from .options import CompressionConfig
 from .queries_keys import NarrowQueriesKeys, NarrowSharedKeys
 from .statistics import collect
@@ -220,7 +221,7 @@ class Candidates:
             narrowing = self.parts[number][part]
             predicted = {width: narrowing.predicted(width) for width in narrowing.widths}
             width = _to_measure(predicted)
-            loss = self.loss(self._built(self._with(number, self.full[number] | {part: width})))
+            loss = self._loss_with(number, self.full[number] | {part: width})
             scale = loss / predicted[width] if predicted[width] > 0 else 0.0
             losses.append({width: scale * each for width, each in predicted.items()})
             logger.info("layer %d, %s at %d: loss %.5f", number, part, width, loss)
@@ -253,7 +254,7 @@ class Candidates:
         losses: list[float] = []
         for number in numbers:
             self._progress("measuring without layers", len(losses), len(numbers))
-            losses.append(self.loss(self._built(self._with(number, None))))
+            losses.append(self._loss_with(number, None))
         return losses
 
     @cached_property
@@ -369,12 +370,25 @@ class Candidates:
                 break
         return expected
 
+    @cached_property
+    def _known(self) -> KnownLayers:
+        """What the layers of the lossless conversion return on the rows of `_expected`; the last are never needed."""
+        return KnownLayers(self.native, self.model, self.blocks[:-1], self._held_out[: len(self._expected)])
+
     def loss(self, model: PreTrainedModel) -> float:
         """How far a model's answers are from the original's on held-out rows; 0 where they are the same.
 
         The answers of a model that writes are the distributions of the next token, given the targets so far.
         """
-        agreed = compare_outputs(self._expected, outputs_on(self.native, model, self._held_out[: len(self._expected)]))
+        return self._distance(outputs_on(self.native, model, self._held_out[: len(self._expected)]))
+
+    def _loss_with(self, number: int, chosen: Mapping[Part, int] | None) -> float:
+        """The loss of one layer at some widths, or dropped, while the others stay as they are."""
+        return self._distance(self._known.outputs_on(self._built(self._with(number, chosen)), number))
+
+    def _distance(self, outputs: list[list[Output]]) -> float:
+        """See `loss`; from the model's answers."""
+        agreed = compare_outputs(self._expected, outputs)
         if "kl" in agreed:
             return agreed["kl"]
         return agreed["absolute_difference"] if "absolute_difference" in agreed else 1 - agreed["embedding_cosine"]
