@@ -14,25 +14,21 @@ from transformers import PreTrainedModel
 from ..data.features import Batch
 from ..errors import CalibrationError, OutputError
 from ..io.staging import atomic_write
-from ..models.weights import bytes_of
+from ..models.weights import bytes_of, digest_of
 from ..reparametrization.moments import LayerMoments
 
-_FORMAT = "collab calibration 4"
+_FORMAT = "collab calibration 5"
 _NAMES = {"model": "another model", "data": "other data or another max_length", "settings": "another seed or version"}
 
 
 def fingerprint(model: PreTrainedModel, batches: Iterable[Batch], seed: int) -> dict[str, str]:
-    """Hashes of what moments depend on: the model's weights, the data as the model sees it, and the settings."""
-    weights = hashlib.sha256(type(model).__name__.encode())
-    for name, tensor in sorted(model.state_dict().items()):
-        weights.update(name.encode())
-        weights.update(bytes_of(tensor))
+    """Hashes of what moments depend on: the model, the data as the model sees it, and the settings."""
     data = hashlib.sha256()
     for batch in batches:
         for name, tensor in sorted(batch.items()):
             data.update(f"{name}{tuple(tensor.shape)}".encode())
             data.update(bytes_of(tensor))
-    return {"model": weights.hexdigest(), "data": data.hexdigest(), "settings": f"{_FORMAT}, seed {seed}"}
+    return {"model": digest_of(model), "data": data.hexdigest(), "settings": f"{_FORMAT}, seed {seed}"}
 
 
 def write(

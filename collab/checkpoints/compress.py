@@ -18,7 +18,9 @@ from ..compression.compress import compress as compress_model
 from ..compression.compressions import require_compressible, require_rows
 from ..compression.options import CompressionConfig
 from ..data.source import DataSource
+from ..errors import ConfigurationError
 from ..graphs.options import ExportOptions
+from ..graphs.samples import writes
 from ..io.checkpoint import Checkpoint
 from ..io.load import load_native
 from ..io.options import LoadOptions, TransformOptions
@@ -100,7 +102,18 @@ def compress(
         None if heal is None else healed(heal),
         speed if measure_speed else None,
     ]
-    return transform(model, output, verbs, load=_load, trains=heal is not None, **more)
+
+    def load(source: Source, options: LoadOptions) -> Checkpoint:
+        checkpoint = load_native(source, options)
+        require_compressible(checkpoint.model)
+        if serve is not None and config.speedup is not None and writes(checkpoint.model):
+            raise ConfigurationError(
+                f"{checkpoint.name} writes text, and the speed of graphs that do is not measured. Leave runtime "
+                "(--runtime) out, or give another budget."
+            )
+        return checkpoint
+
+    return transform(model, output, verbs, load=load, trains=heal is not None, **more)
 
 
 def _once(checkpoint: Checkpoint, config: CompressionConfig, moments: Calibration | None, run: Run) -> Once:
@@ -129,9 +142,3 @@ def _once(checkpoint: Checkpoint, config: CompressionConfig, moments: Calibratio
         return choice
 
     return once
-
-
-def _load(source: Source, options: LoadOptions) -> Checkpoint:
-    checkpoint = load_native(source, options)
-    require_compressible(checkpoint.model)
-    return checkpoint

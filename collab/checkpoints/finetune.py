@@ -5,6 +5,7 @@ Training code is imported where it is called, because transformers' `Trainer` is
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Unpack
@@ -66,13 +67,15 @@ def finetune(
         return _train(model, output, task, data, options, teacher, **more)
     load_options, save_options = more.get("load_options") or LoadOptions(), more.get("save_options") or SaveOptions()
     output = Path(output).expanduser()
-    check_output(output, resolve_source(model, load_options.revision).folder, save_options.overwrite)
+    source = resolve_source(model, load_options.revision)
+    check_output(output, source.folder, save_options.overwrite)
     first, second = (replace(options, run=run) for run in pruning.halves(options.run))
     work = work_folder(output, "pruning")
     with exclusive_lock(work):
-        fingerprint = repr((model, load_options.revision, task, data, pruning, options, teacher))
+        settings = repr((model, load_options.revision, task, data, pruning, options, teacher))
+        fingerprint = from_main(lambda: _fingerprint(settings, source, teacher, _read(data, task)))
         if open_work(work, fingerprint, save_options.restart) is None and is_main_process():
-            record_start(work, fingerprint, Start({}, 0.0))
+            record_start(work, fingerprint, Start({}, 0.0, "float32"))
         whole, pruned = work / "whole", work / "pruned"
         more["save_options"] = SaveOptions(command=save_options.command)
         if not (whole.exists() or pruned.exists()):
@@ -86,10 +89,21 @@ def finetune(
                 prune(str(whole), pruned, which, data=data.train or task.train, task=task, **more)
 
         from_main(prune_once)
-        more["save_options"] = replace(save_options, restart=False)
+        more["save_options"] = save_options
         trained = _train(str(pruned), output, task, replace(data, new_head=False), second, teacher, **more)
         finish(work)
     return trained
+
+
+def _fingerprint(settings: str, source: Source, teacher: str | None, rows: tuple[Examples, Examples]) -> str:
+    """A hash of everything that a run with pruning depends on, because its first part is not repeated."""
+    digest = hashlib.sha256(f"{settings}{rows}".encode())
+    folders = [source.folder] if teacher is None else [source.folder, resolve_source(teacher, None).folder]
+    for path in (path for folder in folders for path in sorted(folder.glob("*.*")) if path.suffix != ".md"):
+        digest.update(path.name.encode())
+        with path.open("rb") as file:
+            digest.update(hashlib.file_digest(file, "sha256").digest())
+    return digest.hexdigest()
 
 
 def _train(

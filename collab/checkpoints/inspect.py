@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from transformers import PretrainedConfig
+
 from ..errors import ConfigurationError
 from ..heads.inspection import Inspection
 from ..heads.inspection import inspect as inspect_model
@@ -11,6 +13,9 @@ from ..io.history import read_history
 from ..io.load import config_of, model_class_of, without_weights
 from ..io.options import LoadOptions
 from ..io.read import read_config, resolve_source
+
+_NUMBERS = "num_attention_heads", "num_key_value_heads", "decoder_attention_heads"
+"""Entries of a config that are numbers of heads."""
 
 
 def inspect(
@@ -39,11 +44,28 @@ def inspect(
     config = config_of(source)
     model_class = model_class_of(raw, source.name)
     if num_heads is not None:
-        width = config.hidden_size
-        if num_heads < 1 or width % num_heads:
-            raise ConfigurationError(f"A hidden size of {width} cannot be divided among {num_heads} heads.")
-        if getattr(config, "collab_layers", None) is not None:
-            raise ConfigurationError("num_heads (--num-heads) applies to originals only; this model is converted.")
-        config.num_attention_heads = num_heads
+        _divide(config, num_heads)
     built = without_weights(model_class, config, source.name)
     return inspect_model(built, lengths=lengths, history=read_history(source.folder))
+
+
+def _divide(config: PretrainedConfig, num_heads: int) -> None:
+    """Gives a config another number of heads, wherever it says one.
+
+    Raises:
+        ConfigurationError: if the hidden size cannot be divided among them, or the model has several numbers of heads.
+    """
+    if getattr(config, "collab_layers", None) is not None:
+        raise ConfigurationError("num_heads (--num-heads) applies to originals only; this model is converted.")
+    numbers = {name for name in _NUMBERS if getattr(config, name, None) is not None}
+    width = getattr(config, "hidden_size", None)
+    if width is None or len({getattr(config, name) for name in numbers}) != 1:
+        raise ConfigurationError(
+            "num_heads (--num-heads) applies to models whose layers all have the same number of heads, also of keys."
+        )
+    if num_heads < 1 or width % num_heads:
+        raise ConfigurationError(f"A hidden size of {width} cannot be divided among {num_heads} heads.")
+    for name in numbers:
+        setattr(config, name, num_heads)
+    if getattr(config, "head_dim", None) is not None:
+        config.head_dim = width // num_heads

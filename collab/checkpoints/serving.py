@@ -20,6 +20,7 @@ from ..device import device_name
 from ..evaluation.timing import Spread, rounds_in_turn
 from ..evaluation.worker import Worker, workers
 from ..graphs.options import GRAPH_FILES, ExportOptions
+from ..graphs.samples import sample, writes
 from ..graphs.trace import Graph
 from ..graphs.write import write_config, write_graphs
 from ..io.checkpoint import Checkpoint
@@ -97,7 +98,8 @@ class GraphTimer:
     def _batches(self) -> list[Batch]:
         model, processor = self._original.model, self._original.processor
         if input_kind(model) != "text":
-            return []
+            generator = torch.Generator().manual_seed(0)
+            return [sample(model, _ROWS, _LENGTH, generator) for _ in range(_RANGES // _ROWS)]
         return of_one_length(model, processor, synthetic_features(model, processor, _RANGES))
 
 
@@ -111,7 +113,7 @@ def serve(
     calibration: CalibrationRequest | None = None,
     **more: Unpack[TransformOptions],
 ) -> Checkpoint:
-    """Writes a model's graph, and measures its speed beside the original's in float32.
+    """Writes a model's graph, and measures its speed beside the original's in float32, unless it writes text.
 
     Args:
         model: folder of the model.
@@ -123,12 +125,14 @@ def serve(
         **more: see `TransformOptions`.
 
     Returns:
-        The model, with an `Export` and a `Speed` as its last steps.
+        The model, with an `Export` and, if it was measured, a `Speed` as its last steps.
 
     Raises:
         CollabError: as `collab.checkpoints.export`.
     """
     exported = export(model, output, options, calibration=calibration, **more)
+    if writes(original.model):
+        return exported
     with graph_timer(original, options, length, more.get("progress", no_progress)) as timer:
         return exported.then(timer.speed(Path(output).expanduser() / options.file))
 

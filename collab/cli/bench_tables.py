@@ -74,7 +74,7 @@ def _sizes(report: BenchReport, labels: list[str]) -> Table:
     rows, length = report.memory_at
     measured = any(model.memory is not None for model in report.models)
     resident = any(model.memory is not None and model.memory.libraries_bytes is not None for model in report.models)
-    at = f"{rows} rows of {length} tokens" if length is not None else f"{rows} images"
+    at = f"{rows} rows of {length} tokens" if length is not None else f"{rows} {report.unit}"
     table = plain_table(
         "Size",
         ["", "parameters", "file", *["peak memory"] * measured, *["libraries"] * resident],

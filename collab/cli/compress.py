@@ -12,7 +12,7 @@ from ..calibration.options import CalibrationRequest
 from ..compression.options import CompressionConfig
 from ..errors import ConfigurationError
 from ..graphs.options import PRECISIONS, RUNTIMES, ExportOptions, GraphPrecision, Runtime
-from ..io.options import SaveOptions
+from ..io.options import LoadOptions, SaveOptions
 from ..planning.budget import PARTS, STACKS, Part, Stack
 from ..processes import by_itself, is_main_process
 from ..training.options import AFTER_COMPRESSION, HealRequest, TrainingPrecision
@@ -169,6 +169,7 @@ def compress(
     serve: ExportOptions | None,
     config: CompressionConfig,
     calibration: CalibrationRequest,
+    load_options: LoadOptions,
     save_options: SaveOptions,
     session: Session,
 ) -> None:
@@ -197,6 +198,7 @@ def compress(
                 output=folder,
                 options=serve,
                 original=compressed.original,
+                load_options=replace(load_options, revision=None),
                 length=config.length,
                 calibration=known,
             )

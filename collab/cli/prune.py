@@ -14,7 +14,7 @@ from .options.data import Unlabelled, data_options
 from .options.heads import head_rows_options, scoring_options
 from .options.measuring import speed_option
 from .options.model import model_in, model_out
-from .options.training import heal_options, trainable_option
+from .options.training import check_unhealed, heal_options, trainable_option
 from .session import Session
 
 
@@ -23,13 +23,18 @@ def _scoring(score: str, ablation_samples: int, normalize: bool) -> ScoreOptions
 
 
 def _heal(
-    heal: tuple[str, ...], unlabelled: Unlabelled, heal_steps: int, heal_trainable: Trainable, seed: int
+    heal: tuple[str, ...],
+    unlabelled: Unlabelled,
+    heal_steps: int,
+    heal_trainable: Trainable,
+    max_length: int | None,
+    seed: int,
 ) -> HealRequest | None:
     if not heal:
+        check_unhealed(heal_steps)
         return None
-    return HealRequest(
-        unlabelled.sources(heal), HealOptions(heal_trainable, run=RunOptions(steps=heal_steps, seed=seed))
-    )
+    run = RunOptions(steps=heal_steps, seed=seed)
+    return HealRequest(unlabelled.sources(heal), HealOptions(heal_trainable, max_length=max_length, run=run))
 
 
 @command(

@@ -96,7 +96,7 @@ def label_names(examples: Sequence[Examples], given: Sequence[str] = ()) -> list
         DataError: if the data has labels other than those given, or the labels are not classes.
     """
     known = next((part.names for part in examples if part.names), None)
-    values = {value for part in examples for row in part.labels for value in (row if isinstance(row, list) else [row])}
+    values = {value for part in examples for value in _values(part)}
     if all(isinstance(value, int) for value in values):
         if min(values) < 0:
             raise DataError(f"Classes are numbered from 0, but there is a label {min(values)}.")
@@ -113,6 +113,11 @@ def label_names(examples: Sequence[Examples], given: Sequence[str] = ()) -> list
     return names
 
 
+def _values(examples: Examples) -> set[Any]:
+    """The labels of all rows, and of all words of a row."""
+    return {value for row in examples.labels for value in (row if isinstance(row, list) else [row])}
+
+
 def class_numbers(examples: Examples, names: Sequence[str]) -> list[Any]:
     """The labels as numbers of classes.
 
@@ -126,12 +131,15 @@ def class_numbers(examples: Examples, names: Sequence[str]) -> list[Any]:
     numbers = {name: number for number, name in enumerate(names)}
     # A number indexes the data's own class names if it has them, and the head's classes otherwise.
     known = examples.names if examples.names and set(examples.names) <= set(names) else names
+    # Or it is a name itself, as 1, 2 and 3 may be.
+    named = any(isinstance(value, int) and str(value) in numbers for value in _values(examples))
+    by_name = named and not examples.names
 
     def number(value: Any) -> int:
-        if isinstance(value, int) and 0 <= value < len(known):
-            return numbers[known[value]] if str(value) not in numbers else numbers[str(value)]
-        if isinstance(value, str) and value in numbers:
-            return numbers[value]
+        if isinstance(value, int) and 0 <= value < len(known) and not by_name:
+            return numbers[known[value]]
+        if isinstance(value, int | str) and str(value) in numbers:
+            return numbers[str(value)]
         raise DataError(
             f"{examples.source} has the label {value!r}, but the model's head has {', '.join(names)}. Train a new "
             "head (--new-head), or name the classes (--labels)."

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import os
 import random
@@ -11,10 +12,12 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from ..errors import DataError
 from ..models.inputs import has_decoder, input_kind, longest_text, predicts_masked
+from ..models.weights import bytes_of
 from ..steps.step import DataSummary
 from .encoding import MASKED, masked
 from .features import (
@@ -27,11 +30,12 @@ from .features import (
     length_of,
     row_features,
     synthetic_features,
+    with_own_targets,
     without_labels,
 )
 from .rows import read_rows
 from .source import DataSource, Mixture, NamedSource
-from .targets import Writer
+from .targets import BlankWriter, Writer
 
 logger = logging.getLogger(__name__)
 
@@ -99,15 +103,17 @@ def rows_of(
     several = data if isinstance(data, Mixture) else Mixture({"": data})
     encoded: dict[str, list[Feature]] = {}
     summaries: dict[str, DataSummary] = {}
+    later = len(several.sources) > 1
+    writes = BlankWriter(model) if later else writer
     for name, source in several.sources.items():
         encoded[name], summaries[name] = features_of(
-            model, processor, source, samples=samples, max_length=max_length, seed=seed, writer=writer
+            model, processor, source, samples=samples, max_length=max_length, seed=seed, writer=writes
         )
         if name:
             summaries[name] |= {"source": name}
-    if len(encoded) == 1:
+    if not later:
         ((name, features),) = encoded.items()
-        train, held = hold_out(features, held_out(len(features)))
+        train, held = _hold_out_distinct(features, held_out)
         summary = summaries[name]
         return Rows(train, {summary["source"]: held}, summary | {"held_out": len(held)})
     _give_types(encoded.values())
@@ -115,7 +121,10 @@ def rows_of(
     for name in encoded:
         if several.weight(name) != 1:
             summaries[name]["weight"] = several.weight(name)
-    return _mixed(encoded, summaries, counts, held_out, random.Random(seed))
+    rows = _mixed(encoded, summaries, counts, held_out, random.Random(seed))
+    if has_decoder(model):
+        _give_targets(model, processor, rows, writer)
+    return rows
 
 
 def _mixed(
@@ -127,18 +136,33 @@ def _mixed(
 ) -> Rows:
     """So many rows of each of several sources, those to learn from in random order."""
     rows = Rows([], {}, {"source": ", ".join(encoded), "sources": []})
+    chosen: dict[str, list[Feature]] = {}
+    train: dict[str, list[Feature]] = {}
     for name, features in encoded.items():
         generator.shuffle(features)
-        features = features[: max(2, counts[name])]
-        train, rows.held_out[name] = hold_out(features, held_out(len(features)))
+        chosen[name] = features[: max(2, counts[name])]
+        train[name], rows.held_out[name] = _hold_out_distinct(chosen[name], held_out)
+    judged_by = {_content(feature) for held in rows.held_out.values() for feature in held}
+    for name, features in chosen.items():
+        others = [feature for feature in train[name] if _content(feature) not in judged_by]
+        own_train = others or train[name]  # nothing else is there
         own = summaries[name] | {"rows": len(features), "held_out": len(rows.held_out[name])}
-        given = max(len(train), counts[name] - own["held_out"])
-        rows.train.extend(train[number % len(train)] for number in range(given))
+        given = max(len(own_train), counts[name] - own["held_out"])
+        rows.train.extend(own_train[number % len(own_train)] for number in range(given))
         rows.summary["sources"].append(own | {"tokens": sum(map(length_of, features))})
     generator.shuffle(rows.train)
     rows.summary["rows"] = sum(own["rows"] for own in rows.summary["sources"])
     rows.summary["held_out"] = sum(own["held_out"] for own in rows.summary["sources"])
     return rows
+
+
+def _give_targets(model: PreTrainedModel, processor: Any | None, rows: Rows, writer: Writer | None) -> None:
+    """Adds to rows of sources alone what the model's decoder reads; the same row may be there several times."""
+    every = {id(feature): feature for feature in (*rows.train, *rows.all_held_out)}
+    without = [feature for feature in every.values() if "decoder_input_ids" not in feature]
+    if without:
+        for feature, whole in zip(without, with_own_targets(model, processor, without, writer), strict=True):
+            feature.update(whole)
 
 
 def _give_types(encoded: Iterable[list[Feature]]) -> None:
@@ -211,8 +235,7 @@ def features_of(
             "Text needs the model's tokenizer, images its image processor and recordings its feature extractor: pass "
             "tokenizer=..."
         )
-    if kind == "text":
-        _check_texts(rows)
+    _check_rows(rows, kind, has_decoder(model))
     if kind == "images":
         return image_features(model, processor, rows, writer), summary
     if kind == "audio":
@@ -275,13 +298,31 @@ def _warn_of_unknown(tokenizer: Any, features: Sequence[Feature], source: str) -
         )
 
 
-def _check_texts(rows: list[Any]) -> None:
-    """Raises a DataError for a row that is neither a string nor a pair of strings."""
+_KINDS = {"images": ("convert", "an image (of PIL)"), "audio": ("rate", "a recording (collab.Recording)")}
+"""By the kind of input, an attribute that a row of it has, and what it is."""
+
+
+def _check_rows(rows: list[Any], kind: str, writes: bool) -> None:
+    """Raises a DataError for a row of another kind: neither a string nor a pair of strings, no image, no recording.
+
+    Args:
+        rows: the rows.
+        kind: of the model's input.
+        writes: whether a row may lack its second part, the target.
+    """
     for number, row in enumerate(rows, 1):
+        what = f"a {type(row).__name__}"
+        if kind in _KINDS:
+            attribute, name = _KINDS[kind]
+            if not hasattr(row, attribute):
+                raise DataError(f"The model takes {kind}, so a row must be {name}; row {number} is {what}.")
+            continue
         parts = (row,) if isinstance(row, str) else row
         if not isinstance(parts, list | tuple) or len(parts) not in (1, 2):
-            what = f"{len(parts)} parts" if isinstance(parts, list | tuple) else f"a {type(row).__name__}"
+            what = f"{len(parts)} parts" if isinstance(parts, list | tuple) else what
             raise DataError(f"A row of text must be a string or a pair of strings; row {number} is {what}.")
+        if not writes and not all(isinstance(part, str) for part in parts):
+            raise DataError(f"A row of text must be a string or a pair of strings; row {number} is {str(row)[:60]}.")
 
 
 def require_two(rows: list[Any], what: str = "rows") -> None:
@@ -291,6 +332,29 @@ def require_two(rows: list[Any], what: str = "rows") -> None:
             f"At least 2 {what} are needed, one of them to hold out; here {'is' if len(rows) == 1 else 'are'} "
             f"{len(rows)}."
         )
+
+
+def _hold_out_distinct(features: list[Feature], held_out: Callable[[int], int]) -> tuple[list[Feature], list[Feature]]:
+    """Rows to learn from, and rows to judge by, one in so many of those that differ, none of which is among the first.
+
+    Args:
+        features: the rows, of which several may be equal.
+        held_out: see `rows_of`.
+    """
+    alike: dict[Any, list[int]] = {}
+    for number, feature in enumerate(features):
+        alike.setdefault(_content(feature), []).append(number)
+    if len(alike) < 2:
+        return hold_out(features, held_out(len(features)))
+    train, held = hold_out([*alike.values()], held_out(len(alike)))
+    return [features[number] for number in sorted(itertools.chain.from_iterable(train))], [
+        features[first] for first, *_ in held
+    ]
+
+
+def _content(feature: Feature) -> tuple[Any, ...]:
+    """What is equal for rows that are."""
+    return tuple(bytes_of(value) if isinstance(value, Tensor) else repr(value) for value in feature.values())
 
 
 def hold_out(rows: list[Any], period: int) -> tuple[list[Any], list[Any]]:

@@ -82,6 +82,15 @@ class Writer:
         return digest.hexdigest()[:16]
 
 
+@dataclass(frozen=True)
+class BlankWriter(Writer):
+    """Writes nothing: the rows get their targets later, when it is known which of them are used."""
+
+    def written(self, features: Sequence[dict[str, Any]], *_: Any) -> list[Target]:
+        """See `Writer`."""
+        return [{} for _ in features]
+
+
 def _kept(file: Path) -> list[list[list[int]]]:
     """The groups of targets in a file, which is made if need be, without the end of what an interrupted run wrote."""
     file.parent.mkdir(parents=True, exist_ok=True)

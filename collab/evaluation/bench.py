@@ -268,7 +268,7 @@ def _too_large(rows: int, length: int | None) -> Iterator[None]:
 
 def too_large(rows: int, length: int | None) -> str:
     """The message for lack of memory."""
-    unit = "images" if length is None else f"rows of {length} tokens"
+    unit = "inputs" if length is None else f"rows of {length} tokens"
     shorter = "" if length is None else " or length (--length)"
     return (
         f"There is too little memory for {rows} {unit}. Use a smaller batch (--batch-size){shorter}, or bfloat16 "

@@ -199,7 +199,7 @@ def batches_of(loaded: Checkpoint, features: Sequence[Feature]) -> list[Batch]:
 
 def speeds(first: PreTrainedModel, second: PreTrainedModel, batches: Sequence[Batch], rounds: int) -> dict[str, float]:
     """Tokens per second of two models, which alternate so that other load on the machine affects both."""
-    tokens = sum(int(batch["attention_mask"].sum()) if "attention_mask" in batch else len(batch) for batch in batches)
+    tokens = sum(map(_tokens, batches))
     runs: list[Run] = [(model, batches) for model in (first, second)]
     time_in_turn([(model, batches[:1]) for model in (first, second)])  # warm
     seconds = rounds_in_turn(runs, rounds, warm=0)
@@ -213,6 +213,14 @@ def speeds(first: PreTrainedModel, second: PreTrainedModel, batches: Sequence[Ba
         "ratio_low": min(ratios),
         "ratio_high": max(ratios),
     }
+
+
+def _tokens(batch: Batch) -> int:
+    """The number of tokens in a batch that are not padding; of images and recordings their own number."""
+    if "attention_mask" in batch:
+        return int(batch["attention_mask"].sum())
+    first = next(iter(batch.values()))
+    return first.numel() if "input_ids" in batch else len(first)
 
 
 def _hidden_cosine(first: PreTrainedModel, second: PreTrainedModel, batches: Sequence[Batch]) -> list[float]:

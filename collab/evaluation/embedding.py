@@ -27,7 +27,7 @@ class Embedder:
 
     Args:
         loaded: the model; changes to it since it was loaded apply.
-        max_length: tokens of a row at most, if sentence-transformers does not embed.
+        max_length: tokens of a row at most; None for as many as the model, or sentence-transformers, takes.
 
     Raises:
         DataError: if it is an encoder-decoder.
@@ -45,6 +45,8 @@ class Embedder:
         self._encoder = None
         if loaded.folder is not None and (loaded.folder / "modules.json").is_file():
             self._encoder = _encoder(loaded)
+            if max_length is not None:
+                self._encoder.max_seq_length = min(max_length, self._encoder.max_seq_length or max_length)
 
     def __call__(self, sentences: Sequence[str]) -> Tensor:
         """Embeds a batch of sentences, (B, D), differentiably."""
@@ -100,19 +102,23 @@ def _encoder(loaded: Checkpoint) -> Any:
 
 
 class _Graph(nn.Module):
-    """A graph as the first module of a sentence-transformers model, whose others work on its states."""
+    """A graph as the first module of a sentence-transformers model, whose others work on its states.
+
+    Attributes:
+        max_seq_length: tokens of a row at most, at first as the folder says; None for as many as the model takes.
+    """
 
     def __init__(self, loaded: Checkpoint, others: Sequence[nn.Module]) -> None:
         super().__init__()
         self._loaded = loaded
         self._others = nn.ModuleList(others)
+        assert loaded.folder is not None
+        settings = loaded.folder / "sentence_bert_config.json"
+        self.max_seq_length = read_object(settings).get("max_seq_length") if settings.is_file() else None
 
     def preprocess(self, sentences: Sequence[str]) -> Batch:
-        """Tokenizes sentences, cut as the folder says."""
-        assert self._loaded.folder is not None
-        settings = self._loaded.folder / "sentence_bert_config.json"
-        longest = read_object(settings).get("max_seq_length") if settings.is_file() else None
-        features = text_features(self._loaded.model, self._loaded.tokenizer, sentences, longest)
+        """Tokenizes sentences."""
+        features = text_features(self._loaded.model, self._loaded.tokenizer, sentences, self.max_seq_length)
         return collate(self._loaded.model, self._loaded.tokenizer, features)
 
     def forward(self, batch: Batch) -> dict[str, Tensor]:

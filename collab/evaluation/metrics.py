@@ -64,6 +64,7 @@ def _f1(confusions: np.ndarray) -> float:
 
 def _matthews(confusions: np.ndarray) -> float:
     """Matthews' correlation coefficient, for any number of classes (Gorodkin 2004)."""
+    confusions = confusions.astype(float)  # products of counts do not fit integers
     rows, labels, predicted = confusions.sum(), confusions.sum(1), confusions.sum(0)
     spreads = (rows**2 - labels @ labels) * (rows**2 - predicted @ predicted)
     return float((confusions.trace() * rows - labels @ predicted) / spreads**0.5) if spreads else 0.0

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import json
+import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -41,11 +43,12 @@ class Worker(TimedElsewhere):
 
     def __init__(self, model: str, dtype: torch.dtype = torch.float32) -> None:
         self._name = model
+        self._said = tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115 - a pipe would fill
         self._process = subprocess.Popen(
             [sys.executable, "-m", __name__],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
+            stderr=self._said,
             env=environment_of_its_own(),
             text=True,
         )
@@ -56,6 +59,7 @@ class Worker(TimedElsewhere):
 
         Raises:
             CheckpointError: if it cannot be.
+            OutOfMemoryError: if there is too little memory for it.
         """
         self._receive()
 
@@ -86,8 +90,10 @@ class Worker(TimedElsewhere):
         assert self._process.stdout is not None
         answer = self._process.stdout.readline()
         if not answer:
-            assert self._process.stderr is not None
-            lines = self._process.stderr.read().strip().splitlines()
+            if self._process.wait() == -signal.SIGKILL:
+                raise OutOfMemoryError(f"The process that runs {self._name} was killed, as for lack of memory.")
+            self._said.seek(0)
+            lines = self._said.read().strip().splitlines()
             raise CheckpointError(f"The process that runs {self._name} ended: {(lines or ['no message'])[-1]}")
         result = json.loads(answer)
         if "error" in result:
@@ -103,7 +109,7 @@ class Worker(TimedElsewhere):
     ) -> None:
         self._process.kill()
         self._process.wait()
-        for stream in (self._process.stdin, self._process.stdout, self._process.stderr):
+        for stream in (self._process.stdin, self._process.stdout, self._said):
             if stream is not None:
                 with contextlib.suppress(BrokenPipeError):
                     stream.close()

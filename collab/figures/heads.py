@@ -69,7 +69,9 @@ def draw_comparison(first: HeadScores, second: HeadScores, folder: Path, names: 
     for axis, name in zip(axes, first.scores, strict=False):
         axis.scatter(first.grid(name).ravel(), second.grid(name).ravel(), s=14, color=BLUE, alpha=0.7, linewidths=0)
         correlation = rank_correlation(first.importance(name), second.importance(name))
-        axis.set(title=f"{name}, rank correlation {correlation:.2f}", xlabel=names[0], ylabel=names[1])
+        axis.set_title(f"{name}, rank correlation {correlation:.2f}")
+        axis.set_xlabel(names[0], parse_math=False)
+        axis.set_ylabel(names[1], parse_math=False)
         axis.title.set_fontsize(9)
         axis.tick_params(labelsize=7)
     folder.mkdir(parents=True, exist_ok=True)
@@ -123,8 +125,8 @@ def _attention(attention: AttentionMap, file: Path) -> None:
     for axis, head, weights in zip(axes, attention.heads, attention.weights, strict=False):
         axis.imshow(weights, cmap=_MAP, vmin=0, vmax=1)
         axis.set_title(f"head {head}", fontsize=8)
-        axis.set_xticks(range(len(keys)), keys, rotation=90, fontsize=5)
-        axis.set_yticks(range(len(queries)), queries, fontsize=5)
+        axis.set_xticks(range(len(keys)), keys, rotation=90, fontsize=5, parse_math=False)
+        axis.set_yticks(range(len(queries)), queries, fontsize=5, parse_math=False)
         axis.tick_params(length=0)
     figure.suptitle(f"{attention.layer}: rows attend to columns; dark 0, light 1", fontsize=9)
     save(figure, file, 300)

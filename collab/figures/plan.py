@@ -114,7 +114,7 @@ def draw_bench(report: BenchReport, file: Path) -> None:
             right.errorbar(positions, rate, yerr=[rate - count / high, count / low - rate], **style)
     ticks = sorted({setting.length or setting.batch_size for setting in report.settings})
     for axes, label in ((left, "milliseconds for a call"), (right, f"{report.unit} per second")):
-        axes.set(xlabel="tokens of a row" if text else "images in a batch", ylabel=label, xscale="log")
+        axes.set(xlabel="tokens of a row" if text else f"{report.unit} in a batch", ylabel=label, xscale="log")
         axes.set_xticks(ticks, [str(tick) for tick in ticks])
         axes.xaxis.set_minor_locator(NullLocator())
         axes.grid(alpha=0.3)

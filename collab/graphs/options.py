@@ -28,7 +28,7 @@ def graph_file(part: GraphPart, form: GraphFormat, int8: bool = False) -> str:
     return f"{_NAMES[part]}{'_quantized' if int8 else ''}.onnx"
 
 
-_KINDS: tuple[tuple[GraphFormat, bool], ...] = (("openvino", False), ("onnx", False), ("onnx", True))
+_KINDS: tuple[tuple[GraphFormat, bool], ...] = (("openvino", False), ("onnx", True), ("onnx", False))
 _FIRST: tuple[GraphPart, ...] = ("model", "decoder")
 
 ONNX_FILE = graph_file("model", "onnx")
@@ -40,8 +40,8 @@ GRAPH_FILES: dict[str, Runtime] = {
     for form, int8 in _KINDS
     for part in _FIRST
 }
-"""Files of graphs in a folder, with what runs them; the first that is there is the folder's graph. Beside that of a
-decoder is its encoder's."""
+"""Files of graphs in a folder, with what runs them; the first that is there is the folder's graph, in int8 if it was
+exported so. Beside that of a decoder is its encoder's."""
 
 ENCODERS = {graph_file("decoder", form, int8): graph_file("encoder", form, int8) for form, int8 in _KINDS}
 """The files of encoders, by those of their decoders."""

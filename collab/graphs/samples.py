@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from ..errors import UnsupportedArchitectureError
+from ..errors import ConfigurationError, UnsupportedArchitectureError
 from ..models.families import collaborative_layers
 from ..models.inputs import (
     encoder_of,
@@ -151,8 +151,17 @@ def samples(model: PreTrainedModel, seed: int = 0) -> list[dict[str, Tensor]]:
 
 
 def feed_of(batch: Mapping[str, Tensor], names: Iterable[str]) -> dict[str, NDArray[Any]]:
-    """The inputs of a graph from a model's batch, with what a model takes for granted and a graph has to be given."""
+    """The inputs of a graph from a model's batch, with what a model takes for granted and a graph has to be given.
+
+    Raises:
+        ConfigurationError: if the batch lacks one.
+    """
     if "input_ids" in batch:
         ids = batch["input_ids"]
         batch = {"attention_mask": torch.ones_like(ids), "token_type_ids": torch.zeros_like(ids), **batch}
-    return {name: batch[name].numpy() for name in names}
+    names = list(names)
+    missing = [name for name in names if name not in batch]
+    if missing:
+        raise ConfigurationError(f"The graph needs {' and '.join(missing)}, by name; given were {', '.join(batch)}.")
+    tensors = {name: batch[name] for name in names}
+    return {name: (each if each.is_floating_point() else each.long()).numpy() for name, each in tensors.items()}

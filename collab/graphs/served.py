@@ -19,6 +19,7 @@ from ..io.failures import reading
 from ..io.history import read_history
 from ..io.load import config_of, model_class_of
 from ..io.read import Source, read_config, resolve_source
+from ..models.families import family_of
 from .caches import CROSS, PAST, PRESENT, cache_of, empty, tensors_of
 from .runtime import Session, encoder_beside, graph_in, open_graph
 from .samples import feed_of
@@ -43,7 +44,7 @@ def served(
         for name, buffer in module.named_buffers(recurse=False):
             setattr(module, name, torch.zeros((), dtype=buffer.dtype).expand(buffer.shape))
     model.tie_weights()
-    graph = module_of(session, encoder)
+    graph = module_of(session, encoder, counts_by_mask=family_of(model).base.counts_by_mask)
     model.forward = graph.forward
     if isinstance(graph, WritingModule):
 
@@ -58,11 +59,11 @@ def served(
     return model.eval()
 
 
-def module_of(session: Session, encoder: Session | None = None) -> nn.Module:
-    """A graph as a module; see `served`."""
+def module_of(session: Session, encoder: Session | None = None, *, counts_by_mask: bool = False) -> nn.Module:
+    """A graph as a module; see `served`, and `CollaborativeBase.counts_by_mask`."""
     if not any(name.startswith(PAST) for name in session.inputs):
         return GraphModule(session)
-    return WritingModule(session, None if encoder is None else GraphModule(encoder))
+    return WritingModule(session, None if encoder is None else GraphModule(encoder), counts_by_mask)
 
 
 class GraphModule(nn.Module):
@@ -85,9 +86,10 @@ class WritingModule(nn.Module):
         encoder: the graph of the encoder, which also gives the keys and values of cross-attention; None without one.
     """
 
-    def __init__(self, session: Session, encoder: GraphModule | None) -> None:
+    def __init__(self, session: Session, encoder: GraphModule | None, counts_by_mask: bool) -> None:
         super().__init__()
         self.session, self.encoder = session, encoder
+        self._counts_by_mask = counts_by_mask
         self._held = [name for name in session.inputs if name.startswith(PAST)]
 
     def forward(self, past_key_values: Any = None, encoder_outputs: Any = None, **inputs: Any) -> ModelOutput:
@@ -132,7 +134,9 @@ class WritingModule(nn.Module):
         assert ids is not None
         if mask is None:
             mask = torch.ones(len(ids), past + ids.shape[1], dtype=torch.long)
-        if positions is None:
+        if positions is None and self._counts_by_mask:
+            positions = (mask.cumsum(dim=1) * mask - 1)[:, past:].long()
+        elif positions is None:
             positions = torch.arange(past, past + ids.shape[1])
         return {"attention_mask": mask.long(), "position_ids": positions.expand(ids.shape).contiguous()}
 

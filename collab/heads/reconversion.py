@@ -53,6 +53,8 @@ def read_pruned(source: Source, options: LoadOptions) -> PrunedOriginal | None:
         return None
     if all("heads" not in layer for layer in layers) or any(layer.get("form") != NATIVE_FORM for layer in layers):
         return None
+    if any(layer.get("long") for layer in layers):  # which the native model of the same outputs would lack
+        return None
     loaded = load_source(source, options)
     whole = [layer for layer in collaborative_layers(loaded.model).values() if layer.heads]
     if any(layer.head_ranks is None or set(layer.head_ranks) != {layer.attention_head_size} for layer in whole):

@@ -191,6 +191,8 @@ def expanded_card(
 def carry_over(checkpoint: Checkpoint, folder: Path) -> None:
     """Copies tokenizer, image processor and other files of a model, and checks that they still load.
 
+    Of a model in memory, tokenizer or image processor are written.
+
     Args:
         checkpoint: the model, with a tokenizer of its own if tokens were left out.
         folder: folder of the new model, with its config.
@@ -200,6 +202,8 @@ def carry_over(checkpoint: Checkpoint, folder: Path) -> None:
     """
     source, trusted = checkpoint.folder, checkpoint.trust_remote_code
     if source is None:
+        if checkpoint.processor is not None:
+            checkpoint.processor.save_pretrained(folder)
         return
     cut = checkpoint.step(VocabularyCut) is not None
     carried = _CARRIED if not cut else _CARRIED[_CARRIED.index("preprocessor_config.json") :]

@@ -35,7 +35,7 @@ class Rows(NamedTuple):
         key: (B, 1 or H, T, r).
         value: (B, H, T, d).
         content: (B, H, T), or None.
-        mask: additive, (B, 1, 1, T), or (1 or B, 1 or H, T, T).
+        mask: additive, (B, 1 or H, 1 or T, T).
     """
 
     projected: Tensor
@@ -51,7 +51,7 @@ class Rows(NamedTuple):
             self.key[rows, :, :length],
             self.value[rows, :, :length],
             None if self.content is None else self.content[rows, :, :length],
-            self.mask[rows, :, :, :length],
+            self.mask[rows, :, :length, :length],
         )
 
     def rotated(self, starts: Tensor) -> "Rows":
@@ -59,12 +59,13 @@ class Rows(NamedTuple):
         places = (torch.arange(self.projected.shape[1], device=starts.device) + starts.unsqueeze(1)) % (
             self.projected.shape[1]
         )  # (B, T)
+        mask = self.mask.take_along_dim(places[:, None, None], 3)
         return Rows(
             self.projected.take_along_dim(places[..., None], 1),
             self.key.take_along_dim(places[:, None, :, None], 2),
             self.value.take_along_dim(places[:, None, :, None], 2),
             None if self.content is None else self.content.take_along_dim(places[:, None], 2),
-            self.mask.take_along_dim(places[:, None, None], 3),
+            mask if mask.shape[2] == 1 else mask.take_along_dim(places[:, None, :, None], 2),
         )
 
 
@@ -171,11 +172,11 @@ def _prepared(
         rows = Rows(projected, key, value, scoring.content, projected.new_zeros(batch, 1, 1, length))
         return rows, None, None
     mask = mask[(None,) * (4 - mask.ndim)]  # (T, T) where a layer is causal and there is no other mask
-    if mask.shape[2] > 1:
-        return Rows(projected, key, value, scoring.content, mask), None, None
-    mask = mask.expand(batch, 1, 1, length)
+    if mask.shape[2] > 1 and bool((mask == mask[:, :, :1]).all()):  # expanded, and not reduced by `one_row`
+        mask = mask[:, :, :1]
+    mask = mask.expand(batch, -1, -1, -1)
     rows = Rows(projected, key, value, scoring.content, mask)
-    seen = mask[:, 0, 0] > torch.finfo(mask.dtype).min / 4  # (B, T)
+    seen = (mask > torch.finfo(mask.dtype).min / 4).flatten(1, 2).any(dim=1)  # (B, T): by any query
     starts = seen.int().argmax(dim=1)
     spans = (length - seen.flip(1).int().argmax(dim=1) - starts).where(seen.any(dim=1), 0)
     return (rows, None, spans) if not starts.any() else (rows.rotated(starts), starts, spans)

@@ -1,9 +1,11 @@
-"""Checks, casts and hashes of a model's weights."""
+"""Checks and casts of a model's weights, and a hash of the model."""
 
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -45,13 +47,28 @@ def cast(state: Mapping[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
     return new
 
 
+_OF_FILES = {"_name_or_path", "_commit_hash", "transformers_version", "auto_map", "architectures", "dtype"}
+"""Entries of a config that tell of its file, or change when it is written."""
+
+
 def digest_of(model: PreTrainedModel) -> str:
-    """A hash of the names, shapes and values of a model's weights; processes that share them all call this."""
-    digest = hashlib.sha256()
+    """A hash of a model's config and the names, shapes and values of its weights.
+
+    Processes that share the weights all call this.
+    """
+    config = json.dumps(_without_files(model.config.to_dict()), sort_keys=True, default=str)
+    digest = hashlib.sha256(config.encode())
     for name, tensor in sorted(model.state_dict().items()):
         digest.update(f"{name}{tuple(tensor.shape)}".encode())
         digest.update(bytes_of(whole(tensor)))
     return digest.hexdigest()
+
+
+def _without_files(entries: Any) -> Any:
+    """A config, with those inside it, without `_OF_FILES`; keys as they are in JSON."""
+    if isinstance(entries, dict):
+        return {str(name): _without_files(entry) for name, entry in entries.items() if name not in _OF_FILES}
+    return entries
 
 
 def bytes_of(tensor: Tensor) -> bytes:

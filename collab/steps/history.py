@@ -14,6 +14,7 @@ from .step import Count, Founding, Json, Parameters, Step, plain
 _NUMBER = int | float
 _DONE = {
     "convert": "converted",
+    "keep_tokens": "cut to fewer tokens",
     "refine": "refined",
     "compress": "compressed",
     "prune": "pruned",
@@ -157,11 +158,15 @@ class History:
         cut = next((step for step in steps if isinstance(step, VocabularyCut)), None)
         founding = next((step for step in steps if isinstance(step, Founding)), None)
         speed = next((step.to_dict() for step in steps if isinstance(step, Speed)), None)
-        since = [step for step in steps if not isinstance(step, Conversion | VocabularyCut | Speed)]
-        entries = [step.to_dict() | {"command": command} for step in since]
+        stated = Conversion | Speed if founding is None else Conversion | Speed | VocabularyCut  # in the head
+        since = [step for step in steps if not isinstance(step, stated)]
+        entries = [{"step": step.kind, **step.to_dict(), "command": command} for step in since]
         if founding is None:
-            measured = {} if speed is None else {"speed": speed}
-            return History(self.report | {"history": [*self.entries, *entries]} | measured)
+            changed: Json = {} if speed is None else {"speed": speed}
+            if cut is not None and "parameters" in self.report:
+                model = self.report["parameters"]["model"] | {"after": cut.parameters.after}
+                changed |= {"keep_tokens": cut.to_dict(), "parameters": self.report["parameters"] | {"model": model}}
+            return History(self.report | {"history": [*self.entries, *entries]} | changed)
         head = founding.head()
         said = [*notes, *founding.notes, *([cut.summary()] if cut else [])]
         report = {

@@ -122,7 +122,8 @@ def finetune(
     model, tokenizer = checkpoint.model, checkpoint.tokenizer
     learned_from = None if teacher is None else Checkpoint.of(teacher)
     teacher = None if learned_from is None else learned_from.model
-    if teacher is not None and names_of(teacher) != names_of(model):
+    classes = task.kind in ("classification", "token-classification")
+    if teacher is not None and classes and names_of(teacher) != names_of(model):
         raise ConfigurationError(
             f"The teacher answers with {', '.join(names_of(teacher))}, the model with {', '.join(names_of(model))}."
         )
@@ -155,12 +156,14 @@ def finetune(
     columns = predictions(task.kind, model, features, collate)
     if task.kind == "translation":
         columns |= written_ngrams(model, tokenizer, held_out.texts, options.max_length, progress)
+    settings = asdict(options)
+    settings["run"] |= {"precision": result.start.precision}
     report = Finetuning(
         task=task.kind,
         hub_name=task.hub_name,
         data={"train": train.name, "rows": len(rows), "eval": held_out.name, "eval_rows": len(features)},
-        settings=asdict(options),
-        labels=names_of(model) if task.kind in ("classification", "token-classification") else [],
+        settings=settings,
+        labels=names_of(model) if classes else [],
         best_by=task.best_by,
         before=result.start.before,
         metrics=intervals(task.kind, columns),

@@ -21,7 +21,7 @@ from ..data.fragments import with_fragments
 from ..data.prepare import Rows, Unlabelled, rows_of
 from ..data.source import Mixture
 from ..data.targets import Writer
-from ..device import resolve_device
+from ..device import Dtype, resolve_device
 from ..errors import ConfigurationError, TrainingError
 from ..evaluation.compare import agreement_by_source, check_comparable
 from ..io.checkpoint import Checkpoint
@@ -36,7 +36,7 @@ from ..models.weights import digest_of
 from ..processes import from_main
 from ..progress import Progress, no_progress
 from ..steps.training import Healing
-from .arguments import RunData, accumulation_steps_of, precision_of, steps_of
+from .arguments import RunData, accumulation_steps_of, steps_of
 from .distillation import DistillationTrainer, distillation_loss, teacher_outputs
 from .learning_rate import Logits, find_learning_rate
 from .muon import Muon
@@ -122,8 +122,8 @@ def heal(
             options.run,
             rows,
             Work(folder, restart, f"heal {options} {digest_of(teacher)}"),
-            find_rate=lambda: _learning_rate(
-                model, teacher, divergence, list(parameters.values()), rows, options, progress
+            find_rate=lambda precision: _learning_rate(
+                model, teacher, divergence, list(parameters.values()), rows, options, precision, progress
             ),
             progress=progress,
             teacher=teacher,
@@ -139,7 +139,7 @@ def heal(
         elif model is not checkpoint.model:
             take_weights(checkpoint.model, parameters)
     settings = asdict(options)
-    settings["run"]["learning_rate"] = result.start.learning_rate
+    settings["run"] |= {"learning_rate": result.start.learning_rate, "precision": result.start.precision}
     report = Healing(
         data=read.summary,
         settings=settings,
@@ -222,6 +222,7 @@ def _learning_rate(
     parameters: list[nn.Parameter],
     data: RunData,
     options: HealOptions,
+    precision: Dtype,
     progress: Progress,
 ) -> float:
     """The learning rate to heal with (`find_learning_rate`); its backward pass tells how long the steps will take."""
@@ -237,7 +238,7 @@ def _learning_rate(
             yield teacher_outputs(teacher, batch), batch
 
     def backward() -> None:
-        halved = precision_of(options.run, device) == "bfloat16"
+        halved = precision == "bfloat16"
         for _ in range(2):  # the first time compiles kernels; of the gradients only the signs count
             start, tokens = time.perf_counter(), 0
             with torch.autocast(device.type, torch.bfloat16, enabled=halved):

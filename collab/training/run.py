@@ -11,7 +11,8 @@ import hashlib
 import json
 import logging
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,17 +22,18 @@ from transformers.trainer_callback import PrinterCallback
 from transformers.utils import logging as transformers_logging
 
 from ..data.features import length_of
+from ..device import Dtype, resolve_device
 from ..errors import ConfigurationError, TrainingError, is_short_of_memory
 from ..io.failures import writing
 from ..models.sharded import is_sharded
 from ..models.weights import bytes_of, digest_of
 from ..processes import connect, from_main
 from ..progress import Progress, no_progress
-from .arguments import RunData, training_arguments
+from .arguments import RunData, precision_of, training_arguments
 from .options import RunOptions
 from .sampling import LengthSampler
 from .trainer import GuardedTrainer, Marker, Reporter, metrics_in
-from .work import Start, newest_checkpoint, open_work, record_start
+from .work import WHOLE, Start, newest_checkpoint, open_work, record_start
 
 logger = logging.getLogger(__name__)
 
@@ -56,7 +58,7 @@ class RunResult:
     """Result of a finished run, which leaves the weights of the best checkpoint in the model.
 
     Attributes:
-        start: metrics on the held-out rows before the first step, and the learning rate.
+        start: metrics on the held-out rows before the first step, learning rate and precision.
         best: metrics of the best checkpoint.
         best_step: step of the best checkpoint.
         steps: number of steps.
@@ -77,7 +79,7 @@ def run(
     data: RunData,
     work: Work,
     *,
-    find_rate: Callable[[], float] | None = None,
+    find_rate: Callable[[Dtype], float] | None = None,
     progress: Progress = no_progress,
     **trainer_arguments: Any,
 ) -> RunResult:
@@ -92,8 +94,9 @@ def run(
         options: training settings.
         data: rows to train and to evaluate on.
         work: where unfinished work is kept.
-        find_rate: finds the learning rate if the options give none; it is called once for a run, however often that is
-            resumed, by all processes if the model is sharded and by the main one alone otherwise.
+        find_rate: finds the learning rate if the options give none, in the precision of the run; it is called once for
+            a run, however often that is resumed, by all processes if the model is sharded and by the main one alone
+            otherwise.
         progress: progress callback, called after every step.
         trainer_arguments: further arguments of `trainer_class`.
 
@@ -106,7 +109,14 @@ def run(
         DeviceError: if the device is not available.
     """
     connect()  # before accelerate does, with a time limit that the search for a learning rate may exceed
-    arguments = training_arguments(options, data, work.folder)
+    precision = precision_of(options, resolve_device(options.device))
+    arguments = training_arguments(replace(options, precision=precision), data, work.folder)
+    fingerprint = _fingerprint(model, options, data, work.key)
+    kept = "What was kept before is there, and the same command goes on from it."
+    with writing(f"Unfinished work in {work.folder}", kept):
+        start = from_main(lambda: open_work(work.folder, fingerprint, work.restart))
+    if start is not None and start.precision != precision:
+        arguments = training_arguments(replace(options, precision=start.precision), data, work.folder)
     lengths = [length_of(row) for row in data.train]
     # What saves memory where it is asked for leaves the rows of a step as they are.
     passes = arguments.gradient_accumulation_steps if options.gradient_accumulation_steps is None else 1
@@ -114,8 +124,6 @@ def run(
     callbacks = [Marker(sampler), Reporter(progress)]
     if options.patience is not None:
         callbacks.append(EarlyStoppingCallback(options.patience))
-    fingerprint = _fingerprint(model, options, data, work.key)
-    kept = "What was kept before is there, and the same command goes on from it."
     with (
         _as_it_was(model, options.gradient_checkpointing),
         short_of_memory(),
@@ -134,12 +142,10 @@ def run(
             **trainer_arguments,
         )
         trainer.remove_callback(PrinterCallback)
-        with trainer.args.main_process_first(local=False, desc="work folder"):
-            start = open_work(work.folder, fingerprint, work.restart)
         if start is None:
-            find_rate = find_rate or _missing_rate
-            rate = options.learning_rate or (find_rate() if is_sharded(model) else from_main(find_rate))
-            start = Start(metrics_in(trainer.evaluate()), rate)
+            find = partial(find_rate or _missing_rate, precision)
+            rate = options.learning_rate or (find() if is_sharded(model) else from_main(find))
+            start = Start(metrics_in(trainer.evaluate()), rate, precision)
             if trainer.is_world_process_zero():
                 record_start(work.folder, fingerprint, start)
         trainer.args.learning_rate = start.learning_rate
@@ -148,7 +154,7 @@ def run(
     return _result(trainer, start, data.best_by)
 
 
-def _missing_rate() -> float:
+def _missing_rate(precision: Dtype) -> float:
     raise ConfigurationError("learning_rate is missing; use for example 5e-5.")
 
 
@@ -170,6 +176,10 @@ def _train_or_resume(trainer: Trainer, last: Path | None, patience: int | None) 
         logger.warning("Resuming from %s.", last)
     if last is not None and _is_finished(last, trainer.args.max_steps, patience):
         trainer.state = TrainerState.load_from_json(str(last / "trainer_state.json"))
+        best = last.with_name(f"checkpoint-{trainer.state.best_global_step}")
+        if not (best / WHOLE).is_file():
+            raise TrainingError(f"{best} is missing, so start again with restart=True (--restart).")
+        trainer.state.best_model_checkpoint = str(best)  # the folder may have been moved
         trainer._load_best_model()
     else:
         trainer.train(resume_from_checkpoint=str(last) if last else None)

@@ -8,12 +8,13 @@ import shutil
 import tempfile
 import uuid
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 
 from filelock import FileLock, Timeout
 
 from ..data.targets import WRITTEN
+from ..device import Dtype
 from ..errors import ConfigurationError, TrainingError
 from ..io.failures import writing
 from ..io.staging import atomic_write
@@ -132,10 +133,12 @@ class Start:
     Attributes:
         before: metrics on the held-out rows before the first step.
         learning_rate: the highest learning rate, given or found by trying.
+        precision: the precision that it computes in, given or the one that was faster.
     """
 
     before: dict[str, float]
     learning_rate: float
+    precision: Dtype
 
 
 def open_work(work: Path, fingerprint: str, restart: bool) -> Start | None:
@@ -153,8 +156,9 @@ def open_work(work: Path, fingerprint: str, restart: bool) -> Start | None:
     try:
         record = json.loads(path.read_text(encoding="utf-8"))
     except ValueError:
-        record = {}
-    if not isinstance(record, dict) or record.get("fingerprint") != fingerprint or "learning_rate" not in record:
+        record = None
+    kept = record if isinstance(record, dict) else {}
+    if kept.pop("fingerprint", None) != fingerprint or kept.keys() != {field.name for field in fields(Start)}:
         raise TrainingError(
             f"{work} holds an unfinished run with other settings, another model or other data. Repeat that run to "
             "finish it, or discard it with restart=True (--restart)."
@@ -163,7 +167,7 @@ def open_work(work: Path, fingerprint: str, restart: bool) -> Start | None:
         for checkpoint in work.glob("checkpoint-*"):
             if not (checkpoint / WHOLE).is_file():
                 shutil.rmtree(checkpoint)
-    return Start(record["before"], record["learning_rate"])
+    return Start(**kept)
 
 
 def _holds_something(work: Path) -> bool:

@@ -38,9 +38,10 @@ def _calibration(
     max_length: int | None,
     calibration_cache: Path | None,
     calibration_in_order: bool = False,
+    seed: int = CalibrationOptions.seed,
     shard: bool = False,
 ) -> CalibrationRequest:
-    amount = CalibrationOptions(calibration_samples, max_length, shard=shard)
+    amount = CalibrationOptions(calibration_samples, max_length, seed=seed, shard=shard)
     return CalibrationRequest(calibration_source, amount, calibration_cache, calibration_in_order)
 
 

@@ -6,6 +6,7 @@ from typing import get_args
 
 import click
 
+from ...errors import ConfigurationError
 from ...training.options import PRECISIONS, HealOptions, Optimizer, RunOptions, Trainable
 from ..command import Decorator, gathers, grouped
 from .data import SEVERAL, SOURCES
@@ -121,6 +122,12 @@ def training_options(default: RunOptions) -> Decorator:
             shard_option,
         ),
     )
+
+
+def check_unhealed(steps: int) -> None:
+    """Raises a ConfigurationError for a number of steps without data to heal on."""
+    if steps != HealOptions().run.steps:
+        raise ConfigurationError("--heal-steps is of healing: name data to heal on with --heal.")
 
 
 def heal_options(steps: int | None, says: str | None = None) -> Decorator:
