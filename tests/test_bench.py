@@ -16,7 +16,10 @@ from processes import run
 from tiny import BERT, BY_TYPE, Row, converted, every_head, every_layer, random_model, tiny_model
 
 import collab
+from collab.errors import CheckpointError, OutOfMemoryError
+from collab.evaluation.compare import speeds
 from collab.evaluation.timing import Spread, time_in_turn
+from collab.evaluation.worker import Worker
 from collab.models.inputs import input_kind, random_inputs, takes_waveforms
 
 FEW = collab.BenchOptions(batch_sizes=(2, 1, 2), lengths=(4, 8), rounds=3, device="cpu")
@@ -74,6 +77,12 @@ class TestModels:
         assert len(inputs[model.main_input_name]) == 3
         with torch.no_grad():
             model(**inputs)
+
+    def test_tokens_count_without_a_mask_too(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("collab.evaluation.compare.rounds_in_turn", lambda *_, **__: [[1.0, 1.0]] * 3)
+        model, ids = tiny_model(BERT), torch.randint(5, 30, (4, 16))
+        for batch in ({"input_ids": ids}, {"input_ids": ids, "attention_mask": torch.ones_like(ids)}):
+            assert speeds(model, model, [batch], 3)["model"] == 64
 
     def test_one_model_is_left_as_it_is(self) -> None:
         model = tiny_model(BERT).train()
@@ -246,6 +255,20 @@ class TestCommand:
         monkeypatch.setattr("collab.evaluation.peak.sys.executable", "/bin/false")
         arguments = ("--batch-size", 1, "--length", 8, "--rounds", 1, "--device", "cpu")
         assert "Peak memory was not measured" in self.run(folders[0], *arguments).stdout
+
+    def test_a_process_that_says_much_or_is_killed(
+        self, folders: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    ) -> None:
+        program = tmp_path / "program"
+        for then, kind, message in (
+            ("exit 1", CheckpointError, "ended: yyyy"),
+            ("kill -9 $$", OutOfMemoryError, "was killed"),
+        ):
+            program.write_text(f"#!/bin/sh\nhead -c 300000 /dev/zero | tr '\\0' y >&2\n{then}\n")
+            program.chmod(0o755)
+            monkeypatch.setattr("collab.evaluation.worker.sys.executable", str(program))
+            with pytest.raises(kind, match=message), Worker(str(folders[0])) as worker:
+                worker.wait()
 
     def test_a_process_that_is_killed_is_out_of_memory(
         self, folders: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path

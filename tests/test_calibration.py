@@ -431,6 +431,14 @@ class TestBadInput:
                 collab.calibrate(collab.Checkpoint(model, tokenizer), collab.DataSource(source))
         with pytest.raises(collab.errors.DataError, match="tokenizer"):
             collab.calibrate(model, SENTENCES)
+        with pytest.raises(collab.errors.DataError, match="row 1 is \\('a', None\\)"):
+            collab.calibrate(collab.Checkpoint(model, tokenizer), [("a", None), ("b", "c")])
+        for kind, message in (
+            ("vit", "takes images, .* row 1 is a str"),
+            ("wav2vec2", "takes audio, .* row 1 is a str"),
+        ):
+            with pytest.raises(collab.errors.DataError, match=message):
+                collab.calibrate(collab.Checkpoint(tiny_model(BY_TYPE[kind]), object()), SENTENCES)
         with pytest.raises(collab.errors.CalibrationError, match="must hold tensors"):
             collab.calibrate(model, [{"input_ids": [1, 2]}, {"input_ids": [1]}])
 

@@ -324,6 +324,12 @@ class TestPruningOnTheWay:
         other = MidwayPruning(collab.PruneOptions(heads=0.25, rows=collab.RowOptions(samples=32)))
         with pytest.raises(collab.errors.TrainingError, match="--restart"):
             tune(output, pruning=other)
+        train = folder.parent / "train.tsv"
+        rows = train.read_text()
+        train.write_text(rows.replace("\t1", "\t0", 1))
+        with pytest.raises(collab.errors.TrainingError, match="other data"):
+            tune(output, pruning=self.pruning())
+        train.write_text(rows)
         resumed = tune(output, pruning=self.pruning())
         whole = tune(tmp_path / "again", pruning=self.pruning())
         assert resumed.report.metrics == whole.report.metrics
@@ -386,6 +392,13 @@ class TestEvaluate:
         columns = {"label": np.arange(5.0), "predicted": np.arange(5.0) ** 3}
         assert measure("regression", columns)["spearman"] == pytest.approx(1)
         assert measure("regression", columns)["pearson"] < 1
+
+    def test_matthews_of_many_rows(self) -> None:
+        """Products of four counts do not fit 64 bits."""
+        label = np.arange(200_000) % 2
+        predicted = np.where(np.arange(200_000) % 20 < 2, 1 - label, label)
+        columns = {"label": label, "predicted": predicted, "classes": np.full(len(label), 2)}
+        assert measure("classification", columns)["matthews"] == pytest.approx(0.8)
 
     @pytest.mark.filterwarnings("ignore:A single label was found:UserWarning")
     @pytest.mark.parametrize("classes", [2, 3, 5])
@@ -528,6 +541,10 @@ class TestBadInput:
     def test_labels_by_number_and_name(self) -> None:
         assert class_numbers(collab.Examples("file", "file", [], [0, 1], ("b", "a")), ["a", "b"]) == [1, 0]
         assert class_numbers(collab.Examples("file", "file", [], [0, "b"], None), ["a", "b"]) == [0, 1]
+        assert class_numbers(collab.Examples("file", "file", [], [1, 2, 3], None), ["1", "2", "3"]) == [0, 1, 2]
+        assert class_numbers(collab.Examples("file", "file", [], [0, 1], ("1", "2")), ["1", "2"]) == [0, 1]
+        with pytest.raises(collab.errors.DataError, match="has the label 0"):
+            class_numbers(collab.Examples("file", "file", [], [0, 1], None), ["1", "2", "3"])
 
     def test_words_and_tags(self, folder: Path, tmp_path: Path) -> None:
         dev = ("--eval", tmp_path / "train.jsonl")

@@ -523,6 +523,23 @@ class TestInspect:
         model = BertForSequenceClassification.from_pretrained(folder / "model")
         assert printed[4]["parameters"] == parameters(model)
 
+    def test_heads_of_models_that_say_them_twice(self, tmp_path: Path) -> None:
+        for kind, changes in (
+            ("llama", {"num_key_value_heads": 4}),
+            ("marian", {}),
+            ("llama", {"num_key_value_heads": 2}),
+        ):
+            model = tiny_model(BY_TYPE[kind], **{"num_attention_heads": 4} | changes if kind == "llama" else changes)
+            model.save_pretrained(tmp_path / kind)
+            done = run("inspect", tmp_path / kind, "--num-heads", 2, "--json")
+            if changes.get("num_key_value_heads") == 2:
+                assert done.exit_code == 2
+                assert "the same number of heads" in done.stderr
+            else:
+                assert done.exit_code == 0, done.stderr
+                widths = {layer["head_dim"] for layer in json.loads(done.stdout)["layers"]}
+                assert widths == {model.config.hidden_size // 2}
+
     def test_a_conversion_and_a_pruned_one(self, folder: Path) -> None:
         collab.checkpoints.convert(
             str(folder / "model"), folder / "converted", collab.ConversionConfig(rank=8, refine="none", compare=False)

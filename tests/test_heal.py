@@ -60,6 +60,10 @@ def folder(original: Path, tmp_path: Path) -> Path:
     return original
 
 
+def stopped(*_: object) -> None:
+    raise KeyboardInterrupt
+
+
 class TestHeal:
     @every_layer
     def test_comes_closer_in_every_layer(self, row: Row) -> None:
@@ -315,6 +319,45 @@ class TestHeal:
             teacher.encoder.layer[0].output.dense.bias += 0.1
         with pytest.raises(collab.errors.TrainingError, match="another model"):
             collab.heal(model, teacher, options=FEW, work=tmp_path / "work")
+
+    def test_another_config_is_another_run(self, tmp_path: Path) -> None:
+        """Blocks of other lengths leave the weights as they are."""
+        teacher = tiny_model(BERT)
+        models = [
+            collab.lengthen(converted(teacher), collab.LongOptions(block=block, dense_below=4)).model
+            for block in (4, 16)
+        ]
+
+        def stop(what: str, done: int, total: int | None) -> None:
+            if done == RUN.steps:
+                raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt):
+            collab.heal(models[0], teacher, options=FEW, work=tmp_path / "work", progress=stop)
+        with pytest.raises(collab.errors.TrainingError, match="another model"):
+            collab.heal(models[1], teacher, options=FEW, work=tmp_path / "work")
+
+    def test_a_work_folder_may_be_moved_and_keeps_its_precision(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Though the run was interrupted after its last step, when only its best weights are to be read."""
+        teacher = tiny_model(BERT)
+        model = converted(teacher)
+        start = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+        options = replace(FEW, run=replace(RUN, precision="auto"))
+        with monkeypatch.context() as interrupted:
+            interrupted.setattr("collab.training.heal._what_got_worse", stopped)
+            interrupted.setattr("collab.training.arguments.fastest_precision", lambda device: "bfloat16")
+            with pytest.raises(KeyboardInterrupt):
+                collab.heal(model, teacher, options=options, work=tmp_path / "work")
+        trained = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+        model.load_state_dict(start)
+        (tmp_path / "work").rename(tmp_path / "moved")
+        monkeypatch.setattr("collab.training.arguments.fastest_precision", lambda device: "float32")
+        report = collab.heal(model, teacher, options=options, work=tmp_path / "moved").report
+        assert report.improved
+        assert report.settings["run"]["precision"] == "bfloat16"
+        assert all(torch.equal(tensor, trained[name]) for name, tensor in model.state_dict().items())
 
     def test_few_rows_held_out(self) -> None:
         """Fewer than a batch, and all of them count."""

@@ -169,6 +169,22 @@ class TestCheckpoints:
                 results.append(model(**tokenizer("c d a", return_tensors="pt")).logits)
         torch.testing.assert_close(*results, rtol=0, atol=1e-5)
 
+    def test_is_in_the_history_of_what_it_leaves_otherwise(self, source: Path, tmp_path: Path) -> None:
+        collab.checkpoints.convert(str(source), tmp_path / "whole", collab.ConversionConfig(rank=32, compare=False))
+        for name in ("original", "whole"):
+            kept = collab.keep_tokens(collab.load(str(tmp_path / name)), ["a b c", "b d"])
+            history = collab.save(kept, tmp_path / f"{name}-cut").report
+            assert [entry["step"] for entry in history["history"]] == ["keep_tokens"]
+            assert len(collab.load(str(tmp_path / f"{name}-cut")).tokenizer) == 9
+        assert history["keep_tokens"]["tokens"]["after"] == 9
+        assert history["parameters"]["model"]["after"] == kept.report.parameters.after
+
+    def test_a_model_in_memory_keeps_its_tokenizer(self, source: Path, tmp_path: Path) -> None:
+        read = collab.load(str(source))
+        kept = collab.keep_tokens(collab.Checkpoint(read.model, read.tokenizer), ["a b c", "b d"])
+        collab.save(collab.convert(kept, collab.ConversionConfig(rank=32, compare=False)), tmp_path / "out")
+        assert collab.load(str(tmp_path / "out")).tokenizer.get_vocab() == kept.tokenizer.get_vocab()
+
     def test_the_text_of_calibration(self, source: Path, tmp_path: Path) -> None:
         text = tmp_path / "corpus.txt"
         text.write_text("a b c\nb d\nc d\n")

@@ -604,6 +604,35 @@ def test_a_graph_is_refused_and_a_native_model_computes_long_rows_like_short_one
         assert largest_difference(native(**inputs), long.model(**inputs)) < 1e-5
 
 
+@pytest.mark.parametrize("kind", ["clip_text_model", "esm", "rembert", "modernbert", "wav2vec2"])
+def test_a_mask_with_a_row_for_each_query_hides_the_same(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a GPU gets them, where comparing the rows of a mask would wait for it. A short row is computed as if alone."""
+    options = collab.LongOptions(block=4, global_tokens=1, dense_below=20)
+    long = collab.lengthen(tiny_model(BY_TYPE[kind]), options).model
+    name, size = ("input_values", 640) if kind == "wav2vec2" else ("input_ids", 36)
+    values = torch.randn(2, size) if kind == "wav2vec2" else torch.randint(5, 35, (2, size))
+    mask = torch.ones(2, size, dtype=torch.long)
+    mask[1, size // 2 :] = 0
+    with torch.no_grad():
+        expected = long(**{name: values}, attention_mask=mask).last_hidden_state
+        alone = long(**{name: values[1:, : size // 2]}).last_hidden_state
+        monkeypatch.setattr("collab.modeling.collab_attention.one_row", lambda mask: mask)
+        actual = long(**{name: values}, attention_mask=mask).last_hidden_state
+    seen = alone.shape[1]
+    assert torch.allclose(actual[0], expected[0], atol=1e-5)
+    assert torch.allclose(actual[1, :seen], expected[1, :seen], atol=1e-5)
+    if kind != "wav2vec2":  # which normalizes over the whole batch's length
+        assert torch.allclose(actual[1, :seen], alone[0], atol=1e-5)
+
+
+def test_a_pruned_model_in_long_rows_is_not_converted(original: Path, tmp_path: Path) -> None:
+    """The native model that it would be converted from computes long rows like short ones."""
+    pruned = collab.prune(collab.load(str(original)), collab.PruneOptions(keep={0: [1]}))
+    collab.save(collab.lengthen(pruned, OPTIONS), tmp_path / "long")
+    with pytest.raises(CollabError, match="collaborative already"):
+        collab.checkpoints.convert(str(tmp_path / "long"), tmp_path / "out", collab.ConversionConfig(rank=8))
+
+
 def test_pruning_keeps_it() -> None:
     long = collab.lengthen(tiny_model(BERT), OPTIONS)
     pruned = collab.prune(long, collab.PruneOptions(keep={0: [1]})).model

@@ -139,6 +139,9 @@ class TestAgainstTorch:
             "key_padding_mask": masks("added padding")["key_padding_mask"] if padded else None,
         }
         same(layer(x, x, x, **given), original(x, x, x, **given))
+        given["attn_mask"] = given["attn_mask"][3:4]  # of one query, which sees four keys
+        expected = original(x[:, 3:4], x, x, **given | {"is_causal": False})  # torch would take it for the first one
+        same(layer(x[:, 3:4], x, x, **given), expected)
 
     @every_form
     def test_without_biases(self, form: str) -> None:

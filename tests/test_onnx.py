@@ -27,6 +27,7 @@ from transformers import (
 )
 
 import collab
+from collab.graphs.served import session_of
 from collab.models.inputs import random_inputs
 
 onnx = pytest.importorskip("onnx", reason="the onnx extra is not installed")
@@ -171,6 +172,8 @@ class TestCommand:
             types[len(weight.dims)].add(onnx.TensorProto.DataType.Name(weight.data_type))
         assert "INT8" in types[2]
         assert types[3] == {"FLOAT"}
+        assert session_of(collab.checkpoints.load_exported(out).model).precision == "int8"
+        assert session_of(collab.checkpoints.load_exported(out / "model.onnx").model).precision == "float32"
 
     def test_card_runs_where_collab_is_not(self, exported: tuple[Path, Path, Result], tmp_path: Path) -> None:
         model, out, _ = exported

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from processes import run
-from tiny import BERT, LETTERS, save_with_tokenizer, tiny_model
-from transformers import BertForSequenceClassification
+from tiny import BERT, BY_TYPE, LETTERS, save_with_tokenizer, tiny_model
+from transformers import BertForSequenceClassification, MarianMTModel
 
 import collab
+from collab.data import targets
 from collab.data.prepare import rows_of
 from collab.errors import ConfigurationError, DataError
 from collab.steps.agreement import sources_text, weak_sources
@@ -54,6 +56,34 @@ class TestMixing:
         few = [text for text in texts if len(text) == 3]
         assert len(few) > len(set(few)) == 14
         assert not held & set(few)
+
+    @pytest.mark.parametrize("sources", [1, 2])
+    def test_rows_that_are_held_out_are_not_learned(self, checkpoint: collab.Checkpoint, sources: int) -> None:
+        """Though there are many like them, in the same source and in another."""
+        same = [*SHORT[:20]] * 8
+        data = collab.Mixture({"same": same, "again": [*same, *LONG]}) if sources > 1 else same
+        rows = rows_of(checkpoint.model, checkpoint.processor, data, samples=400, held_out=lambda count: 8)
+        train, held = ({tuple(row["input_ids"]) for row in part} for part in (rows.train, rows.all_held_out))
+        assert len(held) >= 2
+        assert len(train) >= 16
+        assert not train & held
+
+    def test_only_rows_that_are_used_are_answered(
+        self, checkpoint: collab.Checkpoint, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        model = tiny_model(BY_TYPE["marian"], MarianMTModel)
+        written = []
+        own = targets.own_targets
+
+        def counted(model: Any, batch: Any, beams: int = 1) -> Any:
+            written.extend(batch["input_ids"])
+            return own(model, batch, beams)
+
+        monkeypatch.setattr(targets, "own_targets", counted)
+        mixture = collab.Mixture({"short": SHORT[:16], "long": LONG[:16]})
+        rows = rows_of(model, checkpoint.processor, mixture, samples=16, held_out=lambda count: 4, repeats=True)
+        assert all("decoder_input_ids" in row for row in [*rows.train, *rows.all_held_out])
+        assert len(written) <= 16
 
     def test_random_words_beside_text(self, checkpoint: collab.Checkpoint) -> None:
         calibration = collab.calibrate(checkpoint, collab.Mixture({"synthetic": "synthetic", "long": LONG[:32]}))

@@ -82,7 +82,7 @@ def translator(tmp_path_factory: pytest.TempPathFactory) -> Path:
 class TestTranslator:
     def test_the_same_tokens(self, translator: Path) -> None:
         model = collab.load(str(translator / "model")).model
-        graph = collab.checkpoints.load_exported(translator / "out").model
+        graph = collab.checkpoints.load_exported(translator / "out" / "decoder_with_past_model.onnx").model
         sources = sources_of(model)
         for how in ({}, {"num_beams": 4}, {"num_beams": 2, "no_repeat_ngram_size": 1}, {"use_cache": False}):
             expected = tokens(model, sources, **how)
@@ -119,10 +119,10 @@ class TestTranslator:
 
     def test_evaluate_and_bench(self, translator: Path) -> None:
         rows = ("--data", translator / "pairs.tsv", "--task", "translation", *COLUMNS)
-        done = run("evaluate", translator / "out", *rows, "--against", translator / "model", "--json")
-        assert done.exit_code == 0, done.output
-        result = json.loads(done.stdout)
-        assert result["against"]["agreement"]["kl"] < 1e-6
+        for graph, farthest in (("", 1e-2), ("decoder_with_past_model.onnx", 1e-6)):  # of the folder that in int8
+            done = run("evaluate", translator / "out" / graph, *rows, "--against", translator / "model", "--json")
+            assert done.exit_code == 0, done.output
+            assert farthest / 1e4 < json.loads(done.stdout)["against"]["agreement"]["kl"] + 1e-9 < farthest
         sizes = ("--batch-size", "2", "--length", "8", "--rounds", "2", "--no-memory")
         done = run("bench", translator / "out", *sizes, "--json")
         assert done.exit_code == 0, done.output
