@@ -25,6 +25,7 @@ from tiny import (
     random_model,
     random_text,
     save_tokenizer,
+    save_with_tokenizer,
     tiny_model,
 )
 from transformers import AutoModelForCausalLM, BartModel, BertLMHeadModel, PreTrainedModel
@@ -142,6 +143,19 @@ class TestTranslator:
         batch = loaded.tokenizer(["a sentence"], return_tensors="pt", return_token_type_ids=False)
         expected = tokens(loaded.model, batch, max_new_tokens=20)
         assert json.loads(done.stdout.splitlines()[-1]) == expected
+
+
+def test_compress_writes_graphs_and_does_not_time_them(translator: Path, tmp_path: Path) -> None:
+    model = generator_of(BY_TYPE["marian"], decoder_layers=1, encoder_layers=1)
+    save_with_tokenizer(model, tmp_path / "original")
+    rows = ("--calibration", translator / "pairs.tsv", *COLUMNS, "--heal-steps", 0, "--runtime", "onnxruntime")
+    done = run("compress", tmp_path / "original", tmp_path / "fast", "--speedup", 1.2, *rows)
+    assert done.exit_code == 2
+    assert "writes text" in done.stderr
+    done = run("compress", tmp_path / "original", tmp_path / "small", "--step-bytes", 0.7, *rows)
+    assert done.exit_code == 0, done.output
+    assert f"Wrote {tmp_path / 'small-onnxruntime'}." in done.stdout.replace("\n", "")
+    assert (tmp_path / "small-onnxruntime" / "decoder_with_past_model.onnx").is_file()
 
 
 def test_openvino_in_int8(tmp_path: Path) -> None:

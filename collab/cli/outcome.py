@@ -84,14 +84,15 @@ def finish(
             click.echo(note)
         checked = ": reloaded, and equal to the model in memory" if kind is not Export else ""
         click.echo(f"Wrote {session.output}{checked}.")
-        if served is not None:
+        if served is not None and written is not None:
             click.echo()
             show_steps(served.steps, details=False)
-            click.echo(f"Wrote {session.output}-{served.report.runtime}.")
+            click.echo(f"Wrote {session.output}-{written.runtime}.")
         if following is not None:
             click.echo(f"Next: {shlex.join(following)}")
 
     record = _record(checkpoint, steps)
+    written = None if served is None else served.step(Export)
     if served is not None:
         record |= {"served": {step.kind: step.to_dict() for step in served.steps}}
     session.result(record, show)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 
 from transformers import PreTrainedModel
@@ -219,14 +220,10 @@ def _as_fast(
             )
         asked = wanted / whole
     best: tuple[PlanOption, PreTrainedModel, float] | None = None
-    dropped, trials = _layers_to_drop(compressions, Budget("seconds", 1 / asked), healer, progress)
+    with _in_pytorch(wanted, asked):
+        dropped, trials = _layers_to_drop(compressions, Budget("seconds", 1 / asked), healer, progress)
+        option = compressions.within(Budget("seconds", 1 / asked), dropped)
     for number in range(_TRIES):
-        try:
-            option = compressions.within(Budget("seconds", 1 / asked), dropped)
-        except BudgetError:
-            if best is None:
-                raise
-            break
         progress("measuring speed", number, _TRIES)
         model = candidates.build(option.widths)
         speed = from_main(partial(timer, model))
@@ -236,12 +233,30 @@ def _as_fast(
         if abs(speed / wanted - 1) <= _CLOSE:
             break
         asked = max(asked * wanted / speed, (1 + asked) / 2)
+        try:
+            option = compressions.within(Budget("seconds", 1 / asked), dropped)
+        except BudgetError:
+            break
     if best is None or best[2] < wanted * (1 - 2 * _CLOSE):
         fastest = "" if best is None else f"; the closest was {best[2]:.2f}"
         raise BudgetError(f"speedup={wanted:.3g} cannot be reached on this processor with these parts{fastest}.")
     option, model, speed = best
     fast = candidates.timed.reading_and_step(model) if timed else None
     return Choice(option.widths, option.error, trials, speed, *(fast or ()))
+
+
+@contextlib.contextmanager
+def _in_pytorch(wanted: float, asked: float) -> Iterator[None]:
+    """Says of a speed in PyTorch that cannot be reached for which speed in a runtime it would take."""
+    try:
+        yield
+    except BudgetError as error:
+        if asked == wanted:
+            raise
+        raise BudgetError(
+            f"speedup={wanted:.3g} in this runtime and precision takes a model that is {asked:.3g} times as fast as "
+            f"the original in PyTorch, where {error}"
+        ) from error
 
 
 def _layers(candidates: Candidates, widths: Widths) -> tuple[CompressedLayer, ...]:

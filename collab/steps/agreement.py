@@ -19,7 +19,7 @@ _SMALLEST = 0.01
 def agreement_sentence(agreement: Agreement, when: str = "Measured", other: str = "the original") -> str:
     """Agreement with another model in a sentence, which begins with what or when was measured."""
     values = ", ".join(f"{name} {short(value)}" for name, value in named(agreement).items())
-    return f"{when} against {other}, on {agreement['rows']:.0f} held-out rows: {values}."
+    return f"{when} against {other}, on {agreement['rows']:.0f} held-out row{'s' * (agreement['rows'] != 1)}: {values}."
 
 
 def named(agreement: Agreement) -> dict[str, float]:
