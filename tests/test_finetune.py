@@ -169,6 +169,7 @@ class TestTasks:
         record = finetune(folder, tmp_path / "tuned", data(folder, ".txt"), collab.task_named("masked-lm"))
         assert record["metrics"]["loss"]["value"] < record["before"]["loss"]
         assert record["data"]["rows"] == 64, "empty lines do not count"
+        assert "(64 rows, 15 % of their tokens masked)" in (tmp_path / "tuned" / "README.md").read_text()
 
     @pytest.mark.slow
     def test_distillation(self, folder: Path, tmp_path: Path) -> None:

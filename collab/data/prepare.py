@@ -298,7 +298,7 @@ def _warn_of_unknown(tokenizer: Any, features: Sequence[Feature], source: str) -
         )
 
 
-_KINDS = {"images": ("convert", "an image (of PIL)"), "audio": ("rate", "a recording (collab.Recording)")}
+_KINDS = {"images": ("convert", "an image (of PIL)"), "audio": ("rate", "a recording, read from a file")}
 """By the kind of input, an attribute that a row of it has, and what it is."""
 
 

@@ -111,9 +111,10 @@ class Finetuning(Step):
             for name, value in self.metrics.items()
         ]
         data = self.data
+        masked = f", {100 * data['masked']:.0f} % of their tokens masked" if "masked" in data else ""
         return (
-            f"Fine-tuned for {self.task} on `{data['train']}` ({data['rows']} rows) for {self.steps} steps; the "
-            f"checkpoint of step {self.best_step} had the best {self.best_by} on `{data['eval']}` "
+            f"Fine-tuned for {self.task} on `{data['train']}` ({data['rows']} rows{masked}) for {self.steps} steps; "
+            f"the checkpoint of step {self.best_step} had the best {self.best_by} on `{data['eval']}` "
             f"({data['eval_rows']} rows):\n\n" + table(["", "value", "95 % interval"], rows)
         )
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers import PreTrainedModel
 
-from ..data.encoding import Collate, collator, encode, mask_batch, names_of, prepare_eval
+from ..data.encoding import MASKED, Collate, collator, encode, mask_batch, names_of, prepare_eval
 from ..data.examples import Examples
 from ..data.features import Batch
 from ..data.task import Task
@@ -158,10 +158,11 @@ def finetune(
         columns |= written_ngrams(model, tokenizer, held_out.texts, options.max_length, progress)
     settings = asdict(options)
     settings["run"] |= {"precision": result.start.precision}
+    masks = {"masked": MASKED} if task.kind == "masked-lm" else {}
     report = Finetuning(
         task=task.kind,
         hub_name=task.hub_name,
-        data={"train": train.name, "rows": len(rows), "eval": held_out.name, "eval_rows": len(features)},
+        data={"train": train.name, "rows": len(rows), "eval": held_out.name, "eval_rows": len(features)} | masks,
         settings=settings,
         labels=names_of(model) if classes else [],
         best_by=task.best_by,
