@@ -565,6 +565,8 @@ class TestBadInput:
         both = ("--train", tmp_path / "train.tsv", "--eval", tmp_path / "dev.tsv", "--restart")
         assert "needed for unfinished work" in self.refused(folder, "--task", "classification", *both)
         assert (work / "mine.txt").read_text() == "precious"
+        prunes = ("--prune-at", 0.7, *both)
+        assert "--prune-heads" in self.refused(folder, "--task", "classification", *prunes)
         assert "only measured" in self.refused(folder, "--task", "similarity", *both)
 
     def test_no_head(self, folder: Path, tmp_path: Path) -> None:

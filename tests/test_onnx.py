@@ -265,6 +265,11 @@ class TestRefusals:
         (tmp_path / "mine" / "file").write_text("mine")
         self.refused(collab.errors.OutputError, "did not write", model, tmp_path / "mine")
 
+    def test_a_column_of_nothing(self, tmp_path: Path) -> None:
+        done = run("export", tmp_path, tmp_path / "out", "--format", "onnx", "--text-column", "a")
+        assert done.exit_code == 2
+        assert "--calibration" in done.stderr
+
     def test_no_model(self, tmp_path: Path) -> None:
         (tmp_path / "empty").mkdir()
         self.refused(collab.errors.CheckpointError, "config.json", tmp_path / "empty", tmp_path / "out")

@@ -58,6 +58,8 @@ def _labels(labels: str | None) -> tuple[str, ...]:
 
 def _pruning(prune_heads: float | None, prune_at: float, seed: int) -> MidwayPruning | None:
     if prune_heads is None:
+        if prune_at != MidwayPruning.at:
+            raise ConfigurationError("--prune-at is of --prune-heads, which says how many heads to remove.")
         return None
     return MidwayPruning(PruneOptions(heads=prune_heads, rows=RowOptions(seed=seed)), prune_at)
 
@@ -107,7 +109,10 @@ def _pruning(prune_heads: float | None, prune_at: float, seed: int) -> MidwayPru
         "--prune-heads", type=float, help="Remove this part of all heads on the way, by gradient; see collab prune."
     ),
 )
-@grouped("Pruning", click.option("--prune-at", default=0.5, help="After this part of the training, by --prune-heads."))
+@grouped(
+    "Pruning",
+    click.option("--prune-at", default=MidwayPruning.at, help="After this part of the training, by --prune-heads."),
+)
 @grouped(
     "Training", click.option("--dropout", type=float, show_default="the model's own", help="Every dropout probability.")
 )

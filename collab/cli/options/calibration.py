@@ -15,6 +15,8 @@ from ..command import Decorator, gathers, grouped
 from .data import SEVERAL, SOURCES, Unlabelled, max_length_option, samples_option, unlabelled_options
 from .model import device_option
 
+_COLUMN_OF_NOTHING = "--text-column says where the text is in a file or data set; give one by --calibration."
+
 
 def _source(
     calibration: tuple[str, ...], text_column: tuple[str, ...], unlabelled: Unlabelled, heal: object = ()
@@ -24,9 +26,7 @@ def _source(
     if set(calibration) - {"none", "synthetic"}:
         return unlabelled.sources(calibration)
     if text_column and not heal:
-        raise ConfigurationError(
-            "--text-column says where the text is in a file or data set; give one by --calibration."
-        )
+        raise ConfigurationError(_COLUMN_OF_NOTHING)
     if not calibration:
         return "default"
     return "none" if calibration == ("none",) else unlabelled.sources(calibration)
@@ -80,9 +80,15 @@ def calibration_options(*, weights_alone: bool = True) -> Decorator:
 
 
 def _measured_on(
-    calibration: tuple[str, ...], unlabelled: Unlabelled, calibration_samples: int, max_length: int | None
+    calibration: tuple[str, ...],
+    text_column: tuple[str, ...],
+    unlabelled: Unlabelled,
+    calibration_samples: int,
+    max_length: int | None,
 ) -> CalibrationRequest | None:
     if not calibration:
+        if text_column:
+            raise ConfigurationError(_COLUMN_OF_NOTHING)
         return None
     return CalibrationRequest(unlabelled.sources(calibration), CalibrationOptions(calibration_samples, max_length))
 
