@@ -136,18 +136,39 @@ def table(rows: list[dict[str, Any]]) -> str:
         by_kind = {kind: [row[kind] for row in same] for kind in KINDS}
         apart += [max(values) - min(values) for values in by_kind.values()]
         cosines = [f"{mean(values):.4f}" for values in by_kind.values()]
-        settings = ", ".join(
-            [
-                model,
-                *([] if recipe == "default" else [recipe]),
-                *([f"{steps} steps"] if recipe in ("default", "Adam") and (recipe == "Adam" or steps != STEPS) else []),
-                *([f"{len(same)} seeds"] if len(same) > 1 else []),
-            ]
-        )
+        settings = ", ".join([titled(model, recipe, steps), *([f"{len(same)} seeds"] if len(same) > 1 else [])])
         means = (f"{mean(row['cpu_seconds'] for row in same):.0f}", f"{mean(row['spearman'] for row in same):.2f}")
         marked = [f"**{cell}**" if kind == left_out else cell for kind, cell in zip(KINDS, cosines, strict=True)]
         cells.append([settings, left_out, *means, *marked])
-    return f"{markdown(headings, cells)}\n\nLargest difference of a cosine between seeds: {max(apart):.4f}."
+    spread = f"Largest difference of a cosine between seeds: {max(apart):.4f}."
+    return f"{left_out_table(rows)}\n\n{markdown(headings, cells)}\n\n{spread}"
+
+
+def titled(model: str, recipe: str, steps: int) -> str:
+    """What a row is of."""
+    said = recipe == "Adam" or (recipe == "default" and steps != STEPS)
+    return ", ".join([model, *([] if recipe == "default" else [recipe]), *([f"{steps} steps"] if said else [])])
+
+
+def left_out_table(rows: list[dict[str, Any]]) -> str:
+    """What is kept of each kind where healing has not seen it, and where it has; the mean over the seeds."""
+    kept_of: dict[tuple[str, str, int], dict[tuple[str, str], list[float]]] = {}
+    for row in rows:
+        of_model = kept_of.setdefault((row["model"], row["recipe"], row["steps"]), {})
+        for kind in KINDS:
+            if row["left_out"] in ("none", kind):
+                of_model.setdefault((kind, row["left_out"]), []).append(row[kind])
+    cells = []
+    for key, of_model in sorted(kept_of.items()):
+        pairs = [(of_model.get((kind, kind)), of_model.get((kind, "none"))) for kind in KINDS]
+        if all(seen for _, seen in pairs) and any(unseen for unseen, _ in pairs):
+            cells.append(
+                [
+                    titled(*key),
+                    *(f"{mean(unseen):.3f} ({mean(seen or [0]):.3f})" if unseen else "" for unseen, seen in pairs),
+                ]
+            )
+    return markdown(["left out (and seen)", *KINDS], cells)
 
 
 def grouped(rows: list[dict[str, Any]]) -> Iterator[tuple[tuple[Any, ...], list[dict[str, Any]]]]:
