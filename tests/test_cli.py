@@ -238,7 +238,7 @@ class TestCalibration:
         stderr = run(embedder, tmp_path / "no", "--rank", 8, *options, *cache, "--max-length", 4, fails=1).stderr
         assert "other data" in stderr
         card = (tmp_path / "out" / "README.md").read_text()
-        assert re.search(r"against the original, on \d held-out rows", card)
+        assert re.search(r"against the original, on \d held-out rows?:", card)
 
     def test_tables(self, run: Run, embedder: Path, tmp_path: Path) -> None:
         text = run(embedder, tmp_path / "out", "--params", 0.4, "--form", "auto", "-v", "--speed").stdout
