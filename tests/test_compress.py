@@ -43,7 +43,7 @@ from transformers import (
 )
 
 import collab
-from collab.compression import compressions, known, trials
+from collab.compression import compressions, held_out, trials
 from collab.compression.feed_forward import eliminate
 from collab.compression.statistics import ProjectionStatistics
 from collab.decomposition import HeadTensor, decompose
@@ -494,8 +494,8 @@ class TestCompress:
         calibration = collab.calibrate(model, batches(model, 12))
         calls: list[int] = []
         losses = []
-        for kept in (known._KEPT, 0):
-            monkeypatch.setattr(known, "_KEPT", kept)
+        for kept in (held_out._KEPT, 0):
+            monkeypatch.setattr(held_out, "_KEPT", kept)
             calls.append(0)
 
             def count(module: torch.nn.Module, *given: Any, calls: list[int] = calls) -> None:

@@ -72,14 +72,15 @@ def finetune(
     first, second = (replace(options, run=run) for run in pruning.halves(options.run))
     work = work_folder(output, "pruning")
     with exclusive_lock(work):
-        settings = repr((model, load_options.revision, task, data, pruning, options, teacher))
-        fingerprint = from_main(lambda: _fingerprint(settings, source, teacher, _read(data, task)))
+        examples = _read(data, task)
+        settings = repr((model, load_options.revision, task, data, pruning, options, teacher, examples))
+        fingerprint = from_main(lambda: _fingerprint(settings, source, teacher))
         if open_work(work, fingerprint, save_options.restart) is None and is_main_process():
             record_start(work, fingerprint, Start({}, 0.0, "float32"))
         whole, pruned = work / "whole", work / "pruned"
         more["save_options"] = SaveOptions(command=save_options.command)
         if not (whole.exists() or pruned.exists()):
-            _train(model, whole, task, data, first, teacher, **more)
+            _train(model, whole, task, data, first, teacher, examples, **more)
         more["load_options"] = replace(load_options, revision=None)
         rows = replace(pruning.options.rows, label_column=data.label_column)
         which = replace(pruning.options, rows=rows)
@@ -90,14 +91,14 @@ def finetune(
 
         from_main(prune_once)
         more["save_options"] = save_options
-        trained = _train(str(pruned), output, task, replace(data, new_head=False), second, teacher, **more)
+        trained = _train(str(pruned), output, task, replace(data, new_head=False), second, teacher, examples, **more)
         finish(work)
     return trained
 
 
-def _fingerprint(settings: str, source: Source, teacher: str | None, rows: tuple[Examples, Examples]) -> str:
-    """A hash of everything that a run with pruning depends on, because its first part is not repeated."""
-    digest = hashlib.sha256(f"{settings}{rows}".encode())
+def _fingerprint(settings: str, source: Source, teacher: str | None) -> str:
+    """A hash of settings and of the files of the models, for a run with pruning, whose first part is not repeated."""
+    digest = hashlib.sha256(settings.encode())
     folders = [source.folder] if teacher is None else [source.folder, resolve_source(teacher, None).folder]
     for path in (path for folder in folders for path in sorted(folder.glob("*.*")) if path.suffix != ".md"):
         digest.update(path.name.encode())
@@ -113,13 +114,14 @@ def _train(
     data: LabelledData,
     options: FinetuneOptions,
     teacher: str | None,
+    examples: tuple[Examples, Examples] | None = None,
     **more: Unpack[TransformOptions],
 ) -> Checkpoint:
-    """Fine-tunes from folder to folder without pruning, as `finetune` says."""
+    """Fine-tunes from folder to folder without pruning, as `finetune` says; None for `examples` to read them."""
     rows: list[tuple[Examples, Examples]] = []
 
     def load_with_head(source: Source, load_options: LoadOptions) -> Checkpoint:
-        rows.append(_read(data, task))
+        rows.append(examples or _read(data, task))
         head, seed = _head(task, read_config(source.folder), rows[0], data), options.run.seed
         loaded = load_source(
             source, load_options, auto_class=task.auto_class, config_changes=head, new_head=data.new_head, seed=seed

@@ -189,10 +189,10 @@ def compress(
         check_output(folder, None, save_options.overwrite)
     compressed = session.call(compress_checkpoint)
     served = None
-    if serve is not None and is_main_process():
+    if serve is not None and folder is not None and is_main_process():
         known = None if calibration.source == "default" else calibration
         with by_itself():  # the others have nothing to do with it
-            served = session.call(
+            graph = session.call(
                 serve_checkpoint,
                 model=str(output),
                 output=folder,
@@ -202,6 +202,7 @@ def compress(
                 length=config.length,
                 calibration=known,
             )
+        served = folder, graph
     following = ["collab", "export", str(output), "served", "--format", "openvino", "--precision", "int8"]
     following += same_rows("--calibration", calibration.source)
     finish(session, compressed, Compression, following if served is None else None, served)

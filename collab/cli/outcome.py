@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -61,7 +62,7 @@ def finish(
     checkpoint: Checkpoint,
     kind: type[Step],
     following: list[str] | None = None,
-    served: Checkpoint | None = None,
+    served: tuple[Path, Checkpoint] | None = None,
 ) -> None:
     """Shows the outcome of a command: the summary of its steps, with ``-v`` their details, and what to do next.
 
@@ -70,7 +71,7 @@ def finish(
         checkpoint: the outcome.
         kind: the type of the command's own step. Steps before it prepare it, and are not shown.
         following: the words of a command that the user may want next.
-        served: the graph that was written of the outcome, with its steps.
+        served: the folder of the graph that was written of the outcome, and the graph with its steps.
     """
     if not is_main_process():  # which wrote the result, and has its history
         return
@@ -84,17 +85,17 @@ def finish(
             click.echo(note)
         checked = ": reloaded, and equal to the model in memory" if kind is not Export else ""
         click.echo(f"Wrote {session.output}{checked}.")
-        if served is not None and written is not None:
+        if served is not None:
+            folder, graph = served
             click.echo()
-            show_steps(served.steps, details=False)
-            click.echo(f"Wrote {session.output}-{written.runtime}.")
+            show_steps(graph.steps, details=False)
+            click.echo(f"Wrote {folder}.")
         if following is not None:
             click.echo(f"Next: {shlex.join(following)}")
 
     record = _record(checkpoint, steps)
-    written = None if served is None else served.step(Export)
     if served is not None:
-        record |= {"served": {step.kind: step.to_dict() for step in served.steps}}
+        record |= {"served": {step.kind: step.to_dict() for step in served[1].steps}}
     session.result(record, show)
 
 

@@ -16,13 +16,11 @@ from transformers.pytorch_utils import Conv1D
 from ..calibration.calibrate import Calibration
 from ..decomposition.options import DEFAULT_FORM, NATIVE_FORM, FormName
 from ..errors import CalibrationError
-from ..evaluation.compare import compare_outputs, outputs_on
 from ..modeling.collab_config import AttentionSpec
 from ..modeling.collab_native import as_linear
 from ..models.assembly import assemble, renumber_aligned_layers
 from ..models.families import Family, collaborative_layers
 from ..models.layers import attention_layers, count_parameters
-from ..models.outputs import Output
 from ..planning.allocation import Costs, Curve, Widths
 from ..planning.budget import OF_ANOTHER, OF_ITSELF, Part, Unit
 from ..processes import divided, owners
@@ -33,7 +31,7 @@ from .blocks import blocks_of, stacks_of
 from .costs import LayerTimes
 from .dropping import droppable, renumbered, weights_by_layer, without_layers
 from .feed_forward import NarrowFeedForward
-from .known import KnownLayers
+from .held_out import HeldOut
 from .options import CompressionConfig
 from .queries_keys import NarrowQueriesKeys, NarrowSharedKeys
 from .statistics import collect
@@ -48,9 +46,6 @@ _TOGETHER: tuple[tuple[Part, ...], ...] = (OF_ITSELF, OF_ANOTHER, ("feed-forward
 
 _Change = tuple[int, Part, int]
 """A layer's number, a part of it, and its width."""
-
-_LOGITS = 2**28
-"""Numbers in the original's answers on held-out rows that are kept to compare with, at most; a gigabyte."""
 
 
 class Candidates:
@@ -85,7 +80,6 @@ class Candidates:
         self.native, self.model = native, model
         self.blocks = blocks_of(model, family)
         self._config = config
-        self._held_out = calibration.held_out
         self._progress = progress
         self.stacks = stacks_of(self.blocks)
         self._state = {name: tensor.detach() for name, tensor in model.state_dict().items()}
@@ -116,6 +110,7 @@ class Candidates:
             parts["feed-forward"] = NarrowFeedForward(block, ups, down, statistics[block.down], config.length)
             self.parts.append(parts)
         self._share_keys()
+        self.held_out = HeldOut(native, self.model, self.blocks, calibration.held_out)
 
     def _owners(self) -> dict[str, int]:
         """The process that owns each projection of `Block.outputs`.
@@ -249,6 +244,11 @@ class Candidates:
         droppable = self.droppable if dropping else []
         return dict(zip(droppable, divided(droppable, self._measured_without), strict=True))
 
+    def _loss_with(self, number: int, chosen: Mapping[Part, int] | None) -> float:
+        """The loss of one layer at some widths, or dropped, while the others stay as they are."""
+        widths = (*self.full[:number], chosen, *self.full[number + 1 :])
+        return self.held_out.loss_of_change(self._built(widths), number)
+
     def _measured_without(self, numbers: Sequence[int]) -> list[float]:
         """The losses of dropping layers, each alone."""
         losses: list[float] = []
@@ -353,45 +353,6 @@ class Candidates:
                 narrowed = replace(narrowed, tensors=stored)
             self._narrowed[change] = narrowed
         return self._narrowed[change]
-
-    def _with(self, number: int, chosen: Mapping[Part, int] | None) -> Widths:
-        """The original widths but for one layer."""
-        return (*self.full[:number], chosen, *self.full[number + 1 :])
-
-    @cached_property
-    def _expected(self) -> list[list[Output]]:
-        """The original's answers on held-out rows, batch by batch; of a large vocabulary, on the first of them."""
-        expected: list[list[Output]] = []
-        kept = 0
-        for batch in self._held_out:
-            expected += outputs_on(self.native, self.native, [batch])
-            kept += sum(output.values.numel() for output in expected[-1])
-            if kept >= _LOGITS:
-                break
-        return expected
-
-    @cached_property
-    def _known(self) -> KnownLayers:
-        """What the layers of the lossless conversion return on the rows of `_expected`; the last are never needed."""
-        return KnownLayers(self.native, self.model, self.blocks[:-1], self._held_out[: len(self._expected)])
-
-    def loss(self, model: PreTrainedModel) -> float:
-        """How far a model's answers are from the original's on held-out rows; 0 where they are the same.
-
-        The answers of a model that writes are the distributions of the next token, given the targets so far.
-        """
-        return self._distance(outputs_on(self.native, model, self._held_out[: len(self._expected)]))
-
-    def _loss_with(self, number: int, chosen: Mapping[Part, int] | None) -> float:
-        """The loss of one layer at some widths, or dropped, while the others stay as they are."""
-        return self._distance(self._known.outputs_on(self._built(self._with(number, chosen)), number))
-
-    def _distance(self, outputs: list[list[Output]]) -> float:
-        """See `loss`; from the model's answers."""
-        agreed = compare_outputs(self._expected, outputs)
-        if "kl" in agreed:
-            return agreed["kl"]
-        return agreed["absolute_difference"] if "absolute_difference" in agreed else 1 - agreed["embedding_cosine"]
 
 
 def _remove(state: dict[str, Tensor], prefixes: tuple[str, ...]) -> None:

@@ -163,7 +163,7 @@ def _refitted(
     count = refit(model, candidates.model, candidates.blocks, widths, calibration.train, progress)
     if count == 0:
         return compressed, 0
-    after, before = divided((model, compressed), lambda own: [candidates.loss(each) for each in own])
+    after, before = divided((model, compressed), lambda own: [candidates.held_out.loss(each) for each in own])
     return (model, count) if after < before else (compressed, 0)
 
 
@@ -189,7 +189,7 @@ def _layers_to_drop(
         progress("trying numbers of dropped layers", 0, None)
         model = copy.deepcopy(candidates.build(options[place].widths))  # it shares weights with the original
         healer(model)
-        loss = from_main(lambda: candidates.loss(model))
+        loss = from_main(lambda: candidates.held_out.loss(model))
         logger.info("%d dropped layers: loss %.5f after healing for a short time.", counts[place], loss)
         return loss
 

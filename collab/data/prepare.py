@@ -346,10 +346,9 @@ def _hold_out_distinct(features: list[Feature], held_out: Callable[[int], int]) 
         alike.setdefault(_content(feature), []).append(number)
     if len(alike) < 2:
         return hold_out(features, held_out(len(features)))
-    train, held = hold_out([*alike.values()], held_out(len(alike)))
-    return [features[number] for number in sorted(itertools.chain.from_iterable(train))], [
-        features[first] for first, *_ in held
-    ]
+    learned, judged = hold_out([*alike.values()], held_out(len(alike)))
+    train = [features[number] for number in sorted(itertools.chain.from_iterable(learned))]
+    return train, [features[first] for first, *_ in judged]
 
 
 def _content(feature: Feature) -> tuple[Any, ...]:

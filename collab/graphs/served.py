@@ -19,6 +19,7 @@ from ..io.failures import reading
 from ..io.history import read_history
 from ..io.load import config_of, model_class_of
 from ..io.read import Source, read_config, resolve_source
+from ..modeling.collab_model import positions_by_mask
 from ..models.families import family_of
 from .caches import CROSS, PAST, PRESENT, cache_of, empty, tensors_of
 from .runtime import Session, encoder_beside, graph_in, open_graph
@@ -135,7 +136,7 @@ class WritingModule(nn.Module):
         if mask is None:
             mask = torch.ones(len(ids), past + ids.shape[1], dtype=torch.long)
         if positions is None and self._counts_by_mask:
-            positions = (mask.cumsum(dim=1) * mask - 1)[:, past:].long()
+            positions = positions_by_mask(mask, ids.shape[1])
         elif positions is None:
             positions = torch.arange(past, past + ids.shape[1])
         return {"attention_mask": mask.long(), "position_ids": positions.expand(ids.shape).contiguous()}

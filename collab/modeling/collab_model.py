@@ -280,8 +280,13 @@ def _with_one_row(
     given = kwargs | {"attention_mask": mask[:, None, None].bool()}
     if model.base_class.counts_by_mask and kwargs.get("position_ids") is None:
         states = next(kwargs[name] for name in ("input_ids", "inputs_embeds") if kwargs.get(name) is not None)
-        given["position_ids"] = (mask.cumsum(dim=1) * mask - 1)[:, -states.shape[1] :].long()
+        given["position_ids"] = positions_by_mask(mask, states.shape[1])
     return args, given
+
+
+def positions_by_mask(mask: torch.Tensor, tokens: int) -> torch.Tensor:
+    """The positions of the last tokens of a mask (B, S), counted from 0 by those that it shows, (B, tokens)."""
+    return (mask.cumsum(dim=1) * mask - 1)[:, -tokens:].long()
 
 
 def family_models(module: ModuleType) -> tuple[type[CollaborativeMixin], ...]:

@@ -241,10 +241,9 @@ class MultiheadAttention(SharedProjections):
             query, key, value = query.transpose(0, 1), key.transpose(0, 1), value.transpose(0, 1)
         shape = (query.shape[0], self.num_heads, query.shape[1], key.shape[1])  # (B, H, T, S)
         mask = merged_mask(attn_mask, key_padding_mask, shape, query.dtype)
+        # Kernels need no mask to hide later keys; for a single query they take all keys for earlier ones.
         if is_causal and key_padding_mask is None and query.shape[1] > 1:
-            mask = (
-                None  # kernels need no mask to hide later keys; of a single query they take all keys for earlier ones
-            )
+            mask = None
         projected, keys = self.query(query), self.keys(key)  # (B, T, R), (B, 1 or H, S, r)
         values = self.value(value).unflatten(-1, (self.num_heads, -1)).transpose(1, 2)  # (B, H, S, d)
         dropout = self.dropout if self.training else 0.0

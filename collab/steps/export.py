@@ -131,11 +131,6 @@ class Export(Step):
     versions: dict[str, str]
     cache: list[str] = field(default_factory=list)
 
-    @property
-    def runtime(self) -> str:
-        """What runs the graph."""
-        return "openvino" if self.format == "openvino" else "onnxruntime"
-
     def summary(self) -> str:
         """Size of the graphs, and how far they are from PyTorch."""
         measures = ("largest_difference", "mean_difference", "lowest_cosine")
@@ -147,7 +142,7 @@ class Export(Step):
             rows.append([f"`{file}`", f"{self.bytes[file] / 1e6:.2f} MB", *values])
         shapes = ", ".join("×".join(map(str, shape)) for shape in next(iter(self.verification.values()))["shapes"])
         runtime = "OpenVINO" if self.format == "openvino" else "onnxruntime"
-        version = self.versions[self.runtime]
+        version = self.versions["openvino" if self.format == "openvino" else "onnxruntime"]
         text = (
             f"For {runtime}, in {self.precision}. Compared with PyTorch in {runtime} {version} on random inputs of "
             f"shapes {shapes}, padded and not; the differences are over all outputs without padding:\n\n"

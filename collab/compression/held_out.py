@@ -1,21 +1,88 @@
-"""What the layers of a model return, kept so that a model that differs after them need not compute it again."""
+"""What models lose on held-out rows: how far their answers are from the original's.
+
+A model that differs from another only from some layer on starts with what that returns for the layers before it.
+"""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from typing import Any
 
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from ..data.features import Batch
-from ..evaluation.compare import outputs_on
+from ..evaluation.compare import compare_outputs, outputs_on
 from ..models.outputs import Output
 from .blocks import Block
 
 _KEPT = 2**28
 """Numbers that are kept at most; a gigabyte in float32."""
+
+
+_LOGITS = 2**28
+"""Numbers in the original's answers that are kept to compare with, at most; a gigabyte."""
+
+
+class HeldOut:
+    """The rows that models are judged by.
+
+    Args:
+        native: the original.
+        model: its lossless conversion.
+        blocks: the layers of that, in order.
+        batches: the rows.
+    """
+
+    def __init__(
+        self, native: PreTrainedModel, model: PreTrainedModel, blocks: Sequence[Block], batches: Sequence[Batch]
+    ) -> None:
+        self._native, self._model, self._blocks, self._batches = native, model, blocks, batches
+
+    def loss(self, model: PreTrainedModel) -> float:
+        """How far a model's answers are from the original's; 0 where they are the same.
+
+        The answers of a model that writes are the distributions of the next token, given the targets so far.
+        """
+        return self._distance(outputs_on(self._native, model, self._compared))
+
+    def loss_of_change(self, model: PreTrainedModel, changed: int) -> float:
+        """The loss of a model whose layers before number `changed` are those of the lossless conversion.
+
+        The model is of no use afterwards.
+        """
+        return self._distance(self._known.outputs_on(model, changed))
+
+    @cached_property
+    def _expected(self) -> list[list[Output]]:
+        """The original's answers, batch by batch; of a large vocabulary, on the first of them."""
+        expected: list[list[Output]] = []
+        kept = 0
+        for batch in self._batches:
+            expected += outputs_on(self._native, self._native, [batch])
+            kept += sum(output.values.numel() for output in expected[-1])
+            if kept >= _LOGITS:
+                break
+        return expected
+
+    @property
+    def _compared(self) -> Sequence[Batch]:
+        """The batches of `_expected`."""
+        return self._batches[: len(self._expected)]
+
+    @cached_property
+    def _known(self) -> KnownLayers:
+        """What the layers of the lossless conversion return; those of the last are never needed."""
+        return KnownLayers(self._native, self._model, self._blocks[:-1], self._compared)
+
+    def _distance(self, outputs: list[list[Output]]) -> float:
+        """See `loss`; from a model's answers."""
+        agreed = compare_outputs(self._expected, outputs)
+        if "kl" in agreed:
+            return agreed["kl"]
+        return agreed["absolute_difference"] if "absolute_difference" in agreed else 1 - agreed["embedding_cosine"]
 
 
 class KnownLayers:
