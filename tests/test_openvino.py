@@ -112,7 +112,9 @@ class TestCommand:
         assert done.exit_code == 0, done.output
         result = json.loads(done.stdout)
         assert result["against"]["agreement"]["top1"] > 0.9
+        assert (result["runtime"], result["dtype"]) == ("openvino", "int8")
         told = run("evaluate", folder / "served", *rows, "--against", folder / "model", "--draws", "10").stdout
+        assert "in int8 by openvino" in " ".join(told.split())
         assert "same prediction" in " ".join(told.split())
         assert "cosine of hidden states" not in " ".join(told.split()), "which a graph does not give"
         wrong = run("evaluate", folder / "served", "--data", folder / "dev.tsv", "--task", "similarity")

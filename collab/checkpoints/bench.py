@@ -21,7 +21,7 @@ from ..evaluation.peak import peak_memory
 from ..evaluation.timing import Run
 from ..evaluation.worker import load_any, workers
 from ..graphs.options import GRAPH_FILES, ExportOptions, Runtime
-from ..graphs.served import find_graph, session_of
+from ..graphs.served import find_graph, runtime_of, session_of
 from ..io.checkpoint import Checkpoint
 from ..io.load import load
 from ..io.options import LoadOptions
@@ -117,7 +117,7 @@ def _bench_apart(paths: Sequence[str], names: Sequence[str], options: BenchOptio
             class_name=type(checkpoint.model).__name__,
             parameters=count_parameters(checkpoint.model),
             file_bytes=file_bytes(checkpoint),
-            attention=_runtime(checkpoint.model),
+            attention=runtime_of(checkpoint.model)[0],
             cache=None,
             memory=memory,
             precision=_precision(checkpoint.model, options),
@@ -125,11 +125,6 @@ def _bench_apart(paths: Sequence[str], names: Sequence[str], options: BenchOptio
         for name, checkpoint, memory in zip(names, loaded, memories, strict=True)
     )
     return grid.report(measured, settings, options, torch.device("cpu"))
-
-
-def _runtime(model: PreTrainedModel) -> str:
-    session = session_of(model)
-    return "torch" if session is None else session.runtime
 
 
 def _precision(model: PreTrainedModel, options: BenchOptions) -> str:

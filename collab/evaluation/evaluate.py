@@ -11,6 +11,7 @@ from ..data.examples import Examples, numbers
 from ..data.features import Feature, text_features, without_labels
 from ..data.task import Task
 from ..errors import DataError
+from ..graphs.served import runtime_of
 from ..io.checkpoint import Checkpoint
 from ..processes import divided, from_main
 from ..progress import Progress, no_progress
@@ -67,6 +68,7 @@ def evaluate(
             "metrics": measured(reference),
             "difference": measured(columns, reference),
         }
+    runtime, dtype = runtime_of(checkpoint.model)
     report = Evaluation(
         model=checkpoint.name,
         task=task.kind,
@@ -75,6 +77,8 @@ def evaluate(
         metrics=measured(columns),
         seconds=time.perf_counter() - start,
         against=compared,
+        runtime=runtime,
+        dtype=dtype,
     )
     return checkpoint.then(report)
 

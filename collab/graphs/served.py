@@ -155,6 +155,13 @@ def session_of(model: nn.Module) -> Session | None:
     return getattr(model, "graph_session", None)
 
 
+def runtime_of(model: PreTrainedModel) -> tuple[str, str]:
+    """What runs a model, ``torch`` or the runtime of its graph; and its dtype, or the precision of the graph."""
+    session = session_of(model)
+    dtype = str(model.dtype).removeprefix("torch.")
+    return ("torch", dtype) if session is None else (session.runtime, session.precision)
+
+
 def find_graph(name: str) -> tuple[Source, Path] | None:
     """The graph in a folder that `collab export` wrote, or a graph file in one; None if there is none."""
     path = Path(name).expanduser()

@@ -23,6 +23,8 @@ class Evaluation(Step):
         seconds: wall-clock time.
         against: comparison with a second model (`collab.evaluation.compare`), with its own ``metrics`` and the
             ``difference`` on the same draws; None without.
+        runtime: what ran the model: ``torch``, ``onnxruntime`` or ``openvino``.
+        dtype: dtype of its weights; of a graph its precision.
         versions: of Python and the packages.
     """
 
@@ -36,6 +38,8 @@ class Evaluation(Step):
     metrics: dict[str, dict[str, float]]
     seconds: float
     against: Json | None = None
+    runtime: str = "torch"
+    dtype: str = "float32"
     versions: dict[str, str] = field(default_factory=installed_versions)
 
     def to_dict(self) -> Json:
@@ -45,12 +49,13 @@ class Evaluation(Step):
     def summary(self) -> str:
         """The metrics, and how the models agree."""
         rows = [[metric, _interval(result)] for metric, result in self.metrics.items()]
+        by = "" if self.runtime == "torch" else f" by {self.runtime}"
         first, *others = display_names([self.model, *([] if self.against is None else [self.against["model"]])])
         headings = ["95 % intervals in brackets", first, *others, *["difference"] * len(others)]
         if self.against is not None:
             for row, metric in zip(rows, self.metrics, strict=True):
                 row += [_interval(self.against[which][metric], which == "difference") for which in _COMPARED]
-        text = f"{self.task} on {rows_text(self.data)}:\n\n{table(headings, rows)}"
+        text = f"{self.task} on {rows_text(self.data)}, in {self.dtype}{by}:\n\n{table(headings, rows)}"
         return text if self.against is None else f"{text}\n\n{_comparison(self.against, first, others[0])}"
 
     def model_index(self) -> tuple[Metric, ...]:
