@@ -26,6 +26,7 @@ from tiny import (
     every_head,
     every_unrotated_layer,
     full_rank,
+    in_turn,
     largest_difference,
     outputs,
     random_model,
@@ -249,9 +250,10 @@ def folder(original: Path, tmp_path: Path) -> Path:
 
 class TestCheckpoints:
     @pytest.mark.slow
-    def test_every_family_reloads_natively_without_collab(self, tmp_path: Path) -> None:
+    @in_turn(ROWS)
+    def test_reloads_natively_without_collab(self, rows: list[Row], tmp_path: Path) -> None:
         jobs, expected = [], []
-        for row in ROWS:
+        for row in rows:
             model_class = row.family.models[-1]
             native = random_model(model_class.native_class(), row.config())
             config = collab.ConversionConfig(rank=16, form="concat", compare=False)

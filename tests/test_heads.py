@@ -23,6 +23,7 @@ from tiny import (
     every_family,
     every_form,
     every_layer_with_own_values,
+    in_turn,
     largest_difference,
     outputs,
     save_with_tokenizer,
@@ -108,9 +109,10 @@ class TestRemoval:
         assert parameters(pruned)["attention"] < parameters(model)["attention"]
 
     @pytest.mark.slow
-    def test_reloads_in_three_ways(self, tmp_path: Path) -> None:
+    @in_turn(OWN_VALUES)
+    def test_reloads_in_three_ways(self, rows: list[Row], tmp_path: Path) -> None:
         jobs, expected = [], []
-        for row in OWN_VALUES:
+        for row in rows:
             pruned = collab.prune(tiny_model(row), some_gone(tiny_model(row))[1]).model
             folder = tmp_path / row.model_type
             pruned.save_pretrained(folder)

@@ -351,6 +351,12 @@ every_unrotated_layer = _each(by_layers(UNROTATED))
 every_layer_with_own_values = _each(by_layers(OWN_VALUES))
 
 
+def in_turn(rows: list[Row]) -> pytest.MarkDecorator:
+    """Every third family; all of them, which takes long, as an `exhaustive` test."""
+    third, whole = pytest.param(rows[::3], id="a third"), pytest.param(rows, id="all", marks=pytest.mark.exhaustive)
+    return pytest.mark.parametrize("rows", [third, whole])
+
+
 def heads_of(rows: list[Row]) -> pytest.MarkDecorator:
     """Every model class of some families."""
     parameters = [

@@ -1,4 +1,4 @@
-"""Work that 1, 2, 3 and 4 processes do together, forked after the imports, which take longer than the work.
+"""Work that 1, 2 and 3 processes do together, forked after the imports, which take longer than the work.
 
 Called with a folder, in which each number of processes leaves a file of its results.
 """
@@ -60,11 +60,10 @@ SHARED = ("bert", "deberta-v2", "eurobert", "t5")
 
 TOGETHER = {
     1: {*MODELS, *SHARED},
-    2: {*MODELS, *SHARED},
-    3: {"albert", "bert", "t5"},
-    4: {"deberta-v2", "eurobert"},
+    2: {"albert", "bert", "eurobert", "t5"},
+    3: {"deberta-v2", "t5"},
 }
-"""By number of processes, the models that they work on: each of them by two numbers, and by one process."""
+"""By number of processes, the models that they work on: each of them by one process and by more."""
 
 RUN = collab.RunOptions(batch_size=12, steps=6, evaluations=2, device="cpu")
 HEAL = collab.HealOptions(samples=256, trainable="all", run=RUN)
