@@ -10,12 +10,11 @@ from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import Any
 
-from torch import Tensor
 from transformers import PreTrainedModel
 
 from ..data.features import Batch
 from ..evaluation.compare import compare_outputs, outputs_on
-from ..models.outputs import Output
+from ..models.outputs import Output, entries_of
 from .blocks import Block
 
 _KEPT = 2**28
@@ -104,7 +103,7 @@ class KnownLayers:
         for batch in batches:
             self._returned.append(_returned(original, model, blocks, batch))
             count = min(count, len(self._returned[-1]))
-            while sum(_size(layer) or 0 for known in self._returned for layer in known[:count]) > _KEPT:
+            while sum(entries_of(layer) or 0 for known in self._returned for layer in known[:count]) > _KEPT:
                 count -= 1
             for known in self._returned:
                 del known[count:]
@@ -134,7 +133,7 @@ def _returned(original: PreTrainedModel, model: PreTrainedModel, blocks: Sequenc
         outputs_on(original, model, [batch])
     known = []
     for own in calls:
-        if len(own) != 1 or _size(own[0]) is None:
+        if len(own) != 1 or entries_of(own[0]) is None:
             break
         known += own
     return known
@@ -146,13 +145,3 @@ def _keeping(kept: list[Any]) -> Callable[..., None]:
 
 def _returning(value: Any) -> Callable[..., Any]:
     return lambda *inputs, **named: value
-
-
-def _size(returned: Any) -> int | None:
-    """The number of entries of the tensors that a layer returned; None if it returned anything else."""
-    if isinstance(returned, Tensor):
-        return returned.numel()
-    if isinstance(returned, tuple | list):
-        sizes = [_size(each) for each in returned]
-        return None if None in sizes else sum(size or 0 for size in sizes)
-    return 0 if returned is None else None

@@ -199,6 +199,18 @@ def _output(name: str, kind: OutputKind, values: Tensor, mask: Any) -> Output:
     return Output(name, kind, values, seen_tokens(mask, values) if by_token else None)
 
 
+def entries_of(returned: Any) -> int | None:
+    """The number of entries of the tensors that a module returned; None if it returned anything else."""
+    if isinstance(returned, Tensor):
+        return returned.numel()
+    if isinstance(returned, Mapping):
+        return entries_of([*returned.values()])
+    if isinstance(returned, tuple | list):
+        counts = [entries_of(each) for each in returned]
+        return None if None in counts else sum(count or 0 for count in counts)
+    return 0 if returned is None else None
+
+
 def matched_states(
     model: Any, original: Any, batch: Mapping[str, Tensor], dropped: Dropped = ALL_THERE
 ) -> Iterator[tuple[Tensor, Tensor]]:
