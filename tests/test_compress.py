@@ -424,13 +424,19 @@ class TestCompress:
             if what.startswith("training") and done == 2:
                 raise KeyboardInterrupt
 
-        def command(restart: bool = False, progress: Any = no_progress) -> Any:
+        def command(restart: bool = False, progress: Any = no_progress, rows: Any = "synthetic") -> Any:
             run = collab.RunOptions(steps=4, batch_size=8, evaluations=2, learning_rate=1e-4)
             options = collab.SaveOptions(restart=restart, overwrite=True)
             config = collab.CompressionConfig(flops=0.5, drop_layers=0)
             heal = collab.HealRequest("synthetic", collab.HealOptions("layers", 64, run=run))
             made = collab.checkpoints.compress(
-                str(tmp_path / "in"), tmp_path / "out", config, heal=heal, save_options=options, progress=progress
+                str(tmp_path / "in"),
+                tmp_path / "out",
+                config,
+                calibration=collab.CalibrationRequest(rows),
+                heal=heal,
+                save_options=options,
+                progress=progress,
             )
             return made.step(Compression)
 
@@ -447,6 +453,12 @@ class TestCompress:
         again = command(restart=True)
         assert len(chosen) == 3
         assert again.flops.ratio < resumed.flops.ratio
+        with pytest.raises(KeyboardInterrupt):
+            command(progress=stop)
+        (tmp_path / "text.txt").write_text("\n".join(TEXT))
+        with pytest.raises(collab.errors.TrainingError, match="other settings"):
+            command(rows=collab.DataSource(str(tmp_path / "text.txt")))
+        assert len(chosen) == 5, "other rows, another choice"
 
     def test_parameters_are_trainable_as_they_were(self) -> None:
         """Also those that are refitted, and those of layers that have other numbers now."""

@@ -158,6 +158,19 @@ class TestFromACheckpoint:
         config = collab.ConversionConfig(**({"rank": 8, "refine": 4} | settings))
         return collab.checkpoints.convert(str(source), output, config, save_options=save_options, dtype=dtype)
 
+    def test_files_of_other_tokenizers(self, tmp_path: Path) -> None:
+        folder, out = tmp_path / "source", tmp_path / "out"
+        tiny_model(BY_TYPE["roc_bert"]).save_pretrained(folder)
+        (folder / "vocab.txt").write_text("\n".join(WORDS))
+        for name in ("word_shape.json", "word_pronunciation.json"):
+            (folder / name).write_text(json.dumps({word: number for number, word in enumerate(WORDS)}))
+        (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "RoCBertTokenizer"}))
+        for name in ("source.spm", "normalizer.json"):  # of Marian and Whisper
+            (folder / name).write_text("anything")
+        self.convert(folder, out)
+        assert transformers.AutoTokenizer.from_pretrained(out).get_vocab().keys() == {*WORDS}
+        assert {"source.spm", "normalizer.json", "word_shape.json"} <= folders(out)
+
     def test_files(self, source: Path, tmp_path: Path) -> None:
         report = self.convert(source, tmp_path / "out").history.report
         assert folders(tmp_path / "out") == {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import errno
 import itertools
 import json
 import os
@@ -24,6 +25,7 @@ from transformers import AutoModel, AutoModelForSequenceClassification, AutoToke
 
 import collab
 from collab.io.card import results_of
+from collab.io.history import record
 from collab.io.read import read_json
 
 for extra in ("accelerate", "scipy"):
@@ -32,7 +34,7 @@ sklearn_metrics = pytest.importorskip("sklearn.metrics", reason="the dev extra i
 
 from collab import LabelledData, MidwayPruning
 from collab.data.encoding import mask_batch
-from collab.data.examples import class_numbers
+from collab.data.examples import class_numbers, label_names
 from collab.evaluation.metrics import intervals, measure
 from collab.models.layers import attention_layers
 from collab.training.sampling import LengthSampler
@@ -346,6 +348,42 @@ class TestPruningOnTheWay:
 
 
 class TestEvaluate:
+    def test_a_single_row(self, folder: Path, tmp_path: Path) -> None:
+        """It has no interval, and nothing fails when all is done."""
+        write(tmp_path / "one.tsv", rows(1, 3), ["sentence", "label"])
+        one = collab.DataSource(str(tmp_path / "one.tsv"))
+        short = replace(OPTIONS, run=replace(RUN, steps=2, evaluations=1))
+        finetune(folder, tmp_path / "tuned", replace(data(folder), held_out=one), options=short)
+        assert "| none |" in (tmp_path / "tuned" / "README.md").read_text()
+
+    def test_a_record_that_cannot_be_written(
+        self, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        step = collab.convert(tiny_model(BERT), collab.ConversionConfig(rank=8, compare=False)).report
+        before = (folder / "README.md").read_text()
+        replaced = Path.replace
+
+        def full(self: Path, target: Path) -> Path:
+            if target.name == "collab_report.json":
+                raise OSError(errno.ENOSPC, "No space left on device")
+            return replaced(self, target)
+
+        monkeypatch.setattr(Path, "replace", full)
+        with pytest.raises(collab.errors.OutputError, match="Report and card are as they were"):
+            record(folder, step, name="model")
+        assert (folder / "README.md").read_text() == before
+
+    def test_long_rows_against_an_original_that_takes_shorter_ones(self, original: Path, tmp_path: Path) -> None:
+        options = collab.LongOptions(max_length=80, positions="copy", block=8, dense_below=16)
+        collab.checkpoints.lengthen(str(original), tmp_path / "long", options)
+        table = [{"sentence": " ".join(LETTERS[number:] * 4), "label": number % 2} for number in range(6)]
+        write(tmp_path / "rows.csv", table, ["sentence", "label"])
+        source = collab.DataSource(str(tmp_path / "rows.csv"))
+        evaluation = collab.checkpoints.evaluate(
+            str(tmp_path / "long"), source, collab.task_named("classification"), against=str(original)
+        )
+        assert evaluation.report.against["agreement"]["rows"] == 6
+
     def test_against_the_original(self, folder: Path, tmp_path: Path) -> None:
         table = [row | {"score": row["label"]} for row in rows(40, 3)]
         write(tmp_path / "pairs.csv", table, ["sentence", "other", "score"])
@@ -568,6 +606,24 @@ class TestBadInput:
         prunes = ("--prune-at", 0.7, *both)
         assert "--prune-heads" in self.refused(folder, "--task", "classification", *prunes)
         assert "only measured" in self.refused(folder, "--task", "similarity", *both)
+
+    def test_options_without_what_they_are_of(self, folder: Path, tmp_path: Path) -> None:
+        both = ("--train", tmp_path / "train.tsv", "--eval", tmp_path / "dev.tsv", "--task", "classification")
+        assert "--distill is of --teacher" in self.refused(folder, *both, "--distill", 0.2)
+        done = run("evaluate", folder, "--task", "glue/mnli", "--split", "validation_mismatched")
+        assert done.exit_code == 2
+        assert "are of --data" in done.stderr
+
+    def test_regression_needs_one_number(self, folder: Path, tmp_path: Path) -> None:
+        short = replace(OPTIONS, run=replace(RUN, steps=2, evaluations=1))
+        finetune(folder, tmp_path / "tuned", data(folder), options=short)
+        source = collab.DataSource(str(tmp_path / "dev.tsv"))
+        with pytest.raises(collab.errors.DataError, match="answers with 2 numbers, and regression needs one"):
+            collab.checkpoints.evaluate(str(tmp_path / "tuned"), source, collab.task_named("regression"))
+
+    def test_names_that_are_numbers(self) -> None:
+        examples = collab.Examples("file", "file", [("a",)] * 3, [1, 2, 3], None)
+        assert label_names([examples], ("1", "2", "3")) == ["1", "2", "3"]
 
     def test_no_head(self, folder: Path, tmp_path: Path) -> None:
         with pytest.raises(collab.errors.DataError, match=r"no head for classification.*Fine-tune it first"):

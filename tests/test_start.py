@@ -180,6 +180,13 @@ def test_more_kernels_of_onednn_are_kept_unless_the_user_decides(
     assert os.environ[name] == given if given else int(os.environ[name]) > 1024
 
 
+def test_models_are_registered_though_somebody_asked_whether_transformers_is_there() -> None:
+    code = "import collab, importlib.util as u; u.find_spec('transformers'); from transformers import AutoConfig; "
+    code += "print(AutoConfig.for_model('collab_bert').model_type)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.stdout.strip() == "collab_bert", done.stderr
+
+
 class TestOutput:
     def test_says_what_it_does_and_how_long_it_took(self, tmp_path: Path) -> None:
         tiny_model(BY_TYPE["bert"]).save_pretrained(tmp_path / "model")

@@ -9,8 +9,9 @@ import logging
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Unpack
+from typing import Any, Unpack
 
+from ..calibration.cache import fingerprint
 from ..calibration.calibrate import Calibration
 from ..calibration.options import CalibrationRequest
 from ..compression.choice import Choice, Once
@@ -26,7 +27,6 @@ from ..io.load import load_native
 from ..io.options import LoadOptions, TransformOptions
 from ..io.read import Source
 from ..io.staging import atomic_write
-from ..models.weights import digest_of
 from ..processes import from_main, is_main_process
 from ..steps.step import plain
 from ..training.options import HealRequest
@@ -92,7 +92,7 @@ def compress(
                 require_rows(moments),
                 timer=timer,
                 healer=None if heal is None else trial(heal, checkpoint, run),
-                once=None if heal is None else _once(checkpoint, config, moments, run),
+                once=None if heal is None else _once(checkpoint, moments, [config, serve, heal], run),
                 progress=run.progress,
             )
 
@@ -116,10 +116,11 @@ def compress(
     return transform(model, output, verbs, load=load, trains=heal is not None, **more)
 
 
-def _once(checkpoint: Checkpoint, config: CompressionConfig, moments: Calibration | None, run: Run) -> Once:
-    """Keeps the choice of a compression with the unfinished healing of what is compressed."""
-    key = [digest_of(checkpoint.model), config.to_dict(), None if moments is None else moments.summary]
-    digest = hashlib.sha256(json.dumps(plain(key), sort_keys=True).encode()).hexdigest()
+def _once(checkpoint: Checkpoint, moments: Calibration | None, settings: list[Any], run: Run) -> Once:
+    """Keeps the choice that settings led to with the unfinished healing of what is compressed."""
+    rows = [] if moments is None else [*moments.train, *moments.held_out]
+    key = [fingerprint(checkpoint.model, rows, seed=0), plain(settings)]
+    digest = hashlib.sha256(json.dumps(key, sort_keys=True, default=repr).encode()).hexdigest()
     file = run.work / CHOSEN.replace("*", digest[:16])
 
     def read() -> Choice | None:

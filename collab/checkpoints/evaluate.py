@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from ..data.examples import read_examples
@@ -56,14 +57,18 @@ def evaluate(
     source = source or task.held_out
     if source is None:
         raise ConfigurationError(f"{task.kind} has no data of its own; give the rows with --data (source=).")
+    other, other_graph = None, None
+    if against is not None:
+        other, other_graph = find_graph(against) or (resolve_source(against), None)
+    if graph is not None or other_graph is not None:
+        if options.device not in (None, "cpu"):
+            raise ConfigurationError("Graphs run on the CPU: leave device (--device) out.")
+        options = replace(options, device="cpu")
     progress("reading the rows", 0, None)
     examples = read_examples(source, task, options.label_column, options.samples)
     progress("loading the model", 0, None)
     loaded = _load(found, graph, load_options, task, options)
-    second = None
-    if against is not None:
-        other, other_graph = find_graph(against) or (resolve_source(against), None)
-        second = _load(other, other_graph, load_options, task, options)
+    second = None if other is None else _load(other, other_graph, load_options, task, options)
     return evaluate_model(loaded, examples, task, against=second, options=options, progress=progress)
 
 

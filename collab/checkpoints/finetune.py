@@ -21,7 +21,7 @@ from ..io.load import load, load_source
 from ..io.options import LoadOptions, SaveOptions, TransformOptions
 from ..io.read import Source, read_config, resolve_source
 from ..io.staging import check_output
-from ..processes import from_main, is_main_process
+from ..processes import from_main
 from ..training.options import FinetuneOptions
 from ..training.work import Start, exclusive_lock, finish, open_work, record_start, work_folder
 from .prune import prune
@@ -75,11 +75,15 @@ def finetune(
         examples = _read(data, task)
         settings = repr((model, load_options.revision, task, data, pruning, options, teacher, examples))
         fingerprint = from_main(lambda: _fingerprint(settings, source, teacher))
-        if open_work(work, fingerprint, save_options.restart) is None and is_main_process():
-            record_start(work, fingerprint, Start({}, 0.0, "float32"))
         whole, pruned = work / "whole", work / "pruned"
+
+        def begin() -> bool:
+            if open_work(work, fingerprint, save_options.restart) is None:
+                record_start(work, fingerprint, Start({}, 0.0, "float32"))
+            return whole.exists() or pruned.exists()
+
         more["save_options"] = SaveOptions(command=save_options.command)
-        if not (whole.exists() or pruned.exists()):
+        if not from_main(begin):
             _train(model, whole, task, data, first, teacher, examples, **more)
         more["load_options"] = replace(load_options, revision=None)
         rows = replace(pruning.options.rows, label_column=data.label_column)

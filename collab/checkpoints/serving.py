@@ -111,6 +111,7 @@ def serve(
     original: Checkpoint,
     length: int = _LENGTH,
     calibration: CalibrationRequest | None = None,
+    measure_speed: bool = True,
     **more: Unpack[TransformOptions],
 ) -> Checkpoint:
     """Writes a model's graph, and measures its speed beside the original's in float32, unless it writes text.
@@ -122,6 +123,7 @@ def serve(
         original: the model that it was made from.
         length: tokens of a row that speed is measured on.
         calibration: as in `collab.checkpoints.export`.
+        measure_speed: whether to measure its speed.
         **more: see `TransformOptions`.
 
     Returns:
@@ -131,7 +133,7 @@ def serve(
         CollabError: as `collab.checkpoints.export`.
     """
     exported = export(model, output, options, calibration=calibration, **more)
-    if writes(original.model):
+    if writes(original.model) or not measure_speed:
         return exported
     with graph_timer(original, options, length, more.get("progress", no_progress)) as timer:
         return exported.then(timer.speed(Path(output).expanduser() / options.file))

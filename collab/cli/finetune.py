@@ -10,7 +10,7 @@ from ..data.source import DataSource, LabelledData
 from ..data.task import TRAINABLE_KINDS
 from ..errors import ConfigurationError
 from ..heads.options import MidwayPruning, PruneOptions, RowOptions
-from ..training.options import FinetuneOptions
+from ..training.options import FinetuneOptions, RunOptions
 from .command import command, gathers, grouped
 from .options.data import (
     LABELLED,
@@ -56,6 +56,14 @@ def _labels(labels: str | None) -> tuple[str, ...]:
     return names
 
 
+def _options(
+    max_length: int | None, distill: float, dropout: float | None, run: RunOptions, teacher: str | None
+) -> FinetuneOptions:
+    if teacher is None and distill != FinetuneOptions.distill:
+        raise ConfigurationError("--distill is of --teacher, whose answers it weighs.")
+    return FinetuneOptions(max_length, distill, dropout, run)
+
+
 def _pruning(prune_heads: float | None, prune_at: float, seed: int) -> MidwayPruning | None:
     if prune_heads is None:
         if prune_at != MidwayPruning.at:
@@ -92,7 +100,7 @@ def _pruning(prune_heads: float | None, prune_at: float, seed: int) -> MidwayPru
 @samples_option(None)
 @grouped("Data", click.option("--new-head", is_flag=True, help="Replace the head of a model that is for other labels."))
 @teacher_option("the labels alone")
-@gathers("options", FinetuneOptions)
+@gathers("options", _options)
 @gathers("pruning", _pruning)
 @grouped(
     "Training",

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from ..errors import ConfigurationError
+from ..errors import ConfigurationError, DataError
 from ..models.inputs import longest_text
 from ..steps.step import DataSummary
 from .examples import Examples, class_numbers, numbers
@@ -40,6 +40,8 @@ def encode(
     features = text_features(model, tokenizer, examples.texts, max_length)
     if task.kind == "masked-lm":
         return features
+    if task.kind == "regression" and len(names_of(model)) != 1:
+        raise DataError(f"The model's head answers with {len(names_of(model))} numbers, and regression needs one.")
     labels: Sequence[Any]
     labels = class_numbers(examples, names_of(model)) if task.kind == "classification" else numbers(examples)
     return [feature | {"labels": label} for feature, label in zip(features, labels, strict=True)]

@@ -97,6 +97,8 @@ def label_names(examples: Sequence[Examples], given: Sequence[str] = ()) -> list
     """
     known = next((part.names for part in examples if part.names), None)
     values = {value for part in examples for value in _values(part)}
+    if given and {*map(str, values)} <= {*given}:  # numbers, too, may be names
+        return list(given)
     if all(isinstance(value, int) for value in values):
         if min(values) < 0:
             raise DataError(f"Classes are numbered from 0, but there is a label {min(values)}.")

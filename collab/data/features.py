@@ -51,10 +51,16 @@ def text_features(
         tokenizer: its tokenizer.
         rows: strings or pairs of strings.
         max_length: tokens of a row at most; None for as many as the model takes, which is also the limit.
+
+    Raises:
+        DataError: if rows are of both kinds, or the tokenizer is another model's.
     """
     length = longest_text(model, max_length)
-    firsts = [row if isinstance(row, str) else row[0] for row in rows]
-    seconds = None if isinstance(rows[0], str) or len(rows[0]) == 1 else [row[1] for row in rows]
+    texts: list[Sequence[str]] = [(row,) if isinstance(row, str) else row for row in rows]
+    if len({*map(len, texts)}) > 1:
+        raise DataError("Some rows are single texts and others pairs. Give rows of one kind.")
+    firsts = [row[0] for row in texts]
+    seconds = None if len(texts[0]) == 1 else [row[1] for row in texts]
     # A tokenizer warns of every text beyond the model's limit, truncated or not.
     encoded = tokenizer(firsts, seconds, truncation=True, max_length=length, verbose=False)
     largest = max((max(ids, default=0) for ids in encoded["input_ids"]), default=0)

@@ -22,6 +22,7 @@ from ..models.inputs import on_device
 from ..models.layers import count_bytes, count_parameters, dropped_layers
 from ..models.outputs import Output, matched_states, outputs_of
 from ..models.padding import output_mask
+from ..models.positions import with_positions_of
 from ..models.sharded import is_sharded
 from ..models.states import evaluating
 from ..processes import dealt, gathered
@@ -179,6 +180,8 @@ def compare(model: Checkpoint, against: Checkpoint, features: Sequence[Feature],
         of a round.
     """
     first, second = model.model, against.model
+    if not (session_of(first) or session_of(second)):
+        second = with_positions_of(second, first)  # of a lengthened model, the rows may be longer than the original's
     batches = batches_of(model, evenly_spaced(features, _COMPARED))
     timed = batches_of(model, evenly_spaced(features, _TIMED))
     return {

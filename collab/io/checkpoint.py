@@ -22,8 +22,8 @@ logger = logging.getLogger(__name__)
 
 # The first holds its settings.
 _TOKENIZER = (
-    *("tokenizer_config.json", "tokenizer.json", "vocab.txt", "vocab.json", "*.model", "bpe.codes", "*.tiktoken"),
-    *("special_tokens_map.json", "added_tokens.json"),
+    *("tokenizer_config.json", "tokenizer.json", "vocab.txt", "vocab.json", "*.model", "*.spm", "bpe.codes"),
+    *("*.tiktoken", "special_tokens_map.json", "added_tokens.json"),
 )
 # What the tokenizers of LayoutLMv3, MarkupLM and TAPAS need, by the names of their arguments.
 _BESIDES_TEXT = {"boxes", "xpaths", "table"}

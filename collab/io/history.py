@@ -8,6 +8,7 @@ from pathlib import Path
 from ..steps.history import History
 from ..steps.step import Step
 from .card import CARD_FILE, with_sections
+from .failures import writing
 from .read import read_object
 from .staging import atomic_write
 
@@ -38,11 +39,14 @@ def record(folder: Path, step: Step, *, name: str, command: str | None = None) -
         step: the step.
         name: name of the model, for the model-index and a new card.
         command: the command line.
+
+    Raises:
+        OutputError: if they cannot be written.
     """
     history = read_history(folder).then([step], command=command)
-    write_history(folder, history)
     card = folder / CARD_FILE
     text = with_sections(card.read_text(encoding="utf-8", errors="replace") if card.is_file() else "", [step], name)
-    with atomic_write(card) as partial:
+    with writing(f"The record in {folder}", "Report and card are as they were."), atomic_write(card) as partial:
         partial.write_text(text, encoding="utf-8")
+        write_history(folder, history)  # before the card is replaced, so that a full disk leaves both as they were
     return history

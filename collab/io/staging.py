@@ -180,21 +180,23 @@ def staged(output: Path, overwrite: bool = False) -> Iterator[Path]:
 
 
 def _swap(staging: Path, target: Path) -> None:
-    """Puts `staging` in the place of `target`; the old folder is deleted only once the new one is there."""
+    """Puts `staging` in the place of `target`; the old folder is deleted only once the new one is there.
+
+    An interrupt may come at any line, also after a folder was moved and before the next line knows of it.
+    """
     aside = Path(tempfile.mkdtemp(prefix=f".{target.name}.", suffix=".old", dir=target.parent))
     old = aside / target.name
     try:
         target.rename(old)
-        try:
-            staging.rename(target)
-        except BaseException:
-            old.rename(target)
-            raise
+        staging.rename(target)
     finally:
-        try:
-            shutil.rmtree(aside, ignore_errors=True)
-        except KeyboardInterrupt:  # all that was asked for is done, so finish
-            shutil.rmtree(aside, ignore_errors=True)
+        if old.exists() and not os.path.lexists(target):
+            old.rename(target)
+        if not (old.exists() and staging.exists()):  # else something else is in the place of both
+            try:
+                shutil.rmtree(aside, ignore_errors=True)
+            except KeyboardInterrupt:  # all that was asked for is done, so finish
+                shutil.rmtree(aside, ignore_errors=True)
 
 
 def _create_parents(folder: Path, created: list[Path]) -> None:

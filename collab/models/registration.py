@@ -39,22 +39,23 @@ def _register() -> None:
 
 
 class _Finder:
-    """Has the loader of transformers, once, register the converted models after the import."""
+    """Has the loader of transformers register the converted models after the import."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
         if fullname != _AWAITED:
             return None
-        import importlib.util
-
-        sys.meta_path.remove(self)
-        spec = importlib.util.find_spec(fullname)
+        others = (finder for finder in sys.meta_path if finder is not self)
+        specs = (finder.find_spec(fullname, path, target) for finder in others)
+        spec = next((spec for spec in specs if spec is not None), None)
         if spec is not None and spec.loader is not None:
             execute = spec.loader.exec_module
 
             def execute_and_register(module: ModuleType) -> None:
                 execute(module)
+                if self in sys.meta_path:  # until now: some only ask whether transformers is there
+                    sys.meta_path.remove(self)
                 _register()
 
             spec.loader.exec_module = execute_and_register  # type: ignore[method-assign]

@@ -106,10 +106,11 @@ class Finetuning(Step):
 
     def summary(self) -> str:
         """The task, the best checkpoint and its metrics."""
-        rows = [
-            [name, f"{value['value']:.4f}", f"{value['low']:.4f} to {value['high']:.4f}"]
-            for name, value in self.metrics.items()
-        ]
+        rows = []
+        for name, value in self.metrics.items():
+            # A single row has none.
+            interval = "none" if value["low"] is None else f"{value['low']:.4f} to {value['high']:.4f}"
+            rows.append([name, f"{value['value']:.4f}", interval])
         data = self.data
         masked = f", {100 * data['masked']:.0f} % of their tokens masked" if "masked" in data else ""
         return (

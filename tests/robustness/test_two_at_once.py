@@ -75,6 +75,30 @@ def test_not_even_overwrite_replaces_what_appears_meanwhile(tmp_path: Path) -> N
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 
+@pytest.mark.parametrize("number", [0, 1])
+def test_an_interrupt_while_folders_are_moved_loses_neither(
+    number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may come after a folder was moved, and before the program goes on."""
+    output = tmp_path / "out"
+    _write_while(output, lambda: None)
+    (output / "file").write_text("old")
+    rename, moved = Path.rename, []
+
+    def interrupted(self: Path, target: Path) -> Path:
+        there = rename(self, target)
+        moved.append(there)
+        if len(moved) == number + 1:
+            raise KeyboardInterrupt
+        return there
+
+    monkeypatch.setattr(Path, "rename", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        _write_while(output, lambda: None, overwrite=True)
+    assert (output / "file").read_text() == ("old", "ours")[number]
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
 def _write_while(output: Path, meanwhile: Callable[[], object], overwrite: bool = False) -> None:
     with staged(output, overwrite) as folder:
         (folder / "file").write_text("ours")
