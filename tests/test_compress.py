@@ -808,6 +808,7 @@ class TestCommand:
             ([], "one budget"),
             (["--flops", "0.5", "--only", "heads"], "does not name parts"),
             (["--flops", "0.5", "--heal", "x.txt", "--heal-steps", "0"], "--heal-steps is 0"),
+            (["--flops", "0.5", "--heal-fragments", "0", "--heal-steps", "0"], "are of healing"),
             (["--flops", "0.5", "--calibration", "none"], "needs rows"),
         ],
     )

@@ -164,6 +164,10 @@ class TestBadInput:
         with pytest.raises(DataError, match="At least 2 rows"):
             mixed(checkpoint, collab.Mixture({"one": SHORT[:1], "many": LONG}))
 
+    def test_texts_and_pairs(self, checkpoint: collab.Checkpoint) -> None:
+        with pytest.raises(DataError, match="Some rows are single texts and others pairs"):
+            collab.calibrate(checkpoint, [("a b", "c d"), "e f g", ("h", "i")])
+
     def test_three_rows(self, checkpoint: collab.Checkpoint) -> None:
         rows = mixed(checkpoint, collab.Mixture({"three": SHORT[:3], "many": LONG}))
         assert len(rows.held_out["three"]) == 1

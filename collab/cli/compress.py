@@ -61,6 +61,9 @@ def _heal(
     if heal_steps == 0:
         if heal:
             raise ConfigurationError("--heal names data to heal on, but --heal-steps is 0.")
+        usual = _RUN.precision, AFTER_COMPRESSION.fragments, AFTER_COMPRESSION.beams
+        if (heal_precision, heal_fragments, heal_beams) != usual:
+            raise ConfigurationError("--heal-precision, -fragments and -beams are of healing, but --heal-steps is 0.")
         return None
     if heal:
         source = unlabelled.sources(heal)

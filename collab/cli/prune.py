@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from ..data.source import NamedSource
+from ..errors import ConfigurationError
 from ..heads.options import PruneOptions, ScoreOptions, parse_keep
 from ..training.options import HealOptions, HealRequest, RunOptions, Trainable
 from .command import Parsed, command, gathers, grouped
@@ -16,6 +17,8 @@ from .options.measuring import speed_option
 from .options.model import model_in, model_out
 from .options.training import check_unhealed, heal_options, trainable_option
 from .session import Session
+
+_TRAINABLE: Trainable = "attention"
 
 
 def _scoring(score: str, ablation_samples: int, normalize: bool) -> ScoreOptions:
@@ -32,6 +35,8 @@ def _heal(
 ) -> HealRequest | None:
     if not heal:
         check_unhealed(heal_steps)
+        if heal_trainable != _TRAINABLE:
+            raise ConfigurationError("--heal-trainable is of healing: name data to heal on with --heal.")
         return None
     run = RunOptions(steps=heal_steps, seed=seed)
     return HealRequest(unlabelled.sources(heal), HealOptions(heal_trainable, max_length=max_length, run=run))
@@ -59,7 +64,7 @@ def _heal(
 @scoring_options
 @click.option("--steps", default=1, help="Remove them in so many steps, scoring anew.")
 @heal_options(HealOptions().run.steps)
-@grouped("Healing", trainable_option("attention", "--heal-trainable"))
+@grouped("Healing", trainable_option(_TRAINABLE, "--heal-trainable"))
 @model_in
 @speed_option
 @model_out

@@ -31,8 +31,9 @@ def calibrate_in_order(
     """Calibrates every layer on a model whose earlier layers are already converted.
 
     A layer is then solved for the inputs that it will have after conversion, errors of earlier layers included. Takes
-    as many passes over the data as there are layers. Not the default; what it gains is in
-    docs/benchmarks/calibration.md.
+    as many passes over the data as there are layers. With a budget other than `rank`, the ranks here follow from the
+    original's moments, and `collab.convert` chooses them again from the result, so a few may differ. Not the default;
+    what it gains is in docs/benchmarks/calibration.md.
 
     Args:
         checkpoint: a native model, which is not changed, with its tokenizer or image processor.
