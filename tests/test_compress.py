@@ -56,6 +56,7 @@ from collab.errors import (
 from collab.evaluation import timing
 from collab.evaluation.timing import Run
 from collab.models.inputs import probe_inputs
+from collab.models.layers import count_parameters
 from collab.planning.allocation import Allocation, Point, allocate, convex_hull
 from collab.planning.budget import Budget
 from collab.planning.plan import PlanOption
@@ -288,6 +289,20 @@ class TestCompress:
         report = compressed(model, params=0.75, drop_layers=0).report
         assert report.parameters.after <= 0.75 * whole
         assert {layer.form for layer in report.layers if layer.rank < layer.full_rank} <= {"cp"}
+
+    @pytest.mark.parametrize("model_type", ["esm", "modernbert", "llama"])
+    @pytest.mark.parametrize("heads", [4, 5])
+    def test_budget_of_parameters_of_rotated_queries_and_keys(self, model_type: str, heads: int) -> None:
+        """Shared dimensions are complex, and as many as were asked for: also where heads do not divide their number."""
+        sizes = {"hidden_size": 8 * heads, "num_attention_heads": heads, "num_key_value_heads": heads}
+        model = tiny_model(BY_TYPE[model_type], **sizes)
+        whole = count_parameters(model)
+        budget = 1 - 0.83 * collab.inspect(model).parameters["query_key"] / whole  # which takes the least ranks
+        made = compressed(model, params=budget, only=("queries-keys",))
+        ranks = [layer.rank for layer in made.report.layers]
+        assert min(ranks) == 4
+        assert ranks == [layer.rank for layer in collab.inspect(made).layers]
+        assert made.report.parameters.after == count_parameters(made.model) <= budget * whole
 
     def test_native_widths(self) -> None:
         model = tiny_model(BERT, num_hidden_layers=3)
