@@ -70,6 +70,13 @@ class TestBudgets:
             assert report.query_key.ratio > params - (0.2 if form == "tucker" else 0.05)
             assert report.choice == {"budget": {"params": params}, "allocation": allocation}
 
+    @pytest.mark.parametrize("model_type", ["whisper", "beit", "dinov3_vit"])
+    def test_params_where_only_queries_have_biases(self, model_type: str) -> None:
+        for allocation in ("balanced", "uniform"):
+            config = collab.ConversionConfig(params=0.99, form="concat", allocation=allocation, refine="none")
+            report = collab.convert(tiny_model(BY_TYPE[model_type]), config).report
+            assert 0.9 < report.query_key.ratio <= 0.99
+
     def test_auto_allocation_is_uniform_on_random_words(self) -> None:
         model = tiny_model(BERT)
         config = collab.ConversionConfig(params=0.4, refine="none")
@@ -205,7 +212,9 @@ class TestPlan:
 
     @every_family
     def test_every_family(self, row: Row) -> None:
-        plan = collab.plan(tiny_model(row))
+        model = tiny_model(row)
+        plan = collab.plan(model)
+        assert plan.query_key_parameters == collab.inspect(model).parameters["query_key"]
         assert {option.form for option in plan.options} == set(FORMS)
         json.dumps(plan.to_dict())
         assert "form at rank" in plan.recommendation

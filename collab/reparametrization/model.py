@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 
 import torch
 from transformers import PreTrainedModel
@@ -56,11 +57,14 @@ class LayerProblems(Mapping[str, LayerProblem]):
             if layer.rotary:
                 return rotary_problem(query, key, layer.total, self._device, moments)
             problem = LayerProblem.of(query.weight, query.bias, key.weight, layer.total, self._device, moments)
+            problem = replace(problem, key_biased=key.bias is not None)
             terms = layer.positions
             if terms is None:
                 return problem
             bias = None if key.bias is None else key.bias.to(self._device).double()
-            return DisentangledProblem(problem.tensor, problem.query_bias, problem.moments, bias, terms)
+            return DisentangledProblem(
+                problem.tensor, problem.query_bias, problem.moments, bias, terms, key_biased=problem.key_biased
+            )
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._layers)
