@@ -56,7 +56,7 @@ from collab.errors import (
 from collab.evaluation import timing
 from collab.evaluation.timing import Run
 from collab.models.inputs import probe_inputs
-from collab.models.layers import count_parameters
+from collab.models.layers import FACTORS, attention_layers, count_parameters
 from collab.planning.allocation import Allocation, Point, allocate, convex_hull
 from collab.planning.budget import Budget
 from collab.planning.plan import PlanOption
@@ -475,6 +475,17 @@ class TestCompress:
             named = (layer.attention.output, layer.intermediate, layer.output)  # what is narrower may have other names
             flags = {parameter.requires_grad for module in named for parameter in module.parameters()}
             assert flags == {number != 1}
+
+    @pytest.mark.parametrize("model_type", ["bert", "vit", "eurobert"])
+    @pytest.mark.parametrize("settings", [{"flops": 0.8}, {"params": 0.9}])
+    def test_new_factors_alone_are_trainable_in_a_frozen_model(self, model_type: str, settings: dict) -> None:
+        """As after a conversion."""
+        model = tiny_model(BY_TYPE[model_type]).requires_grad_(False)
+        made = compressed(model, **settings, drop_layers=0).model
+        layers = [layer.name for layer in attention_layers(made)]
+        factors = tuple(f"{name}.{part}" for name in layers for part in FACTORS)
+        for name, parameter in made.named_parameters():
+            assert parameter.requires_grad == name.startswith(factors), name
 
     @given(st.lists(st.tuples(st.floats(0, 1), st.floats(0, 1)), min_size=1, max_size=8))
     def test_likely_numbers_are_those_that_some_recovery_makes_best(self, losses: list[tuple[float, float]]) -> None:
