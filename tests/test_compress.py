@@ -333,6 +333,20 @@ class TestCompress:
         with pytest.raises(BudgetError, match="speedup=6 cannot be reached"):
             compressed(model, speedup=6.0, only=("feed-forward",))
 
+    def test_speed_is_that_of_evaluation(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Also of a model that is in training mode, and stays in it."""
+        model = tiny_model(BERT, intermediate_size=512).train()
+        modes = set()
+
+        def time_in_turn(runs: Sequence[Run], **_: object) -> list[float]:
+            modes.update(module.training for run, _ in runs for module in run.modules())
+            return [0.2 + 0.8 * sum(getattr(run.config, "collab_feed_forward", [1024])) / 1024 for run, _ in runs]
+
+        monkeypatch.setattr(timing, "time_in_turn", time_in_turn)
+        made = compressed(model, speedup=1.5, only=("feed-forward",)).model
+        assert modes == {False}
+        assert all(module.training for each in (model, made) for module in each.modules())
+
     def test_time_of_attention_is_that_of_the_wider_part(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Queries, keys and values then become narrower together, or not at all."""
         model = tiny_model(BERT, hidden_size=64)
