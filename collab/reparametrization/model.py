@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 from ..errors import CalibrationError
 from ..modeling.collab_attention import CollaborativeAttention
 from ..models.families import require_family
-from ..models.layers import native_layers
+from ..models.layers import AttentionLayer, native_layers
 from .disentangled import DisentangledProblem
 from .layer import LayerProblem, factors_of
 from .moments import LayerMoments
@@ -53,6 +53,8 @@ class LayerProblems(Mapping[str, LayerProblem]):
         layer = self._layers[name]
         query, key = layer.projection("query"), layer.projection("key")
         moments = None if self._moments is None else self._moments[name]
+        if moments is not None:
+            _check_widths(name, layer, moments)
         with torch.no_grad():
             if layer.rotary:
                 return rotary_problem(query, key, layer.total, self._device, moments)
@@ -71,6 +73,18 @@ class LayerProblems(Mapping[str, LayerProblem]):
 
     def __len__(self) -> int:
         return len(self._layers)
+
+
+def _check_widths(name: str, layer: AttentionLayer, moments: LayerMoments) -> None:
+    """Raises a CalibrationError for moments of a layer of other widths or heads."""
+    query, key = layer.projection("query"), layer.projection("key")
+    biased = layer.rotary and (query.bias is not None or key.bias is not None)  # one more input, which is always 1
+    own = (query.in_features + biased, key.in_features + biased, layer.total)
+    if (len(moments.query_covariance), len(moments.key_covariance), len(moments.head_weight)) != own:
+        raise CalibrationError(
+            f"The calibration is of another model: its layer {name} has other widths or heads than this one's. "
+            "Calibrate this model."
+        )
 
 
 def score_errors(
