@@ -7,7 +7,7 @@ import json
 import pytest
 import torch
 import transformers
-from tiny import BERT, BY_TYPE, Row, every_family, every_form, tiny_model
+from tiny import BERT, BY_TYPE, Row, batches, every_family, every_form, tiny_model
 
 import collab
 from collab.decomposition import FORMS
@@ -209,6 +209,14 @@ class TestPlan:
             collab.plan(model, fractions=(0.005, 0.01))
         nearest = float(str(caught.value).split("at least ")[1].split()[0])
         assert collab.plan(model, fractions=(0.01, nearest)).options
+
+    @pytest.mark.parametrize("fraction", [2.0, 0, -1, float("nan"), "0.5"])
+    def test_budgets_that_are_not_fractions(self, fraction: object) -> None:
+        model = tiny_model(BERT)
+        calibration = collab.calibrate(model, batches(model))
+        for config in (None, collab.ConversionConfig(max_error=0.1), collab.CompressionConfig(flops=0.5)):
+            with pytest.raises(collab.errors.ConfigurationError, match="must be above 0 and at most 1, not"):
+                collab.plan(model, calibration, config, fractions=(0.5, fraction))
 
     @every_family
     def test_every_family(self, row: Row) -> None:
