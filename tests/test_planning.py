@@ -108,6 +108,7 @@ class TestBudgets:
             config = collab.ConversionConfig(max_error=limit, form=form, refine=4)
             report = collab.convert(model, config, calibration=calibration).report
             assert all(layer.score_error <= limit for layer in report.layers)
+            assert report.choice == {"budget": {"max_error": limit}}
             ranks = [max(1, layer.rank - 1) for layer in report.layers]
             below = collab.ConversionConfig(rank=ranks, form=form, refine="none")
             for layer in collab.convert(model, below, calibration=calibration).report.layers:
