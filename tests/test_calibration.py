@@ -456,6 +456,19 @@ class TestBadInput:
                 calibration=calibration,
             )
 
+    @pytest.mark.parametrize("model_type", ["bert", "esm", "llama"])
+    @pytest.mark.parametrize("change", [{"hidden_size": 64}, {"num_attention_heads": 2}])
+    def test_of_a_model_of_other_widths(self, model_type: str, change: dict[str, int]) -> None:
+        row = BY_TYPE[model_type]
+        narrow = tiny_model(row, num_key_value_heads=2)
+        calibration = collab.calibrate(narrow, batches(narrow))
+        with pytest.raises(collab.errors.CalibrationError, match=r"of another model.*Calibrate this model"):
+            collab.convert(
+                tiny_model(row, num_key_value_heads=2, **change),
+                collab.ConversionConfig(rank=8, refine="none", compare=False),
+                calibration=calibration,
+            )
+
 
 class TestInOrder:
     def test_first_layer_is_as_always_and_later_ones_see_what_came_before(self, tokenizer: BertTokenizer) -> None:

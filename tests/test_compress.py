@@ -56,6 +56,7 @@ from collab.errors import (
 from collab.evaluation import timing
 from collab.evaluation.timing import Run
 from collab.models.inputs import probe_inputs
+from collab.models.layers import FACTORS, attention_layers, count_parameters
 from collab.planning.allocation import Allocation, Point, allocate, convex_hull
 from collab.planning.budget import Budget
 from collab.planning.plan import PlanOption
@@ -289,6 +290,20 @@ class TestCompress:
         assert report.parameters.after <= 0.75 * whole
         assert {layer.form for layer in report.layers if layer.rank < layer.full_rank} <= {"cp"}
 
+    @pytest.mark.parametrize("model_type", ["esm", "modernbert", "llama"])
+    @pytest.mark.parametrize("heads", [4, 5])
+    def test_budget_of_parameters_of_rotated_queries_and_keys(self, model_type: str, heads: int) -> None:
+        """Shared dimensions are complex, and as many as were asked for: also where heads do not divide their number."""
+        sizes = {"hidden_size": 8 * heads, "num_attention_heads": heads, "num_key_value_heads": heads}
+        model = tiny_model(BY_TYPE[model_type], **sizes)
+        whole = count_parameters(model)
+        budget = 1 - 0.83 * collab.inspect(model).parameters["query_key"] / whole  # which takes the least ranks
+        made = compressed(model, params=budget, only=("queries-keys",))
+        ranks = [layer.rank for layer in made.report.layers]
+        assert min(ranks) == 4
+        assert ranks == [layer.rank for layer in collab.inspect(made).layers]
+        assert made.report.parameters.after == count_parameters(made.model) <= budget * whole
+
     def test_native_widths(self) -> None:
         model = tiny_model(BERT, num_hidden_layers=3)
         compression = compressed(model, flops=0.6, native=True)
@@ -317,6 +332,20 @@ class TestCompress:
         assert sum(layer.neurons for layer in report.layers) / total == pytest.approx((1 / 1.5 - 0.2) / 0.8, abs=0.03)
         with pytest.raises(BudgetError, match="speedup=6 cannot be reached"):
             compressed(model, speedup=6.0, only=("feed-forward",))
+
+    def test_speed_is_that_of_evaluation(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Also of a model that is in training mode, and stays in it."""
+        model = tiny_model(BERT, intermediate_size=512).train()
+        modes = set()
+
+        def time_in_turn(runs: Sequence[Run], **_: object) -> list[float]:
+            modes.update(module.training for run, _ in runs for module in run.modules())
+            return [0.2 + 0.8 * sum(getattr(run.config, "collab_feed_forward", [1024])) / 1024 for run, _ in runs]
+
+        monkeypatch.setattr(timing, "time_in_turn", time_in_turn)
+        made = compressed(model, speedup=1.5, only=("feed-forward",)).model
+        assert modes == {False}
+        assert all(module.training for each in (model, made) for module in each.modules())
 
     def test_time_of_attention_is_that_of_the_wider_part(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Queries, keys and values then become narrower together, or not at all."""
@@ -472,6 +501,17 @@ class TestCompress:
             named = (layer.attention.output, layer.intermediate, layer.output)  # what is narrower may have other names
             flags = {parameter.requires_grad for module in named for parameter in module.parameters()}
             assert flags == {number != 1}
+
+    @pytest.mark.parametrize("model_type", ["bert", "vit", "eurobert"])
+    @pytest.mark.parametrize("settings", [{"flops": 0.8}, {"params": 0.9}])
+    def test_new_factors_alone_are_trainable_in_a_frozen_model(self, model_type: str, settings: dict) -> None:
+        """As after a conversion."""
+        model = tiny_model(BY_TYPE[model_type]).requires_grad_(False)
+        made = compressed(model, **settings, drop_layers=0).model
+        layers = [layer.name for layer in attention_layers(made)]
+        factors = tuple(f"{name}.{part}" for name in layers for part in FACTORS)
+        for name, parameter in made.named_parameters():
+            assert parameter.requires_grad == name.startswith(factors), name
 
     @given(st.lists(st.tuples(st.floats(0, 1), st.floats(0, 1)), min_size=1, max_size=8))
     def test_likely_numbers_are_those_that_some_recovery_makes_best(self, losses: list[tuple[float, float]]) -> None:

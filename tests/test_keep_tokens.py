@@ -122,6 +122,18 @@ def test_other_words_are_split_or_unknown() -> None:
     assert "<unk>" in kept.tokenizer.tokenize("dog")
 
 
+def test_a_unigram_tokenizer_without_an_unknown_token() -> None:
+    serialized = json.loads(trained("Unigram").backend_tokenizer.to_str())
+    serialized["model"]["unk_id"] = None
+    tokenizer = transformers.PreTrainedTokenizerFast(
+        tokenizer_object=Tokenizer.from_str(json.dumps(serialized)), pad_token="<pad>"
+    )
+    kept = collab.keep_tokens(collab.Checkpoint(tiny_model(BERT, vocab_size=len(tokenizer)), tokenizer), USED)
+    assert len(kept.tokenizer) < len(tokenizer)
+    for text in USED:
+        assert kept.tokenizer.tokenize(text) == tokenizer.tokenize(text)
+
+
 def test_a_byte_level_tokenizer_still_reads_everything() -> None:
     tokenizer = trained("BPE")
     kept = collab.keep_tokens(collab.Checkpoint(tiny_model(BERT, vocab_size=len(tokenizer)), tokenizer), USED)

@@ -7,7 +7,7 @@ import json
 import pytest
 import torch
 import transformers
-from tiny import BERT, BY_TYPE, Row, every_family, every_form, tiny_model
+from tiny import BERT, BY_TYPE, Row, batches, every_family, every_form, tiny_model
 
 import collab
 from collab.decomposition import FORMS
@@ -70,6 +70,13 @@ class TestBudgets:
             assert report.query_key.ratio > params - (0.2 if form == "tucker" else 0.05)
             assert report.choice == {"budget": {"params": params}, "allocation": allocation}
 
+    @pytest.mark.parametrize("model_type", ["whisper", "beit", "dinov3_vit"])
+    def test_params_where_only_queries_have_biases(self, model_type: str) -> None:
+        for allocation in ("balanced", "uniform"):
+            config = collab.ConversionConfig(params=0.99, form="concat", allocation=allocation, refine="none")
+            report = collab.convert(tiny_model(BY_TYPE[model_type]), config).report
+            assert 0.9 < report.query_key.ratio <= 0.99
+
     def test_auto_allocation_is_uniform_on_random_words(self) -> None:
         model = tiny_model(BERT)
         config = collab.ConversionConfig(params=0.4, refine="none")
@@ -101,6 +108,7 @@ class TestBudgets:
             config = collab.ConversionConfig(max_error=limit, form=form, refine=4)
             report = collab.convert(model, config, calibration=calibration).report
             assert all(layer.score_error <= limit for layer in report.layers)
+            assert report.choice == {"budget": {"max_error": limit}}
             ranks = [max(1, layer.rank - 1) for layer in report.layers]
             below = collab.ConversionConfig(rank=ranks, form=form, refine="none")
             for layer in collab.convert(model, below, calibration=calibration).report.layers:
@@ -203,9 +211,19 @@ class TestPlan:
         nearest = float(str(caught.value).split("at least ")[1].split()[0])
         assert collab.plan(model, fractions=(0.01, nearest)).options
 
+    @pytest.mark.parametrize("fraction", [2.0, 0, -1, float("nan"), "0.5"])
+    def test_budgets_that_are_not_fractions(self, fraction: object) -> None:
+        model = tiny_model(BERT)
+        calibration = collab.calibrate(model, batches(model))
+        for config in (None, collab.ConversionConfig(max_error=0.1), collab.CompressionConfig(flops=0.5)):
+            with pytest.raises(collab.errors.ConfigurationError, match="must be above 0 and at most 1, not"):
+                collab.plan(model, calibration, config, fractions=(0.5, fraction))
+
     @every_family
     def test_every_family(self, row: Row) -> None:
-        plan = collab.plan(tiny_model(row))
+        model = tiny_model(row)
+        plan = collab.plan(model)
+        assert plan.query_key_parameters == collab.inspect(model).parameters["query_key"]
         assert {option.form for option in plan.options} == set(FORMS)
         json.dumps(plan.to_dict())
         assert "form at rank" in plan.recommendation

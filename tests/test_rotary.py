@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -105,6 +106,15 @@ def test_error_is_that_of_the_matrices(tensor: HeadTensor, form: str) -> None:
             norm += float(exact.abs().square().sum())
     assert solution.error == pytest.approx((squared / norm) ** 0.5)
     assert solution.factors.canonical().relative_error(tensor) == pytest.approx(solution.error)
+
+
+def test_even_heads_are_of_narrower_heads_alone() -> None:
+    """Shared dimensions belong to no head, so all that a budget allows are there."""
+    config = collab.ConversionConfig(params=0.6, refine="none", solver=SolverOptions(even_heads=True))
+    report = collab.convert(tiny_model(BY_TYPE["esm"]), config).report
+    alone = collab.convert(tiny_model(BY_TYPE["esm"]), replace(config, solver=SolverOptions())).report
+    assert [layer.rank for layer in report.layers] == [layer.rank for layer in alone.layers]
+    assert [layer.query_key for layer in report.layers] == [layer.query_key for layer in alone.layers]
 
 
 def test_sharing_gains_over_keeping_pairs(tensor: HeadTensor) -> None:

@@ -140,7 +140,7 @@ class Candidates:
             specs[whole.attention] = replace(specs[whole.attention], **whole.spec)
         config = copy.deepcopy(self.model.config)
         config.collab_layers = [spec.to_dict() for spec in specs.values()]
-        self.model = assemble(type(self.model), config, self._state, self.model, {})
+        self.model = assemble(type(self.model), config, self._state, self.model, self._trainable)
         self._state = {name: tensor.detach() for name, tensor in self.model.state_dict().items()}
         self._linears.clear()
 
@@ -185,12 +185,16 @@ class Candidates:
         config.collab_feed_forward = neurons
         there = [chosen is not None for chosen in widths]
         state = without_layers(state, config, self.blocks, there, self._by_layer)
-        trainable = {name: parameter.requires_grad for name, parameter in self.native.named_parameters()}
-        trainable = renumbered(trainable, self.blocks, there)
+        trainable = renumbered(self._trainable, self.blocks, there)
         built = assemble(type(self.model), config, state, self.model, trainable)
         crossing = [number for number, block in enumerate(self.blocks) if block.attention[-1].kind == "cross"]
         renumber_aligned_layers(built, [there[number] for number in crossing])
         return built
+
+    @property
+    def _trainable(self) -> dict[str, bool]:
+        """Whether each parameter of the lossless conversion requires gradients: new factors, and others as before."""
+        return {name: parameter.requires_grad for name, parameter in self.model.named_parameters()}
 
     @cached_property
     def full(self) -> tuple[dict[Part, int], ...]:

@@ -61,6 +61,9 @@ def compress(
     divergence of its next token, given targets or what the original writes. `collab.heal` then brings
     the model closer to the original.
 
+    Parameters that stay, or are narrower, keep their `requires_grad`; those of queries and keys, which are new in every
+    layer, are trainable, as after a conversion.
+
     Several processes, which all call this, divide the rows, the parts of the layers and what is measured of them, and
     all get the same model.
 

@@ -11,7 +11,7 @@ from ..evaluation.options import REPORTED_LENGTHS
 from ..io.checkpoint import Checkpoint
 from ..models.inputs import lengths_within
 from ..models.states import in_fast_dtype
-from ..planning.budget import Budget
+from ..planning.budget import Budget, check_fraction
 from ..planning.config import ConversionConfig
 from ..planning.conversions import Conversions
 from ..planning.plan import Plan
@@ -51,11 +51,15 @@ def plan(
 
     Raises:
         BudgetError: if none of the budgets can be met.
+        ConfigurationError: if one of them is not above 0 and at most 1.
         CollabError: as `collab.convert` or `collab.compress`.
     """
     model = Checkpoint.of(checkpoint).model
     config = config or ConversionConfig(params=1 / 2, form="auto", allocation="uniform")
-    budgets = [Budget(config.budget.unit, value) for value in fractions or config.FRACTIONS]
+    unit = config.budget.unit
+    budgets = [Budget(unit, value) for value in fractions or config.FRACTIONS]
+    for budget in budgets if unit != "rank" else ():  # ranks, which may be whole numbers, are checked against the model
+        check_fraction("Each of fractions", budget.value)
     if isinstance(config, CompressionConfig):
         with in_fast_dtype(model):
             return Compressions(model, config, calibration, progress).plan(budgets)

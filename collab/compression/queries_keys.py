@@ -136,7 +136,8 @@ class NarrowQueriesKeys(Narrowing):
             step = step_of_head(full // heads)
             step += step % 2 if self._shape.rotary else 0  # whole complex dimensions
             return [heads * width for width in widths_below(full // heads, step, step)]
-        return [full, *(round(part * full) for part in _RANKS)]
+        step = self._shape.ranks.step
+        return [full, *(max(step, round(part * full) // step * step) for part in _RANKS)]
 
     def predicted(self, width: int) -> float:
         """See `Narrowing`: the squared error of the scores relative to all scores."""

@@ -20,6 +20,7 @@ from ..models.inputs import (
     random_inputs,
     random_sources,
 )
+from ..models.states import evaluating
 from ..processes import from_main
 from .options import CompressionConfig
 
@@ -97,6 +98,7 @@ class Timed:
     def _medians(self, model: PreTrainedModel, new_tokens: int | None) -> tuple[float, float]:
         """Median seconds of the original and of a model."""
         runs = [(self.call(each, new_tokens), [self.rows]) for each in (self.native, model)]
-        rounds = from_main(lambda: rounds_in_turn(runs, _ROUNDS_OF_WRITING if self.writes else _ROUNDS))
+        with evaluating(self.native, model):
+            rounds = from_main(lambda: rounds_in_turn(runs, _ROUNDS_OF_WRITING if self.writes else _ROUNDS))
         before, after = (median(times) for times in zip(*rounds, strict=True))
         return before, after

@@ -145,7 +145,8 @@ def _with_parts(tokenizer_model: dict[str, Any], used: set[int]) -> set[int]:
         return used
     if kind == "Unigram":
         pieces = [piece for piece, _ in vocabulary]
-        return used | {number for number, piece in enumerate(pieces) if _is_byte(piece)} | {tokenizer_model["unk_id"]}
+        unknown = {tokenizer_model["unk_id"]} - {None}  # some have none
+        return used | {number for number, piece in enumerate(pieces) if _is_byte(piece)} | unknown
     if kind != "BPE":
         raise ConfigurationError(f"Tokens are left out of WordPiece, BPE and unigram tokenizers, not of {kind}.")
     parts: dict[str, list[str]] = {}
@@ -197,7 +198,8 @@ def _renumbered(serialized: dict[str, Any], numbers: Mapping[int, int]) -> dict[
     model = trimmed["model"]
     if model["type"] == "Unigram":
         model["vocab"] = [model["vocab"][former] for former in numbers if former < len(model["vocab"])]
-        model["unk_id"] = numbers[model["unk_id"]]
+        if model["unk_id"] is not None:
+            model["unk_id"] = numbers[model["unk_id"]]
     else:
         model["vocab"] = {name: numbers[former] for name, former in model["vocab"].items() if former in numbers}
     if "merges" in model:

@@ -41,7 +41,7 @@ def decompose_rotary(tensor: HeadTensor, form: FormName, rank: int, options: Sol
         tensor: queries and keys of the heads, as they are before they are rotated, in float64.
         form: ``concat``, ``cp`` or ``tucker``.
         rank: R from 1 to K; rounded down to a multiple of two, and at least two.
-        options: `max_sweeps`, `tolerance`, `ridge` and `even_heads` apply.
+        options: `max_sweeps`, `tolerance`, `ridge` and, to ``concat``, `even_heads` apply.
         biased: whether the last row of both factors is a bias.
     """
     start_time = time.perf_counter()
@@ -50,7 +50,7 @@ def decompose_rotary(tensor: HeadTensor, form: FormName, rank: int, options: Sol
     total = float(energy.sum())
     pairs = max(1, rank // 2)
     kept = torch.zeros_like(energy, dtype=torch.bool)
-    if options.even_heads:
+    if options.even_heads and wanted.separate:  # shared dimensions would only be fewer
         kept.scatter_(0, energy.topk(max(1, pairs // tensor.num_heads), dim=0).indices, True)
     else:
         kept.view(-1)[energy.flatten().topk(pairs).indices] = True

@@ -60,7 +60,9 @@ def choose(model: PreTrainedModel, config: ConversionConfig, calibration: Calibr
     if budget.unit == "rank":
         return Choice(*choices[0], {})
     name = "params" if budget.unit == "params" else "max_error"
-    explanation: Json = {"budget": {name: budget.value}, "allocation": conversions.allocation}
+    explanation: Json = {"budget": {name: budget.value}}
+    if budget.unit == "params":  # within an error every layer has a budget of its own
+        explanation["allocation"] = conversions.allocation
     if config.form != "auto":
         return Choice(*choices[0], explanation)
     options = conversions.options([(budget, choice) for choice in choices])

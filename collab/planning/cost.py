@@ -28,7 +28,8 @@ class LayerShape:
         key_width: D_k.
         num_heads: H.
         head_dim: d.
-        biased: whether the original has query and key biases.
+        biased: whether the original has query biases.
+        key_biased: whether it has key biases, too.
         content: whether the converted layer has a content term.
         key_heads: number of the original's keys if heads share them; None for H.
         rotary: whether queries and keys are rotated by their positions. Shared dimensions are then complex, two of R
@@ -41,6 +42,7 @@ class LayerShape:
     num_heads: int
     head_dim: int
     biased: bool
+    key_biased: bool
     content: bool
     key_heads: int | None = None
     rotary: bool = False
@@ -53,17 +55,20 @@ class LayerShape:
         width = problem.tensor.head_dim
         if isinstance(problem, RotaryProblem):
             rows = query - problem.biased  # the last one is the bias
-            return cls(rows, rows, heads, width, problem.biased, False, problem.key_heads, rotary=True)
+            return cls(
+                rows, rows, heads, width, problem.biased, problem.key_biased, False, problem.key_heads, rotary=True
+            )
         biased = problem.query_bias is not None
         terms = problem.terms if isinstance(problem, DisentangledProblem) else None
-        return cls(query, key, heads, width, biased, biased or problem.moments is not None, positions=terms)
+        content = biased or problem.moments is not None
+        return cls(query, key, heads, width, biased, problem.key_biased, content, positions=terms)
 
     @classmethod
     def of_layer(cls, layer: AttentionLayer) -> LayerShape:
         """The shape of a model's layer, native or converted, with the heads that it has."""
-        width, query = layer.full_rank, None
+        width, query, key = layer.full_rank, None, None
         if layer.heads:
-            query = layer.projection("query")
+            query, key = layer.projection("query"), layer.projection("key")
             width = query.in_features
         module = layer.converted
         biased = getattr(query, "bias", None) is not None or any(
@@ -79,6 +84,7 @@ class LayerShape:
             len(layer.heads),
             layer.head_dim,
             biased,
+            getattr(key, "bias", None) is not None,
             biased and not layer.rotary,
             key_heads,
             layer.rotary,
@@ -99,7 +105,7 @@ class LayerShape:
     @property
     def parameters_before(self) -> int:
         """Parameters of the original's query and key projections, biases included."""
-        return (self.query_width + self.biased) * self.full_rank + (self.key_width + self.biased) * self.key_dims
+        return (self.query_width + self.biased) * self.full_rank + (self.key_width + self.key_biased) * self.key_dims
 
     def parameters(self, form: FormName, rank: int, content: str) -> int:
         """Parameters of the shared projections, M or cores, and the content term."""
@@ -122,7 +128,7 @@ class LayerShape:
             kind: of the layer.
         """
         if form is None:
-            cached = (self.key_width + self.biased) * self.key_dims
+            cached = (self.key_width + self.key_biased) * self.key_dims
             return self.parameters_before - cached * (kind == "cross")
         cached = self.key_width * self.cached_numbers(rank, content)
         return self.parameters(form, rank, content) - cached * (kind == "cross")

@@ -12,7 +12,7 @@ query at the mean as one more row of the tensor, so that W̃_K serves it too, an
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import torch
@@ -126,11 +126,13 @@ class LayerProblem:
         tensor: 𝒯.
         query_bias: b_Q, (K,), or None.
         moments: moments of the layer's inputs, or None to approximate the weights.
+        key_biased: whether the original has key biases, which only count as parameters here; query biases may be alone.
     """
 
     tensor: HeadTensor
     query_bias: Tensor | None
     moments: LayerMoments | None
+    key_biased: bool = field(default=False, kw_only=True)
 
     @classmethod
     def of(

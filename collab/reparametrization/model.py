@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 
 import torch
 from transformers import PreTrainedModel
@@ -10,7 +11,7 @@ from transformers import PreTrainedModel
 from ..errors import CalibrationError
 from ..modeling.collab_attention import CollaborativeAttention
 from ..models.families import require_family
-from ..models.layers import native_layers
+from ..models.layers import AttentionLayer, native_layers
 from .disentangled import DisentangledProblem
 from .layer import LayerProblem, factors_of
 from .moments import LayerMoments
@@ -52,21 +53,38 @@ class LayerProblems(Mapping[str, LayerProblem]):
         layer = self._layers[name]
         query, key = layer.projection("query"), layer.projection("key")
         moments = None if self._moments is None else self._moments[name]
+        if moments is not None:
+            _check_widths(name, layer, moments)
         with torch.no_grad():
             if layer.rotary:
                 return rotary_problem(query, key, layer.total, self._device, moments)
             problem = LayerProblem.of(query.weight, query.bias, key.weight, layer.total, self._device, moments)
+            problem = replace(problem, key_biased=key.bias is not None)
             terms = layer.positions
             if terms is None:
                 return problem
             bias = None if key.bias is None else key.bias.to(self._device).double()
-            return DisentangledProblem(problem.tensor, problem.query_bias, problem.moments, bias, terms)
+            return DisentangledProblem(
+                problem.tensor, problem.query_bias, problem.moments, bias, terms, key_biased=problem.key_biased
+            )
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._layers)
 
     def __len__(self) -> int:
         return len(self._layers)
+
+
+def _check_widths(name: str, layer: AttentionLayer, moments: LayerMoments) -> None:
+    """Raises a CalibrationError for moments of a layer of other widths or heads."""
+    query, key = layer.projection("query"), layer.projection("key")
+    biased = layer.rotary and (query.bias is not None or key.bias is not None)  # one more input, which is always 1
+    own = (query.in_features + biased, key.in_features + biased, layer.total)
+    if (len(moments.query_covariance), len(moments.key_covariance), len(moments.head_weight)) != own:
+        raise CalibrationError(
+            f"The calibration is of another model: its layer {name} has other widths or heads than this one's. "
+            "Calibrate this model."
+        )
 
 
 def score_errors(
