@@ -15,6 +15,7 @@ from tiny import (
     BERT,
     BY_TYPE,
     OWN_VALUES,
+    PAIRS,
     ROWS,
     SEQ2SEQ,
     SPECIAL,
@@ -26,6 +27,7 @@ from tiny import (
     in_turn,
     largest_difference,
     outputs,
+    save_tokenizer,
     save_with_tokenizer,
     self_attentions,
     tiny_model,
@@ -36,6 +38,7 @@ from transformers import (
     BertForSequenceClassification,
     BertForTokenClassification,
     BertLMHeadModel,
+    BertTokenizerFast,
     PreTrainedModel,
 )
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
@@ -90,6 +93,12 @@ def folder(tmp_path: Path) -> Path:
     (tmp_path / "rows.tsv").write_text("\n".join(["sentence\tlabel", *rows]))
     (tmp_path / "rows.txt").write_text("\n".join(lines))
     return tmp_path
+
+
+@pytest.fixture
+def tokenizer(tmp_path: Path) -> BertTokenizerFast:
+    save_tokenizer(tmp_path)
+    return BertTokenizerFast.from_pretrained(tmp_path)
 
 
 class TestRemoval:
@@ -252,6 +261,23 @@ class TestScores:
             scores = statistics[layer.name].scores()
             assert all(score.isfinite().all() for score in scores.values())
             assert float(statistics[layer.name].likeness().diagonal().sub(1).abs().max()) < 1e-4
+
+    @pytest.mark.parametrize("conversion", [None, {"rank": 8, "form": "cp"}], ids=["original", "cp"])
+    def test_uniform_attention_to_a_source_has_no_variance(
+        self, conversion: dict[str, Any] | None, tokenizer: BertTokenizerFast
+    ) -> None:
+        """Whatever the lengths of source and target, and their padding."""
+        native = tiny_model(BY_TYPE["bart"])
+        with torch.no_grad():
+            for layer in attention_layers(native):
+                if layer.kind == "cross":
+                    for parameter in layer.projection("query").parameters():
+                        parameter.zero_()
+        model = collab.Checkpoint(changed(native, conversion), tokenizer)
+        scores = collab.score_heads(model, PAIRS[:8], options=collab.ScoreOptions(("attention_variance",)))
+        cross = [layer.name for layer in attention_layers(model.model) if layer.kind == "cross"]
+        for name, values in scores.scores["attention_variance"].items():
+            assert (np.abs(values).max() < 1e-5) == (name in cross)
 
     @every_conversion
     def test_likeness_of_weights(self, conversion: dict[str, Any] | None) -> None:
