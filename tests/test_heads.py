@@ -279,6 +279,15 @@ class TestScores:
         for name, values in scores.scores["attention_variance"].items():
             assert (np.abs(values).max() < 1e-5) == (name in cross)
 
+    def test_layers_with_different_numbers_of_heads(self, tokenizer: BertTokenizerFast) -> None:
+        model = collab.Checkpoint(tiny_model(BY_TYPE["bart"], decoder_attention_heads=8), tokenizer)
+        scores = collab.score_heads(model, PAIRS[:8], options=collab.ScoreOptions(("confidence",)))
+        there = ~np.isnan(scores.grid("confidence"))  # (layers, 8)
+        totals = [layer.total for layer in attention_layers(model.model)]
+        assert [int(row.sum()) for row in there] == totals
+        assert set(totals) == {4, 8}
+        assert list(scores.to_dict()["heads_before_pruning"].values()) == totals
+
     @every_conversion
     def test_likeness_of_weights(self, conversion: dict[str, Any] | None) -> None:
         model = changed(tiny_model(BERT), conversion)
@@ -577,6 +586,19 @@ class TestInspect:
             done = run("inspect", folder / name, "--length", 16)
             assert done.exit_code == 0, done.stderr
             assert said in " ".join(done.stdout.split())
+
+    def test_layers_with_different_numbers_of_heads_are_described_apart(self) -> None:
+        native = tiny_model(BY_TYPE["bart"], decoder_attention_heads=8)
+        layers = attention_layers(native)
+        for model in (native, converted(native, rank=8)):
+            splits, products, *rest = collab.inspect(model).explanation
+            for heads in (4, 8):
+                count = sum(layer.total == heads for layer in layers)
+                assert f"in {count} of {len(layers)} layers one 32×32 matrix" in splits
+                assert f"into {heads} heads of d = 32/{heads}" in splits
+                assert f"T² scores for each of {heads} heads" in products
+            if model is not native:
+                assert "instead of 4 to 8" in " ".join(rest)
 
     @every_family
     def test_every_family(self, row: Row) -> None:
