@@ -17,6 +17,7 @@ from tiny import (
     OWN_VALUES,
     PAIRS,
     ROWS,
+    SENTENCES,
     SEQ2SEQ,
     SPECIAL,
     Row,
@@ -287,6 +288,17 @@ class TestScores:
         assert [int(row.sum()) for row in there] == totals
         assert set(totals) == {4, 8}
         assert list(scores.to_dict()["heads_before_pruning"].values()) == totals
+
+    @pytest.mark.parametrize("conversion", [None, {"rank": 16, "form": "cp"}], ids=["original", "cp"])
+    def test_the_model_stays_in_its_mode(self, conversion: dict[str, Any] | None, tokenizer: BertTokenizerFast) -> None:
+        model = collab.Checkpoint(changed(tiny_model(BERT), conversion), tokenizer)
+        model.model.train().get_submodule("encoder.layer.0").eval()
+        modes = [module.training for module in model.model.modules()]
+        collab.score_heads(model, SENTENCES[:8])
+        assert [module.training for module in model.model.modules()] == modes
+        pruned = collab.prune(model, collab.PruneOptions(heads=0.5), collab.head_rows(model, SENTENCES[:8], None))
+        assert [module.training for module in model.model.modules()] == modes
+        assert pruned.model.training
 
     @every_conversion
     def test_likeness_of_weights(self, conversion: dict[str, Any] | None) -> None:

@@ -15,6 +15,7 @@ from ..data.task import Task
 from ..errors import ConfigurationError
 from ..io.checkpoint import Checkpoint
 from ..models.layers import AttentionLayer, attention_layers
+from ..models.states import evaluating
 from ..processes import processes, rank
 from ..progress import Progress, no_progress
 from ..steps.step import DataSummary
@@ -136,7 +137,7 @@ def score_rows(
     """Scores every head of a model. Several processes divide the rows, and all get all scores.
 
     Args:
-        loaded: the model, original or converted.
+        loaded: the model, original or converted; run in evaluation mode, and left in the mode it was in.
         rows: rows to score on.
         options: which scores.
         progress: called to report progress.
@@ -144,8 +145,13 @@ def score_rows(
     Raises:
         DataError: if the rows do not fit the model.
     """
-    options = options or ScoreOptions()
-    model = loaded.model.eval()
+    with evaluating(loaded.model):
+        return _scores(loaded, rows, options or ScoreOptions(), progress)
+
+
+def _scores(loaded: Checkpoint, rows: HeadRows, options: ScoreOptions, progress: Progress) -> HeadScores:
+    """See `score_rows`; of a model in evaluation mode."""
+    model = loaded.model
     layers = attention_layers(model)
     living = [layer for layer in layers if layer.heads]
     scores: dict[str, dict[str, Tensor]] = {}
