@@ -36,6 +36,7 @@ from tiny import (
 from transformers import (
     AutoModel,
     BertForMaskedLM,
+    BertForMultipleChoice,
     BertForSequenceClassification,
     BertForTokenClassification,
     BertLMHeadModel,
@@ -241,6 +242,13 @@ class TestScores:
                         output.weight.copy_(weight)
                 expected = abs(losses[0] - losses[1]) / 2e-2
                 assert float(scores[layer.name][head]) == pytest.approx(expected, rel=2e-2, abs=1e-4)
+
+    def test_gradient_of_choices_is_summed_over_them(self) -> None:
+        """With choices that are all alike a head changes no answer: what it does to one it does to the others."""
+        model = tiny_model(BERT, BertForMultipleChoice)
+        batch = {name: value.repeat(1, 3, 1) for name, value in probe_inputs(model).items()}
+        gradient = gradient_importance(OwnOutputs(model, [batch]), attention_layers(model))
+        assert max(float(values.max()) for values in gradient.values()) < 1e-6
 
     @every_family
     @pytest.mark.parametrize("conversion", [None, {"rank": 8, "form": "tucker"}], ids=["original", "tucker"])
