@@ -401,7 +401,8 @@ class TestWidth:
     def test_scores(self, capsys: pytest.CaptureFixture[str], heads: int) -> None:
         values = {name: [-1.0 * head for head in range(heads)] for name in self.NAMES}
         alive = {name: tuple(range(heads)) for name in self.NAMES}
-        show_scores(HeadScores(self.NAMES, alive, heads, {"gradient": values}), None, [])
+        totals = dict.fromkeys(self.NAMES, heads)
+        show_scores(HeadScores(self.NAMES, alive, totals, {"gradient": values}), None, [])
         self.check(capsys, "-100", f" {heads - 1} ")
 
     def test_card(self, capsys: pytest.CaptureFixture[str]) -> None:

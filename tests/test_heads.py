@@ -15,7 +15,9 @@ from tiny import (
     BERT,
     BY_TYPE,
     OWN_VALUES,
+    PAIRS,
     ROWS,
+    SENTENCES,
     SEQ2SEQ,
     SPECIAL,
     Row,
@@ -26,6 +28,7 @@ from tiny import (
     in_turn,
     largest_difference,
     outputs,
+    save_tokenizer,
     save_with_tokenizer,
     self_attentions,
     tiny_model,
@@ -33,9 +36,11 @@ from tiny import (
 from transformers import (
     AutoModel,
     BertForMaskedLM,
+    BertForMultipleChoice,
     BertForSequenceClassification,
     BertForTokenClassification,
     BertLMHeadModel,
+    BertTokenizerFast,
     PreTrainedModel,
 )
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
@@ -90,6 +95,12 @@ def folder(tmp_path: Path) -> Path:
     (tmp_path / "rows.tsv").write_text("\n".join(["sentence\tlabel", *rows]))
     (tmp_path / "rows.txt").write_text("\n".join(lines))
     return tmp_path
+
+
+@pytest.fixture
+def tokenizer(tmp_path: Path) -> BertTokenizerFast:
+    save_tokenizer(tmp_path)
+    return BertTokenizerFast.from_pretrained(tmp_path)
 
 
 class TestRemoval:
@@ -232,6 +243,13 @@ class TestScores:
                 expected = abs(losses[0] - losses[1]) / 2e-2
                 assert float(scores[layer.name][head]) == pytest.approx(expected, rel=2e-2, abs=1e-4)
 
+    def test_gradient_of_choices_is_summed_over_them(self) -> None:
+        """With choices that are all alike a head changes no answer: what it does to one it does to the others."""
+        model = tiny_model(BERT, BertForMultipleChoice)
+        batch = {name: value.repeat(1, 3, 1) for name, value in probe_inputs(model).items()}
+        gradient = gradient_importance(OwnOutputs(model, [batch]), attention_layers(model))
+        assert max(float(values.max()) for values in gradient.values()) < 1e-6
+
     @every_family
     @pytest.mark.parametrize("conversion", [None, {"rank": 8, "form": "tucker"}], ids=["original", "tucker"])
     def test_statistics(self, row: Row, conversion: dict[str, Any] | None) -> None:
@@ -252,6 +270,43 @@ class TestScores:
             scores = statistics[layer.name].scores()
             assert all(score.isfinite().all() for score in scores.values())
             assert float(statistics[layer.name].likeness().diagonal().sub(1).abs().max()) < 1e-4
+
+    @pytest.mark.parametrize("conversion", [None, {"rank": 8, "form": "cp"}], ids=["original", "cp"])
+    def test_uniform_attention_to_a_source_has_no_variance(
+        self, conversion: dict[str, Any] | None, tokenizer: BertTokenizerFast
+    ) -> None:
+        """Whatever the lengths of source and target, and their padding."""
+        native = tiny_model(BY_TYPE["bart"])
+        with torch.no_grad():
+            for layer in attention_layers(native):
+                if layer.kind == "cross":
+                    for parameter in layer.projection("query").parameters():
+                        parameter.zero_()
+        model = collab.Checkpoint(changed(native, conversion), tokenizer)
+        scores = collab.score_heads(model, PAIRS[:8], options=collab.ScoreOptions(("attention_variance",)))
+        cross = [layer.name for layer in attention_layers(model.model) if layer.kind == "cross"]
+        for name, values in scores.scores["attention_variance"].items():
+            assert (np.abs(values).max() < 1e-5) == (name in cross)
+
+    def test_layers_with_different_numbers_of_heads(self, tokenizer: BertTokenizerFast) -> None:
+        model = collab.Checkpoint(tiny_model(BY_TYPE["bart"], decoder_attention_heads=8), tokenizer)
+        scores = collab.score_heads(model, PAIRS[:8], options=collab.ScoreOptions(("confidence",)))
+        there = ~np.isnan(scores.grid("confidence"))  # (layers, 8)
+        totals = [layer.total for layer in attention_layers(model.model)]
+        assert [int(row.sum()) for row in there] == totals
+        assert set(totals) == {4, 8}
+        assert list(scores.to_dict()["heads_before_pruning"].values()) == totals
+
+    @pytest.mark.parametrize("conversion", [None, {"rank": 16, "form": "cp"}], ids=["original", "cp"])
+    def test_the_model_stays_in_its_mode(self, conversion: dict[str, Any] | None, tokenizer: BertTokenizerFast) -> None:
+        model = collab.Checkpoint(changed(tiny_model(BERT), conversion), tokenizer)
+        model.model.train().get_submodule("encoder.layer.0").eval()
+        modes = [module.training for module in model.model.modules()]
+        collab.score_heads(model, SENTENCES[:8])
+        assert [module.training for module in model.model.modules()] == modes
+        pruned = collab.prune(model, collab.PruneOptions(heads=0.5), collab.head_rows(model, SENTENCES[:8], None))
+        assert [module.training for module in model.model.modules()] == modes
+        assert pruned.model.training
 
     @every_conversion
     def test_likeness_of_weights(self, conversion: dict[str, Any] | None) -> None:
@@ -551,6 +606,19 @@ class TestInspect:
             done = run("inspect", folder / name, "--length", 16)
             assert done.exit_code == 0, done.stderr
             assert said in " ".join(done.stdout.split())
+
+    def test_layers_with_different_numbers_of_heads_are_described_apart(self) -> None:
+        native = tiny_model(BY_TYPE["bart"], decoder_attention_heads=8)
+        layers = attention_layers(native)
+        for model in (native, converted(native, rank=8)):
+            splits, products, *rest = collab.inspect(model).explanation
+            for heads in (4, 8):
+                count = sum(layer.total == heads for layer in layers)
+                assert f"in {count} of {len(layers)} layers one 32×32 matrix" in splits
+                assert f"into {heads} heads of d = 32/{heads}" in splits
+                assert f"T² scores for each of {heads} heads" in products
+            if model is not native:
+                assert "instead of 4 to 8" in " ".join(rest)
 
     @every_family
     def test_every_family(self, row: Row) -> None:

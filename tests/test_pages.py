@@ -50,6 +50,7 @@ class TestHeadsPage:
         assert done.exit_code == 0, done.stderr
         data = page_data(page)
         assert [model["heads"] for model in data["models"]] == [[[0, 1, 2, 3]] * 2, [[1, 3], [0, 1, 2, 3]]]
+        assert [model["totals"] for model in data["models"]] == [[4, 4]] * 2
         assert "(original)" in data["models"][0]["title"]
         first = data["models"][1]["maps"][0][0]
         weights = base64.b64decode(first["weights"])

@@ -123,6 +123,7 @@ def _model(
         "title": title,
         "name": model.checkpoint.name,
         "heads": [None if name is None else list(scores.heads[name]) for name in layout],
+        "totals": [None if name is None else scores.totals[name] for name in layout],
         "scores": {
             score: [None if name is None else [_finite(value) for value in values[name]] for name in layout]
             for score, values in scores.scores.items()

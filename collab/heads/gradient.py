@@ -20,9 +20,10 @@ def gradient_importance(
     """The mean over examples of the absolute derivative of an example's loss by a gate on a head's output.
 
     A gate is one number per example, so the derivative sums over the example's tokens in every layer, as in the
-    equation. The authors' code divides by the number of tokens, except in the last layer of a classifier, where only
-    one token has a gradient; neither is needed here. Passes that share a layer's weights (ALBERT) share its gates, and
-    the derivative sums over the passes. Several processes, which all call this, divide the batches.
+    equation, and over its rows where it has several: both sides of a pair, or its choices. The authors' code divides by
+    the number of tokens, except in the last layer of a classifier, where only one token has a gradient; neither is
+    needed here. Passes that share a layer's weights (ALBERT) share its gates, and the derivative sums over the passes.
+    Several processes, which all call this, divide the batches.
 
     Args:
         objective: gives the loss.
@@ -41,8 +42,8 @@ def gradient_importance(
             gradients = torch.autograd.grad(loss.sum(), list(gates.values()), allow_unused=True)
             examples += len(loss)
             for name, gradient in zip(gates, gradients, strict=True):
-                if gradient is not None:  # (sides·B, H)
-                    by_example = gradient.unflatten(0, (objective.sides, -1)).sum(0)  # (B, H)
+                if gradient is not None:  # (sides·B·choices, H)
+                    by_example = gradient.unflatten(0, (objective.sides, len(loss), -1)).sum((0, 2))  # (B, H)
                     sums[name] += by_example.abs().double().sum(0).cpu()
             on_batch()
     examples = int(summed(torch.tensor(examples)))

@@ -192,10 +192,11 @@ def _narrower(
 ) -> list[str]:
     """What besides queries and keys is narrower in a converted model than in the original, and what is not."""
     sentences = []
-    head_dim = layers[0].head_dim
-    values = [inspection.value_width for inspection in inspections if inspection.value_width]
-    if any(width < head_dim for width in values):
-        sentences.append(f"The values of a head have {_range(values)} dimensions instead of {head_dim}.")
+    living = [inspection for inspection in inspections if inspection.value_width]
+    if any(inspection.value_width < inspection.head_dim for inspection in living):
+        values = _range([inspection.value_width for inspection in living])
+        head_dim = _range([inspection.head_dim for inspection in living])
+        sentences.append(f"The values of a head have {values} dimensions instead of {head_dim}.")
     elif all(inspection.heads == layer.total for inspection, layer in zip(inspections, layers, strict=True)):
         sentences.append("Values and the output projection are as wide as in the original.")
     widths = [inspection.neurons for inspection in inspections if inspection.neurons is not None]
@@ -249,28 +250,51 @@ def _width(layer: AttentionLayer) -> int:
     return layer.projection("query").in_features if layer.heads else layer.full_rank
 
 
+def _by_shape(layers: Sequence[AttentionLayer]) -> dict[tuple[int, int, int], int]:
+    """The D of layers with the same K, H and d in the original; a decoder's may differ from its encoder's."""
+    shapes: dict[tuple[int, int, int], int] = {}
+    for layer in sorted(layers, key=lambda layer: not layer.heads):  # a layer without heads no longer tells its D
+        shapes.setdefault((layer.full_rank, layer.total, layer.head_dim), _width(layer))
+    return shapes
+
+
+def _splits(layers: Sequence[AttentionLayer]) -> list[str]:
+    """How the original splits its matrices into heads, and what another number of heads would change."""
+    matrices, products = [], []
+    shapes = _by_shape(layers)
+    for (full, heads, head_dim), width in shapes.items():
+        alike = [layer for layer in layers if (layer.full_rank, layer.total, layer.head_dim) == (full, heads, head_dim)]
+        where = "" if len(shapes) == 1 else f"in {len(alike)} of {len(layers)} layers "
+        matrices.append(
+            f"{where}one {width}×{full} matrix of queries, and one of keys, into {heads} heads of d = {full}/{heads} = "
+            f"{head_dim} columns each"
+        )
+        products.append(f"{where}T² scores for each of {heads} heads, of {head_dim} products each, are {full}·T²")
+    return [
+        f"The original splits {'; '.join(matrices)}. Another number of heads splits the same matrices in other places: "
+        "the parameters stay the same; only which dimensions each head compares changes.",
+        f"The multiply-adds of the scores stay the same, too: {'; '.join(products)} whatever the number of heads. The "
+        "softmax alone grows with it.",
+    ]
+
+
 def _explain(
     model: PreTrainedModel, layers: list[AttentionLayer], inspections: tuple[LayerInspection, ...]
 ) -> list[str]:
-    width, heads, head_dim = _width(layers[0]), layers[0].total, layers[0].head_dim
-    full = layers[0].full_rank
-    sentences = [
-        f"The original splits one {width}×{full} matrix of queries, and one of keys, into {heads} heads of d = {full}/"
-        f"{heads} = {head_dim} columns each. Another number of heads splits the same matrices in other places: the "
-        "parameters stay the same; only which dimensions each head compares changes.",
-        f"The multiply-adds of the scores stay the same, too: T² scores for each of {heads} heads, of {head_dim} "
-        f"products each, are {full}·T² whatever the number of heads. The softmax alone grows with it.",
-    ]
+    head_dim = _range([layer.head_dim for layer in layers])
+    sentences = _splits(layers)
     converted = [inspection for inspection in inspections if inspection.form != "original"]
     if converted:
         ranks = _range([each.rank for each in converted])
+        whole = all(each.rank == each.rank_original for each in converted)
+        full = _range([each.rank_original for each in converted])
         forms = {each.form: form_named(each.form) for each in converted}
         sharing = "; ".join(
             form.sharing if len(forms) == 1 else f"in the form {name} {form.sharing}" for name, form in forms.items()
         )
         sentences.append(
             f"The queries and keys of a layer have {ranks} dimensions for all heads together (R, the rank)"
-            f"{', as in the original' if ranks == str(full) else f' instead of {full}'}; {sharing}."
+            f"{', as in the original' if whole else f' instead of {full}'}; {sharing}."
         )
         sentences += _narrower(model, layers, inspections)
         sentences += _long_rows(converted)
@@ -282,8 +306,10 @@ def _explain(
     pruned = sum(layer.total - len(layer.heads) for layer in layers)
     if pruned:
         each = ""
-        if all(inspection.value_width in (0, head_dim) for inspection in inspections):
-            each = f", each with {2 * head_dim * width:,} weights of values and output projection"
+        shapes = _by_shape(layers)
+        if len(shapes) == 1 and all(inspection.value_width in (0, layers[0].head_dim) for inspection in inspections):
+            weights = 2 * layers[0].head_dim * next(iter(shapes.values()))
+            each = f", each with {weights:,} weights of values and output projection"
         sentences.append(f"{pruned} of {sum(layer.total for layer in layers)} heads were pruned{each}.")
     passes = passes_per_layer(model, len(layers))
     if passes > 1:

@@ -15,6 +15,7 @@ from ..data.task import Task
 from ..errors import ConfigurationError
 from ..io.checkpoint import Checkpoint
 from ..models.layers import AttentionLayer, attention_layers
+from ..models.states import evaluating
 from ..processes import processes, rank
 from ..progress import Progress, no_progress
 from ..steps.step import DataSummary
@@ -34,7 +35,7 @@ class HeadScores:
     Attributes:
         layers: names of the attention layers.
         heads: by layer, the heads left, as numbers in the original.
-        total: heads of a layer of the original.
+        totals: by layer, how many heads it has in the original.
         scores: by score and layer, one number per head left.
         likeness: ``weights`` and ``maps`` by layer, (H, H).
         sharing: by layer, (H, R): how much each head uses each shared dimension; converted models only.
@@ -44,15 +45,20 @@ class HeadScores:
 
     layers: tuple[str, ...]
     heads: dict[str, tuple[int, ...]]
-    total: int
+    totals: dict[str, int]
     scores: dict[str, dict[str, list[float]]]
     likeness: dict[str, dict[str, list[list[float]]]] = field(default_factory=dict)
     sharing: dict[str, list[list[float]]] = field(default_factory=dict)
     degradation_name: str = ""
     data: DataSummary = field(default_factory=DataSummary)
 
+    @property
+    def total(self) -> int:
+        """The most heads that a layer of the original has; a decoder may have more than its encoder."""
+        return max(self.totals.values())
+
     def grid(self, name: str) -> np.ndarray:
-        """A score as an array (layers, heads of the original), NaN for pruned heads."""
+        """A score as an array (layers, `total`), NaN for pruned heads and for those that a layer never had."""
         grid = np.full((len(self.layers), self.total), np.nan)
         for row, layer in enumerate(self.layers):
             if self.heads[layer]:
@@ -79,7 +85,7 @@ class HeadScores:
         return {
             "layers": list(self.layers),
             "heads": {layer: list(heads) for layer, heads in self.heads.items()},
-            "heads_before_pruning": self.total,
+            "heads_before_pruning": self.totals,
             "scores": self.scores,
             "meaning": {name: SCORES[name][1] for name in self.scores},
             "degradation": self.degradation_name,
@@ -131,7 +137,7 @@ def score_rows(
     """Scores every head of a model. Several processes divide the rows, and all get all scores.
 
     Args:
-        loaded: the model, original or converted.
+        loaded: the model, original or converted; run in evaluation mode, and left in the mode it was in.
         rows: rows to score on.
         options: which scores.
         progress: called to report progress.
@@ -139,8 +145,13 @@ def score_rows(
     Raises:
         DataError: if the rows do not fit the model.
     """
-    options = options or ScoreOptions()
-    model = loaded.model.eval()
+    with evaluating(loaded.model):
+        return _scores(loaded, rows, options or ScoreOptions(), progress)
+
+
+def _scores(loaded: Checkpoint, rows: HeadRows, options: ScoreOptions, progress: Progress) -> HeadScores:
+    """See `score_rows`; of a model in evaluation mode."""
+    model = loaded.model
     layers = attention_layers(model)
     living = [layer for layer in layers if layer.heads]
     scores: dict[str, dict[str, Tensor]] = {}
@@ -180,7 +191,7 @@ def score_rows(
     return HeadScores(
         layers=tuple(layer.name for layer in layers),
         heads={layer.name: layer.heads for layer in layers},
-        total=layers[0].total,
+        totals={layer.name: layer.total for layer in layers},
         scores={
             name: {layer.name: scores[name][layer.name].tolist() if layer.heads else [] for layer in layers}
             for name in SCORES

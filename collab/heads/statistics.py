@@ -37,11 +37,13 @@ class AttentionStatistics:
         rows = recorded.weights.float().transpose(1, 2).reshape(size * length, heads, width)  # (B·T, H, S)
         outputs = recorded.context.float().view(size * length, heads, -1)  # (B·T, H, d)
         keys = torch.full((size * length,), float(width))
+        seen_keys = recorded.seen_keys(batch)
+        if seen_keys is not None:
+            keys = seen_keys.sum(1).repeat_interleave(length).float().cpu()
         seen = recorded.seen(batch)
         if seen is not None:
             kept = seen.flatten()
-            keys = seen.sum(1).repeat_interleave(length)[kept].float().cpu()
-            rows, outputs = rows[kept], outputs[kept]
+            rows, outputs, keys = rows[kept], outputs[kept], keys[kept.cpu()]
         squares = rows.square().sum(-1).double().cpu()  # (N, H)
         self._tokens += len(rows)
         self._sums["attention_norm"] += squares.sqrt().sum(0)

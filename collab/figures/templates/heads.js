@@ -26,6 +26,11 @@ function unpacked(map) {
   return map;
 }
 
+// Whether a layer had no such head in the original either: layers may have different numbers of heads.
+function lacks(model, layer, head) {
+  return model.totals[layer] !== null && head >= model.totals[layer];
+}
+
 function weightsOf(model, layer, head) {
   const place = model.heads[layer] ? model.heads[layer].indexOf(head) : -1;
   const map = unpacked(model.maps[chosen.sentence][layer]);
@@ -59,6 +64,10 @@ function drawGrid(model, grid) {
     element(grid, "span", { textContent: layer, title: name });
     for (let head = 0; head < data.heads; head++) {
       const place = model.heads[layer] ? model.heads[layer].indexOf(head) : -1;
+      if (lacks(model, layer, head)) {
+        element(grid, "div");
+        continue;
+      }
       if (place < 0) {
         const why = model.heads[layer] ? "pruned" : "dropped with its layer";
         element(grid, "div", { className: "gone", title: `layer ${layer}, head ${head}: ${why}` });
@@ -96,7 +105,8 @@ function drawHead(model, panel) {
   panel.heading.textContent = `Layer ${chosen.layer}, head ${chosen.head}`;
   const weights = weightsOf(model, chosen.layer, chosen.head);
   if (!weights) {
-    const why = model.heads[chosen.layer] ? "This head was pruned." : "This layer was dropped.";
+    const gone = model.heads[chosen.layer] ? "This head was pruned." : "This layer was dropped.";
+    const why = lacks(model, chosen.layer, chosen.head) ? "This layer has no such head." : gone;
     element(panel.view, "p", { textContent: why });
     return;
   }
