@@ -218,6 +218,22 @@ class TestSources:
         assert calibration.held_out_moments is not None
         assert calibration.held_out == []
 
+    @pytest.mark.parametrize("name", ["bert", "bart"])
+    def test_a_callable_may_pass_masks_by_position(self, name: str) -> None:
+        model = tiny_model(BY_TYPE[name])
+        ids, mask = torch.randint(5, 30, (4, 6)), torch.tensor([[1, 1, 1, 1, 0, 0]] * 4)
+        more = {"decoder_input_ids": ids, "decoder_attention_mask": mask} if name == "bart" else {}
+        named, placed = (
+            collab.calibrate(model, lambda model, call=call: [call(model) for _ in range(8)] and None)
+            for call in (
+                lambda model: model(input_ids=ids, attention_mask=mask, **more),
+                lambda model: model(ids, mask, *more.values()),
+            )
+        )
+        for layer in layer_names(model):
+            assert placed.moments[layer].tokens == named.moments[layer].tokens
+            torch.testing.assert_close(placed.moments[layer].head_weight, named.moments[layer].head_weight)
+
     def test_the_batches_of_a_calibration_are_data_for_another(self, tokenizer: BertTokenizer) -> None:
         model = tiny_model(BERT)
         first = collab.calibrate(collab.Checkpoint(model, tokenizer), SENTENCES, options=FEW)

@@ -214,6 +214,7 @@ class TestRemoval:
         [
             ({"encoder.layer.0.attention.self": [4]}, "no head 4"),
             ({"encoder.layer.7.attention.self": [0]}, "no attention layer encoder.layer.7"),
+            ({"encoder.layer.0.attention.self": [1, 0, 1]}, "names head 1 of encoder.layer.0.attention.self twice"),
             ({f"encoder.layer.{number}.attention.self": [] for number in (0, 1)}, "without a single head"),
         ],
     )
@@ -542,6 +543,7 @@ class TestPruneCommand:
             (("--keep", "7:1"), "no attention layer 7"),
             (("--keep", "0:;1:"), "without a single head"),
             (("--keep", "all"), "does not name heads"),
+            (("--keep", "0:1;0:2"), "names layer 0 twice"),
             (("--heads", "0.5", "--data", "rows.txt", "--max-length", "2"), "at least 3 tokens"),
             (("--heads", "0.5", "--data", "rows.txt", "--score", "beauty"), "Unknown score"),
             (("--per-layer", "0", "--data", "rows.txt"), "at least 1 head"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import inspect
 import itertools
 import tempfile
 from collections import Counter
@@ -209,7 +210,9 @@ class Collector:
         return sums[name][number]
 
     def _on_call(self, module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
-        self._given = with_targets(self.model, kwargs)
+        bound = inspect.signature(module.forward).bind_partial(*args, **kwargs).arguments
+        given = bound | bound.get("kwargs", {})  # by name, however it was passed
+        self._given = with_targets(self.model, {name: value for name, value in given.items() if value is not None})
         self._passes.clear()
         return args, kwargs | {"output_attentions": True}  # some families return weights only on request
 

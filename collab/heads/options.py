@@ -172,15 +172,22 @@ def parse_keep(text: str) -> dict[int, tuple[int, ...]]:
     """Reads ``0:1,2;3:`` as heads 1 and 2 of layer 0 and none of layer 3.
 
     Raises:
-        ConfigurationError: if the text is not of that form.
+        ConfigurationError: if the text is not of that form, or names a layer twice.
     """
     try:
-        pairs = [part.split(":") for part in text.split(";") if part.strip()]
-        keep = {int(layer): tuple(int(head) for head in heads.split(",") if head.strip()) for layer, heads in pairs}
+        parts = [part.split(":") for part in text.split(";") if part.strip()]
+        pairs = [(int(layer), tuple(int(head) for head in heads.split(",") if head.strip())) for layer, heads in parts]
     except ValueError:
-        keep = {}
-    if not keep:
+        pairs = []
+    if not pairs:
         raise ConfigurationError(
             f"{text!r} does not name heads: write 0:1,2;3: for heads 1 and 2 of layer 0, none of 3."
         )
+    keep: dict[int, tuple[int, ...]] = {}
+    for layer, heads in pairs:
+        if layer in keep:
+            raise ConfigurationError(
+                f"{text!r} names layer {layer} twice: write all its heads in one place, {layer}:1,2."
+            )
+        keep[layer] = heads
     return keep

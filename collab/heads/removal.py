@@ -53,7 +53,7 @@ def remove_heads(model: PreTrainedModel, keep: Mapping[str, Sequence[int]]) -> P
 
 
 def check_keep(model: PreTrainedModel, keep: Mapping[str, Sequence[int]]) -> None:
-    """Raises a ConfigurationError if a layer or a head to keep does not exist, or none would be left."""
+    """Raises a ConfigurationError if a layer or head to keep is not there or is named twice, or none would be left."""
     layers = {layer.name: layer for layer in attention_layers(model)}
     for name, heads in keep.items():
         if name not in layers:
@@ -63,6 +63,9 @@ def check_keep(model: PreTrainedModel, keep: Mapping[str, Sequence[int]]) -> Non
             raise ConfigurationError(
                 f"{name} has no head {missing[0]}: its heads are {', '.join(map(str, layers[name].heads)) or 'none'}."
             )
+        repeated = [head for head in heads if list(heads).count(head) > 1]
+        if repeated:
+            raise ConfigurationError(f"keep names head {repeated[0]} of {name} twice. Name each head once.")
     if not any(len(keep.get(name, layer.heads)) for name, layer in layers.items()):
         raise ConfigurationError("This would leave the model without a single head. Keep at least one.")
 

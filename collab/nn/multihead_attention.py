@@ -230,7 +230,7 @@ class MultiheadAttention(SharedProjections):
             ShapeError: if the shapes do not fit, or an input is a nested tensor.
             ConfigurationError: if a mask is neither boolean nor of floating point, or is missing.
         """
-        _check_inputs(query, key, value)
+        _check_inputs(query, key, value, (self.embed_dim, self.kdim, self.vdim), self.batch_first)
         if is_causal and attn_mask is None:
             raise ConfigurationError("is_causal=True says that attn_mask is causal; give attn_mask too.")
         batched = query.ndim == 3
@@ -286,7 +286,8 @@ def _checked(rank: Any, embed_dim: int) -> int:
     return rank
 
 
-def _check_inputs(query: Tensor, key: Tensor, value: Tensor) -> None:
+def _check_inputs(query: Tensor, key: Tensor, value: Tensor, widths: tuple[int, int, int], batch_first: bool) -> None:
+    """Raises a ShapeError if inputs do not fit each other or the layer's E, kdim and vdim."""
     if query.is_nested or key.is_nested or value.is_nested:
         raise ShapeError(
             "Nested tensors are not supported. Pad the inputs and give key_padding_mask; "
@@ -300,4 +301,15 @@ def _check_inputs(query: Tensor, key: Tensor, value: Tensor) -> None:
     if key.shape[:-1] != value.shape[:-1]:
         raise ShapeError(
             f"There must be a value for each key: the shapes are {tuple(value.shape)} and {tuple(key.shape)}."
+        )
+    if (query.shape[-1], key.shape[-1], value.shape[-1]) != widths:
+        raise ShapeError(
+            f"query, key and value must be {widths[0]}, {widths[1]} and {widths[2]} wide (embed_dim, kdim, vdim), not "
+            f"{query.shape[-1]}, {key.shape[-1]} and {value.shape[-1]}."
+        )
+    batch = 0 if batch_first else 1
+    if query.ndim == 3 and query.shape[batch] != key.shape[batch]:
+        raise ShapeError(
+            f"query and key must have the same batch size, not {query.shape[batch]} and {key.shape[batch]}: their "
+            f"shapes are {tuple(query.shape)} and {tuple(key.shape)}, and batch_first is {batch_first}."
         )
