@@ -81,7 +81,9 @@ def compress(
         require_packages(serve)
 
     def narrow(checkpoint: Checkpoint, run: Run) -> Checkpoint:
-        moments, _ = calibrate(checkpoint, calibration or CalibrationRequest(), progress=run.progress)
+        request = calibration or CalibrationRequest()
+        moments = require_rows(calibrate(checkpoint, request, progress=run.progress)[0])
+        settings = [request.options, config, serve, heal]
         with contextlib.ExitStack() as stack:
             timer = None
             if serve is not None and config.speedup is not None:
@@ -89,10 +91,10 @@ def compress(
             return compress_model(
                 checkpoint,
                 config,
-                require_rows(moments),
+                moments,
                 timer=timer,
                 healer=None if heal is None else trial(heal, checkpoint, run),
-                once=None if heal is None else _once(checkpoint, moments, [config, serve, heal], run),
+                once=None if heal is None else _once(checkpoint, moments, settings, run),
                 progress=run.progress,
             )
 
@@ -116,10 +118,9 @@ def compress(
     return transform(model, output, verbs, load=load, trains=heal is not None, **more)
 
 
-def _once(checkpoint: Checkpoint, moments: Calibration | None, settings: list[Any], run: Run) -> Once:
+def _once(checkpoint: Checkpoint, moments: Calibration, settings: list[Any], run: Run) -> Once:
     """Keeps the choice that settings led to with the unfinished healing of what is compressed."""
-    rows = [] if moments is None else [*moments.train, *moments.held_out]
-    key = [fingerprint(checkpoint.model, rows, seed=0), plain(settings)]
+    key = [fingerprint(checkpoint.model, [*moments.train, *moments.held_out], seed=0), plain(settings)]
     digest = hashlib.sha256(json.dumps(key, sort_keys=True, default=repr).encode()).hexdigest()
     file = run.work / CHOSEN.replace("*", digest[:16])
 

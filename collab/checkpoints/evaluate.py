@@ -52,15 +52,13 @@ def evaluate(
     """
     options = options or EvaluateOptions()
     load_options = load_options or LoadOptions()
-    found, graph = find_graph(model) or (resolve_source(model, load_options.revision), None)
+    found, graph = _find(model, load_options.revision)
     task = task or task_of(read_config(found.folder), (found.folder / "modules.json").is_file())
     source = source or task.held_out
     if source is None:
         raise ConfigurationError(f"{task.kind} has no data of its own; give the rows with --data (source=).")
-    other, other_graph = None, None
-    if against is not None:
-        other, other_graph = find_graph(against) or (resolve_source(against), None)
-    if graph is not None or other_graph is not None:
+    other = None if against is None else _find(against)
+    if graph is not None or (other is not None and other[1] is not None):
         if options.device not in (None, "cpu"):
             raise ConfigurationError("Graphs run on the CPU: leave device (--device) out.")
         options = replace(options, device="cpu")
@@ -68,7 +66,7 @@ def evaluate(
     examples = read_examples(source, task, options.label_column, options.samples)
     progress("loading the model", 0, None)
     loaded = _load(found, graph, load_options, task, options)
-    second = None if other is None else _load(other, other_graph, load_options, task, options)
+    second = None if other is None else _load(*other, load_options, task, options)
     return evaluate_model(loaded, examples, task, against=second, options=options, progress=progress)
 
 
@@ -76,6 +74,11 @@ def check_recordable(folder: Path) -> None:
     """Raises a ConfigurationError if a folder has no report to add an evaluation to."""
     if not read_history(folder):
         raise ConfigurationError(f"{folder} has no report to add the evaluation to. Omit --record.")
+
+
+def _find(name: str, revision: str | None = None) -> tuple[Source, Path | None]:
+    """The folder of a model, and the graph in it if it is an exported one."""
+    return find_graph(name) or (resolve_source(name, revision), None)
 
 
 def _load(

@@ -7,11 +7,8 @@ from dataclasses import dataclass
 
 from transformers import PreTrainedModel
 
-from ..evaluation.timing import rounds_in_turn
-from ..models.states import evaluating
 from ..planning.allocation import Widths
 from ..planning.budget import OF_ANOTHER, OF_ITSELF, Part
-from ..processes import from_main
 from .timed import Timed
 from .widths import Narrowing
 
@@ -56,11 +53,8 @@ class LayerTimes:
         self._stack = {number: place for place, stack in enumerate(stacks) for number in stack}
         changes = [change for stack in stacks for change in self._changes(stack, droppable)]
         full: Widths = ({},) * len(parts)
-        models = [timed.native, *map(build, (full, *changes))]
-        runs = [(timed.call(model), [timed.rows]) for model in models]
-        with evaluating(*models):
-            rounds = from_main(lambda: rounds_in_turn(runs, _ROUNDS))
-        self.whole, self.full, *others = (min(times) for times in zip(*rounds, strict=True))  # other work only adds
+        seconds = timed.seconds([timed.native, *map(build, (full, *changes))], _ROUNDS)
+        self.whole, self.full, *others = map(min, seconds)  # other work only adds
         saved = [max(0.0, self.full - seconds) for seconds in others]
         self._rates = [
             self._rates_of(stack, changes[place : place + 3], saved[place : place + 3], droppable)

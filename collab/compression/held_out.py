@@ -20,7 +20,6 @@ from .blocks import Block
 _KEPT = 2**28
 """Numbers that are kept at most; a gigabyte in float32."""
 
-
 _LOGITS = 2**28
 """Numbers in the original's answers that are kept to compare with, at most; a gigabyte."""
 

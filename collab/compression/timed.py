@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import Any
@@ -95,10 +95,22 @@ class Timed:
         steps = [max(each - own, 1e-9) for each, own in zip(whole, first, strict=True)]
         return first[0] / first[1], steps[0] / steps[1]
 
+    def seconds(
+        self, models: Sequence[PreTrainedModel], rounds: int, new_tokens: int | None = None
+    ) -> list[tuple[float, ...]]:
+        """The seconds of models by round, which run in turn in evaluation mode, measured by the main process.
+
+        Args:
+            models: the original or compressed models.
+            rounds: number of rounds.
+            new_tokens: as in `call`.
+        """
+        runs = [(self.call(model, new_tokens), [self.rows]) for model in models]
+        with evaluating(*models):
+            return list(zip(*from_main(lambda: rounds_in_turn(runs, rounds)), strict=True))
+
     def _medians(self, model: PreTrainedModel, new_tokens: int | None) -> tuple[float, float]:
         """Median seconds of the original and of a model."""
-        runs = [(self.call(each, new_tokens), [self.rows]) for each in (self.native, model)]
-        with evaluating(self.native, model):
-            rounds = from_main(lambda: rounds_in_turn(runs, _ROUNDS_OF_WRITING if self.writes else _ROUNDS))
-        before, after = (median(times) for times in zip(*rounds, strict=True))
+        rounds = _ROUNDS_OF_WRITING if self.writes else _ROUNDS
+        before, after = map(median, self.seconds((self.native, model), rounds, new_tokens))
         return before, after

@@ -142,7 +142,7 @@ class Export(Step):
             rows.append([f"`{file}`", f"{self.bytes[file] / 1e6:.2f} MB", *values])
         shapes = ", ".join("×".join(map(str, shape)) for shape in next(iter(self.verification.values()))["shapes"])
         runtime = "OpenVINO" if self.format == "openvino" else "onnxruntime"
-        version = self.versions["openvino" if self.format == "openvino" else "onnxruntime"]
+        version = self.versions[runtime.lower()]
         text = (
             f"For {runtime}, in {self.precision}. Compared with PyTorch in {runtime} {version} on random inputs of "
             f"shapes {shapes}, padded and not; the differences are over all outputs without padding:\n\n"
