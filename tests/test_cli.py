@@ -27,7 +27,7 @@ import collab
 from collab.cli import main
 from collab.cli.bench_tables import show_bench
 from collab.cli.head_tables import show_inspection, show_scores
-from collab.cli.outcome import show_steps
+from collab.cli.outcome import same_rows, show_steps
 from collab.cli.tables import show_plan
 from collab.decomposition import FORMS
 from collab.evaluation.bench_report import BenchedModel, BenchReport, BenchSetting, PeakMemory
@@ -264,7 +264,7 @@ class TestCalibration:
             (["--calibration", tmp_path / "empty.txt"], "no rows", 1),
             (["--calibration", tmp_path / "one.txt"], "At least 2 rows", 1),
             (["--calibration", "not/there"], "no data set of that name", 1),
-            (["--text-column", "text"], "give one by --calibration", 2),
+            (["--text-column", "text", "--calibration", "synthetic"], "calibrate on one", 2),
             (["--calibration-samples", 1], "at least 2 rows", 2),
             (["--params", 0.5], "rank and params were given", 2),
             (["--form", "auto"], "needs a budget", 2),
@@ -409,6 +409,47 @@ class TestWidth:
         layer = ExpandedLayer(self.NAMES[0], "cp", 1, 1, 1, 1.0)
         show_steps([Expansion("BertModel", (layer,), Count(1, 1), 1.0, 1.0)])
         self.check(capsys, "rank")
+
+
+ONLY_WITH = {
+    "prune model out --heads 0.5 --heal-steps 200": "--heal-steps counts only with --heal.",
+    "prune model out --heads 0.5 --heal-trainable layers": "--heal-trainable counts only with --heal.",
+    "prune model out --heads 0.5 --restart": "--restart counts only with --heal.",
+    "prune model out --heads 0.5 --text-column 0": "--text-column counts only with --data.",
+    "convert model out --rank 8 --heal-steps 200": "--heal-steps counts only with --heal.",
+    "convert model out --rank 8 --text-column 0": "--text-column counts only with --calibration or --heal.",
+    "export model out --format onnx --calibration-split train": "--calibration-split counts only with --calibration.",
+    "compress model out --flops 0.5 --heal-steps 0 --heal-beams 1": "only with --heal-steps, and --heal-steps is 0.",
+    "evaluate model --task glue/mnli --split validation": "--split counts only with --data.",
+    "finetune model out --task glue/mnli --distill 0.5": "--distill counts only with --teacher.",
+    "finetune model out --task glue/mnli --prune-at 0.5": "--prune-at counts only with --prune-heads.",
+    "finetune model out --task glue/mnli --eval-split test": "--eval-split counts only with --eval.",
+    "finetune model out --task glue/mnli --train a --eval-split test": "--eval-split counts only with --eval.",
+    "plan model --step-bytes 0.5": "--step-bytes counts only with --whole.",
+    "heads model --data a --sentence b": "--sentence counts only with --figures or --html.",
+    "heads model --data a --against b": "--against counts only with --html.",
+    "report model --overwrite": "--overwrite counts only with --html.",
+}
+
+
+@pytest.mark.parametrize("line", ONLY_WITH)
+def test_options_without_what_they_are_of(line: str) -> None:
+    """Also where what is given is the default."""
+    done = CliRunner().invoke(main, line.split())
+    assert done.exit_code == 2
+    assert ONLY_WITH[line] in " ".join(done.stderr.split())
+
+
+def test_the_next_command_reads_the_same_rows() -> None:
+    """Weights, subsets and splits included."""
+    assert same_rows("--data", "none") == ["--data", "sentences.txt"]
+    one = collab.DataSource("glue", ("sentence1", "sentence2"), "mrpc", "test")
+    of_heal = "--data glue --text-column sentence1 --text-column sentence2 --subset mrpc --split test"
+    assert same_rows("--data", one) == of_heal.split()
+    sources = {"wiki": collab.DataSource("wiki.txt"), "words": "synthetic", "table": collab.DataSource("t.csv", ("0",))}
+    words = "--calibration wiki.txt=2 --calibration synthetic=0.5 --calibration t.csv --text-column 0"
+    assert same_rows("--calibration", collab.Mixture(sources, {"wiki": 2, "words": 0.5})) == words.split()
+    assert same_rows("--calibration", one)[-4:] == ["--calibration-subset", "mrpc", "--calibration-split", "test"]
 
 
 class TestHub:

@@ -832,7 +832,7 @@ class TestCommand:
         [
             (["--whole", "--flops", "0.5", "--params", "0.5"], "flops and params were given"),
             (["--whole", "--content", "folded"], "belong to a plan without --whole"),
-            (["--flops", "0.5"], "--flops and --step-bytes belong to --whole"),
+            (["--flops", "0.5"], "--flops counts only with --whole"),
             (["--whole", "--calibration", "none"], "needs rows"),
         ],
     )
@@ -848,7 +848,7 @@ class TestCommand:
             ([], "one budget"),
             (["--flops", "0.5", "--only", "heads"], "does not name parts"),
             (["--flops", "0.5", "--heal", "x.txt", "--heal-steps", "0"], "--heal-steps is 0"),
-            (["--flops", "0.5", "--heal-fragments", "0", "--heal-steps", "0"], "are of healing"),
+            (["--flops", "0.5", "--heal-fragments", "0", "--heal-steps", "0"], "--heal-steps is 0"),
             (["--flops", "0.5", "--calibration", "none"], "needs rows"),
         ],
     )

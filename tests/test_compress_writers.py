@@ -311,7 +311,7 @@ def test_the_command(tmp_path: Path) -> None:
     options = json.loads(planned.stdout)["options"]
     assert [option["budget"] for option in options] == [0.6, 0.4]
     assert all(0 < option["reached"] <= option["budget"] < option["step"] < 1 for option in options)
-    assert "belong to --whole" in run("plan", folder, "--step-bytes", "0.6").output
+    assert "counts only with --whole" in run("plan", folder, "--step-bytes", "0.6").output
     done = run(
         *("compress", folder, tmp_path / "out", "--step-bytes", "0.6", "--stacks", "decoder", *rows),
         *("--heal-steps", "4", "--json"),

@@ -607,13 +607,6 @@ class TestBadInput:
         assert "--prune-heads" in self.refused(folder, "--task", "classification", *prunes)
         assert "only measured" in self.refused(folder, "--task", "similarity", *both)
 
-    def test_options_without_what_they_are_of(self, folder: Path, tmp_path: Path) -> None:
-        both = ("--train", tmp_path / "train.tsv", "--eval", tmp_path / "dev.tsv", "--task", "classification")
-        assert "--distill is of --teacher" in self.refused(folder, *both, "--distill", 0.2)
-        done = run("evaluate", folder, "--task", "glue/mnli", "--split", "validation_mismatched")
-        assert done.exit_code == 2
-        assert "are of --data" in done.stderr
-
     def test_regression_needs_one_number(self, folder: Path, tmp_path: Path) -> None:
         short = replace(OPTIONS, run=replace(RUN, steps=2, evaluations=1))
         finetune(folder, tmp_path / "tuned", data(folder), options=short)

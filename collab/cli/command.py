@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args
 
 import click
+from click.core import ParameterSource
 
 from ..errors import ConfigurationError
 from .session import Session, Values
@@ -34,12 +35,27 @@ Group = Literal["Options", "Long rows", "Data", "Healing", "Training", "Pruning"
 
 def grouped(group: Group, *options: Decorator) -> Decorator:
     """Several decorators as one, whose options stand in a section of the help; those of a section keep their own."""
+    return _marked("group", group, *options)
+
+
+def only_with(owners: str | tuple[str, ...], *options: Decorator) -> Decorator:
+    """Several decorators as one, whose options say something about another option and are refused without it.
+
+    Args:
+        owners: parameter that the other option sets, or several, one of which is enough; a command may lack some.
+        options: the decorators.
+    """
+    return _marked("owners", (owners,) if isinstance(owners, str) else owners, *options)
+
+
+def _marked(attribute: str, value: object, *options: Decorator) -> Decorator:
+    """Several decorators as one, whose options get an attribute if they have none."""
 
     def decorate(function: Function) -> Function:
         before = len(getattr(function, "__click_params__", ()))
         function = combined(*options)(function)
         for param in vars(function).get("__click_params__", ())[before:]:
-            vars(param).setdefault("group", group)
+            vars(param).setdefault(attribute, value)
         return function
 
     return decorate
@@ -132,6 +148,7 @@ class Command(click.Command):
         assert self.callback is not None
         for param in self.params:
             _check_value(ctx, param)
+            _check_owners(ctx, param)
         values = Values(ctx.params)
         session = Session(values)
         with session.running():
@@ -143,6 +160,21 @@ class Command(click.Command):
 
 _OUTPUT = ("as_json", "verbose", "quiet", "help")
 """Options that every command has."""
+
+
+def _check_owners(ctx: click.Context, param: click.Parameter) -> None:
+    """Checks that an option that was given is not `only_with` others that were not.
+
+    Raises:
+        click.UsageError: if it is.
+    """
+    owners: tuple[str, ...] = getattr(param, "owners", ())
+    given = ctx.get_parameter_source(param.name or "") is ParameterSource.COMMANDLINE
+    if not owners or not given or any(ctx.params.get(owner) for owner in owners):
+        return
+    values = {each.opts[-1]: ctx.params[each.name] for each in ctx.command.params if each.name in owners}
+    zero = "".join(f", and {option} is 0" for option, value in values.items() if value == 0 and value is not False)
+    raise click.UsageError(f"{param.opts[-1]} counts only with {' or '.join(values)}{zero}.", ctx)
 
 
 def _check_value(ctx: click.Context, param: click.Parameter) -> None:

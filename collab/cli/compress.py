@@ -16,7 +16,7 @@ from ..io.options import LoadOptions, SaveOptions
 from ..planning.budget import PARTS, STACKS, Part, Stack
 from ..processes import by_itself, is_main_process
 from ..training.options import AFTER_COMPRESSION, HealRequest, TrainingPrecision
-from .command import Parsed, command, gathers, grouped
+from .command import Parsed, command, gathers, grouped, only_with
 from .options.calibration import calibration_options, flops_option, step_bytes_option
 from .options.data import Unlabelled
 from .options.measuring import speed_option
@@ -61,9 +61,6 @@ def _heal(
     if heal_steps == 0:
         if heal:
             raise ConfigurationError("--heal names data to heal on, but --heal-steps is 0.")
-        usual = _RUN.precision, AFTER_COMPRESSION.fragments, AFTER_COMPRESSION.beams
-        if (heal_precision, heal_fragments, heal_beams) != usual:
-            raise ConfigurationError("--heal-precision, -fragments and -beams are of healing, but --heal-steps is 0.")
         return None
     if heal:
         source = unlabelled.sources(heal)
@@ -142,14 +139,17 @@ def _serve(runtime: Runtime, precision: GraphPrecision) -> ExportOptions | None:
 @heal_options(_RUN.steps, "the rows of --calibration")
 @grouped(
     "Healing",
-    click.option(
-        "--heal-precision",
-        type=click.Choice(["auto", "float32", "bfloat16"]),
-        default=_RUN.precision,
-        help="Precision of the arithmetic in healing. auto: bfloat16 where the processor multiplies it faster.",
+    only_with(
+        "heal_steps",
+        click.option(
+            "--heal-precision",
+            type=click.Choice(["auto", "float32", "bfloat16"]),
+            default=_RUN.precision,
+            help="Precision of the arithmetic in healing. auto: bfloat16 where the processor multiplies it faster.",
+        ),
+        fragments_option(AFTER_COMPRESSION.fragments, "--heal-fragments"),
+        beams_option("--heal-beams"),
     ),
-    fragments_option(AFTER_COMPRESSION.fragments, "--heal-fragments"),
-    beams_option("--heal-beams"),
 )
 @gathers("serve", _serve)
 @click.option(

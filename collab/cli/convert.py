@@ -23,7 +23,7 @@ from .options.data import Unlabelled
 from .options.long_rows import attention_option, long_options
 from .options.measuring import speed_option
 from .options.model import dtype_option, keep_tokens_option, model_in, model_out, seed_option, shard_option
-from .options.training import check_unhealed, heal_options
+from .options.training import heal_options
 from .session import Session
 
 
@@ -57,7 +57,6 @@ def _heal(
     heal: tuple[str, ...], unlabelled: Unlabelled, heal_steps: int, max_length: int | None, seed: int, shard: bool
 ) -> HealRequest | None:
     if not heal:
-        check_unhealed(heal_steps)
         return None
     run = RunOptions(steps=heal_steps, seed=seed, shard=shard)
     return HealRequest(unlabelled.sources(heal), HealOptions(max_length=max_length, run=run))

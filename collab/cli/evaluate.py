@@ -7,10 +7,9 @@ from pathlib import Path
 import click
 
 from ..data.source import DataSource
-from ..errors import ConfigurationError
 from ..evaluation.options import EvaluateOptions
 from ..processes import is_main_process
-from .command import command, command_line, gathers
+from .command import command, command_line, gathers, only_with
 from .options.data import (
     LABELLED,
     label_column_option,
@@ -25,15 +24,9 @@ from .options.measuring import against_option, rounds_option
 from .options.model import device_option, model_in, seed_option
 from .session import Session
 
-_SPLIT = "validation"
-
 
 def _source(data: str | None, text_column: tuple[str, ...], subset: str | None, split: str) -> DataSource | None:
-    if data is None:
-        if text_column or subset or split != _SPLIT:
-            raise ConfigurationError("--text-column, --subset and --split are of --data: name the rows, too.")
-        return None
-    return DataSource(data, text_column, subset, split)
+    return None if data is None else DataSource(data, text_column, subset, split)
 
 
 @command(
@@ -44,9 +37,7 @@ def _source(data: str | None, text_column: tuple[str, ...], subset: str | None, 
 @gathers("source", _source)
 @click.option("--data", show_default="the task's own", help=f"Labelled rows: {LABELLED}.")
 @task_option("what the model's head is for")
-@text_column_option
-@subset_option()
-@split_option(default=_SPLIT)
+@only_with("data", text_column_option, subset_option(), split_option(default="validation"))
 @label_column_option
 @against_option
 @gathers("options", EvaluateOptions)

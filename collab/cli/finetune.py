@@ -10,8 +10,8 @@ from ..data.source import DataSource, LabelledData
 from ..data.task import TRAINABLE_KINDS
 from ..errors import ConfigurationError
 from ..heads.options import MidwayPruning, PruneOptions, RowOptions
-from ..training.options import FinetuneOptions, RunOptions
-from .command import command, gathers, grouped
+from ..training.options import FinetuneOptions
+from .command import command, gathers, grouped, only_with
 from .options.data import (
     LABELLED,
     label_column_option,
@@ -56,18 +56,8 @@ def _labels(labels: str | None) -> tuple[str, ...]:
     return names
 
 
-def _options(
-    max_length: int | None, distill: float, dropout: float | None, run: RunOptions, teacher: str | None
-) -> FinetuneOptions:
-    if teacher is None and distill != FinetuneOptions.distill:
-        raise ConfigurationError("--distill is of --teacher, whose answers it weighs.")
-    return FinetuneOptions(max_length, distill, dropout, run)
-
-
 def _pruning(prune_heads: float | None, prune_at: float, seed: int) -> MidwayPruning | None:
     if prune_heads is None:
-        if prune_at != MidwayPruning.at:
-            raise ConfigurationError("--prune-at is of --prune-heads, which says how many heads to remove.")
         return None
     return MidwayPruning(PruneOptions(heads=prune_heads, rows=RowOptions(seed=seed)), prune_at)
 
@@ -89,10 +79,9 @@ def _pruning(prune_heads: float | None, prune_at: float, seed: int) -> MidwayPru
 @click.option(
     "--eval", "evaluation", show_default=_OWN, help=f"Labelled rows to choose the best checkpoint by: {LABELLED}."
 )
-@text_column_option
-@subset_option()
-@split_option("--train-split", "train_split")
-@split_option("--eval-split", "eval_split", "validation")
+@only_with(("train", "evaluation"), text_column_option, subset_option())
+@only_with("train", split_option("--train-split", "train_split"))
+@only_with("evaluation", split_option("--eval-split", "eval_split", "validation"))
 @label_column_option
 @grouped(
     "Data", click.option("--labels", help="Names of the classes in the order of their numbers: negative,positive.")
@@ -100,12 +89,15 @@ def _pruning(prune_heads: float | None, prune_at: float, seed: int) -> MidwayPru
 @samples_option(None)
 @grouped("Data", click.option("--new-head", is_flag=True, help="Replace the head of a model that is for other labels."))
 @teacher_option("the labels alone")
-@gathers("options", _options)
+@gathers("options", FinetuneOptions)
 @gathers("pruning", _pruning)
 @grouped(
     "Training",
-    click.option(
-        "--distill", default=FinetuneOptions.distill, help="How much the teacher's answers count, from 0 to 1."
+    only_with(
+        "teacher",
+        click.option(
+            "--distill", default=FinetuneOptions.distill, help="How much the teacher's answers count, from 0 to 1."
+        ),
     ),
 )
 @click.option("--epochs", default=_RUN.epochs, help="Passes over the data, if --steps is not given.")
@@ -116,10 +108,10 @@ def _pruning(prune_heads: float | None, prune_at: float, seed: int) -> MidwayPru
     click.option(
         "--prune-heads", type=float, help="Remove this part of all heads on the way, by gradient; see collab prune."
     ),
-)
-@grouped(
-    "Pruning",
-    click.option("--prune-at", default=MidwayPruning.at, help="After this part of the training, by --prune-heads."),
+    only_with(
+        "prune_heads",
+        click.option("--prune-at", default=MidwayPruning.at, help="After this part of the training, by --prune-heads."),
+    ),
 )
 @grouped(
     "Training", click.option("--dropout", type=float, show_default="the model's own", help="Every dropout probability.")

@@ -13,7 +13,7 @@ from ..errors import ConfigurationError
 from ..heads.options import ScoreOptions
 from ..io.options import LoadOptions
 from ..processes import is_main_process
-from .command import command, gathers
+from .command import command, gathers, only_with
 from .options.data import Unlabelled, data_options
 from .options.heads import head_rows_options, scoring_options
 from .options.measuring import page_options
@@ -38,18 +38,12 @@ class _Drawing:
     overwrite: bool
     sentences: tuple[str, ...]
     layers: tuple[int, ...]
-    against: str | None
 
     def __post_init__(self) -> None:
-        if self.sentences and self.figures is None and self.html is None:
-            raise ConfigurationError("--sentence draws figures; say with --figures or --html where to.")
         if self.layers and not (self.sentences and self.figures):
             raise ConfigurationError(
                 "--layer says which attention maps to draw; say with --sentence of what, and with --figures where to."
             )
-        if self.html is None and (self.against is not None or self.overwrite):
-            option = "--overwrite" if self.against is None else "--against"
-            raise ConfigurationError(f"{option} belongs to the page; say with --html where to write it.")
 
     def check(self) -> None:
         """Checks, before any work is done, that everything can be written."""
@@ -114,16 +108,21 @@ def _data2(data2: str | None, unlabelled: Unlabelled) -> NamedSource | None:
 @scoring_options
 @gathers("drawing", _Drawing)
 @click.option("--figures", type=click.Path(path_type=Path, file_okay=False), help="Draw figures into this folder.")
-@click.option(
-    "--sentence",
-    "sentences",
-    multiple=True,
-    help="Draw the attention maps of this sentence; may be given several times. Without it, the page of --html shows "
-    "the first rows of --data.",
+@only_with(
+    ("figures", "html"),
+    click.option(
+        "--sentence",
+        "sentences",
+        multiple=True,
+        help="Draw the attention maps of this sentence; may be given several times. Without it, the page of --html "
+        "shows the first rows of --data.",
+    ),
 )
 @click.option("--layer", "layers", type=int, multiple=True, help="Draw the maps of this layer only; from 0.")
 @page_options
-@click.option("--against", metavar="MODEL", help="The original, to be shown beside MODEL on the page.")
+@only_with(
+    "html", click.option("--against", metavar="MODEL", help="The original, to be shown beside MODEL on the page.")
+)
 @model_in
 def heads(
     data: NamedSource,

@@ -100,12 +100,25 @@ def finish(
 
 
 def same_rows(option: str, source: Any) -> list[str]:
-    """The words by which a next command reads the rows of this one, or a file of sentences where it read none."""
-    sources = source.sources.values() if isinstance(source, Mixture) else (source,)
-    named = [each for each in sources if isinstance(each, DataSource)] or [DataSource("sentences.txt")]
-    names = dict.fromkeys(column for each in named for column in each.columns)  # text files have none
-    columns = [part for name in names for part in ("--text-column", name)]
-    return [*(part for each in named for part in (option, each.path)), *columns]
+    """The words by which a next command reads the rows of this one, or a file of sentences where it read none.
+
+    Args:
+        option: how that command names its rows.
+        source: the rows of this one, as `Unlabelled.sources` gives them.
+    """
+    mixture = source if isinstance(source, Mixture) else Mixture({"": source})
+    named = {name: each for name, each in mixture.sources.items() if isinstance(each, DataSource)}
+    if not named:
+        return [option, "sentences.txt"]
+    words = []
+    for name, each in mixture.sources.items():
+        weight = mixture.weight(name)
+        words += [option, getattr(each, "path", "synthetic") + (f"={weight:g}" if weight != 1 else "")]
+    columns = dict.fromkeys(column for each in named.values() for column in each.columns)  # text files have none
+    words += [part for column in columns for part in ("--text-column", column)]
+    first, prefix = next(iter(named.values())), "--" if option == "--data" else f"{option}-"
+    words += [] if first.subset is None else [f"{prefix}subset", first.subset]
+    return [*words, f"{prefix}split", first.split] if first.split != DataSource.split else words
 
 
 def _record(checkpoint: Checkpoint, steps: Sequence[Step]) -> Json:

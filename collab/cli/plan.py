@@ -12,7 +12,7 @@ from ..errors import ConfigurationError
 from ..planning.config import ConversionConfig
 from ..processes import is_main_process
 from ..steps.step import display_names
-from .command import command, gathers
+from .command import command, gathers, only_with
 from .options.calibration import (
     calibration_options,
     content_option,
@@ -36,10 +36,6 @@ def _config(
 ) -> ConversionConfig | CompressionConfig:
     """Settings of what is planned, with the first of the budgets."""
     if not whole:
-        if flops or step_bytes:
-            raise ConfigurationError(
-                "--flops and --step-bytes belong to --whole. Budgets of a conversion are --params."
-            )
         budget = (params or ConversionConfig.FRACTIONS)[0]
         return ConversionConfig(params=budget, form="auto", allocation="uniform", content=content, solver=solver)
     if content != "exact" or solver != SolverOptions():
@@ -63,8 +59,7 @@ def _config(
 @click.option(
     "--whole", is_flag=True, help="Plan a compression of the whole model (collab compress) instead of a conversion."
 )
-@flops_option(multiple=True)
-@step_bytes_option(multiple=True)
+@only_with("whole", flops_option(multiple=True), step_bytes_option(multiple=True))
 @figure_option
 @content_option
 @calibration_options()

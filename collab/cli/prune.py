@@ -7,15 +7,14 @@ from pathlib import Path
 import click
 
 from ..data.source import NamedSource
-from ..errors import ConfigurationError
 from ..heads.options import PruneOptions, ScoreOptions, parse_keep
 from ..training.options import HealOptions, HealRequest, RunOptions, Trainable
-from .command import Parsed, command, gathers, grouped
+from .command import Parsed, command, gathers, grouped, only_with
 from .options.data import Unlabelled, data_options
 from .options.heads import head_rows_options, scoring_options
 from .options.measuring import speed_option
 from .options.model import model_in, model_out
-from .options.training import check_unhealed, heal_options, trainable_option
+from .options.training import heal_options, trainable_option
 from .session import Session
 
 _TRAINABLE: Trainable = "attention"
@@ -34,9 +33,6 @@ def _heal(
     seed: int,
 ) -> HealRequest | None:
     if not heal:
-        check_unhealed(heal_steps)
-        if heal_trainable != _TRAINABLE:
-            raise ConfigurationError("--heal-trainable is of healing: name data to heal on with --heal.")
         return None
     run = RunOptions(steps=heal_steps, seed=seed)
     return HealRequest(unlabelled.sources(heal), HealOptions(heal_trainable, max_length=max_length, run=run))
@@ -64,7 +60,7 @@ def _heal(
 @scoring_options
 @click.option("--steps", default=1, help="Remove them in so many steps, scoring anew.")
 @heal_options(HealOptions().run.steps)
-@grouped("Healing", trainable_option(_TRAINABLE, "--heal-trainable"))
+@grouped("Healing", only_with("heal", trainable_option(_TRAINABLE, "--heal-trainable")))
 @model_in
 @speed_option
 @model_out

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import click
 
-from ..errors import ConfigurationError
 from .command import command
 from .options.measuring import page_options
 from .options.model import model_weights
@@ -22,8 +21,6 @@ from .session import Session
 @model_weights
 def report(html: Path | None, overwrite: bool, session: Session) -> None:
     """Show the history of MODEL, which collab made: every step, with widths, agreement, speed and errors."""
-    if overwrite and html is None:
-        raise ConfigurationError("--overwrite belongs to the page; say with --html where to write it.")
     session.begin()
     from ..checkpoints.report import report as read_report
     from ..figures.pages import check_page

@@ -39,4 +39,4 @@ def by_number(layers: Sequence[AttentionLayer], keep: Mapping[int, Sequence[int]
         ConfigurationError: if there is no such layer.
     """
     check_numbers(layers, keep)
-    return {layers[number].name: tuple(sorted(set(heads))) for number, heads in keep.items()}
+    return {layers[number].name: tuple(sorted(heads)) for number, heads in keep.items()}

@@ -15,8 +15,6 @@ from ..command import Decorator, gathers, grouped
 from .data import SEVERAL, SOURCES, Unlabelled, max_length_option, samples_option, unlabelled_options
 from .model import device_option
 
-_COLUMN_OF_NOTHING = "--text-column says where the text is in a file or data set; give one by --calibration."
-
 
 def _source(
     calibration: tuple[str, ...], text_column: tuple[str, ...], unlabelled: Unlabelled, heal: object = ()
@@ -26,7 +24,7 @@ def _source(
     if set(calibration) - {"none", "synthetic"}:
         return unlabelled.sources(calibration)
     if text_column and not heal:
-        raise ConfigurationError(_COLUMN_OF_NOTHING)
+        raise ConfigurationError("--text-column says where the text is in a file or data set; calibrate on one.")
     if not calibration:
         return "default"
     return "none" if calibration == ("none",) else unlabelled.sources(calibration)
@@ -65,7 +63,7 @@ def calibration_options(*, weights_alone: bool = True) -> Decorator:
         _calibration,
         gathers("calibration_source", _source),
         _sources_option(f"synthetic for models of text{others}", f"Data to calibrate on: {SOURCES}{without}."),
-        unlabelled_options("--calibration-"),
+        unlabelled_options(("calibration", "heal"), "--calibration-"),
         samples_option(CalibrationOptions.samples, "--calibration-samples"),
         max_length_option,
         grouped(
@@ -81,14 +79,11 @@ def calibration_options(*, weights_alone: bool = True) -> Decorator:
 
 def _measured_on(
     calibration: tuple[str, ...],
-    text_column: tuple[str, ...],
     unlabelled: Unlabelled,
     calibration_samples: int,
     max_length: int | None,
 ) -> CalibrationRequest | None:
     if not calibration:
-        if text_column:
-            raise ConfigurationError(_COLUMN_OF_NOTHING)
         return None
     return CalibrationRequest(unlabelled.sources(calibration), CalibrationOptions(calibration_samples, max_length))
 
@@ -100,7 +95,7 @@ export_calibration_options = gathers(
         "synthetic in int8, none otherwise",
         f"Data to measure the ranges of activations on, and how far the graph agrees: {SOURCES}.",
     ),
-    unlabelled_options("--calibration-"),
+    unlabelled_options("calibration", "--calibration-"),
     samples_option(CalibrationOptions.samples, "--calibration-samples"),
     max_length_option,
 )

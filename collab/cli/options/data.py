@@ -12,7 +12,7 @@ import click
 from ...data.source import DataSource, Mixture, NamedSource, check_weight
 from ...data.task import GLUE, KINDS, Task, task_named
 from ...errors import ConfigurationError
-from ..command import Decorator, gathers, grouped
+from ..command import Decorator, gathers, grouped, only_with
 
 LABELLED = "a file (CSV, TSV, JSON Lines, Parquet) or a data set on the Hub"
 SOURCES = (
@@ -118,15 +118,15 @@ def _weighted(name: str) -> tuple[str, float]:
     return path, weight
 
 
-def unlabelled_options(prefix: str = "--") -> Decorator:
-    """--text-column, --subset and --split, gathered as ``unlabelled``, which reads what the name of a source means."""
-    return gathers(
-        "unlabelled",
-        Unlabelled,
-        text_column_option,
-        subset_option(f"{prefix}subset"),
-        split_option(f"{prefix}split"),
-    )
+def unlabelled_options(sources: str | tuple[str, ...] = "data", prefix: str = "--") -> Decorator:
+    """--text-column, --subset and --split, gathered as ``unlabelled``, which reads what the name of a source means.
+
+    Args:
+        sources: parameters of the options that name sources; without all of them these are refused.
+        prefix: how the flags of subset and split begin.
+    """
+    options = text_column_option, subset_option(f"{prefix}subset"), split_option(f"{prefix}split")
+    return gathers("unlabelled", Unlabelled, only_with(sources, *options))
 
 
 def _data(data: str | None, unlabelled: Unlabelled) -> NamedSource | None:

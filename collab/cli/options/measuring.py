@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from ...evaluation.options import REPORTED_LENGTHS
-from ..command import Decorator, grouped
+from ..command import Decorator, grouped, only_with
 
 against_option = click.option(
     "--against", metavar="MODEL", help="Another model, measured on the same rows and in turn with the first."
@@ -24,7 +24,7 @@ page_options = grouped(
         type=click.Path(path_type=Path, dir_okay=False),
         help="Write a page to this file, which opens in any browser without a network.",
     ),
-    click.option("--overwrite", is_flag=True, help="Replace the page if it exists."),
+    only_with("html", click.option("--overwrite", is_flag=True, help="Replace the page if it exists.")),
 )
 lengths_option = click.option(
     "--length",

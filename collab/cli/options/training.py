@@ -6,9 +6,8 @@ from typing import get_args
 
 import click
 
-from ...errors import ConfigurationError
 from ...training.options import PRECISIONS, HealOptions, Optimizer, RunOptions, Trainable
-from ..command import Decorator, gathers, grouped
+from ..command import Decorator, gathers, grouped, only_with
 from .data import SEVERAL, SOURCES
 from .model import device_option, seed_option, shard_option
 
@@ -124,14 +123,14 @@ def training_options(default: RunOptions) -> Decorator:
     )
 
 
-def check_unhealed(steps: int) -> None:
-    """Raises a ConfigurationError for a number of steps without data to heal on."""
-    if steps != HealOptions().run.steps:
-        raise ConfigurationError("--heal-steps is of healing: name data to heal on with --heal.")
-
-
 def heal_options(steps: int | None, says: str | None = None) -> Decorator:
-    """--heal, --heal-steps and --restart, with the default number of steps and what the help says of the source's."""
+    """--heal, --heal-steps and --restart.
+
+    Args:
+        steps: the default number of steps.
+        says: what the help says of the rows that are healed on by default; None if nothing is healed without --heal.
+    """
+    more = click.option("--heal-steps", type=int, default=steps, help="Steps of healing."), restart_option
     return grouped(
         "Healing",
         click.option(
@@ -141,6 +140,5 @@ def heal_options(steps: int | None, says: str | None = None) -> Decorator:
             show_default=says,
             help=f"Heal the result afterwards, without labels, on: {SOURCES}. {SEVERAL}",
         ),
-        click.option("--heal-steps", type=int, default=steps, help="Steps of healing."),
-        restart_option,
+        *((only_with("heal", *more),) if says is None else more),
     )
