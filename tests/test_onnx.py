@@ -144,6 +144,7 @@ class TestCommand:
         assert result.exit_code == 0, result.output
         record = json.loads(result.stdout)
         report = json.loads((out / "collab_report.json").read_text())
+        assert report["speed"] == record.pop("speed")
         assert report["history"] == [record]
         assert report["layers"] == json.loads((model / "collab_report.json").read_text())["layers"]
         assert record["outputs"] == ["logits"]

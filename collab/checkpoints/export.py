@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import importlib
 import logging
+import tempfile
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Unpack
+
+from transformers import PreTrainedModel
 
 from ..calibration.options import CalibrationRequest
 from ..data.prepare import Rows, of_one_length, rows_of
 from ..errors import CheckpointError, ConfigurationError, ExtraError
 from ..evaluation.compare import agreement_by_source
+from ..evaluation.speed import measure_graph_speed
 from ..graphs.caches import PAST, PRESENT
 from ..graphs.check import check_graph, compare_graph
 from ..graphs.options import ExportOptions
 from ..graphs.runtime import graph_parts, open_graph, precision_settings
 from ..graphs.samples import check_exportable, writes
 from ..graphs.served import find_graph, load_graph, module_of
-from ..graphs.write import write_config, write_graphs
+from ..graphs.write import Written, write_config, write_graphs
 from ..graphs.writing import graphs_of
 from ..io.card import CARD_FILE, render_card, source_metadata, with_sections
 from ..io.checkpoint import Checkpoint
@@ -32,6 +36,7 @@ from ..io.write import base_model_of, carry_over
 from ..models.inputs import has_decoder, input_kind, longest_target, with_targets
 from ..models.layers import count_parameters
 from ..steps.export import Export
+from ..steps.measurement import Speed
 from ..steps.step import installed_versions
 from .transform import Run, transform
 
@@ -44,6 +49,7 @@ def export(
     options: ExportOptions | None = None,
     *,
     calibration: CalibrationRequest | None = None,
+    measure_speed: bool = False,
     **more: Unpack[TransformOptions],
 ) -> Checkpoint:
     """Writes a model as a graph into a folder that appears whole or not at all.
@@ -58,10 +64,12 @@ def export(
         options: format and precision.
         calibration: rows to measure the ranges of activations on, and the agreement; by default random words. Only its
             `source` and `options` count.
+        measure_speed: whether to measure how many times as fast as in float32 the graph is, in the same runtime on this
+            processor; not of a model that writes text.
         **more: see [`TransformOptions`][collab.TransformOptions].
 
     Returns:
-        The model, with an `Export` as its report.
+        The model, with an `Export` as its report, and a `Speed` after it if it was measured.
 
     Raises:
         ExtraError: if a package that writes or runs the graph is not installed.
@@ -81,7 +89,7 @@ def export(
         if options.precision == "int8" or calibration is not None:
             run.progress("reading the rows", 0, None)
             rows = _rows(checkpoint, calibration or CalibrationRequest(), options)
-        return _write(checkpoint, run, options, rows)
+        return _write(checkpoint, run, options, rows, measure_speed)
 
     return transform(model, output, [], load=_load, write=write, **more)
 
@@ -138,7 +146,9 @@ def _load(source: Source, options: LoadOptions) -> Checkpoint:
     return loaded
 
 
-def _write(checkpoint: Checkpoint, run: Run, options: ExportOptions, rows: Rows | None) -> Checkpoint:
+def _write(
+    checkpoint: Checkpoint, run: Run, options: ExportOptions, rows: Rows | None, measure_speed: bool
+) -> Checkpoint:
     """Writes the graph, config, report, card and the other files of the model."""
     size = 4 * count_parameters(checkpoint.model)
     check_space(run.output, size + (size // 3 if options.precision == "int8" else 0))
@@ -146,24 +156,33 @@ def _write(checkpoint: Checkpoint, run: Run, options: ExportOptions, rows: Rows 
     with staged(run.output, run.save_options.overwrite) as folder:
         write_config(checkpoint.model, folder)
         carry_over(checkpoint, folder)
-        exported = checkpoint.then(_write_graph(checkpoint, folder, options, rows, run))
+        with tempfile.TemporaryDirectory(dir=folder) as scratch:
+            written, export = _write_graph(checkpoint, folder, Path(scratch), options, rows, run)
+            exported = checkpoint.then(export)
+            if measure_speed and not written.exact and not export.cache:
+                exported = exported.then(_speed(written, checkpoint.model, options, run))
         history = checkpoint.history.then(exported.steps, command=run.save_options.command)
         write_history(folder, history)
-        card = with_sections(_card(checkpoint, exported.report, name, run.save_options), exported.steps, name)
+        card = with_sections(_card(checkpoint, export, name, run.save_options), exported.steps, name)
         (folder / CARD_FILE).write_text(card, encoding="utf-8")
     logger.info("Wrote %s.", run.output)
     return replace(exported, history=history)
 
 
-def _write_graph(checkpoint: Checkpoint, folder: Path, options: ExportOptions, rows: Rows | None, run: Run) -> Export:
-    """Writes the graphs, and in int8 for onnxruntime a second one of each, and compares them with the model."""
+def _write_graph(
+    checkpoint: Checkpoint, folder: Path, scratch: Path, options: ExportOptions, rows: Rows | None, run: Run
+) -> tuple[Written, Export]:
+    """Writes the graphs, and in int8 for onnxruntime a second one of each, and compares them with the model.
+
+    Returns the last of the graphs, and the report.
+    """
     model = checkpoint.model
     run.progress("tracing, and checking against PyTorch", 0, None)
     graphs = graphs_of(model)
     batches = None
     if not writes(model):
         batches = of_one_length(model, checkpoint.processor, [] if rows is None else rows.train)
-    written, opset = write_graphs(graphs, folder, options, batches)
+    written, opset = write_graphs(graphs, folder, scratch, options, batches)
     checks = {each.file.name: (check_graph if each.exact else compare_graph)(each.graph, each.file) for each in written}
     agreed: dict[str, float] | None = None
     by_source: dict[str, dict[str, float]] = {}
@@ -174,7 +193,7 @@ def _write_graph(checkpoint: Checkpoint, folder: Path, options: ExportOptions, r
         list(dict.fromkeys(name for graph in graphs for name in getattr(graph, names)))
         for names in ("inputs", "outputs")
     )
-    return Export(
+    return written[-1], Export(
         format=options.format,
         precision=options.precision,
         opset=opset,
@@ -185,11 +204,28 @@ def _write_graph(checkpoint: Checkpoint, folder: Path, options: ExportOptions, r
         calibration=None if rows is None else rows.summary,
         agreement=agreed,
         agreement_by_source=by_source,
-        bytes={file.name: sum(path.stat().st_size for path in graph_parts(file)) for _, file, _ in written},
+        bytes={each.file.name: sum(path.stat().st_size for path in graph_parts(each.file)) for each in written},
         model=checkpoint.name,
         random=checkpoint.missing,
         versions=installed_versions(*options.packages),
     )
+
+
+def _speed(written: Written, model: PreTrainedModel, options: ExportOptions, run: Run) -> Speed:
+    """How many times as fast as in float32 a graph is."""
+    run.progress("measuring speed", 0, None)
+    graph, exact = open_graph(written.file), open_graph(written.plain, options.runtime)
+    measured = measure_graph_speed(graph, exact, model)
+    if measured.high < 1:
+        logger.warning(
+            "In %s the graph is slower than in float32 on this processor, which may lack fast instructions for it "
+            "(VNNI or AMX for int8). Measure it where it will run, with collab bench%s.",
+            options.precision,
+            ". Without such instructions onnxruntime gains more (--format onnx --int8)"
+            if options.format == "openvino"
+            else "",
+        )
+    return measured
 
 
 def _agreement(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -89,10 +90,12 @@ class GraphTimer:
     def _write(self, model: PreTrainedModel, options: ExportOptions) -> Path:
         folder = self._folder / str(self._count)
         self._count += 1
-        folder.mkdir()
+        scratch = folder / "onnx"
+        scratch.mkdir(parents=True)
         network = model if model.dtype == torch.float32 else copy.deepcopy(model).float()
         write_config(network, folder)
-        write_graphs([Graph(network)], folder, options, self._batches())
+        write_graphs([Graph(network)], folder, scratch, options, self._batches())
+        shutil.rmtree(scratch)
         return folder / options.file
 
     def _batches(self) -> list[Batch]:

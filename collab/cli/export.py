@@ -10,6 +10,7 @@ from ..errors import ConfigurationError
 from ..graphs.options import FORMATS, ExportOptions, GraphFormat, GraphPrecision
 from .command import command, gathers
 from .options.calibration import export_calibration_options
+from .options.measuring import speed_option
 from .options.model import model_in, model_out
 from .session import Session
 
@@ -45,6 +46,7 @@ def _options(form: GraphFormat, precision: GraphPrecision | None, int8: bool) ->
 @click.option("--int8", is_flag=True, help="The same as --precision int8.")
 @export_calibration_options
 @model_in
+@speed_option("Measure for a few seconds how many times as fast as in float32 a graph in lower precision is.")
 @model_out
 def export(session: Session) -> None:
     """Write MODEL, original or converted, in another format to the folder OUTPUT, and check it against PyTorch."""

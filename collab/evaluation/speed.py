@@ -1,4 +1,4 @@
-"""The speed of a model beside the one that it was made from, in a few seconds."""
+"""The speed of a model or graph beside the one that it was made from, in a few seconds."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import torch
 from transformers import PreTrainedModel
 
 from ..device import device_name
+from ..graphs.runtime import Session
+from ..graphs.served import module_of
 from ..models.inputs import has_length, longest_input, random_inputs
 from ..models.states import evaluating
 from ..steps.measurement import Speed
@@ -28,12 +30,8 @@ def measure_speed(model: PreTrainedModel, original: PreTrainedModel) -> Speed:
     """
     length = min(_LENGTH, longest_input(original))
     inputs = random_inputs(original, _ROWS, length)
-    runs: list[Run] = [(original, [inputs]), (model, [inputs])]
     with evaluating(model, original):
-        first = rounds_in_turn(runs, 1)
-        rounds = int(_SECONDS / max(1e-3, sum(first[0])))
-        times = rounds_in_turn(runs, min(_MOST, max(2, rounds)), warm=0) if rounds else first
-    ratios = Spread.of([before / after for before, after in times])
+        ratios = _ratios((original, [inputs]), (model, [inputs]))
     return Speed(
         ratio=ratios.median,
         low=ratios.low,
@@ -44,3 +42,37 @@ def measure_speed(model: PreTrainedModel, original: PreTrainedModel) -> Speed:
         threads=torch.get_num_threads(),
         dtype=str(model.dtype).removeprefix("torch."),
     )
+
+
+def measure_graph_speed(graph: Session, exact: Session, model: PreTrainedModel) -> Speed:
+    """Times a graph in lower precision and the same in float32 in turn, as `measure_speed` times models.
+
+    Args:
+        graph: the graph.
+        exact: the graph in float32, in the same runtime.
+        model: the model that they were written from.
+    """
+    length = min(_LENGTH, longest_input(model))
+    inputs = random_inputs(model, _ROWS, length)
+    ratios = _ratios((module_of(exact), [inputs]), (module_of(graph), [inputs]))
+    return Speed(
+        ratio=ratios.median,
+        low=ratios.low,
+        high=ratios.high,
+        rows=_ROWS,
+        length=length if has_length(model) else None,
+        device=device_name(torch.device("cpu")),
+        threads=torch.get_num_threads(),
+        dtype=graph.precision,
+        runtime=graph.runtime,
+        beside="model",
+    )
+
+
+def _ratios(before: Run, after: Run) -> Spread:
+    """How many times as fast the second is, in every round."""
+    runs = [before, after]
+    first = rounds_in_turn(runs, 1)
+    rounds = int(_SECONDS / max(1e-3, sum(first[0])))
+    times = rounds_in_turn(runs, min(_MOST, max(2, rounds)), warm=0) if rounds else first
+    return Spread.of([slow / fast for slow, fast in times])

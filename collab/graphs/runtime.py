@@ -88,7 +88,7 @@ class OpenVinoSession(Session):
         settings: dict[str, Any] = {
             "PERFORMANCE_HINT": "LATENCY",
             "INFERENCE_NUM_THREADS": torch.get_num_threads(),
-            **precision_settings(precision),
+            **precision_settings(self.precision),
         }
         self._compiled = core.compile_model(model, "CPU", settings)
         self.inputs = {
@@ -121,14 +121,18 @@ def graph_parts(file: Path) -> list[Path]:
     return [*file.parent.glob(f"{file.name}*"), *([file.with_suffix(".bin")] if file.suffix == ".xml" else [])]
 
 
-def open_graph(file: Path) -> Session:
+def open_graph(file: Path, runtime: Runtime | None = None) -> Session:
     """A graph, ready to run.
+
+    Args:
+        file: the graph.
+        runtime: what runs it; OpenVINO runs ONNX graphs, too. None for that of the format.
 
     Raises:
         ExtraError: if its runtime is not installed.
         CheckpointError: if the file is damaged.
     """
-    runtime: Runtime = "openvino" if file.suffix == ".xml" else "onnxruntime"
+    runtime = runtime or ("openvino" if file.suffix == ".xml" else "onnxruntime")
     try:
         importlib.import_module(runtime)
     except ImportError as error:

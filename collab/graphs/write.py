@@ -18,7 +18,6 @@ from ..models.families import native_type
 from .int8 import quantize
 from .openvino import write_openvino
 from .options import ExportOptions, graph_file
-from .runtime import graph_parts
 from .trace import Graph, write_graph
 
 
@@ -29,21 +28,24 @@ class Written(NamedTuple):
         graph: what it is of.
         file: its file.
         exact: whether it is in float32.
+        plain: the ONNX graph in float32 that it was made from, or is.
     """
 
     graph: Graph
     file: Path
     exact: bool
+    plain: Path
 
 
 def write_graphs(
-    graphs: Sequence[Graph], folder: Path, options: ExportOptions, batches: Sequence[Batch] | None
+    graphs: Sequence[Graph], folder: Path, scratch: Path, options: ExportOptions, batches: Sequence[Batch] | None
 ) -> tuple[list[Written], int]:
     """Writes a model's graphs, and in int8 for onnxruntime a second one of each.
 
     Args:
         graphs: the graphs.
         folder: folder to write to.
+        scratch: folder for ONNX graphs that only others are made from.
         options: format and precision.
         batches: rows without padding to measure the ranges of activations on, in int8 for OpenVINO; None for int8 of
             the weights alone, as of a model that writes text.
@@ -58,20 +60,18 @@ def write_graphs(
     low: list[Written] = []
     opset = 0
     for graph in graphs:
-        plain = folder / graph_file(graph.part, "onnx")
+        plain = (folder if options.format == "onnx" else scratch) / graph_file(graph.part, "onnx")
         opset = write_graph(graph, plain)
         if options.format == "openvino":
             file = folder / graph_file(graph.part, "openvino")
             write_openvino(plain, file, options.precision, batches)
-            for path in graph_parts(plain):
-                path.unlink()
-            exact.append(Written(graph, file, options.precision == "float32"))
+            exact.append(Written(graph, file, options.precision == "float32", plain))
             continue
-        exact.append(Written(graph, plain, True))
+        exact.append(Written(graph, plain, True, plain))
         if options.precision == "int8":
             small = folder / graph_file(graph.part, "onnx", int8=True)
             quantize(plain, small)
-            low.append(Written(graph, small, False))
+            low.append(Written(graph, small, False, plain))
     return exact + low, opset
 
 

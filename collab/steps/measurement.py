@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from .agreement import named
 from .step import DataSummary, Json, Metric, Step, display_names, installed_versions, measured, rows_text, short, table
@@ -112,6 +112,7 @@ class Speed(Step):
         threads: number of torch threads.
         dtype: dtype of the weights; of a graph its precision, where the original's is float32.
         runtime: what ran both: ``torch``, ``onnxruntime`` or ``openvino``.
+        beside: of a graph, whose graph in float32 it was timed beside: ``original``, or ``model`` for its own.
     """
 
     kind: ClassVar[str] = "speed"
@@ -126,11 +127,12 @@ class Speed(Step):
     threads: int
     dtype: str
     runtime: str = "torch"
+    beside: Literal["original", "model"] = "original"
 
     def summary(self) -> str:
         """The ratio, and what it was measured on."""
         what = f"{self.rows} rows of {self.length} tokens" if self.length is not None else f"{self.rows} inputs"
-        before = "before" if self.runtime == "torch" else f"the original in float32, both in {self.runtime},"
+        before = "before" if self.runtime == "torch" else f"the {self.beside} in float32, both in {self.runtime}"
         return (
             f"{self.ratio:.2f} times as fast as {before} ({self.low:.2f} to {self.high:.2f}) on {what}, in "
             f"{self.dtype} on {self.device} with {self.threads} thread{'s' if self.threads > 1 else ''}."
