@@ -26,6 +26,7 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
+import torch
 from common import kept, machine, markdown, my_turn, times_as_fast, write
 from kinds import BUDGETS, CHECKPOINTS, KINDS, STEPS, Judge, made
 from transformers import AutoModel
@@ -93,7 +94,7 @@ def folder_of(checkpoint: str, model: str, left_out: str, recipe: str, steps: in
 
 
 def speeds(checkpoint: str, models: Sequence[str]) -> dict[str, dict[str, float]]:
-    """Times as fast as the original, by name, as `times_as_fast` measures it in 15 rounds.
+    """Times as fast as the original, by name and kind of processor, as `times_as_fast` measures it in 15 rounds.
 
     Of a model that is not kept, what is not healed is measured, which has the same shapes.
     """
@@ -108,7 +109,8 @@ def speeds(checkpoint: str, models: Sequence[str]) -> dict[str, dict[str, float]
                 made(model, folder, steps=0, checkpoint=checkpoint)
         compared[model] = collab.load(str(folder)).model.eval()
     runs: list[Run] = [(model, [batch]) for model in (original, *compared.values())]
-    return dict(zip(compared, times_as_fast(runs, 15)[1:], strict=True))
+    processor = torch.backends.cpu.get_cpu_capability()  # the widths that are fast depend on it
+    return dict(zip((f"{name}, {processor}" for name in compared), times_as_fast(runs, 15)[1:], strict=True))
 
 
 def add(name: str, rows: Sequence[dict[str, Any]] = (), speed: dict[str, dict[str, float]] | None = None) -> None:

@@ -20,7 +20,7 @@ from collab.models.inputs import random_inputs
 from collab.steps.measurement import Speed
 
 pytest.importorskip("onnxscript", reason="the openvino extra is not installed")
-pytest.importorskip("openvino", reason="the openvino extra is not installed")
+openvino = pytest.importorskip("openvino", reason="the openvino extra is not installed")
 pytest.importorskip("nncf", reason="the openvino extra is not installed")
 
 pytestmark = pytest.mark.slow
@@ -58,7 +58,9 @@ class TestGraph:
         options = INT8 if text else collab.ExportOptions("openvino", "bfloat16")
         step = collab.checkpoints.export(str(tmp_path / "model"), tmp_path / "out", options)
         check = step.report.verification["openvino_model.xml"]
-        assert check["mean_difference"] > 1e-6
+        capabilities = openvino.Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
+        if text or "BF16" in capabilities:  # a processor without bfloat16 computes in float32
+            assert check["mean_difference"] > 1e-6
         assert check["lowest_cosine"] > 0.9
         assert (step.report.agreement is not None) == text
 

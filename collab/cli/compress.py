@@ -164,7 +164,7 @@ def _serve(runtime: Runtime, precision: GraphPrecision) -> ExportOptions | None:
 )
 @seed_option
 @model_in
-@speed_option()
+@speed_option
 @model_out
 def compress(
     output: Path,

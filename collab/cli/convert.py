@@ -137,7 +137,7 @@ def _heal(
 @seed_option
 @shard_option
 @model_in
-@speed_option()
+@speed_option
 @model_out
 @grouped(
     "Output",

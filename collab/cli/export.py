@@ -46,7 +46,7 @@ def _options(form: GraphFormat, precision: GraphPrecision | None, int8: bool) ->
 @click.option("--int8", is_flag=True, help="The same as --precision int8.")
 @export_calibration_options
 @model_in
-@speed_option("Measure for a few seconds how many times as fast as in float32 a graph in lower precision is.")
+@speed_option
 @model_out
 def export(session: Session) -> None:
     """Write MODEL, original or converted, in another format to the folder OUTPUT, and check it against PyTorch."""

@@ -62,7 +62,7 @@ def _heal(
 @heal_options(HealOptions().run.steps)
 @grouped("Healing", only_with("heal", trainable_option(_TRAINABLE, "--heal-trainable")))
 @model_in
-@speed_option()
+@speed_option
 @model_out
 def prune(output: Path, data: NamedSource | None, heal: HealRequest | None, session: Session) -> None:
     """Remove heads of MODEL, original or converted, for good, and write what is left to the folder OUTPUT."""

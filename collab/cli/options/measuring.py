@@ -35,13 +35,16 @@ lengths_option = click.option(
     show_default=f"{', '.join(map(str, REPORTED_LENGTHS))}, or what the model takes where that is less",
     help="Tokens of a row; may be given several times.",
 )
-
-
-def speed_option(
-    text: str = "Measure for a few seconds how many times as fast as the original the result is.",
-) -> Decorator:
-    """--speed/--no-speed, with its help."""
-    return grouped("Output", click.option("--speed/--no-speed", "measure_speed", default=True, help=text))
+speed_option = grouped(
+    "Output",
+    click.option(
+        "--speed/--no-speed",
+        "measure_speed",
+        default=True,
+        help="Measure for a few seconds how many times as fast as the original the result is; of a graph in lower "
+        "precision, as in float32.",
+    ),
+)
 
 
 def rounds_option(default: int) -> Decorator:
