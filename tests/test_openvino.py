@@ -49,6 +49,8 @@ class TestGraph:
                 expected, actual = (each(**inputs).last_hidden_state for each in (model, graph))
             seen = inputs["attention_mask"].bool()
             torch.testing.assert_close(actual[seen], expected[seen], rtol=0, atol=1e-4)
+        by_position = graph(*(inputs[name] for name in ("input_ids", "attention_mask", "token_type_ids")))
+        assert torch.equal(by_position.last_hidden_state, actual)
 
     @pytest.mark.parametrize("model_type", ["vit", pytest.param("deberta-v2", marks=pytest.mark.exhaustive)])
     def test_families_in_int8(self, model_type: str, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import types
 from collections.abc import Mapping
 from pathlib import Path
@@ -46,14 +47,16 @@ def served(
             setattr(module, name, torch.zeros((), dtype=buffer.dtype).expand(buffer.shape))
     model.tie_weights()
     graph = module_of(session, encoder, counts_by_mask=family_of(model).base.counts_by_mask)
-    model.forward = graph.forward
+    signature = inspect.signature(type(model).forward)
+
+    def forward(self: PreTrainedModel, *given: Any, **inputs: Any) -> ModelOutput:
+        named = dict(signature.bind_partial(self, *given).arguments)
+        del named["self"]
+        return graph(**named, **inputs)
+
+    model.forward = types.MethodType(forward, model)
     if isinstance(graph, WritingModule):
-
-        @functools.wraps(type(model).forward)
-        def forward(*_: Any, **inputs: Any) -> ModelOutput:
-            return graph(**inputs)
-
-        model.forward = types.MethodType(forward, model)  # with its signature, by which `generate` knows what to give
+        functools.update_wrapper(forward, type(model).forward)  # by whose signature `generate` knows what to give
         if graph.encoder is not None:
             model.get_encoder = lambda *_, **__: graph.encoder
     model.graph_session = session
