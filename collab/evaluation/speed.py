@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
+from torch import nn
 from transformers import PreTrainedModel
 
 from ..device import device_name
@@ -28,20 +31,10 @@ def measure_speed(model: PreTrainedModel, original: PreTrainedModel) -> Speed:
     Returns:
         How many times as fast the model is.
     """
-    length = min(_LENGTH, longest_input(original))
-    inputs = random_inputs(original, _ROWS, length)
     with evaluating(model, original):
-        ratios = _ratios((original, [inputs]), (model, [inputs]))
-    return Speed(
-        ratio=ratios.median,
-        low=ratios.low,
-        high=ratios.high,
-        rows=_ROWS,
-        length=length if has_length(original) else None,
-        device=device_name(model.device),
-        threads=torch.get_num_threads(),
-        dtype=str(model.dtype).removeprefix("torch."),
-    )
+        return _measured(
+            (original, model), original, device_name(model.device), dtype=str(model.dtype).removeprefix("torch.")
+        )
 
 
 def measure_graph_speed(graph: Session, exact: Session, model: PreTrainedModel) -> Speed:
@@ -52,27 +45,27 @@ def measure_graph_speed(graph: Session, exact: Session, model: PreTrainedModel) 
         exact: the graph in float32, in the same runtime.
         model: the model that they were written from.
     """
-    length = min(_LENGTH, longest_input(model))
-    inputs = random_inputs(model, _ROWS, length)
-    ratios = _ratios((module_of(exact), [inputs]), (module_of(graph), [inputs]))
+    modules = module_of(exact), module_of(graph)
+    device = device_name(torch.device("cpu"))
+    return _measured(modules, model, device, dtype=graph.precision, runtime=graph.runtime, beside="model")
+
+
+def _measured(calls: tuple[nn.Module, nn.Module], reader: PreTrainedModel, device: str, **said: Any) -> Speed:
+    """How many times as fast the second of two calls is on inputs of a model, with what else is said of it."""
+    length = min(_LENGTH, longest_input(reader))
+    inputs = random_inputs(reader, _ROWS, length)
+    runs: list[Run] = [(call, [inputs]) for call in calls]
+    first = rounds_in_turn(runs, 1)
+    rounds = int(_SECONDS / max(1e-3, sum(first[0])))
+    times = rounds_in_turn(runs, min(_MOST, max(2, rounds)), warm=0) if rounds else first
+    ratios = Spread.of([before / after for before, after in times])
     return Speed(
         ratio=ratios.median,
         low=ratios.low,
         high=ratios.high,
         rows=_ROWS,
-        length=length if has_length(model) else None,
-        device=device_name(torch.device("cpu")),
+        length=length if has_length(reader) else None,
+        device=device,
         threads=torch.get_num_threads(),
-        dtype=graph.precision,
-        runtime=graph.runtime,
-        beside="model",
+        **said,
     )
-
-
-def _ratios(before: Run, after: Run) -> Spread:
-    """How many times as fast the second is, in every round."""
-    runs = [before, after]
-    first = rounds_in_turn(runs, 1)
-    rounds = int(_SECONDS / max(1e-3, sum(first[0])))
-    times = rounds_in_turn(runs, min(_MOST, max(2, rounds)), warm=0) if rounds else first
-    return Spread.of([slow / fast for slow, fast in times])
