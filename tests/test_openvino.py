@@ -38,6 +38,12 @@ def served(model: PreTrainedModel, tmp_path: Path, options: collab.ExportOptions
     return load_graph(*found).model
 
 
+def has_vnni() -> bool:
+    """Whether the processor is known to have VNNI, without which sums of int8 products overflow."""
+    file = Path("/proc/cpuinfo")
+    return file.is_file() and "vnni" in file.read_text()
+
+
 class TestGraph:
     @pytest.mark.parametrize(("form", "rank"), [("tucker", 8), ("concat", 9)])
     def test_forms(self, form: str, rank: int, tmp_path: Path) -> None:
@@ -133,7 +139,7 @@ class TestCommand:
         done = run("evaluate", folder / "served", *rows, "--against", folder / "model", "--json")
         assert done.exit_code == 0, done.output
         result = json.loads(done.stdout)
-        assert result["against"]["agreement"]["top1"] > 0.8  # sums overflow where the processor has no VNNI
+        assert result["against"]["agreement"]["top1"] > (0.9 if has_vnni() else 0.8)
         assert (result["runtime"], result["dtype"]) == ("openvino", "int8")
         told = run("evaluate", folder / "served", *rows, "--against", folder / "model", "--draws", "10").stdout
         assert "in int8 by openvino" in " ".join(told.split())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -90,12 +89,11 @@ class GraphTimer:
     def _write(self, model: PreTrainedModel, options: ExportOptions) -> Path:
         folder = self._folder / str(self._count)
         self._count += 1
-        scratch = folder / "onnx"
-        scratch.mkdir(parents=True)
+        folder.mkdir()
         network = model if model.dtype == torch.float32 else copy.deepcopy(model).float()
         write_config(network, folder)
-        write_graphs([Graph(network)], folder, scratch, options, self._batches())
-        shutil.rmtree(scratch)
+        with tempfile.TemporaryDirectory(dir=folder) as scratch:
+            write_graphs([Graph(network)], folder, Path(scratch), options, self._batches())
         return folder / options.file
 
     def _batches(self) -> list[Batch]:

@@ -59,8 +59,6 @@ def _heal(
 ) -> HealRequest | None:
     """Healing, by default on the data of the calibration."""
     if heal_steps == 0:
-        if heal:
-            raise ConfigurationError("--heal names data to heal on, but --heal-steps is 0.")
         return None
     if heal:
         source = unlabelled.sources(heal)

@@ -130,15 +130,14 @@ def heal_options(steps: int | None, says: str | None = None) -> Decorator:
         steps: the default number of steps.
         says: what the help says of the rows that are healed on by default; None if nothing is healed without --heal.
     """
-    more = click.option("--heal-steps", type=int, default=steps, help="Steps of healing."), restart_option
-    return grouped(
-        "Healing",
-        click.option(
-            "--heal",
-            metavar="SOURCE",
-            multiple=True,
-            show_default=says,
-            help=f"Heal the result afterwards, without labels, on: {SOURCES}. {SEVERAL}",
-        ),
-        *((only_with("heal", *more),) if says is None else more),
+    heal = click.option(
+        "--heal",
+        metavar="SOURCE",
+        multiple=True,
+        show_default=says,
+        help=f"Heal the result afterwards, without labels, on: {SOURCES}. {SEVERAL}",
     )
+    heal_steps = click.option("--heal-steps", type=int, default=steps, help="Steps of healing.")
+    if says is None:
+        return grouped("Healing", heal, only_with("heal", heal_steps, restart_option))
+    return grouped("Healing", only_with("heal_steps", heal), heal_steps, restart_option)
