@@ -43,7 +43,7 @@ def weights(query_width: int = 10, key_width: int = 10) -> tuple[Tensor, Tensor,
 
 def problem(query_width: int = 10, key_width: int = 10, rank: int | None = None) -> LayerProblem:
     query, bias, key = weights(query_width, key_width)
-    return LayerProblem.of(query, bias, key, HEADS, torch.device("cpu"), moments(query_width, key_width, rank))
+    return LayerProblem.of(query, bias, key, None, HEADS, torch.device("cpu"), moments(query_width, key_width, rank))
 
 
 @settings(deadline=None, max_examples=25)

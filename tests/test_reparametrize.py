@@ -78,7 +78,7 @@ def test_keeps_the_dtype(dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_solves_in_float64(dtype: torch.dtype) -> None:
     query, query_bias, key, _ = layer(dtype=dtype)
-    problem = LayerProblem.of(query, query_bias, key, HEADS, torch.device("cpu"))
+    problem = LayerProblem.of(query, query_bias, key, None, HEADS, torch.device("cpu"))
     factors = problem.solve("cp", 6, "exact", collab.SolverOptions()).factors
     assert factors.query.dtype == factors.content_bias.dtype == torch.float64
 

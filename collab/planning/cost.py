@@ -53,15 +53,14 @@ class LayerShape:
         """The shape of a layer's problem."""
         query, heads, key = problem.tensor.shape
         width = problem.tensor.head_dim
+        key_biased = problem.key_bias is not None
         if isinstance(problem, RotaryProblem):
             rows = query - problem.biased  # the last one is the bias
-            return cls(
-                rows, rows, heads, width, problem.biased, problem.key_biased, False, problem.key_heads, rotary=True
-            )
+            return cls(rows, rows, heads, width, problem.biased, key_biased, False, problem.key_heads, rotary=True)
         biased = problem.query_bias is not None
         terms = problem.terms if isinstance(problem, DisentangledProblem) else None
         content = biased or problem.moments is not None
-        return cls(query, key, heads, width, biased, problem.key_biased, content, positions=terms)
+        return cls(query, key, heads, width, biased, key_biased, content, positions=terms)
 
     @classmethod
     def of_layer(cls, layer: AttentionLayer) -> LayerShape:

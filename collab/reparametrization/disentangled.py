@@ -10,7 +10,7 @@ mean key ν_h, which f_h takes.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -27,12 +27,11 @@ class DisentangledProblem(LayerProblem):
     """As `LayerProblem`, with positions as a second kind of queries and keys.
 
     Attributes:
-        key_bias: b_K, (K,), or None.
+        key_bias: b_K, (K,), or None; it enters the scores of positions as queries.
         terms: the terms of positions.
     """
 
-    key_bias: Tensor | None
-    terms: PositionTerms
+    terms: PositionTerms = field(kw_only=True)
 
     def solve(self, form: FormName, rank: int, content: Content, solver: SolverOptions, seed: int = 0) -> Solution:
         """Approximates the layer; arguments as in `reparametrize`."""

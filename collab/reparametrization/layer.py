@@ -12,7 +12,7 @@ query at the mean as one more row of the tensor, so that W̃_K serves it too, an
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
@@ -93,9 +93,7 @@ def reparametrize(
     solver = solver or SolverOptions()
     with torch.no_grad():
         device = solver.resolve_device(query_weight.device)
-        problem = LayerProblem.of(query_weight, query_bias, key_weight, num_heads, device, moments)
-        if key_bias is not None:
-            problem.check_bias("key_bias", key_bias)
+        problem = LayerProblem.of(query_weight, query_bias, key_weight, key_bias, num_heads, device, moments)
         rank = resolve_rank(rank, problem.tensor.full_rank)
         solution = problem.solve(form, rank, content, solver, seed)
         return replace(solution, factors=fitting(solution.factors, query_weight))
@@ -126,13 +124,13 @@ class LayerProblem:
         tensor: 𝒯.
         query_bias: b_Q, (K,), or None.
         moments: moments of the layer's inputs, or None to approximate the weights.
-        key_biased: whether the original has key biases, which only count as parameters here; query biases may be alone.
+        key_bias: b_K, (K,), or None. The softmax ignores it, so it only counts as parameters here.
     """
 
     tensor: HeadTensor
     query_bias: Tensor | None
     moments: LayerMoments | None
-    key_biased: bool = field(default=False, kw_only=True)
+    key_bias: Tensor | None = None
 
     @classmethod
     def of(
@@ -140,6 +138,7 @@ class LayerProblem:
         query_weight: Tensor,
         query_bias: Tensor | None,
         key_weight: Tensor,
+        key_bias: Tensor | None,
         num_heads: int,
         device: torch.device,
         moments: LayerMoments | None = None,
@@ -150,10 +149,15 @@ class LayerProblem:
             ShapeError: if the shapes do not fit together.
         """
         query, key = (weight.to(device).double().T.contiguous() for weight in (query_weight, key_weight))  # (D, K)
-        bias = None if query_bias is None else query_bias.to(device).double()
-        problem = cls(HeadTensor(query, key, num_heads), bias, None if moments is None else moments.to(device))
-        if bias is not None:
-            problem.check_bias("query_bias", bias)
+        biases = {
+            name: None if bias is None else bias.to(device).double()  # (K,)
+            for name, bias in (("query_bias", query_bias), ("key_bias", key_bias))
+        }
+        tensor = HeadTensor(query, key, num_heads)
+        for name, bias in biases.items():
+            if bias is not None and bias.shape != (tensor.full_rank,):
+                raise ShapeError(f"{name} must have shape ({tensor.full_rank},), not {tuple(bias.shape)}.")
+        problem = cls(tensor, **biases, moments=None if moments is None else moments.to(device))
         if moments is not None:
             widths, heads = (len(moments.query_covariance), len(moments.key_covariance)), len(moments.head_weight)
             if (widths[0], heads, widths[1]) != problem.tensor.shape:
@@ -162,11 +166,6 @@ class LayerProblem:
                     f"{problem.tensor.shape}."
                 )
         return problem
-
-    def check_bias(self, name: str, bias: Tensor) -> None:
-        """Raises a ShapeError for a bias that does not fit this layer."""
-        if bias.shape != (self.tensor.full_rank,):
-            raise ShapeError(f"{name} must have shape ({self.tensor.full_rank},), not {tuple(bias.shape)}.")
 
     def solve(self, form: FormName, rank: int, content: Content, solver: SolverOptions, seed: int = 0) -> Solution:
         """Approximates the layer. Arguments as in `reparametrize`."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 
 import torch
 from transformers import PreTrainedModel
@@ -58,14 +57,12 @@ class LayerProblems(Mapping[str, LayerProblem]):
         with torch.no_grad():
             if layer.rotary:
                 return rotary_problem(query, key, layer.total, self._device, moments)
-            problem = LayerProblem.of(query.weight, query.bias, key.weight, layer.total, self._device, moments)
-            problem = replace(problem, key_biased=key.bias is not None)
-            terms = layer.positions
-            if terms is None:
+            projections = query.weight, query.bias, key.weight, key.bias
+            problem = LayerProblem.of(*projections, layer.total, self._device, moments)
+            if layer.positions is None:
                 return problem
-            bias = None if key.bias is None else key.bias.to(self._device).double()
             return DisentangledProblem(
-                problem.tensor, problem.query_bias, problem.moments, bias, terms, key_biased=problem.key_biased
+                problem.tensor, problem.query_bias, problem.moments, problem.key_bias, terms=layer.positions
             )
 
     def __iter__(self) -> Iterator[str]:

@@ -94,5 +94,5 @@ def rotary_problem(
         moments=None if moments is None else moments.to(device),
         key_heads=heads[1],
         biased=biased,
-        key_biased=key.bias is not None,
+        key_bias=key.bias,
     )
