@@ -109,12 +109,13 @@ class TestAgreement:
 class TestHealing:
     @pytest.mark.parametrize("native_class", [BertForQuestionAnswering, ElectraForPreTraining])
     def test_padding_does_not_count(self, native_class: type[PreTrainedModel]) -> None:
-        from collab.training.distillation import distillation_loss, teacher_outputs
+        from collab.training.distillation import Distillation
 
         model, conversion = both(native_class)
+        distillation = Distillation(model)
         with torch.no_grad():
             plain, padded = (
-                distillation_loss(conversion, model, teacher_outputs(model, batch), batch)[0]
+                distillation.loss(conversion, distillation.expected(batch), batch)[0]
                 for batch in (tokens(), tokens(padding=5))
             )
         torch.testing.assert_close(padded, plain, rtol=1e-4, atol=1e-6)

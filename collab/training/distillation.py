@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -129,60 +130,60 @@ def _divided_spreads(rows: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
     return spreads, sizes
 
 
-def teacher_outputs(teacher: nn.Module, inputs: Batch) -> Any:
-    """A teacher's outputs with hidden states, without gradients."""
-    with torch.no_grad():
-        return teacher(**inputs, output_hidden_states=True)
+@dataclass(frozen=True)
+class Distillation:
+    """What a student is trained to match, and its loss.
 
-
-def distillation_loss(
-    student: nn.Module,
-    teacher: PreTrainedModel,
-    expected: Any,
-    inputs: Batch,
-    divergence: float = 1.0,
-    *,
-    divided: bool = False,
-) -> tuple[Tensor, Any]:
-    """The loss of a student, and its outputs.
-
-    It is the mean of `relative_errors`, and the mean of `output_errors` besides. A classifier narrowed in the metric of
-    its logits keeps the few directions of its hidden states that these depend on: matching all directions alike would
-    give them up.
-
-    Args:
-        student: the model that is trained, as it is or wrapped for several processes.
+    Attributes:
         teacher: the model to match.
-        expected: the teacher's outputs with hidden states.
-        inputs: what both are given.
-        divergence: see `output_errors`; the divergence before training weighs both parts alike.
-        divided: see `relative_errors`.
+        divergence: see `output_errors`; the divergence before training weighs hidden states and outputs alike.
     """
-    actual = student(**inputs, output_hidden_states=True)
-    unwrapped = student.module if isinstance(student, DistributedDataParallel) else student
-    loss = relative_errors(actual, expected, inputs, dropped_layers(unwrapped), divided=divided).mean()
-    outputs = output_errors(teacher, actual, expected, inputs, divergence, divided=divided)
-    return (loss + outputs.mean() if len(outputs) else loss), actual
+
+    teacher: PreTrainedModel
+    divergence: float = 1.0
+
+    def expected(self, inputs: Batch) -> Any:
+        """The teacher's outputs with hidden states, without gradients."""
+        with torch.no_grad():
+            return self.teacher(**inputs, output_hidden_states=True)
+
+    def loss(self, student: nn.Module, expected: Any, inputs: Batch, *, divided: bool = False) -> tuple[Tensor, Any]:
+        """The loss of a student, and its outputs.
+
+        It is the mean of `relative_errors`, and the mean of `output_errors` besides. A classifier narrowed in the
+        metric of its logits keeps the few directions of its hidden states that these depend on: matching all directions
+        alike would give them up.
+
+        Args:
+            student: the model that is trained, as it is or wrapped for several processes.
+            expected: the teacher's outputs with hidden states.
+            inputs: what both are given.
+            divided: see `relative_errors`.
+        """
+        actual = student(**inputs, output_hidden_states=True)
+        unwrapped = student.module if isinstance(student, DistributedDataParallel) else student
+        loss = relative_errors(actual, expected, inputs, dropped_layers(unwrapped), divided=divided).mean()
+        outputs = output_errors(self.teacher, actual, expected, inputs, self.divergence, divided=divided)
+        return (loss + outputs.mean() if len(outputs) else loss), actual
 
 
 class DistillationTrainer(GuardedTrainer):
     """Trains a model to match its teacher.
 
     Args:
-        teacher: the model to match; it is moved to the student's device and not trained.
-        divergence: see `distillation_loss`.
+        distillation: the model to match, which is moved to the student's device and not trained, and the loss.
         optimizer: what trains the model.
         arguments: arguments of `Trainer`.
     """
 
-    def __init__(self, *, teacher: PreTrainedModel, divergence: float, optimizer: Optimizer, **arguments: Any) -> None:
+    def __init__(self, *, distillation: Distillation, optimizer: Optimizer, **arguments: Any) -> None:
         arguments["args"].ddp_find_unused_parameters = True  # a pooler, for example, has no part in the loss
         super().__init__(**arguments)
-        self._divergence = divergence
         self._own_optimizer = optimizer == "muon"
-        self._teacher = teacher.eval().to(self.args.device)
+        teacher = distillation.teacher.eval().to(self.args.device)
         if self.args.bf16 and not is_sharded(teacher):  # autocast would cast its weights at every step
-            self._teacher = in_dtype(self._teacher, torch.bfloat16)
+            teacher = in_dtype(teacher, torch.bfloat16)
+        self._distillation = replace(distillation, teacher=teacher)
         self._known: dict[int, Any] = {}  # what it returned for held-out rows, by batch
         self._room = 0 if is_sharded(teacher) else _KEPT  # the processes run a shared teacher at the same time
         self._scales = self._input_scales() if self._own_optimizer else {}  # before a resumed run loads other weights
@@ -205,17 +206,17 @@ class DistillationTrainer(GuardedTrainer):
     def compute_loss(
         self, model: nn.Module, inputs: Batch, return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> Any:
-        """See `distillation_loss`. The teacher computes in the precision of the training, too."""
+        """See `Distillation.loss`. The teacher computes in the precision of the training, too."""
         loss, actual = self._loss(model, inputs, self._expected(inputs))
         return (loss, actual) if return_outputs else loss
 
     def _expected(self, inputs: Batch) -> Any:
         with self.accelerator.autocast():
-            return teacher_outputs(self._teacher, inputs)
+            return self._distillation.expected(inputs)
 
     def _loss(self, model: nn.Module, inputs: Batch, expected: Any) -> tuple[Tensor, Any]:
         divided = processes() > 1 and model.training
-        return distillation_loss(model, self._teacher, expected, inputs, self._divergence, divided=divided)
+        return self._distillation.loss(model, expected, inputs, divided=divided)
 
     def measured(self) -> dict[str, float]:
         """The mean loss of the held-out rows, whose batches the processes divide, whatever their number."""

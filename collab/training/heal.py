@@ -37,7 +37,7 @@ from ..processes import from_main
 from ..progress import Progress, no_progress
 from ..steps.training import Healing
 from .arguments import RunData, accumulation_steps_of, steps_of
-from .distillation import DistillationTrainer, distillation_loss, teacher_outputs
+from .distillation import Distillation, DistillationTrainer
 from .learning_rate import Logits, find_learning_rate
 from .muon import Muon
 from .options import HealOptions, Trainable
@@ -114,7 +114,7 @@ def heal(
         evaluating(model, teacher),
         _training_only(model, options.trainable) as parameters,
     ):
-        divergence = max((agreed or {}).get("kl", 1.0), _DIVERGENCE)
+        distillation = Distillation(teacher, max((agreed or {}).get("kl", 1.0), _DIVERGENCE))
         initial = {name: parameter.detach().clone() for name, parameter in parameters.items()}
         result = run(
             DistillationTrainer,
@@ -123,11 +123,10 @@ def heal(
             rows,
             Work(folder, restart, f"heal {options} {digest_of(teacher)}"),
             find_rate=lambda precision: _learning_rate(
-                model, teacher, divergence, list(parameters.values()), rows, options, precision, progress
+                model, distillation, list(parameters.values()), rows, options, precision, progress
             ),
             progress=progress,
-            teacher=teacher,
-            divergence=divergence,
+            distillation=distillation,
             optimizer=options.optimizer,
         )
         before = result.start.before | (agreed or {})
@@ -217,8 +216,7 @@ def _what_got_worse(before: dict[str, float], after: dict[str, float]) -> tuple[
 
 def _learning_rate(
     student: PreTrainedModel,
-    teacher: PreTrainedModel,
-    divergence: float,
+    distillation: Distillation,
     parameters: list[nn.Parameter],
     data: RunData,
     options: HealOptions,
@@ -227,7 +225,7 @@ def _learning_rate(
 ) -> float:
     """The learning rate to heal with (`find_learning_rate`); its backward pass tells how long the steps will take."""
     device = resolve_device(options.run.device)
-    student, teacher = student.eval().to(device), teacher.eval().to(device)
+    student, teacher = student.eval().to(device), distillation.teacher.eval().to(device)
     size = options.run.batch_size // accumulation_steps_of(options.run, data.train)
     count = steps_of(options.run, len(data.train))
     steps = count if options.trainable == "layers" else 1
@@ -235,7 +233,7 @@ def _learning_rate(
     def taught(features: Sequence[Feature]) -> Iterator[tuple[Any, Batch]]:
         for part in batches_by_length(data.collate, evenly_spaced(features, _TRIED), size):
             batch = on_device(part, student)
-            yield teacher_outputs(teacher, batch), batch
+            yield distillation.expected(batch), batch
 
     def backward() -> None:
         halved = precision == "bfloat16"
@@ -243,7 +241,7 @@ def _learning_rate(
             start, tokens = time.perf_counter(), 0
             with torch.autocast(device.type, torch.bfloat16, enabled=halved):
                 for expected, batch in taught(data.train):
-                    distillation_loss(student, teacher, expected, batch, divergence)[0].backward()
+                    distillation.loss(student, expected, batch)[0].backward()
                     tokens += batch["input_ids"].numel() if "input_ids" in batch else len(next(iter(batch.values())))
         seconds_per_token = (time.perf_counter() - start) / tokens
         start = time.perf_counter()
@@ -258,7 +256,7 @@ def _learning_rate(
         held_out = list(taught(data.held_out))  # once for all learning rates
 
         def loss() -> float:
-            here = sum(float(distillation_loss(student, teacher, *pair, divergence)[0]) for pair in held_out)
+            here = sum(float(distillation.loss(student, *pair)[0]) for pair in held_out)
             return from_main(lambda: here)  # all must come to the same end
 
         uncertain = [output for output in outputs_of(teacher, held_out[0][0], None) if output.uncertain]
