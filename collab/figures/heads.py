@@ -15,7 +15,7 @@ from ..heads.options import SCORES
 from ..heads.scores import HeadScores, rank_correlation
 from ..io.checkpoint import Checkpoint
 from ..models.layers import attention_layers, check_numbers
-from .style import BLUE, VERMILION, pyplot, save
+from .style import BLUE, GREY, VERMILION, pyplot, save
 
 logger = logging.getLogger(__name__)
 
@@ -138,6 +138,10 @@ def _heat_maps(scores: HeadScores, file: Path) -> Path:
     for axis, name in zip(axes, scores.scores, strict=False):
         image = axis.imshow(np.ma.masked_invalid(scores.grid(name)), cmap=_MAP, aspect="auto")
         axis.set_facecolor("white")
+        for row, layer in enumerate(scores.layers):
+            pruned = sorted(set(range(scores.totals[layer])) - set(scores.heads[layer]))
+            lowest = [row - 0.5] * len(pruned)
+            axis.bar(pruned, 1.0, 1.0, lowest, hatch="//////", fill=False, edgecolor=GREY, linewidth=0)
         axis.set(xlabel="head", ylabel="layer")
         axis.set_title(_title(scores, name), fontsize=8)
         axis.set_xticks(range(scores.total))

@@ -53,14 +53,15 @@ class Healing(Step):
         """Parameters, data, and the metrics before and after."""
         before, after = named(self.before), named(self.after)
         rows = [[name, short(before[name]), short(after[name])] for name in before if name in after]
+        teacher = "the original" if self.teacher is None else f"`{self.teacher}`"
         text = (
             f"{self.parameters:,} parameters ({self.settings['trainable']}) were trained for {self.steps} steps, "
-            f"without labels, to match the original's hidden states{' and logits' if 'kl' in self.before else ''} on "
+            f"without labels, to match the hidden states{' and logits' if 'kl' in self.before else ''} of {teacher} on "
             f"{rows_text(self.data)}. "
         )
         if not self.improved:
             text += "The held-out rows showed no improvement, so the model was left unchanged. "
-        text += f"On {self.data['held_out']} held-out rows, against the original:\n\n"
+        text += f"On {self.data['held_out']} held-out rows, against {teacher}:\n\n"
         text += table(["", "before", "after"], rows)
         return "\n\n".join(filter(None, [text, sources_text(self.after_by_source, self.before_by_source)]))
 
