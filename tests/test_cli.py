@@ -14,6 +14,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -34,6 +35,7 @@ from collab.evaluation.bench_report import BenchedModel, BenchReport, BenchSetti
 from collab.evaluation.timing import Spread
 from collab.heads.inspection import Inspection, LayerInspection
 from collab.heads.scores import HeadScores
+from collab.io.unfinished import WHOLE
 from collab.models.cache import CacheBytes
 from collab.planning.plan import Plan, PlanOption, Spectrum
 from collab.reparametrization.layer import LayerProblem
@@ -705,6 +707,30 @@ class TestInterruption:
 
         monkeypatch.setattr(LayerProblem, "solve", interrupted)
         assert "Interrupted. Nothing was written." in run(model, tmp_path / "out", "--rank", 8, fails=1).stderr
+
+    @pytest.mark.parametrize("restart", [False, True])
+    def test_says_what_the_same_command_does_next(
+        self, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, restart: bool
+    ) -> None:
+        pytest.importorskip("accelerate", reason="the train extra is not installed")
+
+        def stopped(trainer: Any, *_: object) -> None:
+            raise KeyboardInterrupt
+
+        def stopped_later(trainer: Any, *_: object) -> None:
+            checkpoint = Path(trainer.args.output_dir) / "checkpoint-1"
+            checkpoint.mkdir()
+            (checkpoint / WHOLE).touch()
+            raise KeyboardInterrupt
+
+        options = ["--rank", "8", "--heal", "synthetic", "--heal-steps", "2"] + ["--restart"] * restart
+        command = ["convert", *FAST, str(model), str(tmp_path / "out"), *options]
+        monkeypatch.setattr("collab.training.run._train_or_resume", stopped)
+        said = "No checkpoint was written yet. The same command begins anew."
+        assert said in CliRunner().invoke(main, command).stderr
+        monkeypatch.setattr("collab.training.run._train_or_resume", stopped_later)
+        said = f"The same command{' without --restart' * restart} goes on from the last checkpoint."
+        assert said in CliRunner().invoke(main, command).stderr
 
     def test_while_writing(self, run: Run, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         def interrupted(*_: object) -> None:

@@ -43,7 +43,7 @@ from transformers import (
 )
 
 import collab
-from collab.compression import compressions, held_out, trials
+from collab.compression import candidates, compressions, held_out, trials
 from collab.compression.feed_forward import eliminate
 from collab.compression.statistics import ProjectionStatistics
 from collab.decomposition import HeadTensor, decompose
@@ -279,9 +279,26 @@ class TestCompress:
         before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
         alone = compressed(model, flops=0.5, drop_layers=2, only=("layers",), healed=True).report
         refitted = compressed(model, flops=0.5, drop_layers=2, only=("layers",)).report
-        assert (alone.refitted, refitted.refitted) == (0, 3)  # the first W_O is the original's
+        assert (alone.refitted, refitted.refitted) == (0, 4)
         assert refitted.agreement["embedding_cosine"] > alone.agreement["embedding_cosine"]
         assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+
+    @pytest.mark.parametrize("dropped", [(0,), (0, 1), (1,)])
+    def test_refitted_whichever_layers_are_dropped(self, dropped: tuple[int, ...]) -> None:
+        """Also where the first ones are, whose work is then that of the first that stays."""
+        model = tiny_model(BERT, num_hidden_layers=4)
+        with torch.no_grad():
+            for number in range(4):  # those to be dropped do least
+                scale = 0.05 if number in dropped else 1.0
+                for name in ("attention.output.dense", "output.dense"):
+                    model.get_submodule(f"encoder.layer.{number}.{name}").weight.mul_(scale)
+        alone, refitted = (
+            compressed(model, flops=1.0, drop_layers=len(dropped), only=("layers",), healed=healed).report
+            for healed in (True, False)
+        )
+        assert tuple(number for number, layer in enumerate(refitted.layers) if layer.dropped) == dropped
+        assert refitted.refitted > 0
+        assert refitted.agreement["token_cosine"] > alone.agreement["token_cosine"]
 
     def test_budget_of_parameters_shares_dimensions(self) -> None:
         model = tiny_model(BERT)
@@ -435,6 +452,58 @@ class TestCompress:
         assert tried[2] == []
         assert len(tried[10]) > 1
         assert {path.name for path in tmp_path.iterdir()} == {"in", "out", "text.txt"}
+
+    def test_an_interrupted_command_goes_on_with_its_weights(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Though they are rounded otherwise by another number of threads, or on another machine."""
+        pytest.importorskip("accelerate", reason="the train extra is not installed")
+        save_with_tokenizer(tiny_model(BERT), tmp_path / "in")
+        run = collab.RunOptions(steps=4, batch_size=8, evaluations=4, learning_rate=1e-4)
+        heal = collab.HealRequest("synthetic", collab.HealOptions("layers", 64, run=run))
+        convert, build = collab.convert, candidates.Candidates.build
+
+        def stop(what: str, done: int, total: int | None) -> None:
+            if what.startswith("training") and done == 2:
+                raise KeyboardInterrupt
+
+        def compressed(output: str, progress: Any = no_progress) -> Any:
+            config = collab.CompressionConfig(flops=0.5, drop_layers=0)
+            return collab.checkpoints.compress(
+                str(tmp_path / "in"), tmp_path / output, config, heal=heal, progress=progress
+            )
+
+        def converted(output: str, progress: Any = no_progress) -> Any:
+            config = collab.ConversionConfig(rank=8, refine="none")
+            return collab.checkpoints.convert(
+                str(tmp_path / "in"), tmp_path / output, config, heal=heal, progress=progress
+            )
+
+        def rounded(model: Any) -> None:
+            weight = model.get_submodule("encoder.layer.0.attention.self.query").weight
+            weight.data = weight * (1 + 1e-6)
+
+        def built(self: candidates.Candidates, widths: Any) -> Any:
+            model = build(self, widths)
+            rounded(model)
+            return model
+
+        def solved(*arguments: Any, **more: Any) -> Any:
+            made = convert(*arguments, **more)
+            rounded(made.model)
+            return made
+
+        for command in (compressed, converted):
+            name = command.__name__
+            whole = command(f"{name}-whole").model.state_dict()
+            with pytest.raises(KeyboardInterrupt):
+                command(name, stop)
+            with monkeypatch.context() as elsewhere:
+                elsewhere.setattr(candidates.Candidates, "build", built)
+                elsewhere.setattr(importlib.import_module("collab.checkpoints.convert"), "convert_model", solved)
+                resumed = command(name).model.state_dict()
+            assert all(torch.equal(tensor, whole[key]) for key, tensor in resumed.items())
+            assert not (tmp_path / f"{name}.training").exists()
 
     def test_an_interrupted_command_goes_on_with_its_widths(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -337,6 +337,24 @@ class TestHeal:
         with pytest.raises(collab.errors.TrainingError, match="another model"):
             collab.heal(models[1], teacher, options=FEW, work=tmp_path / "work")
 
+    def test_an_interrupted_model_is_left_unchanged_and_resumes(self, tmp_path: Path) -> None:
+        teacher = tiny_model(BERT)
+        model, whole = converted(teacher), converted(teacher)
+        start = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+        options = replace(FEW, run=replace(RUN, steps=24, evaluations=3, learning_rate=1e-3))
+
+        def stop(what: str, done: int, total: int | None) -> None:
+            if what.startswith("training") and done == 12:
+                raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt):
+            collab.heal(model, teacher, options=options, work=tmp_path / "work", progress=stop)
+        assert all(torch.equal(tensor, start[name]) for name, tensor in model.state_dict().items())
+        assert list((tmp_path / "work").glob("checkpoint-8"))
+        collab.heal(model, teacher, options=options, work=tmp_path / "work")
+        collab.heal(whole, teacher, options=options)
+        assert all(torch.equal(tensor, whole.state_dict()[name]) for name, tensor in model.state_dict().items())
+
     def test_a_work_folder_may_be_moved_and_keeps_its_precision(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:

@@ -17,6 +17,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, 
 
 import collab
 from collab.errors import ConfigurationError, DataError, UnsupportedArchitectureError
+from collab.models.layers import count_parameters
 
 CORPUS = ["the cat sat on the mat", "a dog sat near the cat", "birds sing in the early morning", "the mat is early"] * 3
 USED = ["the cat sat on the mat", "birds sing"]
@@ -268,3 +269,18 @@ def test_a_real_checkpoint(demo_folder: Path, shared_data: Path) -> None:
                 for each, tokens in ((model, tokenizer), (kept.model, kept.tokenizer))
             )
         torch.testing.assert_close(after, before, rtol=0, atol=1e-6)
+
+
+def test_a_budget_that_cannot_be_reached_is_of_the_original() -> None:
+    """The message gives fractions of it, with the tokens that were left out, as the budget does."""
+    tokenizer = trained("WordPiece")
+    model = tiny_model(BERT, vocab_size=len(tokenizer))
+    whole = sum(parameter.numel() for parameter in model.parameters())
+    kept = collab.keep_tokens(collab.Checkpoint(model, tokenizer), USED)
+    calibration = collab.calibrate(kept, USED * 4)
+    with pytest.raises(collab.errors.BudgetError, match=r"params=0\.05 cannot be reached") as caught:
+        collab.compress(kept, collab.CompressionConfig(params=0.05), calibration)
+    assert "leave out tokens" not in str(caught.value)
+    least = float(str(caught.value).split("smallest, ")[1].split(" is left")[0])
+    smallest = collab.compress(kept, collab.CompressionConfig(params=least + 0.01), calibration)
+    assert count_parameters(smallest.model) / whole == pytest.approx(least, abs=0.011)

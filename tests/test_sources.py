@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from processes import run
 from tiny import BERT, BY_TYPE, LETTERS, save_with_tokenizer, tiny_model
-from transformers import BertForSequenceClassification, MarianMTModel
+from transformers import BertForMaskedLM, BertForSequenceClassification, MarianMTModel
 
 import collab
 from collab.data import targets
@@ -44,6 +44,45 @@ class TestMixing:
     def test_weights(self, checkpoint: collab.Checkpoint) -> None:
         rows = mixed(checkpoint, collab.Mixture({"short": SHORT, "long": LONG}, {"long": 3}))
         assert tokens(rows, "long") == pytest.approx(3 * tokens(rows, "short"), rel=0.1)
+
+    @pytest.mark.parametrize("weight", [2, 4])
+    def test_weights_hold_where_all_rows_are_used(self, checkpoint: collab.Checkpoint, weight: float) -> None:
+        mixture = collab.Mixture({"short": SHORT[:26], "long": LONG[:26]}, {"long": weight})
+        rows = mixed(checkpoint, mixture, 2000, repeats=True)
+        lengths = [len(row["input_ids"]) for row in rows.train]
+        of_long = sum(length for length in lengths if length > 3)
+        assert of_long == pytest.approx(weight * (sum(lengths) - of_long), rel=0.25)
+
+    def test_weights_that_cannot_be_kept_are_said(
+        self, checkpoint: collab.Checkpoint, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        mixed(checkpoint, collab.Mixture({"short": SHORT, "long": LONG}, {"long": 3}))
+        assert "could not be kept" not in caplog.text
+        mixed(checkpoint, collab.Mixture({"short": SHORT, "long": LONG}, {"long": 1000}), 5000)
+        assert "long gives 77 %" in caplog.text
+
+    def test_no_row_is_repeated_where_none_are_to_be(self, checkpoint: collab.Checkpoint) -> None:
+        """Though the others are held out in another source."""
+        mixture = collab.Mixture({"same": [*SHORT[:1] * 100, *SHORT[1:4]], "again": SHORT[:2]})
+        for seed in range(6):
+            rows = mixed(checkpoint, mixture, seed=seed)
+            others = [tuple(row["input_ids"]) for row in rows.train]
+            same = max(set(others), key=others.count)
+            assert others.count(same) in (1, 2, 100, 101)
+
+    @pytest.mark.parametrize("repeats", [1, 4])
+    def test_a_masked_model_learns_no_row_that_is_held_out(self, checkpoint: collab.Checkpoint, repeats: int) -> None:
+        model = tiny_model(BERT, BertForMaskedLM)
+        rows = rows_of(model, checkpoint.processor, LONG[:26] * repeats, samples=200, held_out=lambda count: 4)
+        train, held = ({tuple(row["input_ids"]) for row in part} for part in (rows.train, rows.all_held_out))
+        assert held
+        assert not train & held
+
+    def test_rows_without_text_are_omitted(self, checkpoint: collab.Checkpoint) -> None:
+        rows = mixed(checkpoint, [*SHORT[:10], "", " ", ("",)])
+        assert rows.summary["rows"] == 10
+        with pytest.raises(DataError, match="At least 2 rows"):
+            mixed(checkpoint, collab.Mixture({"blank": ["", ""], "long": LONG}))
 
     def test_what_one_lacks_the_others_give(self, checkpoint: collab.Checkpoint) -> None:
         rows = mixed(checkpoint, collab.Mixture({"few": SHORT[:10], "many": LONG}))

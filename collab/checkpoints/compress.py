@@ -3,18 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
-import json
-import logging
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Unpack
 
-from ..calibration.cache import fingerprint
-from ..calibration.calibrate import Calibration
 from ..calibration.options import CalibrationRequest
-from ..compression.choice import Choice, Once
 from ..compression.compress import compress as compress_model
 from ..compression.compressions import require_compressible, require_rows
 from ..compression.options import CompressionConfig
@@ -26,11 +19,8 @@ from ..io.checkpoint import Checkpoint
 from ..io.load import load_native
 from ..io.options import LoadOptions, TransformOptions
 from ..io.read import Source
-from ..io.staging import atomic_write
-from ..processes import from_main, is_main_process
-from ..steps.step import plain
 from ..training.options import HealRequest
-from ..training.work import CHOSEN
+from .beginning import Beginning
 from .calibrate import calibrate
 from .export import require_packages
 from .heal import healed, trial
@@ -38,8 +28,6 @@ from .serving import graph_timer
 from .speed import speed
 from .transform import Run, transform
 from .vocabulary import fewer_tokens
-
-logger = logging.getLogger(__name__)
 
 
 def compress(
@@ -83,20 +71,25 @@ def compress(
     def narrow(checkpoint: Checkpoint, run: Run) -> Checkpoint:
         request = calibration or CalibrationRequest()
         moments = require_rows(calibrate(checkpoint, request, progress=run.progress)[0])
-        settings = [request.options, config, serve, heal]
+        beginning = None
+        if heal is not None:
+            beginning = Beginning.of(checkpoint, moments, [request.options, config, serve, heal], run)
         with contextlib.ExitStack() as stack:
             timer = None
             if serve is not None and config.speedup is not None:
                 timer = stack.enter_context(graph_timer(checkpoint, serve, config.length, run.progress))
-            return compress_model(
+            compressed = compress_model(
                 checkpoint,
                 config,
                 moments,
                 timer=timer,
                 healer=None if heal is None else trial(heal, checkpoint, run),
-                once=None if heal is None else _once(checkpoint, moments, settings, run),
+                once=None if beginning is None else beginning.choice,
                 progress=run.progress,
             )
+        if beginning is not None:
+            beginning.take(compressed.model)
+        return compressed
 
     verbs = [
         None if keep_tokens is None else fewer_tokens(keep_tokens, calibration, heal),
@@ -116,31 +109,3 @@ def compress(
         return checkpoint
 
     return transform(model, output, verbs, load=load, trains=heal is not None, **more)
-
-
-def _once(checkpoint: Checkpoint, moments: Calibration, settings: list[Any], run: Run) -> Once:
-    """Keeps the choice that settings led to with the unfinished healing of what is compressed."""
-    key = [fingerprint(checkpoint.model, [*moments.train, *moments.held_out], seed=0), plain(settings)]
-    digest = hashlib.sha256(json.dumps(key, sort_keys=True, default=repr).encode()).hexdigest()
-    file = run.work / CHOSEN.replace("*", digest[:16])
-
-    def read() -> Choice | None:
-        if run.save_options.restart:
-            file.unlink(missing_ok=True)
-        try:
-            return Choice.from_dict(json.loads(file.read_text(encoding="utf-8")))
-        except (OSError, ValueError, KeyError, TypeError):
-            return None
-
-    def once(choose: Callable[[], Choice]) -> Choice:
-        choice = from_main(read)
-        if choice is not None:
-            logger.info("The widths are those that were chosen before.")
-            return choice
-        choice = choose()
-        if is_main_process():
-            with atomic_write(file) as partial:
-                partial.write_text(json.dumps(choice.to_dict()), encoding="utf-8")
-        return choice
-
-    return once

@@ -27,6 +27,7 @@ from ..planning.config import ConversionConfig
 from ..planning.long_rows import LongOptions
 from ..processes import processes
 from ..training.options import HealRequest
+from .beginning import Beginning
 from .calibrate import calibrate
 from .heal import healed
 from .lengthen import lengthened
@@ -143,6 +144,8 @@ class _Convert:
         )
         if self._pruned is not None:
             converted = self._pruned.prune_again(converted)
+        if self._heal is not None and not shares:
+            Beginning.of(checkpoint, moments, [request.options, self._config, self._dtype], run).take(converted.model)
         return replace(converted, notes=(*converted.notes, *notes))
 
     def cast(self, checkpoint: Checkpoint, run: Run) -> Checkpoint:

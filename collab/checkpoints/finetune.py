@@ -21,9 +21,10 @@ from ..io.load import load, load_source
 from ..io.options import LoadOptions, SaveOptions, TransformOptions
 from ..io.read import Source, read_config, resolve_source
 from ..io.staging import check_output
+from ..io.unfinished import work_folder
 from ..processes import from_main
 from ..training.options import FinetuneOptions
-from ..training.work import Start, exclusive_lock, finish, open_work, record_start, work_folder
+from ..training.work import Start, exclusive_lock, finish, open_work, record_start
 from .prune import prune
 from .transform import Run, transform
 

@@ -14,11 +14,12 @@ from ..io.load import load_source
 from ..io.options import LoadOptions, SaveOptions, TransformOptions
 from ..io.read import Source, resolve_source
 from ..io.staging import check_output, check_space, scratch_folder
+from ..io.unfinished import work_folder
 from ..io.write import save
 from ..models.layers import count_bytes
 from ..processes import check_seen, from_main, is_main_process
 from ..progress import LARGE, Progress, no_progress, with_bytes
-from ..training.work import exclusive_lock, finish, work_folder
+from ..training.work import exclusive_lock, finish
 
 _LEAST = 10
 """The smallest result takes a tenth of the original's weights, so with less space there is no use in beginning."""

@@ -25,6 +25,7 @@ from ..errors import (
 )
 from ..graphs.options import GRAPH_FILES
 from ..io.options import TransformOptions
+from ..io.unfinished import newest_checkpoint, work_folder
 from ..processes import (
     LOST,
     check_launcher,
@@ -41,7 +42,6 @@ from .progress import Bars, Phases
 
 Result = TypeVar("Result")
 INTERRUPTED = "Interrupted. Nothing was written."
-INTERRUPTED_TRAINING = "Interrupted. The same command goes on from the last checkpoint."
 
 
 class Values(dict[str, Any]):
@@ -82,7 +82,7 @@ class Session:
         as_json: print the result as JSON.
         quiet: say nothing but errors.
         verbosity: -1 for errors only, 0 for warnings, 1 and 2 for more.
-        interrupted: what to say after an interruption.
+        interrupted: what to say after an interruption; None for what the same command would do next.
         output: folder to write; None if the command writes none.
     """
 
@@ -91,7 +91,8 @@ class Session:
         quiet, verbose = values.pop("quiet"), values.pop("verbose")
         self.quiet = quiet or not is_main_process()
         self.verbosity = -1 if self.quiet else verbose
-        self.interrupted = INTERRUPTED
+        self.interrupted: str | None = None
+        self._trains = False
         self._phases = Phases()
         self._bars: Bars | None = None
         self._interrupts = Interrupts(self._last_words)
@@ -131,8 +132,7 @@ class Session:
             CheckpointError: if the model can only be a folder and there is none.
             OutOfMemoryError: if the process may not have the memory that the libraries take.
         """
-        if trains:
-            self.interrupted = INTERRUPTED_TRAINING
+        self._trains = trains
         check_launcher()
         if processes() > 1 and not divides:
             name = click.get_current_context().info_name
@@ -211,7 +211,7 @@ class Session:
         if isinstance(error, KeyboardInterrupt) or self._interrupts.count:
             complete = _identity(self.output) not in (None, self._output_before)
             return click.ClickException(
-                f"Interrupted, but {self.output} is complete." if complete else self.interrupted
+                f"Interrupted, but {self.output} is complete." if complete else self._interruption()
             )
         if isinstance(error, ConfigurationError):
             return _WrongRequest(_brief(str(error)))
@@ -226,13 +226,25 @@ class Session:
 
     def _with_resumption(self, message: str) -> str:
         """A message about the loss of another process, with what the same command does next."""
-        resumes = self.interrupted == INTERRUPTED_TRAINING
-        return f"{message} The same command {'goes on from the last checkpoint' if resumes else 'begins anew'}."
+        return f"{message} {self._next_time()}"
+
+    def _interruption(self) -> str:
+        """What to say after an interruption."""
+        if self.interrupted is not None or not self._trains:
+            return self.interrupted or INTERRUPTED
+        return f"Interrupted. {self._next_time()}"
+
+    def _next_time(self) -> str:
+        """What the same command will do."""
+        if not self._trains or self.output is None or newest_checkpoint(work_folder(self.output.expanduser())) is None:
+            return f"{'No checkpoint was written yet. ' * self._trains}The same command begins anew."
+        restarts = getattr(self._values.get("save_options"), "restart", False)
+        return f"The same command{' without --restart' * restarts} goes on from the last checkpoint."
 
     def _last_words(self) -> None:
         self._stop_bars()
         if is_main_process():
-            click.echo(f"Error: {self.interrupted}", err=True)
+            click.echo(f"Error: {self._interruption()}", err=True)
 
     def _stop_bars(self) -> None:
         if self._bars is not None:

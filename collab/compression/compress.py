@@ -98,7 +98,8 @@ def compress(
     budget = config.budget
     whole = count_parameters(model) if cut is None else cut.parameters.before
     if budget.unit == "params":  # those that were left out are gone already
-        budget = Budget("params", min(1.0, budget.value * whole / count_parameters(model)))
+        left = count_parameters(model) / whole
+        budget = Budget("params", min(1.0, budget.value / left), left)
 
     def choose() -> Choice:
         if config.speedup is not None:

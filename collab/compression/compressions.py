@@ -234,16 +234,16 @@ class Compressions:
     def _out_of_reach(self, budget: Budget, least: float) -> str:
         """The message for a budget below what the smallest widths leave."""
         config, time = self._config, budget.unit == "seconds"
-        asked = f"speedup={1 / budget.value:.3g}" if time else f"{budget.unit}={budget.value:.3g}"
-        possible = f"it is {1 / least:.3g} times as fast" if time else f"{least:.3g} is left"
-        vocabulary = ""
+        asked = f"speedup={1 / budget.value:.3g}" if time else f"{budget.unit}={budget.value * budget.whole:.3g}"
+        possible = f"it is {1 / least:.3g} times as fast" if time else f"{least * budget.whole:.3g} is left"
+        vocabulary, first = "", budget.unit == "params" and budget.whole == 1
         if budget.unit == "params":
             embedding = self.candidates.native.get_input_embeddings()
             part = count_parameters(embedding) / count_parameters(self.candidates.native)
-            vocabulary = f", of which the embedding of the vocabulary is {part:.3g}"
+            vocabulary = f", of which the embedding of the vocabulary is {part * budget.whole:.3g}"
         return (
             f"{asked} cannot be reached: with these parts at their smallest, {possible}{vocabulary}. Ask for "
             f"{'less' if time else 'more'}, or let more change (native={config.native}, only={list(config.only)}, "
             f"stacks={list(config.stacks)}, drop_layers={config.drop_layers})"
-            + ("." if not vocabulary else ", or leave out tokens first (--keep-tokens, collab.keep_tokens).")
+            + (", or leave out tokens first (--keep-tokens, collab.keep_tokens)." if first else ".")
         )

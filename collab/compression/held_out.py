@@ -54,21 +54,29 @@ class HeldOut:
         return self._distance(self._known.outputs_on(model, changed))
 
     @cached_property
-    def _expected(self) -> list[list[Output]]:
-        """The original's answers, batch by batch; of a large vocabulary, on the first of them."""
-        expected: list[list[Output]] = []
-        kept = 0
-        for batch in self._batches:
-            expected += outputs_on(self._native, self._native, [batch])
-            kept += sum(output.values.numel() for output in expected[-1])
+    def _answers(self) -> dict[int, list[Output]]:
+        """The original's answers by number of the batch; of a large vocabulary, to some of the batches.
+
+        Batches are ordered by source and length, so these are spread evenly over their numbers.
+        """
+        count, kept = len(self._batches), 0
+        answers: dict[int, list[Output]] = {}
+        for number in sorted(range(count), key=lambda number: f"{number:0{count.bit_length()}b}"[::-1]):
+            (answers[number],) = outputs_on(self._native, self._native, [self._batches[number]])
+            kept += sum(output.values.numel() for output in answers[number])
             if kept >= _LOGITS:
                 break
-        return expected
+        return dict(sorted(answers.items()))
+
+    @property
+    def _expected(self) -> list[list[Output]]:
+        """The original's answers, batch by batch."""
+        return [*self._answers.values()]
 
     @property
     def _compared(self) -> Sequence[Batch]:
         """The batches of `_expected`."""
-        return self._batches[: len(self._expected)]
+        return [self._batches[number] for number in self._answers]
 
     @cached_property
     def _known(self) -> KnownLayers:

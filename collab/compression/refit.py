@@ -107,6 +107,9 @@ def _refit_stack(
     kept = [number for number in stack if widths[number] is not None]
     left = [f"{first.list_name}.{place}" for place in range(len(kept))]
     states, calls = _calls(original, [blocks[number].name for number in stack], batches)
+    for number in range(stack[0], kept[0]):  # dropped before all that are kept
+        native = original.get_submodule(blocks[number].name)
+        states = [call.run(native, hidden) for call, hidden in zip(calls[number - stack[0]], states, strict=True)]
     ours, own_calls = _calls(model, left, batches)
     masks = [query_mask(batch, first.stack) for batch in batches]
     count = 0

@@ -108,13 +108,16 @@ def _draw(ids: Tensor, seen: Tensor, seed: int, step: int) -> Tensor:
 
 
 def masked(features: Sequence[Feature], tokenizer: Any, seed: int) -> list[Feature]:
-    """Rows of a masked language model with 15 % of their tokens masked, whose numbers are the ``labels``."""
-    generator = torch.Generator().manual_seed(seed)
+    """Rows of a masked language model with 15 % of their tokens masked, whose numbers are the ``labels``.
+
+    Equal rows have the same tokens masked, so that they can be recognized as equal.
+    """
     special = torch.tensor(tokenizer.all_special_ids)
     rows = []
     for feature in features:
-        ids = torch.tensor(feature["input_ids"])
-        draw = torch.rand(len(ids), generator=generator).masked_fill(torch.isin(ids, special), 2.0)
+        ids = torch.tensor(feature["input_ids"])  # (T,)
+        every = torch.ones(len(ids), dtype=torch.bool)
+        draw = _draw(ids, every, seed, 0)[0].masked_fill(torch.isin(ids, special), 2.0)
         chosen = draw < MASKED
         if not chosen.any() and (draw < 2).any():
             chosen[draw.argmin()] = True

@@ -46,6 +46,7 @@ For an encoder-decoder, pairs are sources with their targets; for sources alone 
 
 _UNKNOWN = 0.2
 _REPEATS = 4
+_FAR = 1.5
 _TOGETHER = 16
 
 
@@ -117,11 +118,13 @@ def rows_of(
         summary = summaries[name]
         return Rows(train, {summary["source"]: held}, summary | {"held_out": len(held)})
     _give_types(encoded.values())
-    counts = _shares(encoded, several, samples, _REPEATS if repeats else 1)
+    times = _REPEATS if repeats else 1
+    counts = _shares(encoded, several, samples, times)
+    _warn_of_weights(encoded, several, counts)
     for name in encoded:
         if several.weight(name) != 1:
             summaries[name]["weight"] = several.weight(name)
-    rows = _mixed(encoded, summaries, counts, held_out, random.Random(seed))
+    rows = _mixed(encoded, summaries, counts, held_out, times, random.Random(seed))
     if has_decoder(model):
         _give_targets(model, processor, rows, writer)
     return rows
@@ -132,9 +135,10 @@ def _mixed(
     summaries: Mapping[str, DataSummary],
     counts: Mapping[str, int],
     held_out: Callable[[int], int],
+    times: int,
     generator: random.Random,
 ) -> Rows:
-    """So many rows of each of several sources, those to learn from in random order."""
+    """So many rows of each of several sources, those to learn from in random order and each so many times at most."""
     rows = Rows([], {}, {"source": ", ".join(encoded), "sources": []})
     chosen: dict[str, list[Feature]] = {}
     train: dict[str, list[Feature]] = {}
@@ -147,7 +151,7 @@ def _mixed(
         others = [feature for feature in train[name] if _content(feature) not in judged_by]
         own_train = others or train[name]  # nothing else is there
         own = summaries[name] | {"rows": len(features), "held_out": len(rows.held_out[name])}
-        given = max(len(own_train), counts[name] - own["held_out"])
+        given = min(max(len(own_train), counts[name] - own["held_out"]), times * len(own_train))
         rows.train.extend(own_train[number % len(own_train)] for number in range(given))
         rows.summary["sources"].append(own | {"tokens": sum(map(length_of, features))})
     generator.shuffle(rows.train)
@@ -174,11 +178,18 @@ def _give_types(encoded: Iterable[list[Feature]]) -> None:
 
 
 def _shares(encoded: Mapping[str, Sequence[Feature]], mixture: Mixture, samples: int, repeats: int) -> dict[str, int]:
-    """By source, the number of rows that gives it its share of the tokens; what one source lacks, the others give."""
+    """By source, the number of rows that gives it its share of the tokens; what one source lacks, the others give.
+
+    Rows are not repeated beyond what gives the sources their shares once every row is there.
+    """
     wanted = {  # rows for each token of weight 1
         name: mixture.weight(name) * len(features) / sum(map(length_of, features)) for name, features in encoded.items()
     }
-    full = {name: len(features) * repeats for name, features in encoded.items()}
+    every = max(len(features) / wanted[name] for name, features in encoded.items())  # tokens of weight 1
+    full = {
+        name: min(len(features) * repeats, max(len(features), round(wanted[name] * every)))
+        for name, features in encoded.items()
+    }
     limited: dict[str, int] = {}
     while len(limited) < len(encoded):
         open_ = {name: rate for name, rate in wanted.items() if name not in limited}
@@ -188,6 +199,20 @@ def _shares(encoded: Mapping[str, Sequence[Feature]], mixture: Mixture, samples:
             return limited | {name: int(rate * tokens) for name, rate in open_.items()}
         limited |= short
     return limited
+
+
+def _warn_of_weights(encoded: Mapping[str, Sequence[Feature]], mixture: Mixture, counts: Mapping[str, int]) -> None:
+    """Warns if the tokens of sources are far from the weights that were asked for."""
+    if all(mixture.weight(name) == 1 for name in encoded):
+        return
+    tokens = {name: counts[name] * sum(map(length_of, features)) / len(features) for name, features in encoded.items()}
+    by_weight = [tokens[name] / mixture.weight(name) for name in encoded]
+    if max(by_weight) > _FAR * min(by_weight):
+        whole = sum(tokens.values())
+        shares = ", ".join(f"{name} gives {100 * own / whole:.0f} %" for name, own in tokens.items())
+        logger.warning(
+            "The weights of the sources could not be kept, because some have too few rows: of the tokens, %s.", shares
+        )
 
 
 def features_of(
@@ -229,7 +254,7 @@ def features_of(
     if kind == "videos":
         raise DataError(VIDEOS)
     rows, summary = _read(model, DataSource(data) if isinstance(data, str) else data, samples, seed)
-    require_two(rows)
+    require_two(rows, f"rows of {summary['source']}" if isinstance(data, DataSource | str) else "rows")
     if processor is None:
         raise DataError(
             "Text needs the model's tokenizer, images its image processor and recordings its feature extractor: pass "
@@ -241,9 +266,9 @@ def features_of(
     if kind == "audio":
         return audio_features(model, processor, rows, writer), summary
     features = row_features(model, processor, rows, max_length, writer)
-    longest = max(len(feature["input_ids"]) for feature in features)
-    if longest >= longest_text(model, max_length):
-        logger.warning("Text longer than %d tokens was truncated.", longest)
+    limit = longest_text(model, max_length)
+    if at_limit := sum(len(feature["input_ids"]) >= limit for feature in features):
+        logger.warning("%d of the rows reach %d tokens, after which text is truncated.", at_limit, limit)
     _warn_of_unknown(processor, features, summary["source"])
     return _masked(model, processor, features, summary, seed)
 
@@ -266,8 +291,16 @@ def _read(
         name = Path(data.path).name if os.path.exists(os.path.expanduser(data.path)) else data.path
         summary = {"source": name, "columns": list(data.columns), "subset": data.subset, "split": data.split}
         data = read_rows(data, samples, kind=input_kind(model), targets=has_decoder(model), seed=seed)
-    rows = list(data)[:samples]
+    rows = list(itertools.islice((row for row in data if not _is_blank(row)), samples))
     return rows, summary | {"rows": len(rows)}
+
+
+def _is_blank(row: Any) -> bool:
+    """Whether a row is text, and all of it empty."""
+    parts = (row,) if isinstance(row, str) else row
+    return isinstance(parts, list | tuple) and not any(
+        part.strip() if isinstance(part, str) else True for part in parts
+    )
 
 
 def of_one_length(model: PreTrainedModel, processor: Any | None, features: Sequence[Feature]) -> list[Batch]:

@@ -68,18 +68,19 @@ def heal(
 ) -> Checkpoint:
     """Trains a converted model, in place, to match its original's hidden states after every layer, and its outputs.
 
-    The best weights on the held-out rows are kept. The model is left unchanged if they do not lower the loss, or if its
-    outputs diverge more from the teacher's than before. Several processes divide the rows of every step, and the loss
-    is that of the whole step. With ``options.run.shard``, each keeps a part of both models while it trains. An
-    encoder-decoder is trained on given targets, or on what the original writes for sources alone.
+    The best weights on the held-out rows are kept. The model is left unchanged if they do not lower the loss, if its
+    outputs diverge more from the teacher's than before, or if the training is interrupted or fails. Several processes
+    divide the rows of every step, and the loss is that of the whole step. With ``options.run.shard``, each keeps a part
+    of both models while it trains. An encoder-decoder is trained on given targets, or on what the original writes for
+    sources alone.
 
     Args:
         checkpoint: the converted model, with its tokenizer or image processor.
         teacher: the original.
         data: text or images such as the model will be used on; ``"synthetic"`` for random words.
         options: training settings.
-        work: folder for unfinished work, from which an interrupted run resumes, what the original writes included;
-            None for a temporary one.
+        work: folder for unfinished work, from which an interrupted run resumes, what the original writes included. It
+            is left there at the end; delete it then. None for a temporary one.
         restart: whether to discard an unfinished run in `work`.
         progress: progress callback, called after every step with the last metrics.
 
@@ -116,25 +117,34 @@ def heal(
     ):
         distillation = Distillation(teacher, max((agreed or {}).get("kl", 1.0), _DIVERGENCE))
         initial = {name: parameter.detach().clone() for name, parameter in parameters.items()}
-        result = run(
-            DistillationTrainer,
-            model,
-            options.run,
-            rows,
-            Work(folder, restart, f"heal {options} {digest_of(teacher)}"),
-            find_rate=lambda precision: _learning_rate(
-                model, distillation, list(parameters.values()), rows, options, precision, progress
-            ),
-            progress=progress,
-            distillation=distillation,
-            optimizer=options.optimizer,
-        )
+        try:
+            result = run(
+                DistillationTrainer,
+                model,
+                options.run,
+                rows,
+                Work(folder, restart, f"heal {options} {digest_of(teacher)}"),
+                find_rate=lambda precision: _learning_rate(
+                    model, distillation, list(parameters.values()), rows, options, precision, progress
+                ),
+                progress=progress,
+                distillation=distillation,
+                optimizer=options.optimizer,
+            )
+        except BaseException:  # an interruption, too: the same call resumes with the weights that it began with
+            _restore(parameters, initial)
+            raise
         before = result.start.before | (agreed or {})
         agreed, after_by_source = agreement_by_source(teacher, model, *held_out)
         after = result.best | (agreed or {})
         worse = _what_got_worse(before, after)
         if worse:
-            _restore(parameters, initial, *worse)
+            _restore(parameters, initial)
+            logger.warning(
+                "Healing did not improve the model on the held-out rows (%s %.5f before, %.5f at best), so it is left "
+                "unchanged. Use more or other data, more steps, or a lower learning rate.",
+                *worse,
+            )
         elif model is not checkpoint.model:
             take_weights(checkpoint.model, parameters)
     settings = asdict(options)
@@ -185,20 +195,11 @@ def _held_out(checkpoint: Checkpoint, rows: Rows) -> tuple[list[Batch], list[str
     return batches, [name for name, part in by_source.items() for _ in part] if len(by_source) > 1 else []
 
 
-def _restore(
-    parameters: dict[str, nn.Parameter], initial: dict[str, Tensor], metric: str, before: float, after: float
-) -> None:
-    """Gives parameters their initial values back, because a metric did not improve."""
+def _restore(parameters: dict[str, nn.Parameter], initial: dict[str, Tensor]) -> None:
+    """Gives parameters their initial values back."""
     with torch.no_grad():
         for name, parameter in parameters.items():
             parameter.copy_(initial[name])
-    logger.warning(
-        "Healing did not improve the model on the held-out rows (%s %.5f before, %.5f at best), so it is left "
-        "unchanged. Use more or other data, more steps, or a lower learning rate.",
-        metric,
-        before,
-        after,
-    )
 
 
 def _what_got_worse(before: dict[str, float], after: dict[str, float]) -> tuple[str, float, float] | None:

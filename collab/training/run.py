@@ -25,6 +25,7 @@ from ..data.features import length_of
 from ..device import Dtype, resolve_device
 from ..errors import ConfigurationError, TrainingError, is_short_of_memory
 from ..io.failures import writing
+from ..io.unfinished import WHOLE, newest_checkpoint
 from ..models.sharded import is_sharded
 from ..models.weights import bytes_of, digest_of
 from ..processes import connect, from_main
@@ -33,7 +34,7 @@ from .arguments import RunData, precision_of, training_arguments
 from .options import RunOptions
 from .sampling import LengthSampler
 from .trainer import GuardedTrainer, Marker, Reporter, metrics_in
-from .work import WHOLE, Start, newest_checkpoint, open_work, record_start
+from .work import Start, open_work, record_start
 
 logger = logging.getLogger(__name__)
 

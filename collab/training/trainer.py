@@ -15,11 +15,11 @@ from transformers.trainer import SCHEDULER_NAME
 
 from ..data.features import Batch
 from ..errors import ExtraError, TrainingError
+from ..io.unfinished import WHOLE, drop_other_checkpoints, newest_checkpoint
 from ..models.sharded import is_sharded
 from ..progress import Progress
 from .sampling import LengthSampler
 from .shards import load_shards, save_shards
-from .work import WHOLE, drop_other_checkpoints, newest_checkpoint
 
 logger = logging.getLogger(__name__)
 

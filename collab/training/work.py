@@ -18,24 +18,19 @@ from ..device import Dtype
 from ..errors import ConfigurationError, TrainingError
 from ..io.failures import writing
 from ..io.staging import atomic_write
+from ..io.unfinished import WHOLE
 from ..processes import check_seen, from_main, is_main_process, processes, wait_for_everyone
-
-WHOLE = "collab_checkpoint_is_whole"
-"""Marker file, written into a checkpoint last."""
 
 CHOSEN = "chosen-*.json"
 """The files in a work folder that keep what a compression chose."""
 
+BEGUN = "begun-*.safetensors"
+"""The files that keep the weights that a training began with."""
+
 _RECORD, _LOCK = "run.json", "lock"
-_PARTIAL = ".run.*.partial.json", ".chosen-*.partial.json"
-_KEPT = WRITTEN, CHOSEN
+_PARTIAL = ".run.*.partial.json", ".chosen-*.partial.json", ".begun-*.partial.safetensors"
+_KEPT = WRITTEN, CHOSEN, BEGUN
 """What may be there before a run, and serves the same one if it is repeated."""
-
-
-def work_folder(output: Path, kind: str = "training") -> Path:
-    """The work folder of an output folder, beside it."""
-    output = output.resolve()
-    return output.with_name(f"{output.name}.{kind}")
 
 
 @contextlib.contextmanager
@@ -105,20 +100,6 @@ def temporary_work(work: Path | None) -> Iterator[Path]:
         yield Path(folder) / "work"
 
 
-def newest_checkpoint(work: Path) -> Path | None:
-    """The latest complete checkpoint in a work folder; None if there is none."""
-    checkpoints = [path.parent for path in work.glob(f"checkpoint-*/{WHOLE}")]
-    return max(checkpoints, key=lambda path: int(path.name.rpartition("-")[2]), default=None)
-
-
-def drop_other_checkpoints(work: Path, *keep: str | None) -> None:
-    """Deletes all checkpoints but those named. The marker goes first, so that a partial checkpoint is never valid."""
-    for checkpoint in work.glob("checkpoint-*"):
-        if str(checkpoint) not in keep and checkpoint.name not in keep:
-            (checkpoint / WHOLE).unlink(missing_ok=True)
-            shutil.rmtree(checkpoint, ignore_errors=True)
-
-
 def finish(work: Path) -> None:
     """Deletes a work folder once all processes have finished with it."""
     wait_for_everyone()
@@ -160,8 +141,8 @@ def open_work(work: Path, fingerprint: str, restart: bool) -> Start | None:
     kept = record if isinstance(record, dict) else {}
     if kept.pop("fingerprint", None) != fingerprint or kept.keys() != {field.name for field in fields(Start)}:
         raise TrainingError(
-            f"{work} holds an unfinished run with other settings, another model or other data. Repeat that run to "
-            "finish it, or discard it with restart=True (--restart)."
+            f"{work} holds another run, with other settings, another model or other data. Repeat that run to finish "
+            "it, or discard it with restart=True (--restart)."
         )
     if is_main_process():
         for checkpoint in work.glob("checkpoint-*"):

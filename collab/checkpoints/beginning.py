@@ -1,0 +1,110 @@
+"""What the healing of a command begins with, kept with its unfinished work.
+
+Computed again, by another number of threads or on another machine, weights are rounded in other ways, and what was
+measured may differ. Healing from there would be another run.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from transformers import PreTrainedModel
+
+from ..calibration.cache import fingerprint
+from ..calibration.calibrate import Calibration
+from ..compression.choice import Choice
+from ..io.checkpoint import Checkpoint
+from ..io.failures import writing
+from ..io.staging import atomic_write
+from ..processes import from_main, is_main_process
+from ..steps.step import plain
+from ..training.work import BEGUN, CHOSEN
+from .transform import Run
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Beginning:
+    """The widths that a compression chose, and the weights that training begins with.
+
+    Attributes:
+        folder: the work folder.
+        digest: of what they depend on.
+        restart: whether to forget what is kept.
+        original: the model that the weights are made from; those that are its own are not kept.
+    """
+
+    folder: Path
+    digest: str
+    restart: bool
+    original: PreTrainedModel
+
+    @classmethod
+    def of(cls, original: Checkpoint, moments: Calibration | None, settings: Sequence[Any], run: Run) -> Beginning:
+        """The beginning of a command's training.
+
+        Args:
+            original: the model that is changed.
+            moments: of its calibration; None for none.
+            settings: what else the change depends on.
+            run: what the command is writing.
+        """
+        batches = [] if moments is None else [*moments.train, *moments.held_out]
+        key = [fingerprint(original.model, batches, seed=0), plain(list(settings))]
+        digest = hashlib.sha256(json.dumps(key, sort_keys=True, default=repr).encode()).hexdigest()
+        return cls(run.work, digest[:16], run.save_options.restart, original.model)
+
+    def choice(self, choose: Callable[[], Choice]) -> Choice:
+        """The choice that was made before, or else what `choose` returns, which is kept."""
+        file = self.folder / CHOSEN.replace("*", self.digest)
+
+        def read() -> Choice | None:
+            if self.restart:
+                file.unlink(missing_ok=True)
+            try:
+                return Choice.from_dict(json.loads(file.read_text(encoding="utf-8")))
+            except (OSError, ValueError, KeyError, TypeError):
+                return None
+
+        choice = from_main(read)
+        if choice is not None:
+            logger.info("The widths are those that were chosen before.")
+            return choice
+        choice = choose()
+        if is_main_process():
+            with writing(f"Unfinished work in {self.folder}"), atomic_write(file) as partial:
+                partial.write_text(json.dumps(choice.to_dict()), encoding="utf-8")
+        return choice
+
+    def take(self, model: PreTrainedModel) -> None:
+        """Gives a model the weights that its training began with, or keeps its own, if it has none yet."""
+        file = self.folder / BEGUN.replace("*", self.digest)
+        own = {name: parameter.detach() for name, parameter in model.named_parameters()}
+        if from_main(lambda: file.is_file() and not self.restart):
+            try:
+                kept = load_file(file)
+            except (OSError, SafetensorError):
+                kept = {}
+            if all(name in own and own[name].shape == tensor.shape for name, tensor in kept.items()):
+                for name, tensor in kept.items():
+                    if not torch.equal(own[name].cpu(), tensor):  # what is equal may be the original's own
+                        own[name].copy_(tensor)
+        elif is_main_process():
+            originals = dict(self.original.named_parameters())
+            changed = {
+                name: tensor.clone().contiguous()
+                for name, tensor in own.items()
+                if name not in originals or not torch.equal(tensor, originals[name])  # False for other shapes
+            }
+            with writing(f"Unfinished work in {self.folder}"), atomic_write(file) as partial:
+                save_file(changed, partial)
