@@ -157,7 +157,19 @@ class TestMessages:
 
     def test_no_header(self, here: Path) -> None:
         message = run("evaluate", here / "embedder", "--data", here / "rows.tsv", fails=1)
-        assert "--text-column 0 --text-column 1 --label-column 2" in message
+        assert "--text-column 0 --text-column 1 for pairs, and --label-column 2" in message
+
+    def test_json_has_no_numbers_that_it_lacks(self, here: Path, tmp_path: Path) -> None:
+        """Such as the rank correlation of the scores of a single head."""
+        save_with_tokenizer(tiny_model(BERT, num_hidden_layers=1, num_attention_heads=1), tmp_path / "one")
+        scores = ["--score", "confidence", "--score", "entropy", "--json"]
+        printed = run("heads", tmp_path / "one", "--data", "synthetic", "--samples", 8, *scores)
+        record = json.loads(printed, parse_constant=pytest.fail)
+        assert record["correlations"]["confidence"]["entropy"] is None
+
+    def test_given_twice(self, here: Path) -> None:
+        rows = ["--data", here / "rows.tsv"]
+        assert "--data is given twice" in run("evaluate", here / "embedder", *rows, *rows, fails=2)
 
     def test_no_file(self, here: Path) -> None:
         message = run("evaluate", here / "embedder", "--data", here / "missing.tsv", fails=1)

@@ -15,6 +15,7 @@ from tiny import BERT, BY_TYPE, LETTERS, converted, random_model, random_text, s
 from transformers import BertForSequenceClassification, PreTrainedModel, ViTForImageClassification
 
 import collab
+from collab.checkpoints.serving import GraphTimer
 from collab.graphs.served import find_graph, load_graph
 from collab.models.inputs import random_inputs
 from collab.steps.measurement import Speed
@@ -164,16 +165,29 @@ class TestCommand:
     def test_compress(self, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         """The speed is made up, because that of a tiny model says nothing."""
         times = iter([2.5, 2.9, 3.0])
+
+        def speed(self: GraphTimer, graph: Path) -> Speed:
+            assert graph.is_file()
+            return Speed(3.0, 2.9, 3.1, self._rows, self._length, "cpu", 1, "int8", "openvino")
+
+        monkeypatch.setattr(GraphTimer, "speed", speed)
         monkeypatch.setattr("collab.checkpoints.serving.GraphTimer.__call__", lambda self, model: next(times))
         done = run(
-            *("compress", folder / "model", tmp_path / "small", "--speedup", "3", "--heal-steps", "0", "--no-speed"),
-            *("--runtime", "openvino", "--precision", "int8", "--calibration", folder / "text.txt"),
+            *("compress", folder / "model", tmp_path / "small", "--speedup", "3", "--heal-steps", "0", "--rows", "2"),
+            *("--length", "1000", "--runtime", "openvino", "--precision", "int8"),
+            *("--calibration", folder / "text.txt"),
         )
         assert done.exit_code == 0, done.output
         report = json.loads((tmp_path / "small" / "collab_report.json").read_text())
         assert report["history"][0]["speedup"] == 3.0
         assert find_graph(str(tmp_path / "small-openvino")) is not None
+        assert report["history"][0]["settings"]["length"] < 1000  # as many as the model takes
         assert "small-openvino" in done.stdout
+        said = f"on 2 rows of {report['history'][0]['settings']['length']} tokens"
+        served = json.loads((tmp_path / "small-openvino" / "collab_report.json").read_text())["speed"]
+        assert (served["ratio"], served["rows"], served["runtime"]) == (3.0, 2, "openvino")
+        assert said in done.stdout
+        assert said in (tmp_path / "small-openvino" / "README.md").read_text()
 
     def test_speed_that_int8_has_alone(self, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("collab.checkpoints.serving.GraphTimer.__call__", lambda self, model: 3.1)

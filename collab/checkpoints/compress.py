@@ -77,7 +77,7 @@ def compress(
         with contextlib.ExitStack() as stack:
             timer = None
             if serve is not None and config.speedup is not None:
-                timer = stack.enter_context(graph_timer(checkpoint, serve, config.length, run.progress))
+                timer = stack.enter_context(graph_timer(checkpoint, serve, config, run.progress))
             compressed = compress_model(
                 checkpoint,
                 config,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import logging
 import tempfile
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Unpack
@@ -41,6 +42,9 @@ from ..steps.step import installed_versions
 from .transform import Run, transform
 
 logger = logging.getLogger(__name__)
+
+Measured = Callable[[Written, PreTrainedModel, Run], Speed | None]
+"""Measures the speed of a graph that was written of a model."""
 
 
 def export(
@@ -82,6 +86,28 @@ def export(
         VerificationError: if the graph does not compute what the model computes; nothing is left behind.
     """
     options = options or ExportOptions()
+    measured = _beside_float32 if measure_speed else None
+    return export_timed(model, output, options, calibration, measured, **more)
+
+
+def export_timed(
+    model: str,
+    output: str | Path,
+    options: ExportOptions,
+    calibration: CalibrationRequest | None,
+    measured: Measured | None,
+    **more: Unpack[TransformOptions],
+) -> Checkpoint:
+    """As `export`, with another measure of speed.
+
+    Args:
+        model: as in `export`.
+        output: as in `export`.
+        options: as in `export`.
+        calibration: as in `export`.
+        measured: measures the speed of the last graph that was written; None for no speed.
+        **more: as in `export`.
+    """
     require_packages(options)
 
     def write(checkpoint: Checkpoint, run: Run) -> Checkpoint:
@@ -89,7 +115,7 @@ def export(
         if options.precision == "int8" or calibration is not None:
             run.progress("reading the rows", 0, None)
             rows = _rows(checkpoint, calibration or CalibrationRequest(), options)
-        return _write(checkpoint, run, options, rows, measure_speed)
+        return _write(checkpoint, run, options, rows, measured)
 
     return transform(model, output, [], load=_load, write=write, **more)
 
@@ -147,7 +173,11 @@ def _load(source: Source, options: LoadOptions) -> Checkpoint:
 
 
 def _write(
-    checkpoint: Checkpoint, run: Run, options: ExportOptions, rows: Rows | None, measure_speed: bool
+    checkpoint: Checkpoint,
+    run: Run,
+    options: ExportOptions,
+    rows: Rows | None,
+    measured: Measured | None,
 ) -> Checkpoint:
     """Writes the graph, config, report, card and the other files of the model."""
     size = 4 * count_parameters(checkpoint.model)
@@ -159,8 +189,9 @@ def _write(
         with tempfile.TemporaryDirectory(dir=folder) as scratch:
             written, export = _write_graph(checkpoint, folder, Path(scratch), options, rows, run)
             exported = checkpoint.then(export)
-            if measure_speed and not written.exact and not export.cache:
-                exported = exported.then(_speed(written, checkpoint.model, options, run))
+            speed = None if measured is None or export.cache else measured(written, checkpoint.model, run)
+            if speed is not None:
+                exported = exported.then(speed)
         history = checkpoint.history.then(exported.steps, command=run.save_options.command)
         write_history(folder, history)
         card = with_sections(_card(checkpoint, export, name, run.save_options), exported.steps, name)
@@ -211,18 +242,20 @@ def _write_graph(
     )
 
 
-def _speed(written: Written, model: PreTrainedModel, options: ExportOptions, run: Run) -> Speed:
-    """How many times as fast as in float32 a graph is."""
+def _beside_float32(written: Written, model: PreTrainedModel, run: Run) -> Speed | None:
+    """How many times as fast as in float32 a graph is; None for a graph in float32."""
+    if written.exact:
+        return None
     run.progress("measuring speed", 0, None)
-    graph, exact = open_graph(written.file), open_graph(written.plain, options.runtime)
-    measured = measure_graph_speed(graph, exact, model)
+    graph = open_graph(written.file)
+    measured = measure_graph_speed(graph, open_graph(written.plain, graph.runtime), model)
     if measured.high < 1:
         logger.warning(
             "In %s the graph is slower than in float32 on this processor, which may lack fast instructions for it "
             "(VNNI or AMX for int8). Measure it where it will run, with collab bench%s.",
-            options.precision,
+            graph.precision,
             ". Without such instructions onnxruntime gains more (--format onnx --int8)"
-            if options.format == "openvino"
+            if graph.runtime == "openvino"
             else "",
         )
     return measured

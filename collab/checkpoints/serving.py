@@ -14,26 +14,32 @@ import torch
 from transformers import PreTrainedModel
 
 from ..calibration.options import CalibrationRequest
+from ..compression.options import CompressionConfig
 from ..data.features import Batch, synthetic_features
 from ..data.prepare import of_one_length
 from ..device import device_name
 from ..evaluation.timing import Spread, rounds_in_turn
 from ..evaluation.worker import Worker, workers
 from ..graphs.options import GRAPH_FILES, ExportOptions
-from ..graphs.samples import sample, writes
+from ..graphs.samples import sample
 from ..graphs.trace import Graph
-from ..graphs.write import write_config, write_graphs
+from ..graphs.write import Written, write_config, write_graphs
 from ..io.checkpoint import Checkpoint
 from ..io.options import TransformOptions
 from ..models.inputs import has_length, input_kind, longest_input
 from ..progress import Progress, no_progress
 from ..steps.measurement import Speed
-from .export import export
+from .export import export_timed
+from .transform import Run
 
-_ROWS, _LENGTH = 8, 128
+_LENGTH = 128
+"""Positions of sample inputs other than text."""
+
 _ROUNDS = 21
 _RANGES = 64
 """Rows that the ranges of activations are measured on for a graph that is only timed."""
+
+_TOGETHER = 8
 
 
 class GraphTimer:
@@ -42,15 +48,17 @@ class GraphTimer:
     Args:
         original: the original.
         options: format and precision of the graphs that are timed.
+        rows: rows of a batch.
         length: tokens of a row.
         folder: folder for the graphs.
         progress: called before every graph.
     """
 
     def __init__(
-        self, original: Checkpoint, options: ExportOptions, length: int, folder: Path, progress: Progress
+        self, original: Checkpoint, options: ExportOptions, rows: int, length: int, folder: Path, progress: Progress
     ) -> None:
         self._original, self._options, self._folder, self._progress = original, options, folder, progress
+        self._rows = rows
         self._length = min(length, longest_input(original.model)) if has_length(original.model) else None
         self._count = 0
 
@@ -64,6 +72,11 @@ class GraphTimer:
         self._progress("measuring speed in the runtime", 0, None)
         return self.speed(self._write(model, self._options)).ratio
 
+    def measured(self, written: Written, model: PreTrainedModel, run: Run) -> Speed:
+        """The speed of a graph that was written of a model."""
+        run.progress("measuring speed in the runtime", 0, None)
+        return self.speed(written.file)
+
     def speed(self, graph: Path) -> Speed:
         """The speed of a graph that was written before."""
         with workers([str(self._reference), str(graph)], torch.float32) as processes:
@@ -72,7 +85,7 @@ class GraphTimer:
             ratio=ratios.median,
             low=ratios.low,
             high=ratios.high,
-            rows=_ROWS,
+            rows=self._rows,
             length=self._length,
             device=device_name(torch.device("cpu")),
             threads=torch.get_num_threads(),
@@ -83,7 +96,7 @@ class GraphTimer:
     def _rounds(self, processes: list[Worker]) -> list[list[float]]:
         vocabulary = getattr(self._original.model.config, "vocab_size", None)
         for process in processes:
-            process.prepare([(_ROWS, self._length)], vocabulary)
+            process.prepare([(self._rows, self._length)], vocabulary)
         return rounds_in_turn([(process, [{}]) for process in processes], _ROUNDS, warm=3)
 
     def _write(self, model: PreTrainedModel, options: ExportOptions) -> Path:
@@ -100,7 +113,7 @@ class GraphTimer:
         model, processor = self._original.model, self._original.processor
         if input_kind(model) != "text":
             generator = torch.Generator().manual_seed(0)
-            return [sample(model, _ROWS, _LENGTH, generator) for _ in range(_RANGES // _ROWS)]
+            return [sample(model, _TOGETHER, _LENGTH, generator) for _ in range(_RANGES // _TOGETHER)]
         return of_one_length(model, processor, synthetic_features(model, processor, _RANGES))
 
 
@@ -110,7 +123,7 @@ def serve(
     options: ExportOptions,
     *,
     original: Checkpoint,
-    length: int = _LENGTH,
+    config: CompressionConfig,
     calibration: CalibrationRequest | None = None,
     measure_speed: bool = True,
     **more: Unpack[TransformOptions],
@@ -122,7 +135,7 @@ def serve(
         output: folder to write.
         options: format and precision.
         original: the model that it was made from.
-        length: tokens of a row that speed is measured on.
+        config: has the rows and tokens that speed is measured on.
         calibration: as in `collab.checkpoints.export`.
         measure_speed: whether to measure its speed.
         **more: see `TransformOptions`.
@@ -133,15 +146,14 @@ def serve(
     Raises:
         CollabError: as `collab.checkpoints.export`.
     """
-    exported = export(model, output, options, calibration=calibration, **more)
-    if writes(original.model) or not measure_speed:
-        return exported
-    with graph_timer(original, options, length, more.get("progress", no_progress)) as timer:
-        return exported.then(timer.speed(Path(output).expanduser() / options.file))
+    with graph_timer(original, options, config, more.get("progress", no_progress)) as timer:
+        return export_timed(model, output, options, calibration, timer.measured if measure_speed else None, **more)
 
 
 @contextmanager
-def graph_timer(original: Checkpoint, options: ExportOptions, length: int, progress: Progress) -> Iterator[GraphTimer]:
-    """A `GraphTimer` whose graphs are gone with the context."""
+def graph_timer(
+    original: Checkpoint, options: ExportOptions, config: CompressionConfig, progress: Progress
+) -> Iterator[GraphTimer]:
+    """A `GraphTimer`, at the rows and tokens of a config, whose graphs are gone with the context."""
     with tempfile.TemporaryDirectory(prefix="collab-") as folder:
-        yield GraphTimer(original, options, length, Path(folder), progress)
+        yield GraphTimer(original, options, config.rows, config.length, Path(folder), progress)

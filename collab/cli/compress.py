@@ -183,7 +183,7 @@ def compress(
     from ..checkpoints.serving import serve as serve_checkpoint
     from ..io.staging import check_output
     from ..steps.compression import Compression
-    from .outcome import finish, same_rows
+    from .outcome import finish, to_serve
 
     folder = output.with_name(f"{output.name}-{serve.runtime}") if serve is not None else None
     if folder is not None and is_main_process():
@@ -200,10 +200,8 @@ def compress(
                 options=serve,
                 original=compressed.original,
                 load_options=replace(load_options, revision=None),
-                length=config.length,
                 calibration=known,
             )
         served = folder, graph
-    following = ["collab", "export", str(output), "served", "--format", "openvino", "--precision", "int8"]
-    following += same_rows("--calibration", calibration.source)
-    finish(session, compressed, Compression, following if served is None else None, served)
+    following = to_serve(output, calibration.source) if served is None else None
+    finish(session, compressed, Compression, following, served)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from ..data.source import Mixture, NamedSource
 from ..training.options import HealOptions
 from .command import command, gathers
 from .options.data import max_length_option, mixed_data_options, samples_option
@@ -44,7 +45,7 @@ _RUN = HealOptions().run
 @restart_option
 @model_in
 @model_out
-def heal(output: Path, session: Session) -> None:
+def heal(output: Path, data: NamedSource | Mixture, session: Session) -> None:
     """Train a converted MODEL to do what its original does, without labels, and write it to the folder OUTPUT.
 
     Never makes it worse on the rows that it holds out. If interrupted, the same command goes on.
@@ -52,8 +53,6 @@ def heal(output: Path, session: Session) -> None:
     session.begin(trains=True, divides=True)
     from ..checkpoints.heal import heal as heal_checkpoint
     from ..steps.training import Healing
-    from .outcome import finish
+    from .outcome import finish, to_serve
 
-    finish(
-        session, session.call(heal_checkpoint), Healing, ["collab", "evaluate", str(output), "--data", "labelled.tsv"]
-    )
+    finish(session, session.call(heal_checkpoint), Healing, to_serve(output, data))

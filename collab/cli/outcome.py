@@ -121,6 +121,12 @@ def same_rows(option: str, source: Any) -> list[str]:
     return [*words, f"{prefix}split", first.split] if first.split != DataSource.split else words
 
 
+def to_serve(output: Path, source: Any) -> list[str]:
+    """The words of the command that writes a graph of this one's result, with the rows of this one."""
+    words = ["collab", "export", str(output), "served", "--format", "openvino", "--precision", "int8"]
+    return words + same_rows("--calibration", source)
+
+
 def _record(checkpoint: Checkpoint, steps: Sequence[Step]) -> Json:
     """The entry of a command's step, with those of later steps as ``history``; of a conversion the whole report."""
     first, *later = (step for step in steps if not isinstance(step, Speed))

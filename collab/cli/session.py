@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import json
+import math
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -196,7 +197,7 @@ class Session:
         if not is_main_process():
             return
         if self.as_json:
-            click.echo(json.dumps(record, indent=2))
+            click.echo(json.dumps(_finite(record), indent=2, allow_nan=False))
         elif not self.quiet:
             show()
 
@@ -250,6 +251,15 @@ class Session:
         if self._bars is not None:
             self._bars.stop()
             self._bars = None
+
+
+def _finite(value: Any) -> Any:
+    """A value with None for every number that JSON lacks: NaN and the infinities."""
+    if isinstance(value, Mapping):
+        return {key: _finite(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(each) for each in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 class _WrongRequest(click.ClickException):

@@ -32,6 +32,7 @@ from .choice import Choice, Once
 from .compressions import Compressions
 from .options import CompressionConfig
 from .refit import refit
+from .timed import feasible
 from .trials import Healer, lowest
 
 logger = logging.getLogger(__name__)
@@ -95,6 +96,7 @@ def compress(
     if healer is not None and not config.healed:
         raise ConfigurationError("healer is of models that are to be healed: pass healed=True in the config.")
     model, cut = checkpoint.model, checkpoint.step(VocabularyCut)
+    config = feasible(config, model)
     budget = config.budget
     whole = count_parameters(model) if cut is None else cut.parameters.before
     if budget.unit == "params":  # those that were left out are gone already

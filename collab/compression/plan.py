@@ -19,6 +19,7 @@ from ..processes import from_main
 from ..progress import Progress, no_progress
 from .compressions import Compressions
 from .options import CompressionConfig
+from .timed import feasible
 
 
 def plan(
@@ -62,6 +63,6 @@ def plan(
         check_fraction("Each of fractions", budget.value)
     if isinstance(config, CompressionConfig):
         with in_fast_dtype(model):
-            return Compressions(model, config, calibration, progress).plan(budgets)
+            return Compressions(model, feasible(config, model), calibration, progress).plan(budgets)
     lengths = lengths or lengths_within(model, REPORTED_LENGTHS)
     return from_main(lambda: Conversions(model, config, calibration, lengths, progress).plan(budgets))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any
 
@@ -48,12 +48,23 @@ def exactly(model: PreTrainedModel, count: int) -> dict[str, int]:
     return {"max_new_tokens": count, "eos_token_id": decoder_vocabulary(model)}
 
 
+def feasible(config: CompressionConfig, model: PreTrainedModel) -> CompressionConfig:
+    """The config with as many tokens to read and to write as the model takes."""
+    length, new_tokens = min(config.length, longest_input(model)), config.new_tokens
+    if model.can_generate() and has_decoder(model):
+        new_tokens = min(new_tokens, longest_target(model) - 1)
+    elif model.can_generate():
+        new_tokens = max(2, min(new_tokens, longest_input(model) - 1))
+        length = max(1, min(length, longest_input(model) - new_tokens))
+    return replace(config, length=length, new_tokens=new_tokens)
+
+
 class Timed:
     """One pass over rows, or of a model that writes, reading them and writing, as its generation config says.
 
     Args:
         native: the original.
-        config: `length` and `rows` of the batch, and `new_tokens` to write.
+        config: `length` and `rows` of the batch, and `new_tokens` to write, as `feasible` gives them.
     """
 
     def __init__(self, native: PreTrainedModel, config: CompressionConfig) -> None:
@@ -61,14 +72,8 @@ class Timed:
         self.writes = native.can_generate()
         if self.writes:
             check_forced(native)
-        length = min(config.length, longest_input(native))
         self._new = config.new_tokens
-        if self.writes and has_decoder(native):
-            self._new = min(self._new, longest_target(native) - 1)
-        elif self.writes:
-            self._new = max(2, min(self._new, longest_input(native) - 1))
-            length = max(1, min(length, longest_input(native) - self._new))
-        self.rows = (random_sources if self.writes else random_inputs)(native, config.rows, length)
+        self.rows = (random_sources if self.writes else random_inputs)(native, config.rows, config.length)
 
     def call(self, model: PreTrainedModel, new_tokens: int | None = None) -> Callable[..., Any]:
         """What is called with the rows as arguments: a model, or its writing.

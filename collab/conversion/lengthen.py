@@ -127,7 +127,7 @@ def _check(
         )
     if longest is not None and options.dense_below > longest:
         raise ConfigurationError(
-            f"No row would be long: the model takes {longest} tokens, and rows below {options.dense_below} "
+            f"No row would be long: rows have at most {longest} tokens, and those of less than {options.dense_below} "
             "(dense_below, --dense-below) are computed as before. Choose a smaller number, or extend the positions "
             "(--max-length, --positions)."
         )

@@ -87,8 +87,8 @@ def _columns(records: Records, kind: InputKind) -> tuple[str, ...]:
     column = next((name for name in usual if name in names), names[0] if len(names) == 1 else None)
     if column is None:
         raise DataError(
-            f"{records.source.path} has several columns; name the one of the text with --text-column (in Python "
-            f"columns=): {records.columns_text}"
+            f"{records.source.path} has several columns; name the one of the text with --text-column, or two of pairs "
+            f"(in Python columns=): {records.columns_text}"
         )
     return (column,)
 

@@ -176,7 +176,7 @@ class Records(Iterable[dict[str, Any]]):
             return f"it has {names}."
         return (
             f"its first line names {names}. If that is a row and not a header, give the numbers of the columns, from "
-            "0: for pairs with labels --text-column 0 --text-column 1 --label-column 2."
+            "0: --text-column 0 --text-column 1 for pairs, and --label-column 2 where labels are read."
         )
 
     @property

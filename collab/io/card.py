@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
+from huggingface_hub.repocard import REGEX_YAML_BLOCK
 from huggingface_hub.repocard_data import model_index_to_eval_results
 
 from ..steps.step import Step
@@ -38,6 +39,8 @@ def parse_card(content: str) -> tuple[ModelCardData, str]:
 
     A card is prose by anybody: one that cannot be parsed is all text.
     """
+    if not REGEX_YAML_BLOCK.search(content):
+        return ModelCardData(), content
     try:
         card = ModelCard(content, ignore_metadata_errors=True)
         data: Any = card.data

@@ -176,8 +176,8 @@ def refuse_unsupported(model_type: str) -> None:
         return
     if native_type(model_type) in supported:
         raise AlreadyConvertedError(
-            f"This model is collaborative already (model_type {model_type}). Convert the original model instead; its "
-            "name is in the converted model's README.md as base_model."
+            f"This model is collaborative already (model_type {model_type}). Take the original model instead: collab "
+            "inspect names it."
         )
     refusal = refusal_of(model_type)
     raise UnsupportedArchitectureError(

@@ -63,7 +63,7 @@ class Lengthening(Step):
                 f"In rows of {settings['dense_below']} tokens or more, {many}: a token sees the {settings['block']} "
                 f"of its block, those of the blocks beside it{first} ({self._window} tokens){rest}. "
             )
-        if self.errors is not None:
+        if self.errors is not None and not all(self.layers.values()):
             text += "The dense ones are those whose outputs blocks would change most on long rows of the text. "
         if some and not self.causal:
             text += f"The first {'token sees' if some == 1 else f'{some} tokens see'} all. "
