@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 import torch
 from processes import command, kill_midway, run
-from tiny import BERT, LETTERS, save_with_tokenizer, tiny_model
+from tiny import BERT, LETTERS, WORDS, save_with_tokenizer, tiny_model
 from transformers import AutoModel, AutoModelForSequenceClassification, AutoTokenizer
 
 import collab
@@ -405,6 +405,25 @@ class TestEvaluate:
         assert "## Evaluation" in (folder / "README.md").read_text()
         assert read_json(folder / "collab_report.json")["history"][0]["step"] == "evaluate"
         assert run("evaluate", folder, *arguments).stdout.count("spearman") == 1
+
+    def test_against_a_model_of_another_kind(self, folder: Path, tmp_path: Path) -> None:
+        """With a tokenizer and widths of its own: the same rows, but other tokens and states."""
+        write(
+            tmp_path / "pairs.csv",
+            [row | {"score": row["label"]} for row in rows(40, 3)],
+            ["sentence", "other", "score"],
+        )
+        other = save_with_tokenizer(tiny_model(BERT, hidden_size=16), tmp_path / "smaller", reversed(WORDS))
+        arguments = ["--data", tmp_path / "pairs.csv", "--task", "similarity", "--text-column", "sentence"]
+        arguments += ["--text-column", "other", "--draws", 50]
+        done = run("evaluate", folder, *arguments, "--against", other, "--json")
+        assert done.exit_code == 0, done.stderr
+        against = json.loads(done.stdout)["against"]
+        assert against["agreement"] is None
+        assert against["rows_per_second"]["ratio"] > 0
+        alone = json.loads(run("evaluate", other, *arguments, "--json").stdout)
+        assert against["metrics"] == alone["metrics"]
+        assert "rows per second" in run("evaluate", folder, *arguments, "--against", other).stdout
 
     @pytest.mark.slow
     def test_a_model_against_itself(self, folder: Path, tmp_path: Path) -> None:

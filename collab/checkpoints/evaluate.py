@@ -46,7 +46,7 @@ def evaluate(
         The model, with an `Evaluation` as its report.
 
     Raises:
-        ConfigurationError: if the task is not known, or the models cannot be compared.
+        ConfigurationError: if the task is not known.
         DataError: if the data does not fit the task, or the model has no head for it.
         CheckpointError: if a model cannot be read.
     """

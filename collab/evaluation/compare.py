@@ -164,33 +164,46 @@ _COMPARED = 1024
 _TIMED = 256
 
 
-def compare(model: Checkpoint, against: Checkpoint, features: Sequence[Feature], *, rounds: int = 3) -> Json:
+def compare(
+    model: Checkpoint,
+    against: Checkpoint,
+    features: Sequence[Feature],
+    others: Sequence[Feature] | None = None,
+    *,
+    rounds: int = 3,
+) -> Json:
     """Compares two models on the same rows.
 
     Args:
         model: the model.
-        against: the model to compare it with, usually the original; `check_comparable` must have passed.
+        against: the model to compare it with, usually the original.
         features: rows without labels; at most 1024 are compared and 256 timed, evenly spaced.
+        others: the same rows as `against` reads them; None for two models that `are_alike`. Without that only size and
+            speed are compared.
         rounds: rounds of the measurement of speed, in which the models alternate.
 
     Returns:
-        ``agreement`` (see there), ``hidden_cosine`` (mean over the tokens, for the hidden states after every layer, an
-        encoder's before its decoder's; empty for graphs), ``parameters`` and ``bytes`` of both (of a graph, its
-        files), and ``tokens_per_second`` of both, medians of the rounds, with their ratio and the lowest and highest
-        of a round.
+        ``agreement`` (see there; None for models that are not alike), ``hidden_cosine`` (mean over the tokens, for the
+        hidden states after every layer, an encoder's before its decoder's; empty for graphs), ``parameters`` and
+        ``bytes`` of both (of a graph, its files), and ``tokens_per_second`` of both, medians of the rounds, with their
+        ratio and the lowest and highest of a round; ``rows_per_second`` instead for models that are not alike.
     """
     first, second = model.model, against.model
+    sizes = {"parameters": _both(first, second, count_parameters), "bytes": _both(first, second, _bytes)}
+    timed = batches_of(model, evenly_spaced(features, _TIMED))
+    if others is not None:
+        runs = (first, timed), (second, batches_of(against, evenly_spaced(others, _TIMED)))
+        speed = _speeds(runs, sum(len(next(iter(batch.values()))) for batch in timed), rounds)
+        return {"model": against.name, "agreement": None, "hidden_cosine": [], **sizes, "rows_per_second": speed}
     if not (session_of(first) or session_of(second)):
         second = with_positions_of(second, first)  # of a lengthened model, the rows may be longer than the original's
     batches = batches_of(model, evenly_spaced(features, _COMPARED))
-    timed = batches_of(model, evenly_spaced(features, _TIMED))
     return {
         "model": against.name,
         "agreement": agreement(second, first, batches),
         "hidden_cosine": [] if session_of(first) or session_of(second) else _hidden_cosine(first, second, batches),
-        "parameters": _both(first, second, count_parameters),
-        "bytes": _both(first, second, _bytes),
-        "tokens_per_second": speeds(first, second, timed, rounds),
+        **sizes,
+        "tokens_per_second": _speeds(((first, timed), (second, timed)), sum(map(_tokens, timed)), rounds),
     }
 
 
@@ -200,13 +213,11 @@ def batches_of(loaded: Checkpoint, features: Sequence[Feature]) -> list[Batch]:
     return [on_device(batch, loaded.model) for batch in batches]
 
 
-def speeds(first: PreTrainedModel, second: PreTrainedModel, batches: Sequence[Batch], rounds: int) -> dict[str, float]:
-    """Tokens per second of two models, which alternate so that other load on the machine affects both."""
-    tokens = sum(map(_tokens, batches))
-    runs: list[Run] = [(model, batches) for model in (first, second)]
-    time_in_turn([(model, batches[:1]) for model in (first, second)])  # warm
+def _speeds(runs: Sequence[Run], amount: int, rounds: int) -> dict[str, float]:
+    """An amount per second of two models, which alternate so that other load on the machine affects both."""
+    time_in_turn([(model, batches[:1]) for model, batches in runs])  # warm
     seconds = rounds_in_turn(runs, rounds, warm=0)
-    rates = [[tokens / each for each in times] for times in zip(*seconds, strict=True)]
+    rates = [[amount / each for each in times] for times in zip(*seconds, strict=True)]
     ratios = [rate / reference for rate, reference in zip(*rates, strict=True)]
     medians = [float(np.median(rate)) for rate in rates]
     return {
@@ -247,6 +258,16 @@ def _bytes(model: PreTrainedModel) -> int:
 
 def _both(first: PreTrainedModel, second: PreTrainedModel, measure: Any) -> dict[str, int]:
     return {"model": measure(first), "against": measure(second)}
+
+
+def are_alike(model: Checkpoint, other: Checkpoint) -> bool:
+    """Whether two models can be compared layer by layer, and read text by the same tokenizer."""
+    try:
+        check_comparable(model.model, other.model)
+        check_tokenizers(model.processor, other.processor)
+    except ConfigurationError:
+        return False
+    return True
 
 
 def check_comparable(model: PreTrainedModel, original: PreTrainedModel) -> None:

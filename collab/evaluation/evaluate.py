@@ -16,7 +16,7 @@ from ..io.checkpoint import Checkpoint
 from ..processes import divided, from_main
 from ..progress import Progress, no_progress
 from ..steps.measurement import Evaluation
-from .compare import check_comparable, check_tokenizers, compare
+from .compare import are_alike, compare
 from .embedding import Embedder
 from .metrics import Columns, intervals
 from .options import EvaluateOptions
@@ -39,7 +39,8 @@ def evaluate(
         checkpoint: the model with the task's head, on the device to run on, and its tokenizer.
         examples: the rows (`collab.read_examples`).
         task: the task (`collab.task_named`).
-        against: the second model, given like the first.
+        against: the second model, given like the first. Of one that the first was not made from, nor made from the
+            same, answers and states are not compared.
         options: settings of the bootstrap and of the comparison.
         progress: progress callback, called after every batch.
 
@@ -47,14 +48,10 @@ def evaluate(
         The checkpoint, with an `Evaluation` as its report.
 
     Raises:
-        ConfigurationError: if the models cannot be compared.
         DataError: if the rows do not fit the task or the head.
     """
     options = options or EvaluateOptions()
     start = time.perf_counter()
-    if against is not None:
-        check_comparable(checkpoint.model, against.model)
-        check_tokenizers(checkpoint.processor, against.processor)
     columns, features = _predict_examples(checkpoint, task, examples, options, progress)
 
     def measured(*predicted: Columns) -> dict[str, dict[str, float]]:
@@ -62,9 +59,10 @@ def evaluate(
 
     compared = None
     if against is not None:
-        reference, _ = _predict_examples(against, task, examples, options, progress)
+        reference, read = _predict_examples(against, task, examples, options, progress)
+        others = None if are_alike(checkpoint, against) else read
         progress("comparing", 0, None)
-        compared = from_main(lambda: compare(checkpoint, against, features, rounds=options.rounds)) | {
+        compared = from_main(lambda: compare(checkpoint, against, features, others, rounds=options.rounds)) | {
             "metrics": measured(reference),
             "difference": measured(columns, reference),
         }

@@ -68,7 +68,8 @@ _COMPARED = ("metrics", "difference")
 
 def _comparison(against: Json, first: str, second: str) -> str:
     """Agreement, size and speed of two models of these names."""
-    speed, parameters, size = against["tokens_per_second"], against["parameters"], against["bytes"]
+    unit = "tokens" if "tokens_per_second" in against else "rows"  # of models whose tokens differ
+    speed, parameters, size = against[f"{unit}_per_second"], against["parameters"], against["bytes"]
     agreement = [f"{name} {short(value)}" for name, value in named(against["agreement"] or {}).items()]
     cosines = [f"{each:.4f}" for each in against["hidden_cosine"]]  # a graph gives none
     agreement += [f"cosine of hidden states by layer {' '.join(cosines)}"] if cosines else []
@@ -76,12 +77,13 @@ def _comparison(against: Json, first: str, second: str) -> str:
         ["parameters", *(f"{parameters[which]:,}" for which in _PAIR), _ratio(parameters)],
         ["megabytes", *(f"{size[which] / 1e6:,.1f}" for which in _PAIR), _ratio(size)],
         [
-            "tokens per second",
+            f"{unit} per second",
             *(f"{speed[which]:,.0f}" for which in _PAIR),
             f"{speed['ratio']:.2f} ({speed['ratio_low']:.2f} to {speed['ratio_high']:.2f})",
         ],
     ]
-    return table(["", first, second, "ratio"], rows) + f"\n\n{first} against {second}: {', '.join(agreement)}."
+    text = table(["", first, second, "ratio"], rows)
+    return f"{text}\n\n{first} against {second}: {', '.join(agreement)}." if agreement else text
 
 
 _PAIR = ("model", "against")
