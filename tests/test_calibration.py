@@ -413,7 +413,7 @@ class TestBadInput:
     def test_long_text_is_cut_and_said(self, tokenizer: BertTokenizer, caplog: pytest.LogCaptureFixture) -> None:
         model = tiny_model(BERT)
         calibration = collab.calibrate(collab.Checkpoint(model, tokenizer), ["a b c " * 100, "a"])
-        assert "reach 40 tokens, after which text is truncated" in caplog.text
+        assert "beyond 40 tokens is truncated" in caplog.text
         assert calibration.summary["rows"] == 2
         caplog.clear()
         collab.calibrate(collab.Checkpoint(model, tokenizer), ["a b c", "a"])

@@ -363,13 +363,18 @@ class TestHeal:
         model = converted(teacher)
         start = {name: tensor.clone() for name, tensor in model.state_dict().items()}
         options = replace(FEW, run=replace(RUN, precision="auto"))
+        trained: dict[str, torch.Tensor] = {}
+
+        def stopped_at_the_end(*_: object) -> None:
+            trained.update({name: tensor.clone() for name, tensor in model.state_dict().items()})
+            raise KeyboardInterrupt
+
         with monkeypatch.context() as interrupted:
-            interrupted.setattr("collab.training.heal._what_got_worse", stopped)
+            interrupted.setattr("collab.training.heal._what_got_worse", stopped_at_the_end)
             interrupted.setattr("collab.training.arguments.fastest_precision", lambda device: "bfloat16")
             with pytest.raises(KeyboardInterrupt):
                 collab.heal(model, teacher, options=options, work=tmp_path / "work")
-        trained = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-        model.load_state_dict(start)
+        assert all(torch.equal(tensor, start[name]) for name, tensor in model.state_dict().items())
         (tmp_path / "work").rename(tmp_path / "moved")
         monkeypatch.setattr("collab.training.arguments.fastest_precision", lambda device: "float32")
         report = collab.heal(model, teacher, options=options, work=tmp_path / "moved").report

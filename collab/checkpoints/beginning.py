@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from ..calibration.cache import fingerprint
@@ -25,12 +26,15 @@ from ..compression.choice import Choice
 from ..io.checkpoint import Checkpoint
 from ..io.failures import writing
 from ..io.staging import atomic_write
+from ..io.unfinished import CHOSEN
 from ..processes import from_main, is_main_process
 from ..steps.step import plain
-from ..training.work import BEGUN, CHOSEN
+from ..training.work import BEGUN
 from .transform import Run
 
 logger = logging.getLogger(__name__)
+
+_LEFT = "What was kept before is there, and the same command goes on from it."
 
 
 @dataclass(frozen=True)
@@ -82,29 +86,49 @@ class Beginning:
             return choice
         choice = choose()
         if is_main_process():
-            with writing(f"Unfinished work in {self.folder}"), atomic_write(file) as partial:
+            with writing(f"Unfinished work in {self.folder}", _LEFT), atomic_write(file) as partial:
                 partial.write_text(json.dumps(choice.to_dict()), encoding="utf-8")
         return choice
 
     def take(self, model: PreTrainedModel) -> None:
-        """Gives a model the weights that its training began with, or keeps its own, if it has none yet."""
-        file = self.folder / BEGUN.replace("*", self.digest)
+        """Gives a model the weights that its training began with, or keeps its own, if it has none yet.
+
+        Several processes, which all call this, take the same.
+        """
         own = {name: parameter.detach() for name, parameter in model.named_parameters()}
-        if from_main(lambda: file.is_file() and not self.restart):
-            try:
-                kept = load_file(file)
-            except (OSError, SafetensorError):
-                kept = {}
-            if all(name in own and own[name].shape == tensor.shape for name, tensor in kept.items()):
-                for name, tensor in kept.items():
-                    if not torch.equal(own[name].cpu(), tensor):  # what is equal may be the original's own
-                        own[name].copy_(tensor)
-        elif is_main_process():
-            originals = dict(self.original.named_parameters())
-            changed = {
-                name: tensor.clone().contiguous()
-                for name, tensor in own.items()
-                if name not in originals or not torch.equal(tensor, originals[name])  # False for other shapes
-            }
-            with writing(f"Unfinished work in {self.folder}"), atomic_write(file) as partial:
-                save_file(changed, partial)
+
+        def read_or_keep() -> dict[str, Tensor]:
+            kept = None if self.restart else self._read(own)
+            if kept is None:
+                self._keep(own)
+            return kept or {}
+
+        for name, tensor in from_main(read_or_keep).items():
+            if not torch.equal(own[name].cpu(), tensor):  # what is equal may be the original's own
+                own[name].copy_(tensor)
+
+    @property
+    def _file(self) -> Path:
+        return self.folder / BEGUN.replace("*", self.digest)
+
+    def _read(self, own: Mapping[str, Tensor]) -> dict[str, Tensor] | None:
+        """The weights that are kept; None if there are none of the shapes of a model's own."""
+        try:
+            kept = load_file(self._file)
+        except (OSError, SafetensorError):
+            return None
+        fits = all(name in own and own[name].shape == tensor.shape for name, tensor in kept.items())
+        return kept if fits else None
+
+    def _keep(self, own: Mapping[str, Tensor]) -> None:
+        """Keeps a model's own weights, but for those that are the original's."""
+        originals = dict(self.original.named_parameters())
+        changed = {
+            name: tensor.cpu().clone(memory_format=torch.contiguous_format)
+            for name, tensor in own.items()
+            if name not in originals or not torch.equal(tensor, originals[name])  # False for other shapes
+        }
+        for other in self.folder.glob(BEGUN) if self.restart else ():
+            other.unlink(missing_ok=True)
+        with writing(f"Unfinished work in {self.folder}", _LEFT), atomic_write(self._file) as partial:
+            save_file(changed, partial)

@@ -25,7 +25,7 @@ from .calibrate import calibrate
 from .export import require_packages
 from .heal import healed, trial
 from .serving import graph_timer
-from .speed import speed
+from .speed import speed_at
 from .transform import Run, transform
 from .vocabulary import fewer_tokens
 
@@ -95,7 +95,7 @@ def compress(
         None if keep_tokens is None else fewer_tokens(keep_tokens, calibration, heal),
         narrow,
         None if heal is None else healed(heal),
-        speed if measure_speed else None,
+        speed_at(config.rows, config.length) if measure_speed else None,
     ]
 
     def load(source: Source, options: LoadOptions) -> Checkpoint:

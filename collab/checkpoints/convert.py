@@ -145,7 +145,8 @@ class _Convert:
         if self._pruned is not None:
             converted = self._pruned.prune_again(converted)
         if self._heal is not None and not shares:
-            Beginning.of(checkpoint, moments, [request.options, self._config, self._dtype], run).take(converted.model)
+            settings = [request.options, request.in_order, self._config, self._dtype]
+            Beginning.of(checkpoint, moments, settings, run).take(converted.model)
         return replace(converted, notes=(*converted.notes, *notes))
 
     def cast(self, checkpoint: Checkpoint, run: Run) -> Checkpoint:

@@ -21,7 +21,7 @@ from ..io.load import load, load_source
 from ..io.options import LoadOptions, SaveOptions, TransformOptions
 from ..io.read import Source, read_config, resolve_source
 from ..io.staging import check_output
-from ..io.unfinished import work_folder
+from ..io.unfinished import PRUNED_HALF, PRUNING, WHOLE_HALF, work_folder
 from ..processes import from_main
 from ..training.options import FinetuneOptions
 from ..training.work import Start, exclusive_lock, finish, open_work, record_start
@@ -71,12 +71,12 @@ def finetune(
     source = resolve_source(model, load_options.revision)
     check_output(output, source.folder, save_options.overwrite)
     first, second = (replace(options, run=run) for run in pruning.halves(options.run))
-    work = work_folder(output, "pruning")
+    work = work_folder(output, PRUNING)
     with exclusive_lock(work):
         examples = _read(data, task)
         settings = repr((model, load_options.revision, task, data, pruning, options, teacher, examples))
         fingerprint = from_main(lambda: _fingerprint(settings, source, teacher))
-        whole, pruned = work / "whole", work / "pruned"
+        whole, pruned = work / WHOLE_HALF, work / PRUNED_HALF
 
         def begin() -> bool:
             if open_work(work, fingerprint, save_options.restart) is None:

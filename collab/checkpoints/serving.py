@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import logging
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,6 +19,7 @@ from ..compression.options import CompressionConfig
 from ..data.features import Batch, synthetic_features
 from ..data.prepare import of_one_length
 from ..device import device_name
+from ..errors import CollabError
 from ..evaluation.timing import Spread, rounds_in_turn
 from ..evaluation.worker import Worker, workers
 from ..graphs.options import GRAPH_FILES, ExportOptions
@@ -31,6 +33,8 @@ from ..progress import Progress, no_progress
 from ..steps.measurement import Speed
 from .export import export_timed
 from .transform import Run
+
+logger = logging.getLogger(__name__)
 
 _LENGTH = 128
 """Positions of sample inputs other than text."""
@@ -72,10 +76,14 @@ class GraphTimer:
         self._progress("measuring speed in the runtime", 0, None)
         return self.speed(self._write(model, self._options)).ratio
 
-    def measured(self, written: Written, model: PreTrainedModel, run: Run) -> Speed:
-        """The speed of a graph that was written of a model."""
+    def measured(self, written: Written, model: PreTrainedModel, run: Run) -> Speed | None:
+        """The speed of a graph that was written of a model; None, with a warning, if it cannot be measured."""
         run.progress("measuring speed in the runtime", 0, None)
-        return self.speed(written.file)
+        try:
+            return self.speed(written.file)
+        except (CollabError, OSError) as error:  # the graph is there without it
+            logger.warning("The speed of the graph could not be measured: %s", error)
+            return None
 
     def speed(self, graph: Path) -> Speed:
         """The speed of a graph that was written before."""

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
-from ..evaluation.speed import measure_speed
+from ..evaluation.speed import LENGTH, ROWS, measure_speed
 from ..io.checkpoint import Checkpoint
 from ..processes import from_main
-from .transform import Run
+from .transform import Run, Verb
 
 
-def speed(checkpoint: Checkpoint, run: Run) -> Checkpoint:
-    """Adds a `Speed` to a checkpoint that was made of an original in this run."""
-    assert checkpoint.original is not None
-    run.progress("measuring speed", 0, None)
-    original = checkpoint.original.model
-    return checkpoint.then(from_main(lambda: measure_speed(checkpoint.model, original)))
+def speed_at(rows: int = ROWS, length: int = LENGTH) -> Verb:
+    """Adds a `Speed`, at so many rows of so many tokens, to a checkpoint that was made of an original in this run."""
+
+    def verb(checkpoint: Checkpoint, run: Run) -> Checkpoint:
+        assert checkpoint.original is not None
+        run.progress("measuring speed", 0, None)
+        original = checkpoint.original.model
+        return checkpoint.then(from_main(lambda: measure_speed(checkpoint.model, original, rows, length)))
+
+    return verb
+
+
+speed = speed_at()
+"""The same at the usual sizes."""

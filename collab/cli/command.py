@@ -138,15 +138,19 @@ class Command(click.Command):
                     formatter.write_dl(records)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Reads the options: none may hold a NUL, which no shell passes and no file system takes, or be lost."""
+        """Reads the options.
+
+        None may hold a NUL, which no shell passes and no file system takes, or be given twice where one value counts.
+        """
         if any("\0" in arg for arg in args):
             raise click.UsageError("An argument holds a NUL character.", ctx)
+        rest = super().parse_args(ctx, [*args])  # first, because it also answers --help
         _, _, order = self.make_parser(ctx).parse_args([*args])
         for param in order:
             single = isinstance(param, click.Option) and not (param.multiple or param.count or param.is_flag)
-            if single and order.count(param) > 1:
+            if single and order.count(param) > 1 and not ctx.resilient_parsing:
                 raise click.UsageError(f"{param.opts[-1]} is given twice; it takes one value.", ctx)
-        return super().parse_args(ctx, args)
+        return rest
 
     def invoke(self, ctx: click.Context) -> None:
         """Runs the command's function."""

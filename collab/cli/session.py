@@ -26,7 +26,7 @@ from ..errors import (
 )
 from ..graphs.options import GRAPH_FILES
 from ..io.options import TransformOptions
-from ..io.unfinished import newest_checkpoint, work_folder
+from ..io.unfinished import unfinished_work
 from ..processes import (
     LOST,
     check_launcher,
@@ -237,10 +237,16 @@ class Session:
 
     def _next_time(self) -> str:
         """What the same command will do."""
-        if not self._trains or self.output is None or newest_checkpoint(work_folder(self.output.expanduser())) is None:
-            return f"{'No checkpoint was written yet. ' * self._trains}The same command begins anew."
+        if not self._trains or self.output is None:
+            return "The same command begins anew."
         restarts = getattr(self._values.get("save_options"), "restart", False)
-        return f"The same command{' without --restart' * restarts} goes on from the last checkpoint."
+        command = f"The same command{' without --restart' * restarts}"
+        work = unfinished_work(self.output.expanduser())
+        if work == "nothing":
+            return "No checkpoint was written yet. The same command begins anew."
+        if work == "a beginning":
+            return f"No checkpoint was written yet. {command} trains from the start, with the widths that were chosen."
+        return f"{command} goes on from the last checkpoint."
 
     def _last_words(self) -> None:
         self._stop_bars()

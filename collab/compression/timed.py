@@ -49,7 +49,9 @@ def exactly(model: PreTrainedModel, count: int) -> dict[str, int]:
 
 
 def feasible(config: CompressionConfig, model: PreTrainedModel) -> CompressionConfig:
-    """The config with as many tokens to read and to write as the model takes."""
+    """The config with as many tokens to read and to write as the model takes, if they are to be timed."""
+    if config.speedup is None:
+        return config
     length, new_tokens = min(config.length, longest_input(model)), config.new_tokens
     if model.can_generate() and has_decoder(model):
         new_tokens = min(new_tokens, longest_target(model) - 1)

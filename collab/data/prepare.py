@@ -205,13 +205,15 @@ def _warn_of_weights(encoded: Mapping[str, Sequence[Feature]], mixture: Mixture,
     """Warns if the tokens of sources are far from the weights that were asked for."""
     if all(mixture.weight(name) == 1 for name in encoded):
         return
-    tokens = {name: counts[name] * sum(map(length_of, features)) / len(features) for name, features in encoded.items()}
+    tokens = {
+        name: max(2, counts[name]) * sum(map(length_of, features)) / len(features) for name, features in encoded.items()
+    }
     by_weight = [tokens[name] / mixture.weight(name) for name in encoded]
     if max(by_weight) > _FAR * min(by_weight):
         whole = sum(tokens.values())
         shares = ", ".join(f"{name} gives {100 * own / whole:.0f} %" for name, own in tokens.items())
         logger.warning(
-            "The weights of the sources could not be kept, because some have too few rows: of the tokens, %s.", shares
+            "The weights of the sources could not be kept with the rows that they have: of the tokens, %s.", shares
         )
 
 
@@ -268,7 +270,7 @@ def features_of(
     features = row_features(model, processor, rows, max_length, writer)
     limit = longest_text(model, max_length)
     if at_limit := sum(len(feature["input_ids"]) >= limit for feature in features):
-        logger.warning("%d of the rows reach %d tokens, after which text is truncated.", at_limit, limit)
+        logger.warning("Text beyond %d tokens is truncated; rows of as many: %d.", limit, at_limit)
     _warn_of_unknown(processor, features, summary["source"])
     return _masked(model, processor, features, summary, seed)
 

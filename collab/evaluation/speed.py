@@ -16,25 +16,26 @@ from ..models.states import evaluating
 from ..steps.measurement import Speed
 from .timing import Run, Spread, rounds_in_turn
 
-_ROWS, _LENGTH = 8, 128
+ROWS, LENGTH = 8, 128
 _SECONDS = 1.5
 _MOST = 31
 
 
-def measure_speed(model: PreTrainedModel, original: PreTrainedModel) -> Speed:
+def measure_speed(model: PreTrainedModel, original: PreTrainedModel, rows: int = ROWS, length: int = LENGTH) -> Speed:
     """Times a model and its original in turn, for about two seconds, on random inputs without padding.
 
     Args:
         model: the model.
         original: the model that it was made from, on the same device.
+        rows: rows of a batch.
+        length: tokens of a row, or as many as the models take.
 
     Returns:
         How many times as fast the model is.
     """
     with evaluating(model, original):
-        return _measured(
-            (original, model), original, device_name(model.device), dtype=str(model.dtype).removeprefix("torch.")
-        )
+        dtype = str(model.dtype).removeprefix("torch.")
+        return _measured((original, model), original, (rows, length), device_name(model.device), dtype=dtype)
 
 
 def measure_graph_speed(graph: Session, exact: Session, model: PreTrainedModel) -> Speed:
@@ -47,13 +48,17 @@ def measure_graph_speed(graph: Session, exact: Session, model: PreTrainedModel) 
     """
     modules = module_of(exact), module_of(graph)
     device = device_name(torch.device("cpu"))
-    return _measured(modules, model, device, dtype=graph.precision, runtime=graph.runtime, beside="model")
+    return _measured(
+        modules, model, (ROWS, LENGTH), device, dtype=graph.precision, runtime=graph.runtime, beside="model"
+    )
 
 
-def _measured(calls: tuple[nn.Module, nn.Module], reader: PreTrainedModel, device: str, **said: Any) -> Speed:
-    """How many times as fast the second of two calls is on inputs of a model, with what else is said of it."""
-    length = min(_LENGTH, longest_input(reader))
-    inputs = random_inputs(reader, _ROWS, length)
+def _measured(
+    calls: tuple[nn.Module, nn.Module], reader: PreTrainedModel, size: tuple[int, int], device: str, **said: Any
+) -> Speed:
+    """How many times as fast the second of two calls is on rows and tokens of a model, with what else is said of it."""
+    rows, length = size[0], min(size[1], longest_input(reader))
+    inputs = random_inputs(reader, rows, length)
     runs: list[Run] = [(call, [inputs]) for call in calls]
     first = rounds_in_turn(runs, 1)
     rounds = int(_SECONDS / max(1e-3, sum(first[0])))
@@ -63,7 +68,7 @@ def _measured(calls: tuple[nn.Module, nn.Module], reader: PreTrainedModel, devic
         ratio=ratios.median,
         low=ratios.low,
         high=ratios.high,
-        rows=_ROWS,
+        rows=rows,
         length=length if has_length(reader) else None,
         device=device,
         threads=torch.get_num_threads(),

@@ -7,15 +7,36 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from typing import Literal
 
 WHOLE = "collab_checkpoint_is_whole"
 """Marker file, written into a checkpoint last."""
+
+CHOSEN = "chosen-*.json"
+"""The files in a work folder that keep what a compression chose."""
+
+PRUNING = "pruning"
+"""The kind of work folder of fine-tuning whose model is pruned midway."""
+
+WHOLE_HALF, PRUNED_HALF = "whole", "pruned"
+"""In that, the model after the first half, and the same pruned."""
 
 
 def work_folder(output: Path, kind: str = "training") -> Path:
     """The work folder of an output folder, beside it."""
     output = output.resolve()
     return output.with_name(f"{output.name}.{kind}")
+
+
+def unfinished_work(output: Path) -> Literal["nothing", "a beginning", "a checkpoint"]:
+    """What an interrupted command has left to go on from: also chosen widths count as a beginning."""
+    pruning = work_folder(output, PRUNING)
+    if any((pruning / part).exists() for part in (WHOLE_HALF, PRUNED_HALF)):
+        return "a checkpoint"
+    work = work_folder(output)
+    if newest_checkpoint(work) or newest_checkpoint(work_folder(pruning / WHOLE_HALF)):
+        return "a checkpoint"
+    return "a beginning" if any(work.glob(CHOSEN)) else "nothing"
 
 
 def newest_checkpoint(work: Path) -> Path | None:

@@ -124,7 +124,8 @@ class LayerProblem:
         tensor: 𝒯.
         query_bias: b_Q, (K,), or None.
         moments: moments of the layer's inputs, or None to approximate the weights.
-        key_bias: b_K, (K,), or None. The softmax ignores it, so it only counts as parameters here.
+        key_bias: b_K, (K,), or None. The softmax ignores it where scores have no positions, so here it only counts as
+            parameters.
     """
 
     tensor: HeadTensor

@@ -35,7 +35,7 @@ class RotaryProblem(LayerProblem):
     Attributes:
         tensor: queries and keys of the heads, (D, K) each, biases as a last row; shared keys repeated.
         key_heads: number of the native layer's keys, each of them for H / `key_heads` heads.
-        biased: whether the last row is biases.
+        biased: whether the last row is biases; `key_bias` is as the native layer has it.
     """
 
     key_heads: int = 1
@@ -94,5 +94,5 @@ def rotary_problem(
         moments=None if moments is None else moments.to(device),
         key_heads=heads[1],
         biased=biased,
-        key_bias=key.bias,
+        key_bias=None if key.bias is None else key.bias.detach(),
     )

@@ -209,18 +209,12 @@ class Compression(Founding):
         text = f"Narrowed in closed form on {rows_text(self.calibration)}.\n\n" + counts_table(
             "", {name: count for name, count in counts.items() if count is not None}
         )
-        if self.speedup is not None:
-            rows = self.settings["rows"]
+        if self.reading_speedup is not None and self.step_speedup is not None:
             text += (
-                f"\n\nWhen its widths were chosen, {self.speedup:.2f} times as fast at {rows} row{'s' * (rows > 1)} of "
-                f"{self.settings['length']} tokens"
+                f"\n\n{self.speedup:.2f} times as fast at {self.settings['rows']} rows of {self.settings['length']} "
+                f"tokens and {self.settings['new_tokens']} written ones: {self.reading_speedup:.2f} times at reading "
+                f"and the first token, {self.step_speedup:.2f} times at each further one."
             )
-            if self.reading_speedup is not None and self.step_speedup is not None:
-                text += (
-                    f" and {self.settings['new_tokens']} written ones: {self.reading_speedup:.2f} times at reading and "
-                    f"the first token, {self.step_speedup:.2f} times at each further one"
-                )
-            text += "."
         return text if self.settings.get("healed") else "\n\n".join([text, *self._agreement_text()])
 
     def details(self) -> str:

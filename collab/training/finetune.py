@@ -105,8 +105,8 @@ def finetune(
         held_out: rows to select the best checkpoint by.
         options: training settings.
         teacher: a model for the same task to distill from besides the labels.
-        work: folder for unfinished work, from which an interrupted run resumes, of a model that is loaded anew. It is
-            left there at the end; delete it then. None for a temporary one.
+        work: folder for unfinished work, from which an interrupted run resumes if the model is loaded anew, because
+            this one has changed. It is left there at the end; delete it then. None for a temporary one.
         restart: whether to discard an unfinished run in `work`.
         progress: progress callback, called after every step.
 

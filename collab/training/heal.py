@@ -114,26 +114,22 @@ def heal(
         temporary_work(work) as folder,
         evaluating(model, teacher),
         _training_only(model, options.trainable) as parameters,
+        _unchanged_by_failure(parameters) as initial,
     ):
         distillation = Distillation(teacher, max((agreed or {}).get("kl", 1.0), _DIVERGENCE))
-        initial = {name: parameter.detach().clone() for name, parameter in parameters.items()}
-        try:
-            result = run(
-                DistillationTrainer,
-                model,
-                options.run,
-                rows,
-                Work(folder, restart, f"heal {options} {digest_of(teacher)}"),
-                find_rate=lambda precision: _learning_rate(
-                    model, distillation, list(parameters.values()), rows, options, precision, progress
-                ),
-                progress=progress,
-                distillation=distillation,
-                optimizer=options.optimizer,
-            )
-        except BaseException:  # an interruption, too: the same call resumes with the weights that it began with
-            _restore(parameters, initial)
-            raise
+        result = run(
+            DistillationTrainer,
+            model,
+            options.run,
+            rows,
+            Work(folder, restart, f"heal {options} {digest_of(teacher)}"),
+            find_rate=lambda precision: _learning_rate(
+                model, distillation, list(parameters.values()), rows, options, precision, progress
+            ),
+            progress=progress,
+            distillation=distillation,
+            optimizer=options.optimizer,
+        )
         before = result.start.before | (agreed or {})
         agreed, after_by_source = agreement_by_source(teacher, model, *held_out)
         after = result.best | (agreed or {})
@@ -193,6 +189,20 @@ def _held_out(checkpoint: Checkpoint, rows: Rows) -> tuple[list[Batch], list[str
     }
     batches = [batch for part in by_source.values() for batch in part]
     return batches, [name for name, part in by_source.items() for _ in part] if len(by_source) > 1 else []
+
+
+@contextmanager
+def _unchanged_by_failure(parameters: dict[str, nn.Parameter]) -> Iterator[dict[str, Tensor]]:
+    """Yields the values of parameters, which have them again if the block fails or is interrupted.
+
+    So the same call resumes: a run is recognized by the weights that it began with.
+    """
+    initial = {name: parameter.detach().clone() for name, parameter in parameters.items()}
+    try:
+        yield initial
+    except BaseException:
+        _restore(parameters, initial)
+        raise
 
 
 def _restore(parameters: dict[str, nn.Parameter], initial: dict[str, Tensor]) -> None:

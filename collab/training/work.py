@@ -18,11 +18,8 @@ from ..device import Dtype
 from ..errors import ConfigurationError, TrainingError
 from ..io.failures import writing
 from ..io.staging import atomic_write
-from ..io.unfinished import WHOLE
+from ..io.unfinished import CHOSEN, WHOLE
 from ..processes import check_seen, from_main, is_main_process, processes, wait_for_everyone
-
-CHOSEN = "chosen-*.json"
-"""The files in a work folder that keep what a compression chose."""
 
 BEGUN = "begun-*.safetensors"
 """The files that keep the weights that a training began with."""
@@ -47,6 +44,9 @@ def exclusive_lock(work: Path) -> Iterator[None]:
     finally:
         if lock is not None:
             lock.release()
+            if not (work / _RECORD).is_file():  # nothing was trained from them
+                for begun in work.glob(BEGUN):
+                    begun.unlink(missing_ok=True)
             if work.is_dir() and not _holds_something(work) and not any(any(work.glob(kept)) for kept in _KEPT):
                 shutil.rmtree(work, ignore_errors=True)
 
