@@ -255,6 +255,15 @@ class TestRefusals:
         with pytest.raises(CollabError, match="decoder_start_token_id"):
             collab.calibrate(collab.Checkpoint(composite(decoder_start_token_id=None), tokenizer), PAIRS[:4])
 
+    def test_parts_keep_their_attention(self, tokenizer: BertTokenizerFast) -> None:
+        """A calibration computes attention weights for a while."""
+        model = composite()
+        model.set_attn_implementation({"encoder": "eager", "decoder": "sdpa"})
+        before = [model.get_submodule(part).config._attn_implementation for part in ("encoder", "decoder")]
+        assert before == ["eager", "sdpa"]
+        collab.calibrate(collab.Checkpoint(model, tokenizer), PAIRS[:4])
+        assert [model.get_submodule(part).config._attn_implementation for part in ("encoder", "decoder")] == before
+
     def test_leaving_out_tokens(self, tokenizer: BertTokenizerFast) -> None:
         with pytest.raises(UnsupportedArchitectureError, match="vocabularies of their own"):
             collab.keep_tokens(collab.Checkpoint(composite(), tokenizer), SENTENCES)

@@ -35,6 +35,9 @@ sklearn_metrics = pytest.importorskip("sklearn.metrics", reason="the dev extra i
 from collab import LabelledData, MidwayPruning
 from collab.data.encoding import mask_batch
 from collab.data.examples import class_numbers, label_names
+from collab.data.features import text_features
+from collab.evaluation.compare import compare
+from collab.evaluation.embedding import Embedder
 from collab.evaluation.metrics import intervals, measure
 from collab.models.layers import attention_layers
 from collab.training.sampling import LengthSampler
@@ -405,6 +408,16 @@ class TestEvaluate:
         assert "## Evaluation" in (folder / "README.md").read_text()
         assert read_json(folder / "collab_report.json")["history"][0]["step"] == "evaluate"
         assert run("evaluate", folder, *arguments).stdout.count("spearman") == 1
+
+    def test_models_in_training_mode(self, folder: Path) -> None:
+        """Nothing is dropped, and they stay in it."""
+        texts = [(row["sentence"], row["other"]) for row in rows(20, 3)]
+        model = collab.load(str(folder))
+        model.model.train()
+        assert Embedder(model).similarities([(first, first) for first, _ in texts]) == pytest.approx(1, abs=1e-5)
+        compared = compare(model, model, text_features(model.model, model.tokenizer, texts))
+        assert compared["hidden_cosine"] == pytest.approx([1.0] * len(compared["hidden_cosine"]), abs=1e-5)
+        assert model.model.training
 
     def test_against_a_model_of_another_kind(self, folder: Path, tmp_path: Path) -> None:
         """With a tokenizer and widths of its own: the same rows, but other tokens and states."""

@@ -52,6 +52,7 @@ from collab.heads.gradient import gradient_importance
 from collab.heads.objective import OwnOutputs
 from collab.heads.options import SCORES
 from collab.heads.redundancy import product_likeness, sharing
+from collab.heads.rows import HeadRows
 from collab.heads.statistics import attention_statistics
 from collab.modeling.collab_attention import CollaborativeAttention
 from collab.models.inputs import probe_inputs
@@ -297,6 +298,34 @@ class TestScores:
         assert [int(row.sum()) for row in there] == totals
         assert set(totals) == {4, 8}
         assert list(scores.to_dict()["heads_before_pruning"].values()) == totals
+
+    @pytest.mark.parametrize(("score", "which"), [("entropy", "greatest"), ("confidence", "least")])
+    def test_the_card_says_which_heads_were_removed(self, tokenizer: BertTokenizerFast, score: str, which: str) -> None:
+        model = collab.Checkpoint(tiny_model(BERT), tokenizer)
+        options = collab.PruneOptions(heads=0.5, scoring=collab.ScoreOptions((score,)))
+        report = collab.prune(model, options, collab.head_rows(model, SENTENCES[:8], None)).report
+        assert f"The heads of {which} {score} were removed" in report.summary()
+
+    def test_recordings_are_not_padded(self) -> None:
+        """A model without a mask would hear the padding."""
+        model = tiny_model(BY_TYPE["wav2vec2"])
+        features = [{"input_values": torch.randn(count)} for count in (400, 900, 500)]
+        batches = HeadRows(None, features).batches(collab.Checkpoint(model, None))
+        assert [batch["input_values"].shape[0] for batch in batches] == [1, 1, 1]
+
+    def test_padding_of_numbers_by_token_does_not_count(self) -> None:
+        model = tiny_model(BERT, BertForTokenClassification, num_labels=1).eval()
+        ids = torch.randint(5, 60, (3, 7))
+        padded = torch.cat([ids, torch.zeros(3, 5, dtype=torch.long)], dim=1)
+        mask = torch.tensor([[1] * 7 + [0] * 5] * 3)
+        batches = (
+            [{"input_ids": ids, "attention_mask": torch.ones(3, 7)}],
+            [{"input_ids": padded, "attention_mask": mask}],
+        )
+        layers = attention_layers(model)
+        changes = [lambda: closed(layers, {layers[0].name: [0]})]
+        short, long = (OwnOutputs(model, part).degradation(changes)[0] for part in batches)
+        assert long == pytest.approx(short, rel=1e-4)
 
     @pytest.mark.parametrize("conversion", [None, {"rank": 16, "form": "cp"}], ids=["original", "cp"])
     def test_the_model_stays_in_its_mode(self, conversion: dict[str, Any] | None, tokenizer: BertTokenizerFast) -> None:

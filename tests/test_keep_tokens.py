@@ -116,6 +116,17 @@ def test_encoder_decoders(model_type: str) -> None:
     assert written[0, 0] == len(kept.report.ids) - 1
 
 
+def test_an_added_token_without_an_embedding() -> None:
+    """Such as one for padding, which GPT-2 lacks: it is left out, but text that needs it is refused."""
+    tokenizer = trained("WordPiece")
+    model = tiny_model(BERT, vocab_size=len(tokenizer))
+    tokenizer.add_tokens(["<more>"])
+    kept = collab.keep_tokens(collab.Checkpoint(model, tokenizer), USED)
+    assert "<more>" not in kept.tokenizer.get_vocab()
+    with pytest.raises(DataError, match="do not belong together"):
+        collab.keep_tokens(collab.Checkpoint(model, tokenizer), [*USED, "<more>"])
+
+
 def test_other_words_are_split_or_unknown() -> None:
     tokenizer = trained("WordPiece")
     kept = collab.keep_tokens(collab.Checkpoint(tiny_model(BERT, vocab_size=len(tokenizer)), tokenizer), USED)

@@ -17,7 +17,8 @@ class CalibrationOptions:
     Attributes:
         samples: largest number of rows; of random words, a sixteenth of the number of tokens.
         max_length: largest number of tokens of a row; None for the model's limit.
-        held_out: fraction of the rows that is held out of the moments, to measure how well they generalize.
+        held_out: fraction of the rows that is held out of the moments, to measure how well they generalize: one row in
+            so many, so that 0.4 holds out as many as 0.5.
         seed: random seed of the sample, of random words and of random directions in the output.
         shard: whether several processes share the weights of the model, each of which keeps a part, and the sums of
             its layers, instead of each having all of them.

@@ -154,7 +154,8 @@ def _build(
         if _lacks_bias(expanded, natives):
             if not hasattr(config, _ATTENTION_BIASES):
                 raise WeightsError(
-                    f"{native_class.__name__} lacks biases of queries or keys, and this model needs them."
+                    f"{native_class.__name__} lacks biases of queries or keys, and this model needs them. "
+                    "Convert in the concat form with folded content."
                 )
             setattr(config, _ATTENTION_BIASES, True)
             expanded = native_class(config, **optional_parts(model))

@@ -71,6 +71,11 @@ def keep_tokens(checkpoint: Checkpoint, texts: Iterable[str]) -> Checkpoint:
         raise DataError("There is no text to take tokens from.")
     embedding: Any = model.get_input_embeddings()
     size = len(embedding.weight)
+    if max(used, default=0) >= size:
+        raise DataError(
+            f"The tokenizer makes a token {max(used)} of this text, but the model's vocabulary ends at {size - 1}. "
+            "They do not belong together."
+        )
     used |= _always(model, tokenizer)
     used = _with_parts(serialized["model"], used)
     ids = tuple(sorted(number for number in used if 0 <= number < size))
@@ -187,7 +192,9 @@ def _smaller_tokenizer(tokenizer: Any, serialized: dict[str, Any], numbers: Mapp
         settings = json.loads(path.read_text(encoding="utf-8"))
         if "added_tokens_decoder" in settings:
             added = settings["added_tokens_decoder"].items()
-            settings["added_tokens_decoder"] = {str(numbers[int(former)]): token for former, token in added}
+            settings["added_tokens_decoder"] = {
+                str(numbers[int(former)]): token for former, token in added if int(former) in numbers
+            }
             path.write_text(json.dumps(settings, ensure_ascii=False), encoding="utf-8")
         return type(tokenizer).from_pretrained(folder)
 
@@ -207,8 +214,12 @@ def _renumbered(serialized: dict[str, Any], numbers: Mapping[int, int]) -> dict[
         model["merges"] = [
             merge for merge in model["merges"] if all(part in known for part in (*_pair(merge), "".join(_pair(merge))))
         ]
+    # Some models have no embedding of an added token, such as one for padding that is never read.
+    trimmed["added_tokens"] = [token for token in trimmed["added_tokens"] if token["id"] in numbers]
     for token in trimmed["added_tokens"]:
         token["id"] = numbers[token["id"]]
+    if trimmed.get("padding") and trimmed["padding"]["pad_id"] not in numbers:
+        trimmed["padding"] = None
     if trimmed.get("padding"):
         trimmed["padding"]["pad_id"] = numbers[trimmed["padding"]["pad_id"]]
     processor = trimmed.get("post_processor")

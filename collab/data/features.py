@@ -37,6 +37,9 @@ VIDEOS = (
 """What to do about data for a model of videos."""
 
 _LENGTHS = (16, 32, 64, 128)  # tokens of a row of random words
+TOKENS = 4096
+"""Tokens in a batch at most where a model runs without gradients, unless one row alone has more."""
+
 _TOKENS, _GRAPH_BYTES = 640, 112 * 10**6
 _WRITTEN = 16  # rows that an encoder-decoder writes outputs for at a time
 
@@ -283,8 +286,14 @@ def _padded_targets(model: PreTrainedModel, rows: Sequence[Feature]) -> Batch:
 
 
 def row_batches(model: PreTrainedModel, processor: Any | None, features: Sequence[Feature], rows: int) -> list[Batch]:
-    """Batches of `rows` rows of similar length."""
-    return batches_by_length(partial(collate, model, processor), features, rows)
+    """Batches of rows of similar length: at most `rows` of them and `TOKENS` tokens.
+
+    Recordings come one at a time, because some models have no mask by which they would not hear the padding.
+    """
+    rows = 1 if input_kind(model) == "audio" else rows
+    return [
+        collate(model, processor, [features[row] for row in part]) for part in within_tokens(features, TOKENS, rows)
+    ]
 
 
 def evenly_spaced(features: Sequence[Feature], count: int) -> Sequence[Feature]:
@@ -304,11 +313,17 @@ def by_length(features: Sequence[Feature], rows: int) -> Iterator[list[int]]:
         yield order[start : start + rows]
 
 
-def within_tokens(features: Sequence[Feature], tokens: int) -> Iterator[list[int]]:
-    """The numbers of rows of similar length at a time, the shortest first: at most `tokens` tokens, or a single row."""
+def within_tokens(features: Sequence[Feature], tokens: int, rows: int | None = None) -> Iterator[list[int]]:
+    """The numbers of rows of similar length at a time, the shortest first.
+
+    Args:
+        features: the rows.
+        tokens: tokens at a time at most, unless a single row has more.
+        rows: rows at a time at most; None for any number.
+    """
     batch: list[int] = []
     for row in sorted(range(len(features)), key=lambda row: length_of(features[row])):
-        if batch and (len(batch) + 1) * length_of(features[row]) > tokens:
+        if batch and (len(batch) == rows or (len(batch) + 1) * length_of(features[row]) > tokens):
             yield batch
             batch = []
         batch.append(row)

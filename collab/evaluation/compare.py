@@ -27,7 +27,7 @@ from ..models.sharded import is_sharded
 from ..models.states import evaluating
 from ..processes import dealt, gathered
 from ..steps.step import Json
-from .timing import Run, rounds_in_turn, time_in_turn
+from .timing import rounds_in_turn, time_in_turn
 
 
 def agreement(
@@ -143,7 +143,7 @@ def _add_outputs(expected: list[Output], actual: list[Output], add: Any) -> None
             add("kl", first.of_seen(first.divergence(second)))
             add("top1", first.of_seen(first.same(second).float()))
         elif first.kind == "numbers":
-            add("absolute_difference", (first.values - second.values).abs())
+            add("absolute_difference", first.of_seen((first.values - second.values).abs()))
         else:
             _add_states(first, second, add)
 
@@ -213,10 +213,11 @@ def batches_of(loaded: Checkpoint, features: Sequence[Feature]) -> list[Batch]:
     return [on_device(batch, loaded.model) for batch in batches]
 
 
-def _speeds(runs: Sequence[Run], amount: int, rounds: int) -> dict[str, float]:
+def _speeds(runs: Sequence[tuple[PreTrainedModel, Sequence[Batch]]], amount: int, rounds: int) -> dict[str, float]:
     """An amount per second of two models, which alternate so that other load on the machine affects both."""
-    time_in_turn([(model, batches[:1]) for model, batches in runs])  # warm
-    seconds = rounds_in_turn(runs, rounds, warm=0)
+    with evaluating(*(model for model, _ in runs)):
+        time_in_turn([(model, batches[:1]) for model, batches in runs])  # warm
+        seconds = rounds_in_turn(runs, rounds, warm=0)
     rates = [[amount / each for each in times] for times in zip(*seconds, strict=True)]
     ratios = [rate / reference for rate, reference in zip(*rates, strict=True)]
     medians = [float(np.median(rate)) for rate in rates]
@@ -241,7 +242,7 @@ def _hidden_cosine(first: PreTrainedModel, second: PreTrainedModel, batches: Seq
     """Mean cosine of a model's hidden states with its original's, layer by layer."""
     sums: np.ndarray | float = 0.0
     totals: np.ndarray | int = 0
-    with torch.no_grad():
+    with evaluating(first, second), torch.no_grad():
         for batch in batches:
             ours, theirs = (model(**batch, output_hidden_states=True) for model in (first, second))
             pairs = matched_states(ours, theirs, batch, dropped_layers(first))

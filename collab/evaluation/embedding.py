@@ -18,6 +18,7 @@ from ..io.checkpoint import Checkpoint
 from ..io.read import read_json, read_object
 from ..models.inputs import has_decoder, on_device
 from ..models.padding import seen_tokens
+from ..models.states import evaluating
 
 _ROWS = 64
 
@@ -67,7 +68,7 @@ class Embedder:
         """Embeds any number of sentences in batches, (N, D), without gradients."""
         order = sorted(range(len(sentences)), key=lambda row: len(sentences[row]))
         rows: list[np.ndarray] = []
-        with torch.no_grad():
+        with torch.no_grad(), evaluating(self._loaded.model):
             for start in range(0, len(order), _ROWS):
                 rows.extend(self([sentences[row] for row in order[start : start + _ROWS]]).cpu().numpy())
         return np.stack(rows)[np.argsort(order)]
@@ -98,7 +99,8 @@ def _encoder(loaded: Checkpoint) -> Any:
     for name, child in transformer.named_children():
         if isinstance(child, PreTrainedModel):
             setattr(transformer, name, loaded.model)
-    return encoder.eval()
+    with evaluating(loaded.model):  # which is left in its mode
+        return encoder.eval()
 
 
 class _Graph(nn.Module):

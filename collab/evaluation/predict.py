@@ -12,7 +12,7 @@ from torch.nn import functional
 from transformers import PreTrainedModel
 
 from ..data.encoding import IGNORED, Collate, names_of
-from ..data.features import Feature, within_tokens
+from ..data.features import TOKENS, Feature, within_tokens
 from ..errors import ExtraError
 from ..models.inputs import on_device
 from ..models.sharded import is_sharded
@@ -20,9 +20,6 @@ from ..models.states import evaluating
 from ..processes import divided as among_processes
 from ..progress import Progress, no_progress
 from .metrics import Columns
-
-TOKENS = 4096
-"""Tokens in a batch at most, unless one row alone has more."""
 
 
 def predictions(

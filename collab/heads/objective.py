@@ -93,7 +93,7 @@ class OwnOutputs(Objective):
             if output.uncertain:
                 return _per_row(-output.log_likelihood(output.draw(generator)), output.seen)
             direction = torch.randn(output.values.shape, generator=generator).to(output.values.device)
-            return (output.values * direction).flatten(1).sum(1)
+            return (_seen(output, output.values) * direction).flatten(1).sum(1)
 
         def run(number: int) -> Tensor:
             generator.manual_seed(seed_of_batch(self._seed, number))
@@ -234,11 +234,18 @@ def _per_row(values: Tensor, mask: Tensor | None) -> Tensor:
     return values.flatten(1).sum(1) if values.ndim > 1 else values
 
 
+def _seen(output: Output, values: Tensor) -> Tensor:
+    """Values like an output's, with 0 for padding."""
+    if output.seen is None:
+        return values
+    return values * output.seen.reshape(*output.seen.shape, *[1] * (values.ndim - output.seen.ndim))
+
+
 def _change(before: Output, after: Output) -> float:
     """Divergence or distance between the outputs before and after, summed over rows."""
     if before.uncertain:
         return float(_per_row(before.divergence(after), before.seen).sum())
-    return float((after.values - before.values).flatten(1).norm(dim=1).sum())
+    return float(_seen(before, after.values - before.values).flatten(1).norm(dim=1).sum())
 
 
 def _degradation_name(task: Task) -> str:

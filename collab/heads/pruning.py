@@ -15,7 +15,7 @@ from ..models.layers import attention_layers, parameters
 from ..progress import Progress, no_progress
 from ..steps.pruning import Pruning
 from ..steps.step import Parameters
-from .options import PruneOptions
+from .options import SCORES, PruneOptions
 from .removal import check_keep, check_separable, remove_heads
 from .rows import HeadRows
 from .scores import living_heads, score_rows
@@ -84,6 +84,7 @@ def prune(
         heads={layer.name: list(layer.heads) for layer in after},
         parameters=Parameters.of(parameters(before.model), parameters(model)),
         score=options.score,
+        greatest=options.score is not None and SCORES[options.score][0] < 0,
         normalize=options.scoring.normalize,
         steps=options.steps,
         data=rows.summary if rows is not None and options.score else None,

@@ -30,12 +30,20 @@ def evaluating(*models: nn.Module) -> Iterator[None]:
 @contextlib.contextmanager
 def attending_by(model: PreTrainedModel, implementation: str) -> Iterator[None]:
     """Switches a model to another attention implementation, ``eager`` or ``sdpa``, for a while."""
-    before = model.config._attn_implementation
+    # Those of parts may differ. A part's comes after that of the whole, which sets them all.
+    configs = {id(config): config for module in model.modules() if (config := getattr(module, "config", None))}
+    before = [(config, config._attn_implementation) for config in configs.values() if _chooses_attention(config)]
     model.set_attn_implementation(implementation)
     try:
         yield
     finally:
-        model.set_attn_implementation(before)
+        model.set_attn_implementation(before[0][1])
+        for config, own in before:
+            config._attn_implementation = own
+
+
+def _chooses_attention(config: Any) -> bool:
+    return hasattr(config, "_attn_implementation")
 
 
 @contextlib.contextmanager

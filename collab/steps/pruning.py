@@ -18,6 +18,7 @@ class Pruning(Step):
         heads: by layer, the heads left, by their numbers in the original.
         parameters: parameters before and after.
         score: score that ranked the heads; None if the heads to keep were given.
+        greatest: whether a greater score means that a head matters less, so that those of the greatest were removed.
         normalize: whether the gradient scores of each layer were divided by their norm.
         steps: number of steps, with new scores before each.
         data: rows that heads were scored on.
@@ -31,6 +32,7 @@ class Pruning(Step):
     heads: dict[str, list[int]]
     parameters: Parameters
     score: str | None = None
+    greatest: bool = False
     normalize: bool = False
     steps: int = 1
     data: DataSummary | None = None
@@ -54,8 +56,9 @@ class Pruning(Step):
         """Heads and parameters left, and how heads were chosen."""
         how = "The heads to keep were given."
         if self.score and self.data:
+            which = f"{'greatest' if self.greatest else 'least'} {self.score.replace('_', ' ')}"
             how = (
-                f"The heads of least {self.score.replace('_', ' ')} were removed in {self.steps} "
+                f"The heads of {which} were removed in {self.steps} "
                 f"step{'s' if self.steps > 1 else ''}, scored on {rows_text(self.data)}, "
                 f"with{'' if 'task' in self.data else 'out'} labels."
             )
