@@ -17,7 +17,7 @@ from tiny import BERT, BY_TYPE, Row, converted, every_head, every_layer, random_
 
 import collab
 from collab.errors import CheckpointError, OutOfMemoryError
-from collab.evaluation.compare import speeds
+from collab.evaluation.compare import compare
 from collab.evaluation.timing import Spread, time_in_turn
 from collab.evaluation.worker import Worker
 from collab.models.inputs import input_kind, random_inputs, takes_waveforms
@@ -80,9 +80,10 @@ class TestModels:
 
     def test_tokens_count_without_a_mask_too(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("collab.evaluation.compare.rounds_in_turn", lambda *_, **__: [[1.0, 1.0]] * 3)
-        model, ids = tiny_model(BERT), torch.randint(5, 30, (4, 16))
-        for batch in ({"input_ids": ids}, {"input_ids": ids, "attention_mask": torch.ones_like(ids)}):
-            assert speeds(model, model, [batch], 3)["model"] == 64
+        model = collab.Checkpoint(tiny_model(BERT))
+        for names in (["input_ids"], ["input_ids", "attention_mask"]):
+            features = [dict.fromkeys(names, [1] * 16)] * 4
+            assert compare(model, model, features)["tokens_per_second"]["model"] == 64
 
     def test_one_model_is_left_as_it_is(self) -> None:
         model = tiny_model(BERT).train()

@@ -125,7 +125,7 @@ class TestTasks:
         )
         done = run("heal", tmp_path / "smaller", tmp_path / "healed", *healing)
         assert done.exit_code == 0, done.stderr
-        assert f"Next: collab evaluate {tmp_path / 'healed'} --data" in " ".join(done.stdout.split())
+        assert f"Next: collab export {tmp_path / 'healed'} served" in " ".join(done.stdout.split())
         report = read_json(tmp_path / "healed" / "collab_report.json")
         assert [step["step"] for step in report["original_history"]] == ["finetune"]
         assert [step["step"] for step in report["history"]] == ["heal"]
@@ -661,13 +661,3 @@ class TestBadInput:
         finetune(folder, tmp_path / "teacher", data(folder, labels=("no", "yes")), options=short)
         with pytest.raises(collab.errors.ConfigurationError, match="The teacher answers with no, yes"):
             finetune(folder, tmp_path / "tuned", data(folder), options=short, teacher=str(tmp_path / "teacher"))
-
-    def test_comparison_with_another_width(self, folder: Path, tmp_path: Path) -> None:
-        tiny_model(BERT, hidden_size=16).save_pretrained(tmp_path / "narrow")
-        for path in (tmp_path / "original").glob("*token*"):
-            (tmp_path / "narrow" / path.name).write_bytes(path.read_bytes())
-        write(tmp_path / "pairs.csv", rows(8, 3), ["sentence", "other", "label"])
-        source = collab.DataSource(str(tmp_path / "pairs.csv"), ("sentence", "other"))
-        task, narrow = collab.task_named("similarity"), str(tmp_path / "narrow")
-        with pytest.raises(collab.errors.ConfigurationError, match="hidden states of width 16, this one 32"):
-            collab.checkpoints.evaluate(str(folder), source, task, against=narrow)

@@ -48,6 +48,14 @@ def only_with(owners: str | tuple[str, ...], *options: Decorator) -> Decorator:
     return _marked("owners", (owners,) if isinstance(owners, str) else owners, *options)
 
 
+def once(*options: Decorator) -> Decorator:
+    """Several decorators as one, whose options may be given once.
+
+    They name rows, and options of other commands that do may be given several times.
+    """
+    return _marked("once", True, *options)
+
+
 def _marked(attribute: str, value: object, *options: Decorator) -> Decorator:
     """Several decorators as one, whose options get an attribute if they have none."""
 
@@ -140,16 +148,16 @@ class Command(click.Command):
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Reads the options.
 
-        None may hold a NUL, which no shell passes and no file system takes, or be given twice where one value counts.
+        None may hold a NUL, which no shell passes and no file system takes. Of most that are given twice, the last
+        value counts.
         """
         if any("\0" in arg for arg in args):
             raise click.UsageError("An argument holds a NUL character.", ctx)
         rest = super().parse_args(ctx, [*args])  # first, because it also answers --help
         _, _, order = self.make_parser(ctx).parse_args([*args])
         for param in order:
-            single = isinstance(param, click.Option) and not (param.multiple or param.count or param.is_flag)
-            if single and order.count(param) > 1 and not ctx.resilient_parsing:
-                raise click.UsageError(f"{param.opts[-1]} is given twice; it takes one value.", ctx)
+            if getattr(param, "once", False) and order.count(param) > 1 and not ctx.resilient_parsing:
+                raise click.UsageError(f"{param.opts[-1]} is given twice, but takes one source here.", ctx)
         return rest
 
     def invoke(self, ctx: click.Context) -> None:

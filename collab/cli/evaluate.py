@@ -9,7 +9,7 @@ import click
 from ..data.source import DataSource
 from ..evaluation.options import EvaluateOptions
 from ..processes import is_main_process
-from .command import command, command_line, gathers, only_with
+from .command import command, command_line, gathers, once, only_with
 from .options.data import (
     LABELLED,
     label_column_option,
@@ -35,7 +35,7 @@ def _source(data: str | None, text_column: tuple[str, ...], subset: str | None, 
     summary="Measure a model on labelled rows, alone or beside another.",
 )
 @gathers("source", _source)
-@click.option("--data", show_default="the task's own", help=f"Labelled rows: {LABELLED}.")
+@once(click.option("--data", show_default="the task's own", help=f"Labelled rows: {LABELLED}."))
 @task_option("what the model's head is for")
 @only_with("data", text_column_option, subset_option(), split_option(default="validation"))
 @label_column_option

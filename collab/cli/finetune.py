@@ -11,7 +11,7 @@ from ..data.task import TRAINABLE_KINDS
 from ..errors import ConfigurationError
 from ..heads.options import MidwayPruning, PruneOptions, RowOptions
 from ..training.options import FinetuneOptions
-from .command import command, gathers, grouped, only_with
+from .command import command, gathers, grouped, once, only_with
 from .options.data import (
     LABELLED,
     label_column_option,
@@ -75,9 +75,11 @@ def _pruning(prune_heads: float | None, prune_at: float, seed: int) -> MidwayPru
 @gathers("train", _train)
 @gathers("held_out", _held_out)
 @gathers("labels", _labels)
-@click.option("--train", show_default=_OWN, help=f"Labelled rows to learn from: {LABELLED}.")
-@click.option(
-    "--eval", "evaluation", show_default=_OWN, help=f"Labelled rows to choose the best checkpoint by: {LABELLED}."
+@once(click.option("--train", show_default=_OWN, help=f"Labelled rows to learn from: {LABELLED}."))
+@once(
+    click.option(
+        "--eval", "evaluation", show_default=_OWN, help=f"Labelled rows to choose the best checkpoint by: {LABELLED}."
+    )
 )
 @only_with(("train", "evaluation"), text_column_option, subset_option())
 @only_with("train", split_option("--train-split", "train_split"))

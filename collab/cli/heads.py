@@ -13,7 +13,7 @@ from ..errors import ConfigurationError
 from ..heads.options import ScoreOptions
 from ..io.options import LoadOptions
 from ..processes import is_main_process
-from .command import command, gathers, only_with
+from .command import command, gathers, once, only_with
 from .options.data import Unlabelled, data_options
 from .options.heads import head_rows_options, scoring_options
 from .options.measuring import page_options
@@ -99,7 +99,7 @@ def _data2(data2: str | None, unlabelled: Unlabelled) -> NamedSource | None:
 )
 @gathers("data2", _data2)
 @data_options(required=True)
-@click.option("--data2", help="Other rows, to see whether the scores agree.")
+@once(click.option("--data2", help="Other rows, to see whether the scores agree."))
 @head_rows_options
 @gathers("options", ScoreOptions)
 @click.option(

@@ -241,7 +241,10 @@ class Session:
             return "The same command begins anew."
         restarts = getattr(self._values.get("save_options"), "restart", False)
         command = f"The same command{' without --restart' * restarts}"
-        work = unfinished_work(self.output.expanduser())
+        try:
+            work = unfinished_work(self.output.expanduser())
+        except (OSError, ValueError, RuntimeError):  # as `_identity`
+            work = "nothing"
         if work == "nothing":
             return "No checkpoint was written yet. The same command begins anew."
         if work == "a beginning":

@@ -336,5 +336,5 @@ def pooled(passes: Sequence[LayerMoments]) -> LayerMoments:
         offset = moments.query_mean - mean  # (H, D_q)
         query += moments.query_covariance / len(passes) + (offset.mT * part) @ offset
         key += moments.key_covariance / moments.head_weight.sum() / len(passes)
-    tokens, unknown = max(moments.tokens for moments in passes), any(moments.unknown for moments in passes)
+    tokens, unknown = sum(moments.tokens for moments in passes), any(moments.unknown for moments in passes)
     return LayerMoments(mean, query, key, weight, tokens, unknown)

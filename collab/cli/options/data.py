@@ -12,7 +12,7 @@ import click
 from ...data.source import DataSource, Mixture, NamedSource, check_weight
 from ...data.task import GLUE, KINDS, Task, task_named
 from ...errors import ConfigurationError
-from ..command import Decorator, gathers, grouped, only_with
+from ..command import Decorator, gathers, grouped, once, only_with
 
 LABELLED = "a file (CSV, TSV, JSON Lines, Parquet) or a data set on the Hub"
 SOURCES = (
@@ -140,7 +140,7 @@ def _mixed_data(data: tuple[str, ...], unlabelled: Unlabelled) -> NamedSource | 
 def data_options(*, required: bool = False) -> Decorator:
     """--data and what says where in it the rows are."""
     return gathers(
-        "data", _data, click.option("--data", required=required, help=f"Rows: {SOURCES}."), unlabelled_options()
+        "data", _data, once(click.option("--data", required=required, help=f"Rows: {SOURCES}.")), unlabelled_options()
     )
 
 

@@ -9,7 +9,7 @@ import click
 from ...data.source import DataSource
 from ...errors import ConfigurationError
 from ...planning.long_rows import Attention, LongOptions, PositionsRule, read_attention, read_layers
-from ..command import Decorator, Parsed, gathers, grouped
+from ..command import Decorator, Parsed, gathers, grouped, once
 from .data import Unlabelled, unlabelled_options
 
 
@@ -80,6 +80,6 @@ def _long_text(data: str | None, unlabelled: Unlabelled) -> DataSource | None:
 long_text_options = gathers(
     "data",
     _long_text,
-    click.option("--data", help="Text for --dense-layers auto: a file or a data set on the Hub."),
+    once(click.option("--data", help="Text for --dense-layers auto: a file or a data set on the Hub.")),
     unlabelled_options(),
 )
