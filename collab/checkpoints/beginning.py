@@ -29,12 +29,10 @@ from ..io.staging import atomic_write
 from ..io.unfinished import CHOSEN
 from ..processes import from_main, is_main_process
 from ..steps.step import plain
-from ..training.work import BEGUN
+from ..training.work import BEGUN, LEFT
 from .transform import Run
 
 logger = logging.getLogger(__name__)
-
-_LEFT = "What was kept before is there, and the same command goes on from it."
 
 
 @dataclass(frozen=True)
@@ -86,7 +84,7 @@ class Beginning:
             return choice
         choice = choose()
         if is_main_process():
-            with writing(f"Unfinished work in {self.folder}", _LEFT), atomic_write(file) as partial:
+            with writing(f"Unfinished work in {self.folder}", LEFT), atomic_write(file) as partial:
                 partial.write_text(json.dumps(choice.to_dict()), encoding="utf-8")
         return choice
 
@@ -130,5 +128,5 @@ class Beginning:
         }
         for other in self.folder.glob(BEGUN) if self.restart else ():
             other.unlink(missing_ok=True)
-        with writing(f"Unfinished work in {self.folder}", _LEFT), atomic_write(self._file) as partial:
+        with writing(f"Unfinished work in {self.folder}", LEFT), atomic_write(self._file) as partial:
             save_file(changed, partial)

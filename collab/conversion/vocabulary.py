@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from ..data.features import check_known
 from ..errors import ConfigurationError, DataError, UnsupportedArchitectureError, VerificationError
 from ..io.checkpoint import Checkpoint
 from ..models.assembly import assemble, described_shapes
@@ -47,7 +48,7 @@ def keep_tokens(checkpoint: Checkpoint, texts: Iterable[str]) -> Checkpoint:
     Raises:
         ConfigurationError: if the tokenizer is not of the fast type, or of another kind than WordPiece, BPE or unigram.
         UnsupportedArchitectureError: if encoder and decoder have vocabularies of their own.
-        DataError: if there is no text.
+        DataError: if there is no text, or a token of it is not in the model's vocabulary.
         VerificationError: if the smaller tokenizer encodes one of the texts differently.
     """
     model, tokenizer = checkpoint.model, checkpoint.tokenizer
@@ -71,11 +72,7 @@ def keep_tokens(checkpoint: Checkpoint, texts: Iterable[str]) -> Checkpoint:
         raise DataError("There is no text to take tokens from.")
     embedding: Any = model.get_input_embeddings()
     size = len(embedding.weight)
-    if max(used, default=0) >= size:
-        raise DataError(
-            f"The tokenizer makes a token {max(used)} of this text, but the model's vocabulary ends at {size - 1}. "
-            "They do not belong together."
-        )
+    check_known(max(used, default=0), size)
     used |= _always(model, tokenizer)
     used = _with_parts(serialized["model"], used)
     ids = tuple(sorted(number for number in used if 0 <= number < size))
@@ -218,10 +215,8 @@ def _renumbered(serialized: dict[str, Any], numbers: Mapping[int, int]) -> dict[
     trimmed["added_tokens"] = [token for token in trimmed["added_tokens"] if token["id"] in numbers]
     for token in trimmed["added_tokens"]:
         token["id"] = numbers[token["id"]]
-    if trimmed.get("padding") and trimmed["padding"]["pad_id"] not in numbers:
-        trimmed["padding"] = None
-    if trimmed.get("padding"):
-        trimmed["padding"]["pad_id"] = numbers[trimmed["padding"]["pad_id"]]
+    if padding := trimmed.get("padding"):
+        trimmed["padding"] = padding | {"pad_id": numbers[padding["pad_id"]]} if padding["pad_id"] in numbers else None
     processor = trimmed.get("post_processor")
     for step in (processor or {}).get("processors") or [processor or {}]:
         for name in ("sep", "cls"):

@@ -67,13 +67,17 @@ def text_features(
     # A tokenizer warns of every text beyond the model's limit, truncated or not.
     encoded = tokenizer(firsts, seconds, truncation=True, max_length=length, verbose=False)
     largest = max((max(ids, default=0) for ids in encoded["input_ids"]), default=0)
-    known = encoder_of(model).config.vocab_size
-    if largest >= known:
-        raise DataError(
-            f"The tokenizer makes a token {largest}, but the model's vocabulary ends at {known - 1}. They do not "
-            "belong together."
-        )
+    check_known(largest, encoder_of(model).config.vocab_size)
     return [{name: encoded[name][row] for name in encoded} for row in range(len(rows))]
+
+
+def check_known(token: int, size: int) -> None:
+    """Raises a DataError for the largest token of some text if a model's vocabulary, of this size, lacks it."""
+    if token >= size:
+        raise DataError(
+            f"The tokenizer makes a token {token}, but the model's vocabulary ends at {size - 1}. They do not belong "
+            "together."
+        )
 
 
 def row_features(

@@ -300,9 +300,7 @@ def _read(
 def _is_blank(row: Any) -> bool:
     """Whether a row is text, and all of it empty."""
     parts = (row,) if isinstance(row, str) else row
-    return isinstance(parts, list | tuple) and not any(
-        part.strip() if isinstance(part, str) else True for part in parts
-    )
+    return isinstance(parts, list | tuple) and all(isinstance(part, str) and not part.strip() for part in parts)
 
 
 def of_one_length(model: PreTrainedModel, processor: Any | None, features: Sequence[Feature]) -> list[Batch]:

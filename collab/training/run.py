@@ -34,7 +34,7 @@ from .arguments import RunData, precision_of, training_arguments
 from .options import RunOptions
 from .sampling import LengthSampler
 from .trainer import GuardedTrainer, Marker, Reporter, metrics_in
-from .work import Start, open_work, record_start
+from .work import LEFT, Start, open_work, record_start
 
 logger = logging.getLogger(__name__)
 
@@ -113,8 +113,7 @@ def run(
     precision = precision_of(options, resolve_device(options.device))
     arguments = training_arguments(replace(options, precision=precision), data, work.folder)
     fingerprint = _fingerprint(model, options, data, work.key)
-    kept = "What was kept before is there, and the same command goes on from it."
-    with writing(f"Unfinished work in {work.folder}", kept):
+    with writing(f"Unfinished work in {work.folder}", LEFT):
         start = from_main(lambda: open_work(work.folder, fingerprint, work.restart))
     if start is not None and start.precision != precision:
         arguments = training_arguments(replace(options, precision=start.precision), data, work.folder)
@@ -128,7 +127,7 @@ def run(
     with (
         _as_it_was(model, options.gradient_checkpointing),
         short_of_memory(),
-        writing(f"Unfinished work in {work.folder}", kept),
+        writing(f"Unfinished work in {work.folder}", LEFT),
         _without_bars(),
     ):
         trainer = trainer_class(

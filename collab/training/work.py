@@ -29,6 +29,9 @@ _PARTIAL = ".run.*.partial.json", ".chosen-*.partial.json", ".begun-*.partial.sa
 _KEPT = WRITTEN, CHOSEN, BEGUN
 """What may be there before a run, and serves the same one if it is repeated."""
 
+LEFT = "What was kept before is there, and the same command goes on from it."
+"""What is left where unfinished work cannot be written."""
+
 
 @contextlib.contextmanager
 def exclusive_lock(work: Path) -> Iterator[None]:
@@ -43,10 +46,10 @@ def exclusive_lock(work: Path) -> Iterator[None]:
         yield
     finally:
         if lock is not None:
-            lock.release()
             if not (work / _RECORD).is_file():  # nothing was trained from them
                 for begun in work.glob(BEGUN):
                     begun.unlink(missing_ok=True)
+            lock.release()
             if work.is_dir() and not _holds_something(work) and not any(any(work.glob(kept)) for kept in _KEPT):
                 shutil.rmtree(work, ignore_errors=True)
 
