@@ -21,7 +21,7 @@ import pytest
 import torch
 from processes import command, kill_midway, run
 from tiny import BERT, LETTERS, WORDS, save_with_tokenizer, tiny_model
-from transformers import AutoModel, AutoModelForSequenceClassification, AutoTokenizer
+from transformers import AutoModel, AutoModelForMaskedLM, AutoModelForSequenceClassification, AutoTokenizer
 
 import collab
 from collab.io.card import results_of
@@ -33,6 +33,7 @@ for extra in ("accelerate", "scipy"):
 sklearn_metrics = pytest.importorskip("sklearn.metrics", reason="the dev extra is not installed")
 
 from collab import LabelledData, MidwayPruning
+from collab.data import features
 from collab.data.encoding import mask_batch
 from collab.data.examples import class_numbers, label_names
 from collab.data.features import text_features
@@ -418,6 +419,28 @@ class TestEvaluate:
         compared = compare(model, model, text_features(model.model, model.tokenizer, texts))
         assert compared["hidden_cosine"] == pytest.approx([1.0] * len(compared["hidden_cosine"]), abs=1e-5)
         assert model.model.training
+
+    @pytest.mark.parametrize("native_class", [AutoModel, AutoModelForMaskedLM])
+    def test_passes_are_small_where_the_vocabulary_or_rows_are_large(
+        self, native_class: Any, folder: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Logits of 4,096 tokens would take gigabytes, and so would the states of 64 rows of any length."""
+        monkeypatch.setattr(features, "_TOKENS_OF_PASS", 90)
+        monkeypatch.setattr(features, "_LOGITS", 60 * len(WORDS))
+        texts = [" ".join(LETTERS[:count]) for count in (3, 20, 8, 20, 1, 20, 13, 5, 20)]
+        native = native_class.from_config(tiny_model(BERT, vocab_size=len(WORDS)).config)
+        model = collab.Checkpoint(native.eval(), AutoTokenizer.from_pretrained(folder))
+        shapes = []
+        embeddings = native.base_model.embeddings
+        embeddings.register_forward_hook(lambda module, inputs, states: shapes.append(len(states.flatten(0, 1))))
+        together = Embedder(model).embed(texts)
+        assert sum(shapes) >= 128
+        assert max(shapes) <= (90 if native_class is AutoModel else 60)
+        alone = np.concatenate([Embedder(model).embed([text]) for text in texts])
+        assert together == pytest.approx(alone, abs=1e-5)
+        del shapes[:]
+        compare(model, model, text_features(native, model.tokenizer, texts), rounds=1)
+        assert max(shapes) <= (90 if native_class is AutoModel else 60)
 
     def test_against_a_model_of_another_kind(self, folder: Path, tmp_path: Path) -> None:
         """With a tokenizer and widths of its own: the same rows, but other tokens and states."""

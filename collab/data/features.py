@@ -37,9 +37,8 @@ VIDEOS = (
 """What to do about data for a model of videos."""
 
 _LENGTHS = (16, 32, 64, 128)  # tokens of a row of random words
-TOKENS = 4096
-"""Tokens in a batch at most where a model runs without gradients, unless one row alone has more."""
-
+_TOKENS_OF_PASS = 4096
+_LOGITS = 2**27  # of a batch; half a gigabyte
 _TOKENS, _GRAPH_BYTES = 640, 112 * 10**6
 _WRITTEN = 16  # rows that an encoder-decoder writes outputs for at a time
 
@@ -290,14 +289,23 @@ def _padded_targets(model: PreTrainedModel, rows: Sequence[Feature]) -> Batch:
 
 
 def row_batches(model: PreTrainedModel, processor: Any | None, features: Sequence[Feature], rows: int) -> list[Batch]:
-    """Batches of rows of similar length: at most `rows` of them and `TOKENS` tokens.
+    """Batches of rows of similar length: at most `rows` of them and `tokens_of_pass` tokens.
 
     Recordings come one at a time, because some models have no mask by which they would not hear the padding.
     """
     rows = 1 if input_kind(model) == "audio" else rows
-    return [
-        collate(model, processor, [features[row] for row in part]) for part in within_tokens(features, TOKENS, rows)
-    ]
+    parts = within_tokens(features, tokens_of_pass(model), rows)
+    return [collate(model, processor, [features[row] for row in part]) for part in parts]
+
+
+def tokens_of_pass(model: PreTrainedModel) -> int:
+    """Tokens in a batch at most where a model runs without gradients, unless one row alone has more.
+
+    They are fewer where every token has logits of a large vocabulary.
+    """
+    if model.get_output_embeddings() is None:
+        return _TOKENS_OF_PASS
+    return min(_TOKENS_OF_PASS, _LOGITS // decoder_vocabulary(model))
 
 
 def evenly_spaced(features: Sequence[Feature], count: int) -> Sequence[Feature]:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers import PreTrainedModel
 
-from ..data.features import Batch, collate, text_features
+from ..data.features import Batch, collate, text_features, tokens_of_pass, within_tokens
 from ..errors import DataError, ExtraError
 from ..graphs.served import session_of
 from ..io.checkpoint import Checkpoint
@@ -66,12 +66,12 @@ class Embedder:
 
     def embed(self, sentences: Sequence[str]) -> np.ndarray:
         """Embeds any number of sentences in batches, (N, D), without gradients."""
-        order = sorted(range(len(sentences)), key=lambda row: len(sentences[row]))
-        rows: list[np.ndarray] = []
-        with torch.no_grad(), evaluating(self._loaded.model):
-            for start in range(0, len(order), _ROWS):
-                rows.extend(self([sentences[row] for row in order[start : start + _ROWS]]).cpu().numpy())
-        return np.stack(rows)[np.argsort(order)]
+        model = self._loaded.model
+        features = text_features(model, self._loaded.tokenizer, sentences, self._max_length)  # for their lengths
+        parts = list(within_tokens(features, tokens_of_pass(model), _ROWS))
+        with torch.no_grad(), evaluating(model):
+            embeddings = [self([sentences[row] for row in part]).cpu().numpy() for part in parts]
+        return np.concatenate(embeddings)[np.argsort([row for part in parts for row in part])]
 
     def similarities(self, pairs: Sequence[Sequence[str]]) -> np.ndarray:
         """Cosine of the embeddings of each pair, (N,)."""

@@ -12,7 +12,7 @@ from torch.nn import functional
 from transformers import PreTrainedModel
 
 from ..data.encoding import IGNORED, Collate, names_of
-from ..data.features import TOKENS, Feature, within_tokens
+from ..data.features import Feature, tokens_of_pass, within_tokens
 from ..errors import ExtraError
 from ..models.inputs import on_device
 from ..models.sharded import is_sharded
@@ -44,7 +44,7 @@ def predictions(
     Returns:
         Predictions and labels, or counts, in the order of the rows.
     """
-    batches = list(within_tokens(features, TOKENS))
+    batches = list(within_tokens(features, tokens_of_pass(model)))
 
     def predict(own: Sequence[list[int]]) -> list[Mapping[str, list[Any]]]:
         done, total = 0, sum(map(len, own))

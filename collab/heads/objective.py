@@ -16,7 +16,7 @@ from torch.nn import functional
 from transformers import PreTrainedModel
 
 from ..data.encoding import IGNORED, Collate
-from ..data.features import Batch, Feature
+from ..data.features import Batch, Feature, tokens_of_pass, within_tokens
 from ..data.task import Task
 from ..evaluation.embedding import Embedder, mean_embedding
 from ..evaluation.metrics import measure
@@ -161,9 +161,8 @@ class LabelledRows(Objective):
             loss = functional.cross_entropy(logits.mT, labels, ignore_index=IGNORED, reduction="none")  # (B, T)
             return _per_row(loss, labels != IGNORED) / (labels != IGNORED).sum(1).clamp(min=1)
 
-        starts = range(0, len(self._features), _ROWS)
-        batches = [list(self._features[start : start + _ROWS]) for start in starts]
-        return [lambda rows=rows: run(rows) for rows in batches]  # type: ignore[misc]
+        parts = within_tokens(self._features, tokens_of_pass(self.model), _ROWS)
+        return [lambda part=part: run([self._features[row] for row in part]) for part in parts]  # type: ignore[misc]
 
     def degradation(
         self, changes: Sequence[Callable[[], Any]], on_change: Callable[[], None] = lambda: None
