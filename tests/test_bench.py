@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import time
 from collections.abc import Callable
@@ -185,6 +186,15 @@ class TestBadInput:
             collab.bench([tiny_model(BERT)], replace(FEW, device="cuda"))
 
 
+def short_decoder() -> transformers.PreTrainedModel:
+    """An encoder–decoder whose encoder takes 40 tokens and whose decoder 16."""
+    encoder = BERT.config()
+    decoder = BERT.config(is_decoder=True, add_cross_attention=True, max_position_embeddings=16)
+    config = transformers.EncoderDecoderConfig.from_encoder_decoder_configs(encoder, decoder)
+    config.decoder_start_token_id = config.pad_token_id = 0
+    return transformers.EncoderDecoderModel(config).eval()
+
+
 class TestCommand:
     @pytest.fixture
     def folders(self, tmp_path: Path) -> tuple[Path, Path]:
@@ -234,6 +244,27 @@ class TestCommand:
         assert "length" not in shown
         assert "images per second" in (tmp_path / "speed.svg").read_text()
         assert "do not apply" in self.run(tmp_path / "vit", "--length", 8, fails=2).stderr
+
+    @pytest.mark.slow
+    def test_graphs_of_images_in_another_precision(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A graph runs as it is, and on the CPU, whatever else there is."""
+        pytest.importorskip("onnxruntime", reason="the onnx extra is not installed")
+        tiny_model(BY_TYPE["vit"]).save_pretrained(tmp_path / "vit")
+        collab.checkpoints.export(str(tmp_path / "vit"), tmp_path / "graph")
+        cuda = torch.device("cuda")
+        module = importlib.import_module("collab.checkpoints.bench")  # which a function of that name hides
+        monkeypatch.setattr(module, "resolve_device", lambda name: cuda if name is None else torch.device(name))
+        arguments = ("--rounds", 1, "--batch-size", 1, "--no-memory", "--dtype", "bfloat16", "--json")
+        report = json.loads(self.run(tmp_path / "graph", "--against", tmp_path / "vit", *arguments).stdout)
+        assert [model["precision"] for model in report["models"]] == ["float32", "bfloat16"]
+        refused = self.run(tmp_path / "graph", "--device", "cuda", "--rounds", 1, fails=2)
+        assert "measured on a CPU" in " ".join(refused.stderr.split())
+
+    def test_models_whose_rows_must_end_or_be_short(self) -> None:
+        """A classifier on an encoder–decoder reads where a row ends; a decoder may take fewer tokens."""
+        options = replace(FEW, lengths=(32,), batch_sizes=(2,))
+        for model in (tiny_model(BY_TYPE["bart"], transformers.BartForSequenceClassification), short_decoder()):
+            assert collab.bench([model], options).settings[0].length == 32
 
     def test_bad_input(self, folders: tuple[Path, Path], tmp_path: Path) -> None:
         converted = folders[0]

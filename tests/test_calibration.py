@@ -332,6 +332,40 @@ class TestSources:
         (tmp_path / "rows.csv").write_text("first one,1\nsecond one,2\n")
         assert set(read_rows(collab.DataSource(str(tmp_path / "rows.csv"), ("0",)), 9)) == {"first one", "second one"}
 
+    @pytest.mark.parametrize(
+        ("text", "message"),
+        [
+            ("text\nhello, world\n", "first row of .* has 1 columns and the second one 2"),
+            ("text;label\nhello, you;1\n", "separated by semicolons"),
+            ("text\tlabel\nhello\t1\n", "separated by tabs"),
+        ],
+    )
+    def test_a_table_of_which_text_would_be_lost(self, text: str, message: str, tmp_path: Path) -> None:
+        (tmp_path / "rows.csv").write_text(text)
+        with pytest.raises(collab.errors.DataError, match=message):
+            read_rows(collab.DataSource(str(tmp_path / "rows.csv")), 9)
+
+    def test_text_of_digits(self, tmp_path: Path) -> None:
+        (tmp_path / "rows.csv").write_text("text,label\n007,1\n3.50,0\n")
+        assert set(read_rows(collab.DataSource(str(tmp_path / "rows.csv")), 9)) == {"007", "3.50"}
+
+    def test_a_single_batch_is_no_list_of_rows(self, tokenizer: BertTokenizer) -> None:
+        batch = tokenizer(SENTENCES, padding=True, return_tensors="pt")
+        with pytest.raises(collab.errors.DataError, match="a single mapping of input_ids"):
+            collab.calibrate(collab.Checkpoint(tiny_model(BERT), tokenizer), batch, options=FEW)
+
+    @pytest.mark.parametrize("side", ["left", "right"])
+    def test_a_tokenizer_without_padding(self, side: str, tokenizer: BertTokenizer) -> None:
+        """As those of GPT-2 and Llama are published; the mask hides what rows are padded with."""
+        model = tiny_model(BY_TYPE["llama"])
+        tokenizer.padding_side = side
+        padded = collab.calibrate(collab.Checkpoint(model, tokenizer), SENTENCES, options=FEW)
+        tokenizer.pad_token = None
+        without = collab.calibrate(collab.Checkpoint(model, tokenizer), SENTENCES, options=FEW)
+        assert without.summary == padded.summary
+        for name, moments in without.moments.items():
+            torch.testing.assert_close(moments.key_covariance, padded.moments[name].key_covariance)
+
     def test_images(self, tmp_path: Path) -> None:
         image = pytest.importorskip("PIL.Image", reason="pillow is not installed")
         for i in range(4):
@@ -358,6 +392,13 @@ class TestSources:
             collab.calibrate(
                 collab.Checkpoint(model, transformers.Wav2Vec2FeatureExtractor(sampling_rate=8000)), source
             )
+        (tmp_path / "0.wav").rename(tmp_path / "LOUD.WAV")
+        assert collab.calibrate(collab.Checkpoint(model, extractor), source).summary["rows"] == 3
+        with wave.open(str(tmp_path / "none.wav"), "wb") as file:
+            file.setparams((1, 2, 16000, 0, "NONE", ""))
+            file.writeframes(b"\0\0" * 2)
+        with pytest.raises(collab.errors.DataError, match=r"none.wav has 2 samples, and the model needs at least \d+"):
+            collab.calibrate(collab.Checkpoint(model, extractor), source)
         with pytest.raises(collab.errors.DataError, match="no synthetic data for audio"):
             collab.calibrate(model)
 

@@ -20,6 +20,7 @@ import pytest
 import torch
 import transformers
 from click.testing import CliRunner, Result
+from huggingface_hub.utils import httpx
 from safetensors.torch import load_file, save_file
 from tiny import BY_TYPE, tiny_model
 from transformers import AutoConfig
@@ -466,6 +467,7 @@ class TestHub:
         result = run(model, tmp_path / "out", "--rank", 8, "--push-to-hub", "me/mine")
         assert calls[0]["repo_id"] == "me/mine"
         assert calls[0]["folder_path"] == tmp_path / "out"
+        assert "model*.safetensors" in calls[0]["delete_patterns"], "those of an earlier model would be loaded"
         assert "https://huggingface.co/me/mine" in result.stdout
 
     def test_no_hub(self, model: Path, tmp_path: Path) -> None:
@@ -670,7 +672,33 @@ class TestBadInput:
 
     def test_names_too_long_for_the_file_system(self, run: Run, model: Path, tmp_path: Path) -> None:
         run("m" * 300, tmp_path / "out", "--rank", 8, fails=1)
-        run(model, tmp_path / ("o" * 300), "--rank", 8, fails=1)
+        for length in (245, 300):  # what is unfinished has a longer name
+            assert "cannot be created" in run(model, tmp_path / ("o" * length), "--rank", 8, fails=1).stderr
+
+    def test_names_that_are_no_text(self, run: Run, model: Path, tmp_path: Path) -> None:
+        calibration = ("--calibration", "donn\udce9es.txt")
+        assert "is not UTF-8" in run(model, tmp_path / "out", "--rank", 8, *calibration, fails=2).stderr
+
+    def test_the_root_folder(self, run: Run, model: Path) -> None:
+        assert "Give a name" in run(model, "/", "--rank", 8, fails=2).stderr
+
+    def test_a_file_system_without_permissions(
+        self, run: Run, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def refuse(self: Path, mode: int) -> None:
+            raise PermissionError(1, "Operation not permitted")
+
+        monkeypatch.setattr(Path, "chmod", refuse)
+        run(model, tmp_path / "out", "--rank", 8)
+        assert (tmp_path / "out" / "model.safetensors").is_file()
+
+    def test_a_download_that_breaks_off(self, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        def break_off(*_: object, **__: object) -> str:
+            raise httpx.RemoteProtocolError("peer closed connection")
+
+        monkeypatch.setattr("collab.io.read.snapshot_download", break_off)
+        said = run("me/mine", tmp_path / "out", "--rank", 8, fails=1).stderr
+        assert "The download of me/mine failed: peer closed connection." in " ".join(said.split())
 
     def test_a_pickle_that_is_not_plain_weights(self, run: Run, model: Path, tmp_path: Path) -> None:
         """It must not be unpickled: this one would write a file."""

@@ -853,6 +853,25 @@ class TestAlgebra:
             expected = torch.linalg.svdvals(query[:, mine] @ key[:, mine].T)[:2]
             torch.testing.assert_close(torch.linalg.svdvals(even.head(h))[:2], expected)
 
+    def test_even_heads_are_of_heads_that_share_nothing(self) -> None:
+        """Others start where the error is least, or they end at a worse one."""
+        generator = torch.Generator().manual_seed(0)
+        query, key = (torch.randn(12, 16, generator=generator, dtype=torch.float64) for _ in range(2))
+        tensor = HeadTensor(query, key, 4)
+        even = decompose(tensor, "cp", 8, collab.SolverOptions(even_heads=True))
+        assert even.error == decompose(tensor, "cp", 8).error
+
+    def test_values_that_are_all_zero(self) -> None:
+        """As those are of heads that were removed, after an expansion."""
+        native = tiny_model(BERT)
+        for name, parameter in native.named_parameters():
+            if "layer.0" in name and "value" in name:
+                parameter.data.zero_()
+        compressed = collab.compress(
+            native, collab.CompressionConfig(flops=0.5), collab.calibrate(native, batches(native))
+        ).model
+        assert all(parameter.isfinite().all() for parameter in compressed.parameters())
+
     def test_hull_leaves_out_what_is_never_best(self) -> None:
         costs_losses = ((0.0, 0.0), (-1.0, 3.0), (-2.0, 2.0), (1.0, 9.0))
         curve = [Point({"values": 4 - i}, cost, loss) for i, (cost, loss) in enumerate(costs_losses)]

@@ -22,6 +22,7 @@ from tiny import (
     PAIRS,
     SENTENCES,
     SEQ2SEQ,
+    WORDS,
     Row,
     batches,
     check_calibration_is_closer,
@@ -40,6 +41,7 @@ from transformers.models.auto import modeling_auto
 
 import collab
 from collab.data.audio import Recording
+from collab.data.features import source_features
 from collab.errors import CalibrationError, CollabError, ConfigurationError, DataError
 from collab.figures.heads import draw_attention
 from collab.models.cache import CacheBytes, cache_bytes
@@ -79,6 +81,15 @@ def written(model: PreTrainedModel, **how: object) -> list[list[int]]:
     sources = {name: value for name, value in probe_inputs(model).items() if not name.startswith("decoder")}
     model.generation_config.max_length = None  # Whisper's is set, and would clash
     return model.generate(**sources, max_new_tokens=7, do_sample=False, **how).tolist()
+
+
+def test_targets_that_a_model_writes_are_within_its_positions(tokenizer: object) -> None:
+    """Whatever its generation config says of length and form."""
+    model = generator_of(BY_TYPE["bart"], vocab_size=len(WORDS))
+    model.generation_config.max_new_tokens = 100
+    model.generation_config.return_dict_in_generate = True
+    features = source_features(model, tokenizer, ["a b c", "d e"])
+    assert all(0 < len(feature["decoder_input_ids"]) <= 40 for feature in features)
 
 
 @pytest.mark.parametrize("number", range(len(SEQ2SEQ)), ids=[row.model_type for row in SEQ2SEQ])

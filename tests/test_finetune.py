@@ -299,6 +299,8 @@ class TestPruningOnTheWay:
         report = json.loads(done.stdout)
         assert report["metrics"]["accuracy"]["value"] > 0.9
         report = read_json(output / "collab_report.json")
+        assert report["source"] == str(folder.parent / "original")
+        assert (output / "README.md").read_text().count("whole") == 0
         pruned, _ = report["history"]
         assert [step["step"] for step in report["original_history"] + report["history"]] == [
             "finetune",
@@ -325,6 +327,14 @@ class TestPruningOnTheWay:
         tune = partial(
             collab.checkpoints.finetune, str(folder), task=CLASSIFICATION, data=data(folder), options=OPTIONS
         )
+        (folder / ".cache").mkdir()  # as the Hub's library leaves it
+        other_run = tmp_path / "tuned.training"
+        other_run.mkdir()
+        (other_run / "run.json").write_text("{}")
+        with pytest.raises(collab.errors.TrainingError, match=r"tuned\.training holds another run"):
+            tune(output, pruning=self.pruning(), progress=interrupt)
+        assert not seen, "it is refused before anything is trained"
+        (other_run / "run.json").unlink()
         with pytest.raises(KeyboardInterrupt):
             tune(output, pruning=self.pruning(), progress=interrupt)
         assert not output.exists()
@@ -619,6 +629,17 @@ class TestBadInput:
         with pytest.raises(collab.errors.DataError, match="the label 2, but the model's head has"):
             collab.checkpoints.evaluate(str(tmp_path / "tuned"), collab.DataSource(str(tmp_path / "dev.csv")))
 
+    def test_a_regression_has_one_number(self, folder: Path, tmp_path: Path) -> None:
+        both = ("--task", "regression", "--train", tmp_path / "train.tsv", "--eval", tmp_path / "dev.tsv")
+        assert "has no classes to name" in self.refused(folder, *both, "--labels", "a,b")
+        with pytest.raises(collab.errors.ConfigurationError, match="answers with 2 numbers"):
+            collab.finetune(
+                collab.load(str(folder), auto_class=AutoModelForSequenceClassification),
+                collab.task_named("regression"),
+                *[collab.Examples("file", "file", [("a",)] * 4, [0.5] * 4, None)] * 2,
+                teacher=tiny_model(BERT, AutoModelForSequenceClassification._model_mapping[BERT.config_class]),
+            )
+
     @pytest.mark.parametrize(
         ("labels", "names", "message"),
         [
@@ -634,6 +655,8 @@ class TestBadInput:
 
     def test_labels_by_number_and_name(self) -> None:
         assert class_numbers(collab.Examples("file", "file", [], [0, 1], ("b", "a")), ["a", "b"]) == [1, 0]
+        assert class_numbers(collab.Examples("file", "file", [], [0, 1], ("no", "yes")), ["YES", "NO"]) == [1, 0]
+        assert label_names([collab.Examples("file", "file", [], [1, "1", "x"], None)]) == ["1", "x"]
         assert class_numbers(collab.Examples("file", "file", [], [0, "b"], None), ["a", "b"]) == [0, 1]
         assert class_numbers(collab.Examples("file", "file", [], [1, 2, 3], None), ["1", "2", "3"]) == [0, 1, 2]
         assert class_numbers(collab.Examples("file", "file", [], [0, 1], ("1", "2")), ["1", "2"]) == [0, 1]

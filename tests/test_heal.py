@@ -478,6 +478,34 @@ class TestHealCommand:
             (tmp_path / "healed").glob("collab_*.py")
         )
 
+    def test_the_original_is_known_from_any_folder(
+        self, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Though it was named from where the conversion ran; a report that names the model itself is refused."""
+        monkeypatch.chdir(folder.parent)
+        assert run("convert", folder.name, "converted", "--rank", 8, "--refine", "none").exit_code == 0
+        monkeypatch.chdir(tmp_path / "converted")
+        arguments = ("--data", tmp_path / "text.txt", "--steps", 2, "--learning-rate", 1e-3, "--json")
+        done = run("heal", ".", tmp_path / "healed", *arguments)
+        assert done.exit_code == 0, done.stderr
+        assert json.loads(done.stdout)["before"]["loss"] > 0
+        report = json.loads(Path("collab_report.json").read_text())
+        assert report["source"] == str(folder)
+        Path("collab_report.json").write_text(json.dumps(report | {"source": "."}))
+        assert "is the folder of this model" in " ".join(
+            run("heal", ".", tmp_path / "again", *arguments).stderr.split()
+        )
+
+    def test_the_precision_is_the_one_that_is_asked_for(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Whatever a user's configuration of accelerate says."""
+        losses = []
+        for environment in ("no", "bf16"):
+            monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", environment)
+            teacher = tiny_model(BERT)
+            options = replace(FEW, run=replace(RUN, steps=2, evaluations=1, precision="float32"))
+            losses.append(collab.heal(converted(teacher), teacher, options=options).report.after["loss"])
+        assert losses[0] == losses[1]
+
     def test_convert_and_heal(self, folder: Path, tmp_path: Path) -> None:
         request = collab.HealRequest(collab.DataSource(str(tmp_path / "text.txt")), replace(FEW, samples=512))
         config = collab.ConversionConfig(rank=8, refine="none", compare=False)

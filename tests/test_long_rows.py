@@ -496,6 +496,8 @@ def test_rotary_positions_go_on_or_turn_slower() -> None:
         ({"block": 64}, "A block of 64 tokens .* longer than the longest row, 40"),
         ({"dense_below": 41}, "No row would be long"),
         ({"max_length": 64}, "beyond the model's 40 positions"),
+        ({"max_length": 32}, "below the 40 tokens"),
+        ({"positions": "interpolate"}, "name the longest row with max_length"),
         ({"dense_layers": (2,)}, "names layer 2; the model has 2"),
         ({"dense_layers": (0, 1)}, "All layers would stay dense"),
         ({"global_tokens": 0}, "answers by its first token"),

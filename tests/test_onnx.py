@@ -6,6 +6,7 @@ import importlib
 import json
 import shutil
 import sys
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +16,16 @@ from click.testing import Result
 from huggingface_hub import ModelCard
 from processes import run
 from reload import run_without_collab
-from tiny import BERT, BY_TYPE, converted, random_model, random_text, save_with_tokenizer, tensors, tiny_model
+from tiny import (
+    BERT,
+    BY_TYPE,
+    converted,
+    random_model,
+    random_text,
+    save_with_tokenizer,
+    tensors,
+    tiny_model,
+)
 from transformers import (
     AutoConfig,
     AutoTokenizer,
@@ -24,9 +34,12 @@ from transformers import (
     BertModel,
     PreTrainedModel,
     ViTForImageClassification,
+    Wav2Vec2FeatureExtractor,
 )
 
 import collab
+from collab.errors import ConfigurationError
+from collab.graphs.samples import sample
 from collab.graphs.served import session_of
 from collab.models.inputs import random_inputs
 
@@ -35,6 +48,7 @@ ort = pytest.importorskip("onnxruntime", reason="the onnx extra is not installed
 pytest.importorskip("onnxscript", reason="the onnx extra is not installed")
 
 pytestmark = pytest.mark.slow
+close = partial(torch.testing.assert_close, rtol=0, atol=1e-4)
 
 
 def saved(model: PreTrainedModel, tmp_path: Path) -> str:
@@ -106,6 +120,47 @@ def test_other_families(model_type: str, form: str, tmp_path: Path) -> None:
     actual = run_graph(tmp_path / "out" / "model.onnx", inputs)["last_hidden_state"]
     seen = inputs["attention_mask"].bool().numpy() if "attention_mask" in inputs else ...
     np.testing.assert_allclose(actual[seen], expected[seen], rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("model_type", ["layoutlm", "markuplm", "tapas"])
+def test_what_a_model_reads_of_every_token_is_an_input(model_type: str, tmp_path: Path) -> None:
+    """Boxes of words, paths of elements or cells of tables; the graph is checked on random ones."""
+    model = tiny_model(BY_TYPE[model_type])
+    report = collab.checkpoints.export(saved(model, tmp_path), tmp_path / "out").report
+    graph = collab.checkpoints.load_exported(tmp_path / "out").model
+    further = {"layoutlm": ["bbox"], "markuplm": ["xpath_tags_seq", "xpath_subs_seq"], "tapas": []}[model_type]
+    assert report.inputs == ["input_ids", "attention_mask", "token_type_ids", *further]
+    inputs = sample(model, 3, 11, torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        expected = model(**inputs).last_hidden_state
+        close(graph(**inputs)["last_hidden_state"], expected)
+        if model_type == "layoutlm":  # boxes of nothing, and no mask, where none are given
+            alone = {"input_ids": inputs["input_ids"]}
+            actual = graph(**alone, attention_mask=None)["last_hidden_state"]
+            close(actual, model(**alone).last_hidden_state)
+    with pytest.raises(ConfigurationError, match="does not read lang_ids"):
+        graph(**inputs, lang_ids=torch.zeros(3, dtype=torch.long))
+
+
+def test_recordings(tmp_path: Path) -> None:
+    """They come without padding, since their graph reads no mask; the card reads recordings."""
+    model = tiny_model(BY_TYPE["wav2vec2"])
+    folder = saved(model, tmp_path)
+    Wav2Vec2FeatureExtractor().save_pretrained(folder)
+    collab.checkpoints.export(folder, tmp_path / "out")
+    graph = collab.checkpoints.load_exported(tmp_path / "out").model
+    inputs = random_inputs(model, 2, 5)
+    with torch.no_grad():
+        expected = model(**inputs).last_hidden_state
+    mask = torch.ones_like(inputs["input_values"], dtype=torch.long)
+    close(graph(**inputs, attention_mask=mask)["last_hidden_state"], expected)
+    mask[1, -3:] = 0
+    with pytest.raises(ConfigurationError, match="does not read attention_mask"):
+        graph(**inputs, attention_mask=mask)
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert "AutoFeatureExtractor" in card
+    assert "AutoTokenizer" not in card
+    assert "of any batch size and length, without padding" in card
 
 
 def test_a_native_head_with_three_axes(tmp_path: Path) -> None:

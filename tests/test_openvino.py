@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import sys
 from pathlib import Path
@@ -16,6 +17,7 @@ from transformers import BertForSequenceClassification, PreTrainedModel, ViTForI
 
 import collab
 from collab.checkpoints.serving import GraphTimer
+from collab.errors import OutputError
 from collab.graphs.served import find_graph, load_graph
 from collab.models.inputs import random_inputs
 from collab.steps.measurement import Speed
@@ -97,6 +99,23 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     assert done.exit_code == 0, done.output
     (folder / "record.json").write_text(done.stdout)
     return folder
+
+
+def test_a_model_is_there_though_its_graph_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = importlib.import_module("collab.checkpoints.serving")
+
+    def fail(*_: object, **__: object) -> None:
+        raise OutputError("There is no room.")
+
+    monkeypatch.setattr(module, "serve", fail)
+    folder = save_with_tokenizer(tiny_model(BERT), tmp_path / "model")
+    options = ("--flops", 0.6, "--heal-steps", 0, "--drop-layers", 0, "--runtime", "openvino")
+    done = run("compress", folder, tmp_path / "out", *options)
+    assert done.exit_code == 1
+    said = " ".join(done.stderr.split())
+    assert "There is no room." in said
+    assert "is complete; collab export" in said
+    assert (tmp_path / "out" / "model.safetensors").is_file()
 
 
 class TestCommand:

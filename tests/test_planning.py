@@ -11,6 +11,7 @@ from tiny import BERT, BY_TYPE, Row, batches, every_family, every_form, tiny_mod
 
 import collab
 from collab.decomposition import FORMS
+from collab.models.cache import cache_bytes
 from collab.planning.cost import LayerShape
 from collab.planning.predict import predict
 from collab.reparametrization.model import LayerProblems
@@ -269,6 +270,34 @@ class TestPlan:
                 energy = torch.linalg.svdvals(matrix).square()
                 expected = (energy.cumsum(0) / energy.sum())[[number - 1 for number in spectrum.components]]
                 assert shares == pytest.approx(expected.tolist(), abs=1e-9)
+
+
+def test_the_cache_of_grouped_keys_is_that_of_the_conversion() -> None:
+    model = transformers.AutoModelForCausalLM.from_config(BY_TYPE["qwen2"].config(num_key_value_heads=2))
+    option = next(each for each in collab.plan(model, fractions=(0.5,)).options if each.form == "cp")
+    converted = collab.convert(model, collab.ConversionConfig(rank=option.rank, refine="none", compare=False)).model
+    assert option.cache == cache_bytes(converted)
+
+
+def test_at_full_rank_there_is_no_content_without_biases() -> None:
+    """T5 at R = K is exact with as many parameters as before, so all of them are a budget that K fits."""
+    model = tiny_model(BY_TYPE["t5"])
+    config = collab.ConversionConfig(params=1.0, form="concat", allocation="uniform", refine="none", compare=False)
+    layers = collab.convert(model, config, calibration=collab.calibrate(model, batches(model))).report.layers
+    assert all(layer.rank == layer.full_rank for layer in layers)
+    assert max(layer.score_error for layer in layers) < 1e-5
+
+
+def test_arithmetic_of_rotary_layers_of_which_other_parts_are_smaller() -> None:
+    """Narrower values, or fewer neurons, leave that of queries and keys as it was."""
+    for model_type, part in (("modernbert", "values"), ("qwen2", "feed-forward")):
+        native = tiny_model(BY_TYPE[model_type])
+        before = collab.inspect(native, lengths=(8,)).layers
+        config = collab.CompressionConfig(params=0.9, only=(part,))
+        smaller = collab.compress(native, config, collab.calibrate(native, batches(native))).model
+        for layer, first in zip(collab.inspect(smaller, lengths=(8,)).layers, before, strict=True):
+            assert layer.flops_original == first.flops_original, model_type
+            assert layer.flops == first.flops, model_type
 
 
 def test_score_errors_of_a_loaded_model(tmp_path) -> None:

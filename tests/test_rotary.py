@@ -117,6 +117,12 @@ def test_even_heads_are_of_narrower_heads_alone() -> None:
     assert [layer.query_key for layer in report.layers] == [layer.query_key for layer in alone.layers]
 
 
+def test_even_heads_are_never_above_the_rank(tensor: HeadTensor) -> None:
+    """Of fewer pairs than heads, the best are kept."""
+    factors = decompose_rotary(tensor, "concat", 2, SolverOptions(even_heads=True), biased=False).factors
+    assert factors.rank == 2
+
+
 def test_sharing_gains_over_keeping_pairs(tensor: HeadTensor) -> None:
     errors = {form: decompose_rotary(tensor, form, 12, SolverOptions(), False).error for form in ("concat", "cp")}
     assert errors["cp"] < errors["concat"]

@@ -218,6 +218,18 @@ def check_tokens(model: PreTrainedModel, graph: PreTrainedModel) -> None:
         assert tokens(graph, sources, num_beams=beams) == tokens(model, sources, num_beams=beams)
 
 
+def test_positions_that_are_not_given_are_those_of_the_model(tmp_path: Path) -> None:
+    """RoBERTa and its descendants count from the padding's number on, and not the padding."""
+    model = causal("roberta", is_decoder=True)
+    graph = served(model, tmp_path)
+    ids, mask = random_text(2, 9, left=True).values()
+    ids = ids.masked_fill(mask == 0, model.config.pad_token_id)
+    with torch.no_grad():
+        expected = model(input_ids=ids, attention_mask=mask).logits
+    actual = graph(input_ids=ids, attention_mask=mask).logits
+    torch.testing.assert_close(actual[mask.bool()], expected[mask.bool()], rtol=0, atol=1e-4)
+
+
 def test_what_is_refused(tmp_path: Path) -> None:
     tiny_model(BY_TYPE["bart"], BartModel).save_pretrained(tmp_path / "headless")
     with pytest.raises(UnsupportedArchitectureError, match="no head to write with"):

@@ -29,7 +29,7 @@ from ..io.staging import atomic_write
 from ..io.unfinished import CHOSEN
 from ..processes import from_main, is_main_process
 from ..steps.step import plain
-from ..training.work import BEGUN, LEFT
+from ..training.work import BEGUN, LEFT, check_unused
 from .transform import Run
 
 logger = logging.getLogger(__name__)
@@ -65,6 +65,15 @@ class Beginning:
         key = [fingerprint(original.model, batches, seed=0), plain(list(settings))]
         digest = hashlib.sha256(json.dumps(key, sort_keys=True, default=repr).encode()).hexdigest()
         return cls(run.work, digest[:16], run.save_options.restart, original.model)
+
+    def check(self) -> None:
+        """Raises a TrainingError, before anything is computed, if the training that is unfinished began with others."""
+
+        def check_own() -> None:
+            if not self.restart and not self._file.is_file():
+                check_unused(self.folder)
+
+        from_main(check_own)
 
     def choice(self, choose: Callable[[], Choice]) -> Choice:
         """The choice that was made before, or else what `choose` returns, which is kept."""

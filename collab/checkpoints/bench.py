@@ -63,6 +63,10 @@ def bench(
     names = [model, *([] if against is None else [against])]
     progress("loading the model", 0, None)
     if runtime is not None or any(find_graph(name) for name in names):
+        if options.compile or resolve_device(options.device or "cpu").type != "cpu":
+            raise ConfigurationError(
+                "Graphs are measured on a CPU and are not compiled: use device cpu, without compile."
+            )
         with tempfile.TemporaryDirectory(prefix="collab-") as folder:
             paths = [
                 _for_runtime(name, runtime, Path(folder) / str(number), load_options if number == 0 else None)
@@ -98,8 +102,6 @@ def _for_runtime(name: str, runtime: Runtime | None, folder: Path, load_options:
 
 def _bench_apart(paths: Sequence[str], names: Sequence[str], options: BenchOptions, progress: Progress) -> BenchReport:
     """Measures models that run in processes of their own, each in its runtime, in turn."""
-    if options.compile or resolve_device(options.device).type != "cpu":
-        raise ConfigurationError("Graphs are measured on a CPU and are not compiled: use device cpu, without compile.")
     loaded = [load_any(path) for path in paths]
     grid = Grid.of([checkpoint.model for checkpoint in loaded], names, options)
     with workers(paths, options.torch_dtype) as processes:
@@ -124,7 +126,13 @@ def _bench_apart(paths: Sequence[str], names: Sequence[str], options: BenchOptio
         )
         for name, checkpoint, memory in zip(names, loaded, memories, strict=True)
     )
-    return grid.report(measured, settings, options, torch.device("cpu"))
+    report = grid.report(measured, settings, options, torch.device("cpu"))
+    lacking = [_lacking(name, checkpoint) for name, checkpoint in zip(names, loaded, strict=True) if checkpoint.missing]
+    return replace(report, notes=(*report.notes, *lacking))
+
+
+def _lacking(name: str, checkpoint: Checkpoint) -> str:
+    return f"{name} lacks weights, which were initialized at random: {', '.join(checkpoint.missing[:3])}."
 
 
 def _precision(model: PreTrainedModel, options: BenchOptions) -> str:
@@ -149,9 +157,7 @@ def _measured(
     folder = loaded.folder
     measured = replace(measured, file_bytes=file_bytes(loaded))
     if loaded.missing:
-        notes.append(
-            f"{measured.name} lacks weights, which were initialized at random: {', '.join(loaded.missing[:3])}."
-        )
+        notes.append(_lacking(measured.name, loaded))
     if not options.memory or loaded.model.device.type != "cpu":
         return measured
     memory, reason = peak_memory(folder, *report.memory_at, options.torch_dtype, torch.get_num_threads())

@@ -74,6 +74,7 @@ def compress(
         beginning = None
         if heal is not None:
             beginning = Beginning.of(checkpoint, moments, [request.options, config, serve, heal], run)
+            beginning.check()
         with contextlib.ExitStack() as stack:
             timer = None
             if serve is not None and config.speedup is not None:

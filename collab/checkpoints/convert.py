@@ -136,6 +136,11 @@ class _Convert:
         large = processes() == 1 and bytes_of_sums(checkpoint.model) > _LARGE
         kept = run.scratch() if (shares or large) and request.source != "none" else None
         moments, notes = calibrate(checkpoint, request, self._config, scratch=kept, progress=run.progress)
+        beginning = None
+        if self._heal is not None and not shares:
+            settings = [request.options, request.in_order, self._config, self._dtype]
+            beginning = Beginning.of(checkpoint, moments, settings, run)
+            beginning.check()
 
         share = self._heal is None or sharding(self._heal.options.run.shard)
         scratch = run.scratch() if share and moments is None and (shares or processes() == 1) else None
@@ -144,9 +149,8 @@ class _Convert:
         )
         if self._pruned is not None:
             converted = self._pruned.prune_again(converted)
-        if self._heal is not None and not shares:
-            settings = [request.options, request.in_order, self._config, self._dtype]
-            Beginning.of(checkpoint, moments, settings, run).take(converted.model)
+        if beginning is not None:
+            beginning.take(converted.model)
         return replace(converted, notes=(*converted.notes, *notes))
 
     def cast(self, checkpoint: Checkpoint, run: Run) -> Checkpoint:

@@ -14,10 +14,12 @@ from ..evaluation.evaluate import evaluate as evaluate_model
 from ..evaluation.options import EvaluateOptions
 from ..graphs.served import find_graph, load_graph
 from ..io.checkpoint import Checkpoint
+from ..io.failures import writing
 from ..io.history import read_history
 from ..io.load import load_source
 from ..io.options import LoadOptions
 from ..io.read import Source, read_config, resolve_source
+from ..io.staging import try_writing
 from ..progress import Progress, no_progress
 
 
@@ -71,9 +73,16 @@ def evaluate(
 
 
 def check_recordable(folder: Path) -> None:
-    """Raises a ConfigurationError if a folder has no report to add an evaluation to."""
+    """Checks that a folder has a report to add an evaluation to.
+
+    Raises:
+        ConfigurationError: if it has none.
+        OutputError: if nothing can be written to it.
+    """
     if not read_history(folder):
         raise ConfigurationError(f"{folder} has no report to add the evaluation to. Omit --record.")
+    with writing(f"The record in {folder}", "Omit --record."):
+        try_writing(folder)
 
 
 def _find(name: str, revision: str | None = None) -> tuple[Source, Path | None]:

@@ -34,7 +34,7 @@ from ..io.options import LoadOptions, SaveOptions, TransformOptions
 from ..io.read import Source
 from ..io.staging import check_space, staged
 from ..io.write import base_model_of, carry_over
-from ..models.inputs import has_decoder, input_kind, longest_target, with_targets
+from ..models.inputs import has_decoder, has_length, input_kind, longest_target, with_targets
 from ..models.layers import count_parameters
 from ..steps.export import Export
 from ..steps.measurement import Speed
@@ -180,8 +180,9 @@ def _write(
     measured: Measured | None,
 ) -> Checkpoint:
     """Writes the graph, config, report, card and the other files of the model."""
-    size = 4 * count_parameters(checkpoint.model)
-    check_space(run.output, size + (size // 3 if options.precision == "int8" else 0))
+    # At once: OpenVINO's graph beside the ONNX graph that it is made of, or that, a copy of it, and the one in int8.
+    each = {("onnx", "float32"): 4, ("onnx", "int8"): 9}.get((options.format, options.precision), 8)
+    check_space(run.output, each * count_parameters(checkpoint.model))
     name = run.output.name
     with staged(run.output, run.save_options.overwrite) as folder:
         write_config(checkpoint.model, folder)
@@ -274,7 +275,7 @@ def _agreement(
     *encoders, session = (open_graph(file) for file in files)
     return agreement_by_source(
         model,
-        module_of(session, *encoders),
+        module_of(model, session, *encoders),
         [with_targets(model, batch) for batch, _ in held_out],
         [source for _, source in held_out] if len(rows.held_out) > 1 else (),
     )
@@ -296,7 +297,8 @@ def _card(checkpoint: Checkpoint, export: Export, name: str, options: SaveOption
         title=name,
         original=f"`{source}`" if source else "A model",
         done=history.done,
-        images="pixel_values" in export.inputs,
+        kind=input_kind(checkpoint.model),
+        any_length=has_length(checkpoint.model),
         pooling=pooling_of(checkpoint.model, checkpoint.folder),
         file=next(reversed(export.bytes)),
         inputs=export.inputs,
@@ -312,7 +314,6 @@ def _writing(model: Any, export: Export) -> dict[str, Any]:
     encoder, generation = has_decoder(model), model.generation_config
     ends = generation.eos_token_id if generation.eos_token_id is not None else []
     return {
-        "kind": input_kind(model),
         "encoder": encoder,
         "files": list(export.bytes)[-2:] if encoder else list(export.bytes)[-1:],
         "start": generation.decoder_start_token_id,

@@ -24,8 +24,8 @@ from ..io.staging import check_output
 from ..io.unfinished import PRUNED_HALF, PRUNING, WHOLE_HALF, work_folder
 from ..processes import from_main
 from ..training.options import FinetuneOptions
-from ..training.work import Start, exclusive_lock, finish, open_work, record_start
-from .prune import prune
+from ..training.work import Start, exclusive_lock, finish, make_room, open_work, record_start
+from .prune import load_to_score, pruned_by
 from .transform import Run, transform
 
 
@@ -81,18 +81,24 @@ def finetune(
         def begin() -> bool:
             if open_work(work, fingerprint, save_options.restart) is None:
                 record_start(work, fingerprint, Start({}, 0.0, "float32"))
+            if not pruned.exists():  # so what is unfinished there is not the second half of this run
+                make_room(work_folder(output), save_options.restart)
             return whole.exists() or pruned.exists()
 
         more["save_options"] = SaveOptions(command=save_options.command)
         if not from_main(begin):
             _train(model, whole, task, data, first, teacher, examples, **more)
         more["load_options"] = replace(load_options, revision=None)
-        rows = replace(pruning.options.rows, label_column=data.label_column)
+        rows = replace(pruning.options.rows, label_column=data.label_column, max_length=options.max_length)
         which = replace(pruning.options, rows=rows)
+
+        def load_half(half: Source, load_options: LoadOptions) -> Checkpoint:
+            return replace(load_to_score(half, load_options, task), source=replace(source, folder=half.folder))
 
         def prune_once() -> None:
             if not pruned.exists():
-                prune(str(whole), pruned, which, data=data.train or task.train, task=task, **more)
+                verb = pruned_by(which, data.train or task.train, task)
+                transform(str(whole), pruned, [verb], load=load_half, **more)
 
         from_main(prune_once)
         more["save_options"] = save_options
@@ -105,7 +111,8 @@ def _fingerprint(settings: str, source: Source, teacher: str | None) -> str:
     """A hash of settings and of the files of the models, for a run with pruning, whose first part is not repeated."""
     digest = hashlib.sha256(settings.encode())
     folders = [source.folder] if teacher is None else [source.folder, resolve_source(teacher, None).folder]
-    for path in (path for folder in folders for path in sorted(folder.glob("*.*")) if path.suffix != ".md"):
+    paths = (path for folder in folders for path in sorted(folder.glob("*.*")))
+    for path in (path for path in paths if path.suffix != ".md" and path.is_file()):
         digest.update(path.name.encode())
         with path.open("rb") as file:
             digest.update(hashlib.file_digest(file, "sha256").digest())
@@ -191,6 +198,8 @@ def _head(
     """Changes of the config for a head that fits the labels."""
     if task.kind in ("masked-lm", "translation"):
         return {}
+    if task.kind == "regression" and data.labels:
+        raise ConfigurationError("A regression has no classes to name. Leave out labels (--labels).")
     names = ["score"] if task.kind == "regression" else label_names(examples, data.labels)
     existing = config.get("id2label") or {"0": "LABEL_0", "1": "LABEL_1"}
     own = (config.get("architectures") or [""])[0].endswith((task.head or "").removeprefix("AutoModel"))

@@ -195,6 +195,11 @@ def _teacher(loaded: Checkpoint, name: str | None) -> Checkpoint:
             f"The original, which the report calls {history.source}, is not a folder here. Name it with --teacher "
             "(teacher=)."
         )
+    if history.revision is None and loaded.folder == Path(history.source).expanduser().resolve():
+        raise CheckpointError(
+            f"The report calls {history.source} the original, but that is the folder of this model. Name the original "
+            "with --teacher (teacher=)."
+        )
     try:
         return load(history.source, LoadOptions(history.revision))
     except CheckpointError as error:

@@ -18,7 +18,7 @@ from ..io.read import Source
 from ..training.options import HealRequest
 from .heal import healed
 from .speed import speed
-from .transform import Run, transform
+from .transform import Run, Verb, transform
 
 
 def prune(
@@ -52,6 +52,16 @@ def prune(
         CollabError: as raised by `collab.load`, `collab.score_heads`, `collab.heal` and `collab.save`.
     """
 
+    def load(source: Source, options: LoadOptions) -> Checkpoint:
+        return load_to_score(source, options, task)
+
+    verbs = [pruned_by(options, data, task), None if heal is None else healed(heal), speed if measure_speed else None]
+    return transform(model, output, verbs, load=load, trains=heal is not None, **more)
+
+
+def pruned_by(options: PruneOptions, data: Unlabelled | None, task: Task | None) -> Verb:
+    """Pruning as a verb; arguments as of `prune`."""
+
     def verb(checkpoint: Checkpoint, run: Run) -> Checkpoint:
         rows = None
         if options.score is not None:
@@ -62,11 +72,7 @@ def prune(
             rows = head_rows(checkpoint, data, task, options.rows)
         return prune_model(checkpoint, options, rows, progress=run.progress)
 
-    def load(source: Source, options: LoadOptions) -> Checkpoint:
-        return load_to_score(source, options, task)
-
-    verbs = [verb, None if heal is None else healed(heal), speed if measure_speed else None]
-    return transform(model, output, verbs, load=load, trains=heal is not None, **more)
+    return verb
 
 
 def load_to_score(source: Source, options: LoadOptions, task: Task | None) -> Checkpoint:

@@ -148,9 +148,12 @@ class Command(click.Command):
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Reads the options.
 
-        None may hold a NUL, which no shell passes and no file system takes. Of most that are given twice, the last
-        value counts.
+        None may hold a NUL, which no shell passes and no file system takes, or what is not UTF-8, which no report can
+        hold. Of most that are given twice, the last value counts.
         """
+        for arg in args:
+            if not arg.isascii() and arg.encode(errors="ignore").decode() != arg:
+                raise click.UsageError(f"An argument is not UTF-8: {arg.encode(errors='replace').decode()}.", ctx)
         if any("\0" in arg for arg in args):
             raise click.UsageError("An argument holds a NUL character.", ctx)
         rest = super().parse_args(ctx, [*args])  # first, because it also answers --help
@@ -209,5 +212,5 @@ def _check_value(ctx: click.Context, param: click.Parameter) -> None:
                 each.expanduser()
             except RuntimeError as error:
                 raise click.BadParameter(f"{each}: there is no such home folder.", ctx, param) from error
-        if each == Path():
-            raise click.BadParameter("Give a name that is not empty, nor this folder's.", ctx, param)
+        if isinstance(each, Path) and not each.name:
+            raise click.BadParameter("Give a name that is not empty, nor that of this or the root folder.", ctx, param)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import shlex
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
@@ -10,7 +13,7 @@ import click
 
 from ..calibration.options import CalibrationRequest
 from ..compression.options import CompressionConfig
-from ..errors import ConfigurationError
+from ..errors import CollabError, ConfigurationError
 from ..graphs.options import PRECISIONS, RUNTIMES, ExportOptions, GraphPrecision, Runtime
 from ..io.options import LoadOptions, SaveOptions
 from ..planning.budget import PARTS, STACKS, Part, Stack
@@ -78,6 +81,16 @@ def _serve(runtime: Runtime, precision: GraphPrecision) -> ExportOptions | None:
             raise ConfigurationError("--precision is of a graph; name what will run it with --runtime.")
         return None
     return ExportOptions("onnx" if runtime == "onnxruntime" else "openvino", precision)
+
+
+@contextlib.contextmanager
+def _complete(output: Path) -> Iterator[None]:
+    """Has an error that comes after a model was written say that it was."""
+    try:
+        yield
+    except CollabError as error:
+        error.args = (f"{error} {output} is complete; collab export {shlex.quote(str(output))} writes its graph.",)
+        raise
 
 
 @command(
@@ -192,7 +205,7 @@ def compress(
     served = None
     if serve is not None and folder is not None and is_main_process():
         known = None if calibration.source == "default" else calibration
-        with by_itself():  # the others have nothing to do with it
+        with _complete(output), by_itself():  # the others have nothing to do with it
             graph = session.call(
                 serve_checkpoint,
                 model=str(output),

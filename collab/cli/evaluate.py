@@ -61,6 +61,6 @@ def evaluate(model: str, recorded: bool, session: Session) -> None:
     if recorded:
         check_recordable(folder)
     step = session.call(evaluate_checkpoint).report
+    session.result(step.to_dict() | {"command": command_line()}, lambda: show_steps([step]))
     if recorded and is_main_process():
         record(folder, step, name=folder.resolve().name, command=command_line())
-    session.result(step.to_dict() | {"command": command_line()}, lambda: show_steps([step]))

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from .blocks import Block
-from .statistics import ProjectionStatistics
+from .statistics import ProjectionStatistics, ridged
 from .widths import Narrowed, Narrowing, widths_below
 
 _STEP = 16
@@ -77,7 +77,7 @@ class NarrowFeedForward(Narrowing):
         order, _ = self._elimination
         keep = torch.tensor(sorted(order[len(order) - width :]))  # (w,)
         weight = self._down.weight.detach().double().T.cpu()  # W_2, (N, D)
-        covariance = _ridged(self._statistics.covariance.cpu())  # (N, N)
+        covariance = ridged(self._statistics.covariance.cpu(), _RIDGE)  # (N, N)
         refitted = torch.linalg.solve(covariance[keep][:, keep], covariance[keep] @ weight)  # (w, D)
         mean = self._statistics.mean.cpu()
         shift = mean @ weight - mean[keep] @ refitted  # (D,)
@@ -110,7 +110,7 @@ def eliminate(covariance: Tensor, weight: Tensor, step: int = _STEP) -> tuple[li
         All inputs in the order of removal, and the expected squared error after each group, from 0.
     """
     count = len(covariance)
-    inverse = torch.linalg.inv(_ridged(covariance)).float()  # K⁻¹
+    inverse = torch.linalg.inv(ridged(covariance, _RIDGE)).float()  # K⁻¹
     rest = weight.float().clone()  # R
     gone = torch.zeros(count, dtype=torch.bool)
     order: list[int] = []
@@ -154,9 +154,3 @@ def _cheapest_together(inverse: Tensor, rest: Tensor, count: int) -> Tensor:
         inverse = inverse - torch.outer(share, inverse[place])
         chosen.append(place)
     return torch.tensor(chosen)
-
-
-def _ridged(covariance: Tensor) -> Tensor:
-    """C + λI, invertible where activations are constant or there are fewer tokens than neurons."""
-    mean = covariance.diagonal().mean().clamp(min=torch.finfo(covariance.dtype).tiny ** 0.5)
-    return covariance + _RIDGE * mean * torch.eye(len(covariance), dtype=covariance.dtype)

@@ -33,6 +33,7 @@ from ..planning.allocation import Widths
 from ..processes import dealt, from_main, summed
 from ..progress import Progress
 from .blocks import Block, stacks_of
+from .statistics import ridged
 
 logger = logging.getLogger(__name__)
 
@@ -301,5 +302,4 @@ def _change(part: str, products: Tensor, missing: Tensor, squares: Tensor) -> Te
     if error <= _LEAST * whole:
         return None
     logger.info("%s: relative squared error of the sum before %.5f", part, error / whole)
-    ridge = _RIDGE * products.diagonal().mean() * torch.eye(len(products)).to(products)
-    return torch.linalg.solve(products + ridge, missing).cpu()
+    return torch.linalg.solve(ridged(products, _RIDGE), missing).cpu()

@@ -24,6 +24,8 @@ from ..processes import dealt, gathered, rank, seed_of_batch, summed
 from ..progress import Progress, no_progress
 from .blocks import Block
 
+_LEAST = 1e-12  # the mean square of activations that are all zero
+
 
 class ProjectionStatistics:
     """Sums over tokens of the inputs of a linear layer, and of the gradients at its output.
@@ -148,3 +150,12 @@ def collect(
                 "use other data."
             )
     return statistics
+
+
+def ridged(matrix: Tensor, ridge: float) -> Tensor:
+    """A matrix of second moments with so many times the mean of its diagonal added to that.
+
+    It is invertible where activations are constant or zero, or there are fewer tokens than activations.
+    """
+    mean = matrix.diagonal().mean().clamp(min=_LEAST)
+    return matrix + ridge * mean * torch.eye(len(matrix)).to(matrix)

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from ..modeling.collab_attention import CollaborativeAttention
 from .blocks import Attention
-from .statistics import ProjectionStatistics
+from .statistics import ProjectionStatistics, ridged
 from .widths import Narrowed, Narrowing, step_of_head, widths_below
 
 _RIDGE = 1e-6
@@ -86,8 +86,7 @@ class NarrowValues(Narrowing):
         weight = self._output.weight.detach().double().T.cpu()  # W_O, (H·d, D)
         covariance = self._statistics.covariance.cpu()
         inner = basis.T @ covariance @ basis  # (H·r, H·r)
-        inner = inner + _RIDGE * inner.diagonal().mean() * torch.eye(len(inner), dtype=inner.dtype)
-        refitted = torch.linalg.solve(inner, basis.T @ covariance @ weight)  # (H·r, D)
+        refitted = torch.linalg.solve(ridged(inner, _RIDGE), basis.T @ covariance @ weight)  # (H·r, D)
         mean = self._statistics.mean.cpu()
         bias = self._value.bias
         without_bias = mean
@@ -97,6 +96,7 @@ class NarrowValues(Narrowing):
         # Rows as large as the original's, so that training treats them alike.
         size = self._value.weight.detach().double().cpu().square().mean().sqrt()
         scale = size / values.square().mean(1).sqrt().clamp(min=1e-12)  # (S·r,)
+        scale = scale if size > 0 else torch.ones_like(scale)  # of values that are all zero
         of_heads = self._of_heads(scale.view(self._shared, -1)).flatten()  # (H·r,)
         attention, like = self._attention, self._value.weight
         tensors = {

@@ -61,7 +61,8 @@ def lengthen(
         checkpoint = convert_losslessly(checkpoint)
     layers = collaborative_layers(checkpoint.model)
     before = _longest_row(checkpoint.model, next(iter(layers.values())))
-    after = None if before is None else max(before, options.max_length or before)
+    _check_length(before, options)
+    after = None if before is None else options.max_length or before
     if options.attention != "dense":
         _check(original, options, layers, after)
     longer = checkpoint.model
@@ -81,6 +82,19 @@ def lengthen(
     step = Lengthening(options.to_dict(), {name: name in chosen for name in layers}, lengths, errors, causal)
     processor = checkpoint.processor if after == before else _longer(checkpoint.processor, after)
     return checkpoint.then(step, model=model, processor=processor)
+
+
+def _check_length(before: int | None, options: LongOptions) -> None:
+    """Raises a ConfigurationError if settings of positions would do nothing to a model of so many tokens."""
+    if before is not None and options.max_length is not None and options.max_length < before:
+        raise ConfigurationError(
+            f"max_length={options.max_length} (--max-length) is below the {before} tokens that the model takes already."
+        )
+    if options.positions != "keep" and options.max_length in (None, before):
+        raise ConfigurationError(
+            f"positions={options.positions!r} (--positions) gives further positions: name the longest row with "
+            "max_length (--max-length)."
+        )
 
 
 def _in_blocks(

@@ -23,10 +23,15 @@ class Recording:
     Attributes:
         waveform: samples between -1 and 1, (samples,); the mean of several channels.
         rate: samples per second.
+        path: its file, for messages; None if there is none.
     """
 
     waveform: NDArray[np.float32]
     rate: int
+    path: Path | None = None
+
+    def __str__(self) -> str:
+        return "A recording" if self.path is None else str(self.path)
 
 
 def read_wav(path: Path) -> Recording:
@@ -45,10 +50,11 @@ def read_wav(path: Path) -> Recording:
         raise DataError(f"{path} has samples of {8 * width} bits; give WAV files of 8, 16 or 32.")
     samples = np.frombuffer(data, _TYPES[width]).astype(np.float32)
     waveform = samples / 128 - 1 if width == 1 else samples / 2.0 ** (8 * width - 1)
-    return Recording(waveform.reshape(-1, channels).mean(axis=1).astype(np.float32), rate)
+    return Recording(waveform.reshape(-1, channels).mean(axis=1).astype(np.float32), rate, path)
 
 
 def recordings_in(folder: Path) -> Iterator[Recording]:
     """The recordings of a folder and of the folders in it, in the order of their names."""
-    for path in sorted(folder.rglob("*.wav")):
-        yield read_wav(path)
+    for path in sorted(folder.rglob("*")):
+        if path.suffix.lower() == ".wav":
+            yield read_wav(path)

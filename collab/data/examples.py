@@ -108,7 +108,7 @@ def label_names(examples: Sequence[Examples], given: Sequence[str] = ()) -> list
         return names
     if any(isinstance(value, float) for value in values):
         raise DataError("The labels are fractional numbers, not classes. Use regression (--task regression).")
-    names = list(given) or sorted(map(str, values))
+    names = list(given) or sorted({*map(str, values)})
     strange = sorted(set(map(str, values)) - set(names))
     if strange:
         raise DataError(f"The data has labels other than {', '.join(names)}: {', '.join(strange[:5])}.")
@@ -118,6 +118,13 @@ def label_names(examples: Sequence[Examples], given: Sequence[str] = ()) -> list
 def _values(examples: Examples) -> set[Any]:
     """The labels of all rows, and of all words of a row."""
     return {value for row in examples.labels for value in (row if isinstance(row, list) else [row])}
+
+
+def _in_the_spelling_of(names: Sequence[str], others: Sequence[str] | None) -> list[str] | None:
+    """A data set's class names as a head spells them, which may differ in case; None if it lacks any."""
+    spelled = {name.casefold(): name for name in names} | {name: name for name in names}
+    found = [spelled.get(name, spelled.get(name.casefold())) for name in others or ()]
+    return [name for name in found if name is not None] if found and None not in found else None
 
 
 def class_numbers(examples: Examples, names: Sequence[str]) -> list[Any]:
@@ -132,7 +139,7 @@ def class_numbers(examples: Examples, names: Sequence[str]) -> list[Any]:
     """
     numbers = {name: number for number, name in enumerate(names)}
     # A number indexes the data's own class names if it has them, and the head's classes otherwise.
-    known = examples.names if examples.names and set(examples.names) <= set(names) else names
+    known = _in_the_spelling_of(names, examples.names) or names
     # Or it is a name itself, as 1, 2 and 3 may be.
     named = any(isinstance(value, int) and str(value) in numbers for value in _values(examples))
     by_name = named and not examples.names

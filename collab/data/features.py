@@ -19,8 +19,10 @@ from ..models.inputs import (
     has_choices,
     has_decoder,
     input_kind,
+    least_samples,
     longest_target,
     longest_text,
+    takes_waveforms,
 )
 from .audio import Recording
 from .rows import Row
@@ -183,14 +185,18 @@ def audio_features(
     """Waveforms or spectrograms of recordings; `writer` as in `source_features`.
 
     Raises:
-        DataError: if a recording has another sampling rate than the model takes.
+        DataError: if a recording has another sampling rate than the model takes, or is too short.
     """
+    shortest = 1 if model.main_input_name == "input_features" else extractor.sampling_rate // 40  # a frame of 25 ms
+    shortest = least_samples(model) if takes_waveforms(model) else shortest
     for row in rows:
         if row.rate != extractor.sampling_rate:
             raise DataError(
-                f"A recording has {row.rate} samples per second, and the model takes {extractor.sampling_rate}. "
+                f"{row} has {row.rate} samples per second, and the model takes {extractor.sampling_rate}. "
                 f"Resample the files, for example with ffmpeg -i in.wav -ar {extractor.sampling_rate} out.wav."
             )
+        if len(row.waveform) < shortest:
+            raise DataError(f"{row} has {len(row.waveform)} samples, and the model needs at least {shortest}.")
     name = model.main_input_name
     encoded = (extractor(row.waveform, sampling_rate=row.rate, return_tensors="pt") for row in rows)
     features = [{name: values[name][0].to(model.dtype)} for values in encoded]
@@ -273,10 +279,22 @@ def collate(model: PreTrainedModel, tokenizer: Any | None, features: Sequence[Fe
         columns = {name: [torch.as_tensor(row[name]) for row in features] for name in features[0]}
         batch = {name: pad_sequence(values, batch_first=True) for name, values in columns.items()}
     else:
-        batch = dict(tokenizer.pad(list(features), return_tensors="pt", verbose=False))
+        batch = _padded(tokenizer, features)
     if has_choices(model):
         return {name: value.unsqueeze(1) for name, value in batch.items()}  # one choice for each example
     return batch
+
+
+def _padded(tokenizer: Any, features: Sequence[Feature]) -> Batch:
+    """Rows of text, padded; of a tokenizer without a token for that, with the token 0, which the mask hides."""
+    if tokenizer.pad_token_id is not None:
+        return dict(tokenizer.pad(list(features), return_tensors="pt", verbose=False))
+    rows = [{"attention_mask": [1] * len(row["input_ids"])} | row for row in features]
+    side = tokenizer.padding_side
+    return {
+        name: pad_sequence([torch.tensor(row[name]) for row in rows], batch_first=True, padding_side=side)
+        for name in rows[0]
+    }
 
 
 def _padded_targets(model: PreTrainedModel, rows: Sequence[Feature]) -> Batch:

@@ -288,6 +288,10 @@ def _read(
     model: PreTrainedModel, data: DataSource | Iterable[Any], samples: int, seed: int
 ) -> tuple[list[Any], DataSummary]:
     """The rows of a source, or rows that are given, and a summary of the source."""
+    if isinstance(data, Mapping):
+        raise DataError(
+            f"These are no rows, but a single mapping of {', '.join(map(str, data))}. Give a list of batches."
+        )
     summary: DataSummary = {"source": "rows"}
     if isinstance(data, DataSource):
         name = Path(data.path).name if os.path.exists(os.path.expanduser(data.path)) else data.path
@@ -298,9 +302,9 @@ def _read(
 
 
 def _is_blank(row: Any) -> bool:
-    """Whether a row is text, and all of it empty."""
-    parts = (row,) if isinstance(row, str) else row
-    return isinstance(parts, list | tuple) and all(isinstance(part, str) and not part.strip() for part in parts)
+    """Whether a row is text, and all of it empty or absent."""
+    parts = row if isinstance(row, list | tuple) else (row,)
+    return all(part is None or (isinstance(part, str) and not part.strip()) for part in parts)
 
 
 def of_one_length(model: PreTrainedModel, processor: Any | None, features: Sequence[Feature]) -> list[Batch]:

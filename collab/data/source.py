@@ -24,6 +24,9 @@ _BUILDERS = {
     ".parquet": "parquet",
 }
 
+USUAL_TEXT = ("text", "sentence")
+"""Names of the column of the text, where none is named."""
+
 _SHOWN = 40
 """Characters of a column's name in a message; the first row of a file without a header may hold whole sentences."""
 
@@ -260,8 +263,26 @@ def _csv_options(path: Path, columns: tuple[str, ...]) -> tuple[dict[str, Any], 
         options |= {"sep": "\t", "quoting": csv.QUOTE_NONE}
     with path.open(newline="", encoding="utf-8-sig") as file:
         quoting = options.get("quoting", csv.QUOTE_MINIMAL)
-        names = next(csv.reader(file, delimiter=options.get("sep", ","), quoting=quoting), [])
+        rows = csv.reader(file, delimiter=options.get("sep", ","), quoting=quoting)
+        names, first = next(rows, []), next(rows, [])
+    _check_fields(path, names, first, _are_numbers(columns))
     if _are_numbers(columns):  # no header
         names = [str(number) for number in range(len(names))]
         options |= {"header": None, "names": names}
-    return options, names
+    # Text of digits stays text; what the other columns hold is found out.
+    texts = [name for name in names if name in (columns or USUAL_TEXT) or len(names) == 1]
+    return options | {"converters": dict.fromkeys(texts, str)}, names
+
+
+def _check_fields(path: Path, header: list[str], first: list[str], headless: bool) -> None:
+    """Raises a DataError if the first rows of a CSV or TSV file are not of one table, of which text would be lost."""
+    if len(header) == 1 and not headless and any(mark in header[0] for mark in ";\t"):
+        raise DataError(
+            f"The columns of {path} are separated by {'semicolons' if ';' in header[0] else 'tabs'}. Separate them by "
+            "commas in a .csv file, or by tabs in a .tsv file."
+        )
+    if first and len(first) != len(header):
+        raise DataError(
+            f"The first row of {path} has {len(header)} columns and the second one {len(first)}. Quote text that holds "
+            'commas: "one, two"; or give one text a line, in a .txt file.'
+        )

@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 
 from ..errors import DataError
 from ..models.inputs import check_forced, decoder_inputs, decoder_vocabulary, longest_target, on_device
-from ..models.states import evaluating
+from ..models.states import evaluating, writing_by
 from ..models.weights import bytes_of, digest_of
 from ..processes import is_main_process
 
@@ -189,14 +189,9 @@ def own_targets(model: PreTrainedModel, batch: dict[str, Tensor], beams: int = 1
         )
     check_forced(model)
     generator: Any = model  # a model class and a `GenerationMixin`
-    config = generator.generation_config
-    with evaluating(model), torch.no_grad():
-        written = generator.generate(
-            **on_device(batch, model),
-            do_sample=False,
-            num_beams=beams,
-            max_length=min(_LONGEST, longest_target(model)),
-        )
+    longest = min(_LONGEST, longest_target(model))
+    with evaluating(model), torch.no_grad(), writing_by(model, longest, num_beams=beams) as config:
+        written = generator.generate(**on_device(batch, model), generation_config=config)
     start = config.decoder_start_token_id
     start = model.config.decoder_start_token_id if start is None else start
     ends = config.eos_token_id if isinstance(config.eos_token_id, list) else [config.eos_token_id]

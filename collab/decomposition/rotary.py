@@ -50,8 +50,9 @@ def decompose_rotary(tensor: HeadTensor, form: FormName, rank: int, options: Sol
     total = float(energy.sum())
     pairs = max(1, rank // 2)
     kept = torch.zeros_like(energy, dtype=torch.bool)
-    if options.even_heads and wanted.separate:  # shared dimensions would only be fewer
-        kept.scatter_(0, energy.topk(max(1, pairs // tensor.num_heads), dim=0).indices, True)
+    # Shared dimensions would only be fewer, and of fewer pairs than heads not every head can have one.
+    if options.even_heads and wanted.separate and pairs >= tensor.num_heads:
+        kept.scatter_(0, energy.topk(pairs // tensor.num_heads, dim=0).indices, True)
     else:
         kept.view(-1)[energy.flatten().topk(pairs).indices] = True
     solution = Solution(_selected(tensor, kept, wanted if pairs == energy.numel() else RotaryConcat, biased))

@@ -110,7 +110,7 @@ def _solve(
         scale = query.new_full((factors.num_heads,), query_norm * key_norm)
         return replace(factors, query=query, key=key).scale_heads(scale).canonical()
 
-    concat = decompose_concat(small, rank, options.even_heads)
+    concat = decompose_concat(small, rank, options.even_heads and form.separate)  # others share their dimensions
     if form.closed:
         solution = Solution(restored(concat))
         return solution, solution.factors

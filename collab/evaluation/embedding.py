@@ -15,7 +15,7 @@ from ..data.features import Batch, collate, text_features, tokens_of_pass, withi
 from ..errors import DataError, ExtraError
 from ..graphs.served import session_of
 from ..io.checkpoint import Checkpoint
-from ..io.read import read_json, read_object
+from ..io.read import read_json, read_object, sentence_settings
 from ..models.inputs import has_decoder, on_device
 from ..models.padding import seen_tokens
 from ..models.states import evaluating
@@ -107,7 +107,7 @@ class _Graph(nn.Module):
     """A graph as the first module of a sentence-transformers model, whose others work on its states.
 
     Attributes:
-        max_seq_length: tokens of a row at most, at first as the folder says; None for as many as the model takes.
+        max_seq_length: tokens of a row at most, at first as the folder says, and never more than the model takes.
     """
 
     def __init__(self, loaded: Checkpoint, others: Sequence[nn.Module]) -> None:
@@ -115,8 +115,9 @@ class _Graph(nn.Module):
         self._loaded = loaded
         self._others = nn.ModuleList(others)
         assert loaded.folder is not None
-        settings = loaded.folder / "sentence_bert_config.json"
-        self.max_seq_length = read_object(settings).get("max_seq_length") if settings.is_file() else None
+        settings = sentence_settings(loaded.folder)
+        limit = None if settings is None else read_object(settings).get("max_seq_length")
+        self.max_seq_length = limit or loaded.tokenizer.model_max_length
 
     def preprocess(self, sentences: Sequence[str]) -> Batch:
         """Tokenizes sentences."""

@@ -46,7 +46,7 @@ def measure_graph_speed(graph: Session, exact: Session, model: PreTrainedModel) 
         exact: the graph in float32, in the same runtime.
         model: the model that they were written from.
     """
-    modules = module_of(exact), module_of(graph)
+    modules = module_of(model, exact), module_of(model, graph)
     device = device_name(torch.device("cpu"))
     return _measured(
         modules, model, (ROWS, LENGTH), device, dtype=graph.precision, runtime=graph.runtime, beside="model"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import importlib.util
 from collections.abc import Sequence
 from typing import Any
@@ -14,7 +13,7 @@ from transformers import PreTrainedModel
 from ..data.features import by_length, collate, encoder_features
 from ..errors import DataError, ExtraError
 from ..models.inputs import longest_target, on_device
-from ..models.states import evaluating
+from ..models.states import evaluating, writing_by
 from ..progress import Progress, no_progress
 
 NGRAMS = "ngrams"
@@ -85,15 +84,12 @@ def translations(
     if not model.can_generate():
         raise DataError(f"{type(model).__name__} has no head to write with.")
     generator: Any = model  # a model class and a `GenerationMixin`
-    settings = copy.deepcopy(generator.generation_config)
-    settings.max_new_tokens = None
-    settings.max_length = min(max_length or longest_target(model), longest_target(model))
-    settings.do_sample = False
+    longest = min(max_length or longest_target(model), longest_target(model))
     features = encoder_features(model, tokenizer, sources, max_length)
     texts = [""] * len(features)
     done = 0
     progress("translating", done, len(features))
-    with evaluating(model), torch.no_grad():
+    with evaluating(model), torch.no_grad(), writing_by(model, longest) as settings:
         for numbers in by_length(features, _ROWS):
             batch = collate(model, tokenizer, [features[number] for number in numbers])
             ids = generator.generate(**on_device(batch, model), generation_config=settings)

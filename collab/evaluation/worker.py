@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from ..errors import CheckpointError, OutOfMemoryError, is_short_of_memory
-from ..graphs.served import find_graph, load_graph
+from ..graphs.served import find_graph, load_graph, session_of
 from ..io.checkpoint import Checkpoint
 from ..io.load import load
 from ..models.inputs import random_inputs
@@ -150,7 +150,9 @@ def _answers(requests: Iterator[str]) -> Iterator[dict[str, Any]]:
         request = json.loads(line)
         if "load" in request:
             torch.set_num_threads(request["threads"])
-            model = load_any(request["load"]).model.to(getattr(torch, request["dtype"]))
+            model = load_any(request["load"]).model
+            if session_of(model) is None:
+                model.to(getattr(torch, request["dtype"]))
             with contextlib.suppress(OSError):  # if not allowed, the peak includes loading
                 Path("/proc/self/clear_refs").write_text("5")  # resets the peak
             yield {}

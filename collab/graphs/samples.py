@@ -28,6 +28,8 @@ _LONGEST = 128
 _IMAGE = ("batch",)
 _TEXT = ("batch", "length")
 _CHOICES = ("batch", "choices", "length")
+_GRANTED = {"attention_mask": 1, "token_type_ids": 0, "bbox": 0}
+"""What a model takes every entry of an input to be that is not given."""
 
 
 def writes(model: PreTrainedModel) -> bool:
@@ -64,6 +66,10 @@ def check_one_pass(model: PreTrainedModel) -> None:
         raise UnsupportedArchitectureError(
             f"{name} writes text with a cache that grows at every step, so it is no single graph without one."
         )
+    if hasattr(model.config, "text_config") and hasattr(model.config, "vision_config"):
+        raise UnsupportedArchitectureError(
+            f"{name} reads texts and images, which are no single input. Export its parts."
+        )
     _check_rows(model)
     input_kind(model)  # raises
 
@@ -89,7 +95,7 @@ def check_writes(model: PreTrainedModel) -> None:
 def input_axes(model: PreTrainedModel) -> dict[str, tuple[str, ...]]:
     """Inputs of a model's graph, each with the names of its dynamic axes.
 
-    Token types are an input if the model has more than one.
+    Token types are an input if the model has more than one; what else it reads of every token is, too.
     """
     if input_kind(model) in ("images", "videos"):
         generator = torch.Generator().manual_seed(0)
@@ -97,15 +103,26 @@ def input_axes(model: PreTrainedModel) -> dict[str, tuple[str, ...]]:
     if input_kind(model) == "audio":
         return {model.main_input_name: ("batch", "samples") if takes_waveforms(model) else _IMAGE}
     axes = _CHOICES if has_choices(model) else _TEXT
-    names = ["input_ids", "attention_mask"]
-    types = getattr(encoder_of(model).config, "type_vocab_size", None) or 0
-    if types > 1 and _takes(model, "token_type_ids"):
-        names.append("token_type_ids")
-    return dict.fromkeys(names, axes)
+    further = {name: axes if len(limits) == 1 else (*axes, None) for name, limits in _of_tokens(model).items()}
+    return dict.fromkeys(("input_ids", "attention_mask"), axes) | further
 
 
-def _takes(model: PreTrainedModel, name: str) -> bool:
-    return name in inspect.signature(model.forward).parameters
+def _of_tokens(model: PreTrainedModel) -> dict[str, list[int]]:
+    """What a model reads of every token besides its id: by input, what each of its numbers is below."""
+    config: Any = encoder_of(model).config
+    taken = inspect.signature(model.forward).parameters
+    types = getattr(config, "type_vocab_size", None) or 0
+    limits = {
+        "token_type_ids": getattr(config, "type_vocab_sizes", None)
+        or ([types] if types > 1 else []),  # TAPAS has seven
+        "bbox": [getattr(config, "max_2d_position_embeddings", 0)] * 4,
+    }
+    for name, limit in (
+        ("xpath_tags_seq", "max_xpath_tag_unit_embeddings"),
+        ("xpath_subs_seq", "max_xpath_subs_unit_embeddings"),
+    ):
+        limits[name] = [getattr(config, limit, 0)] * getattr(config, "max_depth", 0)
+    return {name: each for name, each in limits.items() if name in taken and each}
 
 
 def sample(model: PreTrainedModel, batch: int, length: int, generator: torch.Generator) -> dict[str, Tensor]:
@@ -138,8 +155,11 @@ def sample(model: PreTrainedModel, batch: int, length: int, generator: torch.Gen
         "input_ids": torch.where(seen, tokens, padding),
         "attention_mask": seen.long(),
     }
-    if "token_type_ids" in axes:
-        inputs["token_type_ids"] = torch.randint(config.type_vocab_size, shape, generator=generator)
+    for name, limits in _of_tokens(model).items():
+        drawn = [torch.randint(limit, shape, generator=generator) for limit in limits]
+        inputs[name] = drawn[0] if len(limits) == 1 else torch.stack(drawn, dim=-1)
+    if "bbox" in inputs:  # left, top, right and bottom
+        inputs["bbox"] = inputs["bbox"].unflatten(-1, (2, 2)).sort(dim=-2).values.flatten(-2)
     return inputs
 
 
@@ -154,14 +174,23 @@ def feed_of(batch: Mapping[str, Tensor], names: Iterable[str]) -> dict[str, NDAr
     """The inputs of a graph from a model's batch, with what a model takes for granted and a graph has to be given.
 
     Raises:
-        ConfigurationError: if the batch lacks one.
+        ConfigurationError: if the batch lacks one, or has another than the model takes for granted.
     """
+    batch = {name: value for name, value in batch.items() if isinstance(value, Tensor)}
     if "input_ids" in batch:
         ids = batch["input_ids"]
-        batch = {"attention_mask": torch.ones_like(ids), "token_type_ids": torch.zeros_like(ids), **batch}
+        boxes = ids.new_zeros(*ids.shape, 4)
+        batch = {"attention_mask": torch.ones_like(ids), "token_type_ids": torch.zeros_like(ids), "bbox": boxes} | batch
     names = list(names)
     missing = [name for name in names if name not in batch]
     if missing:
         raise ConfigurationError(f"The graph needs {' and '.join(missing)}, by name; given were {', '.join(batch)}.")
+    unknown = [name for name in batch if name not in names and not name.startswith("decoder_")]
+    unknown = [name for name in unknown if name not in _GRANTED or bool((batch[name] != _GRANTED[name]).any())]
+    if unknown:
+        raise ConfigurationError(
+            f"The graph does not read {' and '.join(unknown)}; its inputs are {', '.join(names)}. Give rows without "
+            "that (recordings of one length need no mask), or run the model in PyTorch."
+        )
     tensors = {name: batch[name] for name in names}
     return {name: (each if each.is_floating_point() else each.long()).numpy() for name, each in tensors.items()}

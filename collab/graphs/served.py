@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import types
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from ..io.load import config_of, model_class_of
 from ..io.read import Source, read_config, resolve_source
 from ..modeling.collab_model import positions_by_mask
 from ..models.families import family_of
+from ..models.inputs import decoder_of, position_padding
 from .caches import CROSS, PAST, PRESENT, cache_of, empty, tensors_of
 from .runtime import Session, encoder_beside, graph_in, open_graph
 from .samples import feed_of
@@ -46,7 +47,7 @@ def served(
         for name, buffer in module.named_buffers(recurse=False):
             setattr(module, name, torch.zeros((), dtype=buffer.dtype).expand(buffer.shape))
     model.tie_weights()
-    graph = module_of(session, encoder, counts_by_mask=family_of(model).base.counts_by_mask)
+    graph = module_of(model, session, encoder)
     signature = inspect.signature(type(model).forward)
 
     def forward(self: PreTrainedModel, *given: Any, **inputs: Any) -> ModelOutput:
@@ -63,11 +64,30 @@ def served(
     return model.eval()
 
 
-def module_of(session: Session, encoder: Session | None = None, *, counts_by_mask: bool = False) -> nn.Module:
-    """A graph as a module; see `served`, and `CollaborativeBase.counts_by_mask`."""
+def module_of(model: PreTrainedModel, session: Session, encoder: Session | None = None) -> nn.Module:
+    """A graph as a module, and that of an encoder before it, which were written from a model."""
     if not any(name.startswith(PAST) for name in session.inputs):
         return GraphModule(session)
-    return WritingModule(session, None if encoder is None else GraphModule(encoder), counts_by_mask)
+    return WritingModule(session, None if encoder is None else GraphModule(encoder), _numbering(model))
+
+
+Numbering = Callable[[Tensor, Tensor, int], Tensor]
+"""The positions (B, T) of a decoder's tokens (B, T), by their mask (B, S) and the number of those in the cache."""
+
+
+def _numbering(model: PreTrainedModel) -> Numbering:
+    """How a model numbers tokens whose positions are not given."""
+    padding = position_padding(decoder_of(model))
+    if family_of(model).base.counts_by_mask:
+        return lambda ids, mask, past: positions_by_mask(mask, ids.shape[1])
+    if padding is None:
+        return lambda ids, mask, past: torch.arange(past, past + ids.shape[1]).expand(ids.shape)
+
+    def after_padding(ids: Tensor, mask: Tensor, past: int) -> Tensor:
+        seen = ids != padding
+        return (seen.cumsum(1) + past) * seen + padding
+
+    return after_padding
 
 
 class GraphModule(nn.Module):
@@ -90,10 +110,10 @@ class WritingModule(nn.Module):
         encoder: the graph of the encoder, which also gives the keys and values of cross-attention; None without one.
     """
 
-    def __init__(self, session: Session, encoder: GraphModule | None, counts_by_mask: bool) -> None:
+    def __init__(self, session: Session, encoder: GraphModule | None, numbering: Numbering) -> None:
         super().__init__()
         self.session, self.encoder = session, encoder
-        self._counts_by_mask = counts_by_mask
+        self._numbering = numbering
         self._held = [name for name in session.inputs if name.startswith(PAST)]
 
     def forward(self, past_key_values: Any = None, encoder_outputs: Any = None, **inputs: Any) -> ModelOutput:
@@ -138,10 +158,8 @@ class WritingModule(nn.Module):
         assert ids is not None
         if mask is None:
             mask = torch.ones(len(ids), past + ids.shape[1], dtype=torch.long)
-        if positions is None and self._counts_by_mask:
-            positions = positions_by_mask(mask, ids.shape[1])
-        elif positions is None:
-            positions = torch.arange(past, past + ids.shape[1])
+        if positions is None:
+            positions = self._numbering(ids, mask, past)
         return {"attention_mask": mask.long(), "position_ids": positions.expand(ids.shape).contiguous()}
 
 

@@ -166,7 +166,8 @@ def _layer(layer: AttentionLayer, lengths: Sequence[int], widths: LayerWidths) -
             flops[length] = original[length]
         elif layer.heads:
             keys = None if long is None else long.keys(length, layer.kind == "decoder")
-            flops[length] = shape.flops(form, rank, content, length, keys)  # type: ignore[arg-type]
+            key_dims = parts["key"].out_features
+            flops[length] = shape.flops(form, rank, content, length, keys, key_dims)  # type: ignore[arg-type]
     return LayerInspection(
         layer.name,
         layer.kind,

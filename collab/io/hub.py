@@ -10,6 +10,8 @@ from huggingface_hub.utils import httpx, validate_repo_id
 
 from ..errors import ConfigurationError, OutputError, first_line
 
+_WEIGHTS = ("model*.safetensors", "model.safetensors.index.json", "pytorch_model*")
+
 
 def check_repo_id(repo_id: str) -> None:
     """Checks that a name is a valid Hub id.
@@ -39,7 +41,12 @@ def push(folder: Path, repo_id: str) -> str:
     api = HfApi()
     try:
         url = api.create_repo(repo_id, exist_ok=True)
-        api.upload_folder(repo_id=repo_id, folder_path=folder, commit_message="Upload collaborative model")
+        api.upload_folder(
+            repo_id=repo_id,
+            folder_path=folder,
+            commit_message="Upload collaborative model",
+            delete_patterns=list(_WEIGHTS),  # of an earlier model, which would be loaded instead
+        )
     except (OSError, ValueError, httpx.HTTPError, HfHubHTTPError, LocalTokenNotFoundError) as error:
         raise OutputError(
             f"{folder} is complete, but could not be uploaded to {repo_id}: {first_line(error).rstrip('.')}. "

@@ -11,8 +11,9 @@ from typing import Any
 
 import torch
 import transformers
-from transformers import CONFIG_MAPPING, AutoConfig, PreTrainedModel
+from transformers import CONFIG_MAPPING, AutoConfig, GPT2ForSequenceClassification, PreTrainedModel
 from transformers import initialization as init
+from transformers.modeling_layers import GenericForSequenceClassification
 
 from ..errors import CheckpointError, UnsupportedArchitectureError, WeightsError
 from ..modeling.collab_attention import CollaborativeAttention
@@ -119,9 +120,11 @@ def load_source(
     check_finite(model)
     _check_attention(model, info["missing_keys"])
     trusted = options.trust_remote_code
+    processor = processor_of(model, source.folder, trusted) if with_processor else None
+    _name_padding(model, processor, source.name)
     return Checkpoint(
         model.eval(),
-        processor_of(model, source.folder, trusted) if with_processor else None,
+        processor,
         source,
         history,
         missing=sorted(info["missing_keys"]),
@@ -139,6 +142,23 @@ def _check_attention(model: PreTrainedModel, missing: Iterable[str]) -> None:
     for name in missing:
         if any(name.startswith(f"{layer}.") for layer in layers):
             raise WeightsError(f"{name} is not in the checkpoint, so there is no attention to convert or expand.")
+
+
+def _name_padding(model: PreTrainedModel, processor: Any, name: str) -> None:
+    """Has a classifier that reads the last token of a row, which it finds by the padding, know the token of that.
+
+    Raises:
+        CheckpointError: if neither its config nor its tokenizer names one.
+    """
+    last_token = isinstance(model, GenericForSequenceClassification | GPT2ForSequenceClassification)
+    if not last_token or model.config.pad_token_id is not None:
+        return
+    model.config.pad_token_id = getattr(processor, "pad_token_id", None)
+    if model.config.pad_token_id is None:
+        raise CheckpointError(
+            f"{name} classifies rows by their last token, and names no token for the padding after it. Set "
+            "pad_token_id in its config.json."
+        )
 
 
 def load_native(source: Source, options: LoadOptions | None = None, *, seed: int = 0) -> Checkpoint:
@@ -183,9 +203,11 @@ def load_native(source: Source, options: LoadOptions | None = None, *, seed: int
     for note in notes:
         logger.warning(note)
     trusted = (options or LoadOptions()).trust_remote_code
+    processor = processor_of(model, source.folder, trusted)
+    _name_padding(model, processor, source.name)
     return Checkpoint(
         model,
-        processor_of(model, source.folder, trusted),
+        processor,
         source,
         history,
         missing=missing,

@@ -12,7 +12,7 @@ import torch
 from huggingface_hub import snapshot_download
 from huggingface_hub.constants import HF_HUB_CACHE
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError
-from huggingface_hub.utils import validate_repo_id
+from huggingface_hub.utils import httpx, validate_repo_id
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 from transformers import PreTrainedModel
@@ -71,6 +71,11 @@ class Source:
     hub_id: str | None = None
     revision: str | None = None
 
+    @property
+    def place(self) -> Path:
+        """The whole path that the user gave, of a local folder."""
+        return Path(self.name).expanduser().resolve()
+
 
 def resolve_source(model: str, revision: str | None = None) -> Source:
     """Resolves a folder or a Hub id to a local folder, downloading it if needed.
@@ -101,11 +106,15 @@ def resolve_source(model: str, revision: str | None = None) -> Source:
         raise CheckpointError(f"There is no folder {_shown(model)}.{hint}") from error
     try:
         return _download(model, revision)
-    except (OSError, ValueError, HfHubHTTPError) as error:
+    except (OSError, ValueError, HfHubHTTPError) as error:  # also where the Hub cannot be reached
         at = f" at revision {revision}" if revision else ""
         raise CheckpointError(
             f"{model!r} is not a local folder, and was not found{at} on the Hugging Face Hub or in the local cache: "
             f"{first_line(error)}"
+        ) from error
+    except httpx.HTTPError as error:  # once it is under way
+        raise CheckpointError(
+            f"The download of {model} failed: {first_line(error).rstrip('.')}. The same command goes on with it."
         ) from error
 
 
@@ -283,6 +292,12 @@ def read_modules(folder: Path) -> list[str]:
         if name and exists and (folder / name).resolve() != folder.resolve():
             _check_links(folder.resolve(), (folder / name).resolve(), deep=True)
     return names
+
+
+def sentence_settings(folder: Path) -> Path | None:
+    """The settings of a folder's sentence-transformers model; older versions name the file by the model's type."""
+    usual = folder / "sentence_bert_config.json"
+    return next((path for path in (usual, *sorted(folder.glob("sentence_*_config.json"))) if path.is_file()), None)
 
 
 _JSON = {dict: "an object, {…}", list: "a list, […]", str: "a text"}

@@ -14,6 +14,7 @@ from ..errors import OutputError
 from .failures import writing
 
 MANIFEST = "collab_files.txt"
+_PARTIAL = ".partial"
 
 
 def check_output(output: Path, source: Path | None = None, overwrite: bool = False) -> None:
@@ -58,14 +59,14 @@ def check_output(output: Path, source: Path | None = None, overwrite: bool = Fal
         if any(target.iterdir()) and not overwrite:
             raise OutputError(f"{output} exists already. Pass overwrite=True (--overwrite) to replace it.")
     try:
-        try_writing(_nearest_existing(target.parent))
+        try_writing(_nearest_existing(target.parent), f".{target.name}.", _PARTIAL)
     except OSError as error:
         raise OutputError(f"{output} cannot be created: {error}.") from error
 
 
-def try_writing(folder: Path) -> None:
+def try_writing(folder: Path, prefix: str = ".collab.", suffix: str = "") -> None:
     """Raises an OSError if nothing can be written to a folder: trying is a test for every user and file system."""
-    Path(tempfile.mkdtemp(prefix=".collab.", dir=folder)).rmdir()
+    Path(tempfile.mkdtemp(suffix, prefix, folder)).rmdir()
 
 
 def record_files(folder: Path) -> None:
@@ -123,7 +124,7 @@ def scratch_folder(output: Path) -> Iterator[Path]:
     target = output.resolve()
     with writing(f"A folder beside {output}", "Nothing was written."):
         folder = Path(
-            tempfile.mkdtemp(prefix=f".{target.name}.", suffix=".partial", dir=_nearest_existing(target.parent))
+            tempfile.mkdtemp(prefix=f".{target.name}.", suffix=_PARTIAL, dir=_nearest_existing(target.parent))
         )
     try:
         yield folder
@@ -150,7 +151,7 @@ def staged(output: Path, overwrite: bool = False) -> Iterator[Path]:
     try:
         try:
             _create_parents(target.parent, created)
-            staging = Path(tempfile.mkdtemp(prefix=f".{target.name}.", suffix=".partial", dir=target.parent))
+            staging = Path(tempfile.mkdtemp(prefix=f".{target.name}.", suffix=_PARTIAL, dir=target.parent))
         except OSError as error:
             raise OutputError(f"{output} cannot be created: {error}.") from error
         with writing(str(output)):
@@ -227,4 +228,5 @@ def _open_up(top: Path) -> None:
     mask = os.umask(0)  # which can only be read by setting it
     os.umask(mask)
     for path in [top, *top.rglob("*")]:
-        path.chmod((0o777 if path.is_dir() else 0o666) & ~mask)
+        with contextlib.suppress(OSError):  # some file systems, such as those of memory cards, have no permissions
+            path.chmod((0o777 if path.is_dir() else 0o666) & ~mask)

@@ -35,7 +35,7 @@ from .checkpoint import Checkpoint, read_processor
 from .head import SENTENCE_FILES, fitting, has_new_head, head_of, is_embedder
 from .history import write_history
 from .options import HUB_ID, SaveOptions
-from .read import read_modules, read_object
+from .read import read_modules, read_object, sentence_settings
 from .staging import check_output, check_space, staged
 from .verify import verify
 
@@ -100,7 +100,7 @@ def save(checkpoint: Checkpoint, output: str | Path, options: SaveOptions | None
         carry_over(checkpoint, folder)
         history = checkpoint.history.then(
             checkpoint.steps,
-            source=None if source is None else source.name,
+            source=None if source is None else source.hub_id or str(source.place),
             revision=None if source is None else source.revision,
             command=options.command,
             notes=checkpoint.notes,
@@ -123,7 +123,8 @@ def _card(checkpoint: Checkpoint, folder: Path, name: str, options: SaveOptions,
     library = "sentence-transformers" if sentence_transformers else "transformers"
     founding = next((step for step in steps if isinstance(step, Founding)), None)
     if founding is not None:
-        name_of = base_model or Path(checkpoint.name).name
+        folder_of = None if checkpoint.source is None or checkpoint.source.hub_id else checkpoint.source.place
+        name_of = base_model or (folder_of or Path(checkpoint.name)).name
         card = render_card(
             "converted",
             before,
@@ -235,9 +236,9 @@ def carry_over(checkpoint: Checkpoint, folder: Path) -> None:
 
 def _allow(folder: Path, longest: int) -> None:
     """Has the tokenizer, and sentence-transformers, take rows of so many tokens."""
-    for name, entry in (("tokenizer_config.json", "model_max_length"), ("sentence_bert_config.json", "max_seq_length")):
-        path = folder / name
-        if path.is_file():
+    tokenizer = folder / "tokenizer_config.json"
+    for path, entry in ((tokenizer, "model_max_length"), (sentence_settings(folder), "max_seq_length")):
+        if path is not None and path.is_file():
             settings = read_object(path) | {entry: longest}
             path.write_text(json.dumps(settings, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 

@@ -99,7 +99,9 @@ class CollaborativeMixin(_Model):
     @classmethod
     def native_class(cls) -> type[PreTrainedModel]:
         """The native model class that this class is the collaborative version of."""
-        return next(base for base in cls.__mro__ if not issubclass(base, CollaborativeMixin))  # type: ignore[return-value]
+        # Not the first base of any kind: what shards a model puts one of its own before the others.
+        natives = (base for base in cls.__mro__ if issubclass(base, PreTrainedModel))
+        return next(base for base in natives if not issubclass(base, CollaborativeMixin))
 
     def _initialize_weights(self, module: nn.Module, is_custom_code: bool = False) -> None:
         # In custom code, transformers leaves out modules without parameters of their own, such as a concat layer, lest

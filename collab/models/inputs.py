@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterable, Mapping
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -65,11 +65,15 @@ def longest_input(model: PreTrainedModel) -> int:
     return _positions(encoder_of(model))
 
 
+def position_padding(model: PreTrainedModel) -> int | None:
+    """The padding id from which RoBERTa and its derivatives number positions; None for models that begin at 0."""
+    embeddings = getattr(model.base_model, "embeddings", None)
+    return getattr(getattr(embeddings, "position_embeddings", None), "padding_idx", None)
+
+
 def _positions(model: PreTrainedModel) -> int:
     positions = getattr(model.config, "max_position_embeddings", None) or 512
-    embeddings = getattr(model.base_model, "embeddings", None)
-    padding = getattr(getattr(embeddings, "position_embeddings", None), "padding_idx", None)
-    # RoBERTa and its derivatives number positions from the padding id on.
+    padding = position_padding(model)
     return max(1, positions if padding is None else positions - padding - 1)
 
 
@@ -85,19 +89,22 @@ def longest_text(model: PreTrainedModel, max_length: int | None) -> int:
     return min(max_length or limit, limit)
 
 
+def is_loaded_by(model: PreTrainedModel, auto: Any) -> bool:
+    """Whether a model, sharded or not, is of the class that an Auto class loads for its config."""
+    natives = auto._model_mapping.get(type(model.config), None)
+    return natives is not None and isinstance(model, natives)
+
+
 def has_choices(model: PreTrainedModel) -> bool:
     """Whether a model's inputs are several choices for each example, (B, choices, T)."""
-    return type(model) is AutoModelForMultipleChoice._model_mapping.get(type(model.config), None)
+    return is_loaded_by(model, AutoModelForMultipleChoice)
 
 
 def predicts_masked(model: PreTrainedModel) -> bool:
     """Whether a model predicts the tokens that are masked in its input, alone or beside something else of a row."""
-    alone, beside = (
-        auto._model_mapping.get(type(model.config), None) for auto in (AutoModelForMaskedLM, AutoModelForPreTraining)
-    )
     return (
-        alone is not None
-        and type(model) in (alone, beside)
+        type(model.config) in AutoModelForMaskedLM._model_mapping
+        and (is_loaded_by(model, AutoModelForMaskedLM) or is_loaded_by(model, AutoModelForPreTraining))
         and model.get_output_embeddings() is not None  # of ELECTRA the second one tells which tokens were replaced
         and not has_decoder(model)
     )
@@ -245,13 +252,24 @@ def random_inputs(
     if hasattr(model.config, "vision_config"):
         inputs |= random_images(model, rows, generator)
     inputs |= _random_targets(model, rows, states or length, generator)
-    return on_device(inputs, model)
+    return on_device(_ended(model, inputs), model)
+
+
+def _ended(model: PreTrainedModel, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Random rows of which a classifier on an encoder–decoder, which reads the state of their end, finds just one."""
+    end = getattr(model.config, "eos_token_id", None)
+    if not has_decoder(model) or model.can_generate() or not isinstance(end, int):
+        return inputs
+    ids = inputs["input_ids"].where(inputs["input_ids"] != end, (end + 1) % model.config.vocab_size)
+    ids[..., -1] = end
+    return inputs | {"input_ids": ids}
 
 
 def _random_targets(model: PreTrainedModel, rows: int, length: int, generator: torch.Generator) -> dict[str, Tensor]:
     """Random tokens for the decoder of an encoder-decoder; empty for other models."""
     if not has_decoder(model):
         return {}
+    length = min(length, longest_target(model))
     return {
         "decoder_input_ids": torch.randint(decoder_vocabulary(model), (rows, length), generator=generator),
         "decoder_attention_mask": torch.ones(rows, length, dtype=torch.long),
@@ -302,8 +320,13 @@ def random_audio(model: PreTrainedModel, rows: int, length: int, generator: torc
     elif not takes_waveforms(model):
         shape = (rows, config.max_length, config.num_mel_bins)
     else:
-        samples = length * getattr(config, "squeeze_factor", 1)
-        for kernel, stride in zip(reversed(config.conv_kernel), reversed(config.conv_stride), strict=True):
-            samples = (samples - 1) * stride + kernel
-        shape = (rows, samples)
+        shape = (rows, least_samples(model, length))
     return {model.main_input_name: torch.randn(*shape, generator=generator).to(model.dtype)}
+
+
+def least_samples(model: PreTrainedModel, frames: int = 1) -> int:
+    """The fewest samples of a waveform of which a model makes so many frames."""
+    samples = frames * getattr(model.config, "squeeze_factor", 1)
+    for kernel, stride in zip(reversed(model.config.conv_kernel), reversed(model.config.conv_stride), strict=True):
+        samples = (samples - 1) * stride + kernel
+    return samples

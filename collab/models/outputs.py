@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional
 from transformers import AutoModelForPreTraining, PreTrainedModel
 
-from .inputs import has_choices
+from .inputs import has_choices, is_loaded_by
 from .layers import ALL_THERE, Dropped
 from .padding import seen_tokens, without_padding
 
@@ -240,7 +240,7 @@ def _kind(model: PreTrainedModel, name: str, values: Tensor) -> OutputKind:
     if name in _SPANS:
         return "span"
     if values.ndim == 2 and name not in _OF_PAIRS:
-        if type(model) is AutoModelForPreTraining._model_mapping.get(type(model.config), None):
+        if is_loaded_by(model, AutoModelForPreTraining):
             return "token label"
         problem = getattr(model.config, "problem_type", None)
         if not has_choices(model) and problem in ("multi_label_classification", "regression"):

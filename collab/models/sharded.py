@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 from transformers import PreTrainedModel
+from transformers.utils.output_capturing import _CAN_RECORD_REGISTRY
 
 from ..device import resolve_device
 from ..errors import UnsupportedArchitectureError
@@ -149,6 +150,8 @@ def _shard(part: nn.Module, device: torch.device) -> None:
     part.register_forward_hook(_without_views)
     # The outermost one, too: weights that change between two runs without gradients would be out of date.
     fully_shard(part, mesh=_mesh(device.type), reshard_after_forward=True)
+    if isinstance(part, PreTrainedModel):  # whose class is another one now, by which transformers finds what it records
+        _CAN_RECORD_REGISTRY[part] = part._can_record_outputs
 
 
 def _without_views(module: nn.Module, args: tuple, output: Any) -> Any:

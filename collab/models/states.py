@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import functools
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -25,6 +26,28 @@ def evaluating(*models: nn.Module) -> Iterator[None]:
     finally:
         for module, training in modes:
             module.training = training
+
+
+@contextlib.contextmanager
+def writing_by(model: PreTrainedModel, longest: int, **settings: Any) -> Iterator[Any]:
+    """Has a model write one text for each row, not by chance, for a while. Yields the config to give to `generate`.
+
+    Args:
+        model: the model. What `generate` is given without a value, it takes from the model's own config.
+        longest: tokens of a text at most.
+        **settings: other entries of the generation config.
+    """
+    generator: Any = model  # a model class and a `GenerationMixin`
+    before = generator.generation_config
+    config = copy.deepcopy(before)
+    once = {"do_sample": False, "num_return_sequences": 1, "return_dict_in_generate": False}
+    for name, value in {"max_new_tokens": None, "max_length": longest, **once, **settings}.items():
+        setattr(config, name, value)
+    generator.generation_config = config
+    try:
+        yield config
+    finally:
+        generator.generation_config = before
 
 
 @contextlib.contextmanager

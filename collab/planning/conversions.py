@@ -187,7 +187,7 @@ class Conversions:
         for shape, kind, rank in zip(self._shapes, self._kinds, ranks, strict=True):
             if kind != "encoder":
                 after[kind] += shape.cached_numbers(rank, self._config.content)
-                before[kind] += shape.full_rank
+                before[kind] += shape.key_dims
         return replace(
             self._cache,
             keys=self._cache.keys * after["decoder"] // max(1, before["decoder"]),

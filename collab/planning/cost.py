@@ -74,9 +74,7 @@ class LayerShape:
             getattr(module, name, None) is not None for name in ("content_bias", "query_offset")
         )
         # With rotary positions there is no content, and several heads may share a key, and its values.
-        key_heads = None
-        if layer.rotary and layer.heads:
-            key_heads = layer.projection("value").out_features // layer.head_dim
+        key_heads = layer.projection("value").out_features // layer.value_width if layer.shares_values else None
         return cls(
             width,
             width,
@@ -85,7 +83,7 @@ class LayerShape:
             biased,
             getattr(key, "bias", None) is not None,
             biased and not layer.rotary,
-            key_heads,
+            key_heads if layer.rotary else None,
             layer.rotary,
             layer.positions,
         )
@@ -109,9 +107,9 @@ class LayerShape:
     def parameters(self, form: FormName, rank: int, content: str) -> int:
         """Parameters of the shared projections, M or cores, and the content term."""
         stored = 2 * rank if self.rotary and self.biased else 0
-        if self.content and content == "exact":
+        if self._has_content(rank) and content == "exact":
             stored = self.num_heads * self.key_width
-        elif self.content:
+        elif self._has_content(rank):
             stored = rank if form_named(form).separate else self.num_heads * rank
         if self.positions is not None and self.positions.p2c:
             stored += self.num_heads * self.query_width
@@ -153,13 +151,31 @@ class LayerShape:
         positions = self._position_work(self.full_rank, self.head_dim, length)
         return 2 * (projections + self.num_heads * length**2 * self.head_dim + positions)
 
-    def flops(self, form: FormName, rank: int, content: str, length: int, keys: int | None = None) -> int:
-        """FLOPs of a converted layer, mixing and content term included, whose tokens see so many keys; None for all."""
+    def flops(
+        self,
+        form: FormName,
+        rank: int,
+        content: str,
+        length: int,
+        keys: int | None = None,
+        key_dims: int | None = None,
+    ) -> int:
+        """FLOPs of a converted layer, mixing and content term included.
+
+        Args:
+            form: its form.
+            rank: R.
+            content: as in `parameters`.
+            length: T.
+            keys: keys that a token sees; None for all.
+            key_dims: dimensions of its keys, fewer than R where heads share them; None for R.
+        """
+        unshared = 0 if key_dims is None else self.key_width * (rank - key_dims) * length
         width = self._head_width(form, rank)
         scores = self.num_heads * length * (keys or length) * width + self._position_work(
             rank, width, length, 2 * length - 1
         )
-        return 2 * (self._projections(form, rank, content, length) + scores)
+        return 2 * (self._projections(form, rank, content, length) - unshared + scores)
 
     def _position_work(self, rank: int, width: int, length: int, rows: int | None = None) -> int:
         """Multiply-adds of the terms of positions: rows of the relative embedding, projected, times tokens.
@@ -185,7 +201,7 @@ class LayerShape:
         """Multiply-adds of the shared projections, mixing and content term."""
         work = (self.query_width + self.key_width) * rank * length
         work += self._mixing(form, rank) * length * (2 if self.rotary else 1)  # a complex product is four real ones
-        if self.content and content == "exact":
+        if self._has_content(rank) and content == "exact":
             work += self.num_heads * self.key_width * length
         return work
 
@@ -212,4 +228,8 @@ class LayerShape:
 
     def cached_numbers(self, rank: int, content: str) -> int:
         """Numbers per token in a cache of keys, whatever the form, and of the content biases beside them."""
-        return rank + (self.num_heads if self.content and content == "exact" else 0)
+        return rank + (self.num_heads if self._has_content(rank) and content == "exact" else 0)
+
+    def _has_content(self, rank: int) -> bool:
+        """Whether the converted layer has a content term; without biases the exact one, of rank K, needs none."""
+        return self.content and (self.biased or rank < self.full_rank)

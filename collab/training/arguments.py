@@ -147,4 +147,6 @@ def training_arguments(options: RunOptions, data: RunData, folder: Path) -> Trai
     )
     # Several GPUs need several processes; in a single one, transformers would replicate model and multiply the batch.
     arguments._n_gpu = min(1, arguments.n_gpu)
+    # Which would else be what a user's configuration of accelerate says.
+    arguments.mixed_precision = {"bfloat16": "bf16", "float16": "fp16"}.get(precision, "no")
     return arguments

@@ -128,6 +128,10 @@ def finetune(
         raise ConfigurationError(
             f"The teacher answers with {', '.join(names_of(teacher))}, the model with {', '.join(names_of(model))}."
         )
+    if teacher is not None and task.kind == "regression" and len(names_of(teacher)) != 1:
+        raise ConfigurationError(
+            f"The teacher answers with {len(names_of(teacher))} numbers, and a regression with one."
+        )
     if task.kind == "translation":
         require_sacrebleu()  # before the training, not after it
     start = time.perf_counter()

@@ -130,10 +130,7 @@ def open_work(work: Path, fingerprint: str, restart: bool) -> Start | None:
     _check_own(work)
     path = work / _RECORD
     if restart and is_main_process():
-        path.unlink(missing_ok=True)
-        for entry in work.iterdir() if work.is_dir() else ():
-            if entry.is_dir():
-                shutil.rmtree(entry, ignore_errors=True)
+        _discard(work)
     work.mkdir(parents=True, exist_ok=True)
     if not path.is_file():
         return None
@@ -143,15 +140,50 @@ def open_work(work: Path, fingerprint: str, restart: bool) -> Start | None:
         record = None
     kept = record if isinstance(record, dict) else {}
     if kept.pop("fingerprint", None) != fingerprint or kept.keys() != {field.name for field in fields(Start)}:
-        raise TrainingError(
-            f"{work} holds another run, with other settings, another model or other data. Repeat that run to finish "
-            "it, or discard it with restart=True (--restart)."
-        )
+        raise _other(work)
     if is_main_process():
         for checkpoint in work.glob("checkpoint-*"):
             if not (checkpoint / WHOLE).is_file():
                 shutil.rmtree(checkpoint)
     return Start(**kept)
+
+
+def _discard(work: Path) -> None:
+    """Forgets the run that a work folder belongs to."""
+    (work / _RECORD).unlink(missing_ok=True)
+    for entry in work.iterdir() if work.is_dir() else ():
+        if entry.is_dir():
+            shutil.rmtree(entry, ignore_errors=True)
+
+
+def _other(work: Path) -> TrainingError:
+    return TrainingError(
+        f"{work} holds another run, with other settings, another model or other data. Repeat that run to finish it, or "
+        "discard it with restart=True (--restart)."
+    )
+
+
+def check_unused(work: Path) -> None:
+    """Raises a TrainingError if a work folder holds an unfinished run."""
+    if (work / _RECORD).is_file():
+        raise _other(work)
+
+
+def make_room(work: Path, restart: bool) -> None:
+    """Has a work folder, which the main process alone locks meanwhile, hold no run: with `restart`, discards it.
+
+    Raises:
+        TrainingError: if it holds one, or another command is working in it.
+    """
+    if not work.exists():
+        return
+    lock = _locked(work)
+    try:
+        if restart:
+            _discard(work)
+        check_unused(work)
+    finally:
+        lock.release()
 
 
 def _holds_something(work: Path) -> bool:
