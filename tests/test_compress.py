@@ -25,8 +25,9 @@ from tiny import (
     ROWS,
     Row,
     batches,
-    every_family,
+    every_kind,
     largest_difference,
+    often,
     outputs,
     random_model,
     save_with_tokenizer,
@@ -83,13 +84,6 @@ FAMILIES = {"bert", "esm", "eurobert", "gpt2", "m2m_100", "t5", "vit", "wav2vec2
 """Those that are always tested; the others are `exhaustive`."""
 
 
-def often(every: Sequence[Any], always: set[str], name: Callable[[Any], str]) -> list[Any]:
-    """Parameters of which only some are tested always."""
-    marks = {name(each): [] if name(each) in always else [pytest.mark.exhaustive] for each in every}
-    assert always <= marks.keys()
-    return [pytest.param(each, id=name(each), marks=marks[name(each)]) for each in every]
-
-
 def able(row: Row) -> Row:
     """The row of a family that can be compressed; skips the others."""
     if not row.family.base.feed_forward_classes:
@@ -98,7 +92,7 @@ def able(row: Row) -> Row:
 
 
 class TestCompress:
-    @every_family
+    @every_kind
     def test_every_family_within_its_budget_and_back_to_native(self, row: Row, tmp_path: Path) -> None:
         model = tiny_model(able(row))
         before = {name: tensor.clone() for name, tensor in model.state_dict().items()}

@@ -27,6 +27,7 @@ from tiny import (
     every_family_and_form,
     every_form,
     every_head,
+    every_kind,
     full_rank,
     largest_difference,
     of_seen,
@@ -219,7 +220,7 @@ def test_attentions_and_hidden_states_are_recorded(row: Row, form: str, implemen
             torch.testing.assert_close(*states, rtol=1e-4, atol=1e-5)
 
 
-@every_family
+@every_kind
 def test_attentions_are_recorded_though_the_original_was_asked_before(row: Row) -> None:
     """Transformers installs its recording hooks once, on the modules that are there at the time."""
     native = tiny_model(row)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -349,6 +349,19 @@ every_family = _each(ROWS)
 every_layer = _each(by_layers(ROWS))
 every_unrotated_layer = _each(by_layers(UNROTATED))
 every_layer_with_own_values = _each(by_layers(OWN_VALUES))
+
+
+def often(every: Sequence[Any], always: set[str], name: Callable[[Any], str]) -> list[Any]:
+    """Parameters of which only some are tested always."""
+    marks = {name(each): [] if name(each) in always else [pytest.mark.exhaustive] for each in every}
+    assert always <= marks.keys()
+    return [pytest.param(each, id=name(each), marks=marks[name(each)]) for each in every]
+
+
+every_kind = pytest.mark.parametrize(
+    "row", often(ROWS, {row.model_type for row in by_layers(ROWS)}, lambda row: row.model_type)
+)
+"""Every kind of layers always; all families, which takes long, as `exhaustive` tests."""
 
 
 def in_turn(rows: list[Row]) -> pytest.MarkDecorator:
