@@ -24,7 +24,7 @@ from ..modeling.collab_rotary import CollaborativeRotaryAttention
 from ..models.assembly import fill, renumber_alignment, unfilled
 from ..models.families import Family, collaborative_layers, families, native_type
 from ..models.inputs import probe_inputs
-from ..models.layers import count_parameters, native_layers, part_of
+from ..models.layers import count_parameters, native_layers, output_width, part_of
 from ..models.states import evaluating
 from ..models.weights import check_finite
 from ..reparametrization.layer import factors_of
@@ -76,8 +76,9 @@ def expand(checkpoint: Checkpoint | PreTrainedModel, *, allow_error: float = 0.0
     rotary = any(isinstance(layer, CollaborativeRotaryAttention) for layer in layers.values())
     if any(layer.spec.long is not None for layer in layers.values()):
         logger.warning("The native model computes long rows like short ones, so its outputs differ there.")
+    expanded = _unfilled(model, native_class, family, natives)  # first, as no error allows biases that it lacks
     _check_error(reports, max(allow_error, rounding(model.dtype)), rotary)
-    expanded = _build(model, native_class, family, layers, natives)
+    _fill(expanded, model, family, layers, natives)
     renumber_alignment(expanded, [dict(enumerate(layer.heads)) for layer in layers.values() if layer.kind == "cross"])
     difference, scale = _output_difference(model, expanded)
     parameters = Count(count_parameters(model), count_parameters(expanded))
@@ -110,7 +111,7 @@ def _native_layer(model: PreTrainedModel, name: str, layer: CollaborativeAttenti
     width = layer.attention_head_size
     if not layer.heads:
         most = 1 if isinstance(layer, CollaborativeRotaryAttention) else width
-        return without_heads(_width(model.get_submodule(layer.output_name(name))), most)
+        return without_heads(output_width(model.get_submodule(layer.output_name(name))), most)
     factors = factors_of(layer)
     if not isinstance(factors, RotaryFactors):
         return native_layer(factors, width)
@@ -140,14 +141,14 @@ def _rounded_up(error: float) -> float:
     return math.ceil(error * 10**digits) / 10**digits
 
 
-def _build(
-    model: PreTrainedModel,
-    native_class: type[PreTrainedModel],
-    family: Family,
-    layers: dict[str, CollaborativeAttention],
-    natives: dict[str, NativeLayer],
+def _unfilled(
+    model: PreTrainedModel, native_class: type[PreTrainedModel], family: Family, natives: dict[str, NativeLayer]
 ) -> PreTrainedModel:
-    """Builds the native model with the native projections and the unchanged weights."""
+    """The native model without weights.
+
+    Raises:
+        WeightsError: if it has no biases where they are needed.
+    """
     config = _native_config(model, family, native_class)
     with unfilled(model.dtype):
         expanded = native_class(config, **optional_parts(model))
@@ -159,6 +160,17 @@ def _build(
                 )
             setattr(config, _ATTENTION_BIASES, True)
             expanded = native_class(config, **optional_parts(model))
+    return expanded
+
+
+def _fill(
+    expanded: PreTrainedModel,
+    model: PreTrainedModel,
+    family: Family,
+    layers: dict[str, CollaborativeAttention],
+    natives: dict[str, NativeLayer],
+) -> None:
+    """Gives the native model the native projections and the unchanged weights."""
     state: dict[str, Tensor] = {}
     trainable: dict[str, bool] = {}
     parts: dict[str, dict[str, Tensor]] = {name: {} for name in layers}  # of each layer, by their names in it
@@ -192,7 +204,6 @@ def _build(
             )
     _pad_feed_forward(state, expanded, family)
     fill(expanded, {name: tensor.detach() for name, tensor in state.items()}, model, trainable)
-    return expanded
 
 
 def _native_parts(layer: CollaborativeAttention, native: NativeLayer, parts: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -282,11 +293,6 @@ def _widest(model: PreTrainedModel, family: Family) -> dict[tuple[str, str], int
             entry = part_of(model.config, name), names.config_name
             widest[entry] = max(width, widest.get(entry, 0))
     return widest
-
-
-def _width(output: nn.Module) -> int:
-    """D of an output projection."""
-    return output.out_features if isinstance(output, nn.Linear) else output.width  # type: ignore[return-value]
 
 
 def _output_difference(model: PreTrainedModel, expanded: nn.Module) -> tuple[float, float]:

@@ -122,6 +122,11 @@ class AttentionLayer:
         return count_parameters(self.projection("value") if self.heads else None) + count_parameters(self.output)
 
 
+def output_width(output: nn.Module) -> int:
+    """D of an output projection, also of one without heads before it."""
+    return output.out_features if isinstance(output, nn.Linear) else output.width  # type: ignore[return-value]
+
+
 def count_parameters(part: nn.Module | Tensor | None) -> int:
     """Parameters of a model, a module or a tensor, tied ones counted once; 0 for None."""
     if part is None:

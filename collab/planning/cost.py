@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from ..decomposition import FormName, form_named, rotary_form_named
 from ..modeling.collab_disentangled import PositionTerms
 from ..modeling.collab_native import LayerKind
-from ..models.layers import AttentionLayer
+from ..models.layers import AttentionLayer, output_width
 from ..reparametrization.disentangled import DisentangledProblem
 from ..reparametrization.layer import LayerProblem
 from ..reparametrization.rotary import RotaryProblem
@@ -65,10 +65,11 @@ class LayerShape:
     @classmethod
     def of_layer(cls, layer: AttentionLayer) -> LayerShape:
         """The shape of a model's layer, native or converted, with the heads that it has."""
-        width, query, key = layer.full_rank, None, None
-        if layer.heads:
-            query, key = layer.projection("query"), layer.projection("key")
-            width = query.in_features
+        query, key = (layer.projection(role) if layer.heads else None for role in ("query", "key"))
+        # Of a layer without heads, that of the output, which is added to the input.
+        query_width, key_width = (
+            output_width(layer.output) if each is None else each.in_features for each in (query, key)
+        )
         module = layer.converted
         biased = getattr(query, "bias", None) is not None or any(
             getattr(module, name, None) is not None for name in ("content_bias", "query_offset")
@@ -76,8 +77,8 @@ class LayerShape:
         # With rotary positions there is no content, and several heads may share a key, and its values.
         key_heads = layer.projection("value").out_features // layer.value_width if layer.shares_values else None
         return cls(
-            width,
-            width,
+            query_width,
+            key_width,
             len(layer.heads),
             layer.head_dim,
             biased,
