@@ -50,7 +50,10 @@ def _source(data: str | None, text_column: tuple[str, ...], subset: str | None, 
 @click.option("--record", "recorded", is_flag=True, help="Add the result to the report and the card in MODEL's folder.")
 @model_in
 def evaluate(model: str, recorded: bool, session: Session) -> None:
-    """Measure MODEL, original or converted, on labelled data, with intervals, and beside another model."""
+    """Measure MODEL on labelled data, with intervals, and beside another model.
+
+    MODEL is an original, converted or compressed, or exported as a graph.
+    """
     session.begin(divides=True)
     from ..checkpoints.evaluate import check_recordable
     from ..checkpoints.evaluate import evaluate as evaluate_checkpoint

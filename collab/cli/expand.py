@@ -24,7 +24,8 @@ from .session import Session
 def expand(session: Session) -> None:
     """Turn a converted MODEL back into a plain model of its original class, and write it to the folder OUTPUT.
 
-    For servers that know only native classes: the result needs no code of its own, and has the original's size again.
+    For servers that know only native classes: the result needs no code of its own. A conversion has the original's size
+    again; a model that was compressed with --native stays smaller.
     """
     session.begin()
     from ..checkpoints.expand import expand as expand_checkpoint

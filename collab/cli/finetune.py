@@ -66,7 +66,7 @@ def _pruning(prune_heads: float | None, prune_at: float, seed: int) -> MidwayPru
     "collab finetune converted tuned --task classification --train train.tsv --eval dev.tsv",
     "collab finetune bert-base-uncased tuned --task glue/sst2 --epochs 2",
     "collab finetune bert-base-uncased smaller --task glue/sst2 --prune-heads 0.4 --prune-at 0.5",
-    "accelerate launch --num_processes 2 -m collab finetune converted tuned --task glue/cola",
+    "torchrun --standalone --nproc-per-node 2 -m collab finetune converted tuned --task glue/cola",
     summary="Train a model on the labels of a task.",
 )
 @task_option(kinds=TRAINABLE_KINDS)
@@ -126,7 +126,7 @@ def _pruning(prune_heads: float | None, prune_at: float, seed: int) -> MidwayPru
 def finetune(output: Path, session: Session) -> None:
     """Train MODEL, original or converted, on a task, and write it to the folder OUTPUT.
 
-    If interrupted, the same command goes on. Runs in several processes under accelerate launch; --batch-size is that of
+    If interrupted, the same command goes on. Runs in several processes under torchrun; --batch-size is that of
     all of them together.
     """
     session.begin(trains=True, divides=True)

@@ -46,9 +46,10 @@ _RUN = HealOptions().run
 @model_in
 @model_out
 def heal(output: Path, data: NamedSource | Mixture, session: Session) -> None:
-    """Train a converted MODEL to do what its original does, without labels, and write it to the folder OUTPUT.
+    """Train a converted or compressed MODEL to do what its original does, without labels.
 
-    Never makes it worse on the rows that it holds out. If interrupted, the same command goes on.
+    The result, in the folder OUTPUT, is never worse on the rows that are held out. If interrupted, the same command
+    goes on.
     """
     session.begin(trains=True, divides=True)
     from ..checkpoints.heal import heal as heal_checkpoint

@@ -50,7 +50,7 @@ def _heal(
 @click.option(
     "--keep",
     type=Parsed("heads", parse_keep),
-    help="Keep these heads of these layers: 0:1,2;3: is heads 1 and 2 of layer 0 and none of 3.",
+    help="Keep these heads of these layers, and all of the others: 0:1,2;3: is heads 1 and 2 of layer 0 and none of 3.",
 )
 @gathers("heal", _heal)
 @data_options()
@@ -65,7 +65,10 @@ def _heal(
 @speed_option
 @model_out
 def prune(output: Path, data: NamedSource | None, heal: HealRequest | None, session: Session) -> None:
-    """Remove heads of MODEL, original or converted, for good, and write what is left to the folder OUTPUT."""
+    """Remove heads of MODEL, original or converted, for good, and write what is left to the folder OUTPUT.
+
+    Give one of --heads, --per-layer and --keep; the first two need --data.
+    """
     session.begin(trains=heal is not None)
     from ..checkpoints.prune import prune as prune_checkpoint
     from ..steps.pruning import Pruning
