@@ -14,7 +14,7 @@ import torch
 import transformers
 from click.testing import Result
 from processes import run
-from tiny import BERT, BY_TYPE, Row, converted, every_head, every_layer, random_model, tiny_model
+from tiny import BERT, BY_TYPE, Row, converted, every_head, every_layer, random_model, save_with_tokenizer, tiny_model
 
 import collab
 from collab.errors import CheckpointError, OutOfMemoryError
@@ -265,6 +265,19 @@ class TestCommand:
         options = replace(FEW, lengths=(32,), batch_sizes=(2,))
         for model in (tiny_model(BY_TYPE["bart"], transformers.BartForSequenceClassification), short_decoder()):
             assert collab.bench([model], options).settings[0].length == 32
+
+    def test_a_classifier_takes_the_token_for_padding_of_its_tokenizer(self, tmp_path: Path) -> None:
+        """And is refused where there is none, as it finds the last token of a row by that."""
+        row = BY_TYPE["llama"]
+        classifier = random_model(transformers.LlamaForSequenceClassification, row.config(pad_token_id=None))
+        folder = save_with_tokenizer(classifier, tmp_path / "model")
+        arguments = ("--rounds", 1, "--device", "cpu", "--no-memory", "--batch-size", 2, "--length", 8)
+        assert "tokens/s" in self.run(folder, *arguments).stdout
+        assert collab.load(str(folder)).model.config.pad_token_id == 0
+        for path in folder.glob("*token*"):
+            path.unlink()
+        (folder / "vocab.txt").unlink(missing_ok=True)
+        assert "Set pad_token_id in its config.json" in " ".join(self.run(folder, *arguments, fails=1).stderr.split())
 
     def test_bad_input(self, folders: tuple[Path, Path], tmp_path: Path) -> None:
         converted = folders[0]

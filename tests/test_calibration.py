@@ -345,9 +345,18 @@ class TestSources:
         with pytest.raises(collab.errors.DataError, match=message):
             read_rows(collab.DataSource(str(tmp_path / "rows.csv")), 9)
 
+    @pytest.mark.parametrize("text", [f"text\n{'long ' * 40_000}\n", "text,label,comment\nshort,1\n"])
+    def test_long_texts_and_short_rows(self, text: str, tmp_path: Path) -> None:
+        (tmp_path / "rows.csv").write_text(text)
+        (row,) = read_rows(collab.DataSource(str(tmp_path / "rows.csv")), 9)
+        assert row == text.split("\n")[1].partition(",")[0]
+
     def test_text_of_digits(self, tmp_path: Path) -> None:
         (tmp_path / "rows.csv").write_text("text,label\n007,1\n3.50,0\n")
         assert set(read_rows(collab.DataSource(str(tmp_path / "rows.csv")), 9)) == {"007", "3.50"}
+        (tmp_path / "pairs.csv").write_text("sentence1,sentence2,label\n007,8,1\n")
+        pairs = collab.read_examples(collab.DataSource(str(tmp_path / "pairs.csv")), collab.task_named("similarity"))
+        assert pairs.texts == [("007", "8")]
 
     def test_a_single_batch_is_no_list_of_rows(self, tokenizer: BertTokenizer) -> None:
         batch = tokenizer(SENTENCES, padding=True, return_tensors="pt")

@@ -685,12 +685,15 @@ class TestBadInput:
     def test_a_file_system_without_permissions(
         self, run: Run, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        def refuse(self: Path, mode: int) -> None:
+        def refuse(*_: object, **__: object) -> None:
             raise PermissionError(1, "Operation not permitted")
 
-        monkeypatch.setattr(Path, "chmod", refuse)
+        monkeypatch.setattr("os.chmod", refuse)
+        (model / "1_Pooling").mkdir()
+        (model / "1_Pooling" / "config.json").write_text("{}")
+        (model / "modules.json").write_text(json.dumps([{"path": "", "type": "a"}, {"path": "1_Pooling", "type": "b"}]))
         run(model, tmp_path / "out", "--rank", 8)
-        assert (tmp_path / "out" / "model.safetensors").is_file()
+        assert (tmp_path / "out" / "1_Pooling" / "config.json").is_file()
 
     def test_a_download_that_breaks_off(self, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         def break_off(*_: object, **__: object) -> str:

@@ -334,6 +334,7 @@ class TestPruningOnTheWay:
         with pytest.raises(collab.errors.TrainingError, match=r"tuned\.training holds another run"):
             tune(output, pruning=self.pruning(), progress=interrupt)
         assert not seen, "it is refused before anything is trained"
+        assert not (tmp_path / "tuned.pruning").exists()
         (other_run / "run.json").unlink()
         with pytest.raises(KeyboardInterrupt):
             tune(output, pruning=self.pruning(), progress=interrupt)
@@ -656,6 +657,8 @@ class TestBadInput:
     def test_labels_by_number_and_name(self) -> None:
         assert class_numbers(collab.Examples("file", "file", [], [0, 1], ("b", "a")), ["a", "b"]) == [1, 0]
         assert class_numbers(collab.Examples("file", "file", [], [0, 1], ("no", "yes")), ["YES", "NO"]) == [1, 0]
+        assert class_numbers(collab.Examples("file", "file", [], ["no", "yes"], None), ["YES", "NO"]) == [1, 0]
+        assert class_numbers(collab.Examples("file", "file", [], ["a", "A"], None), ["A", "a"]) == [1, 0]
         assert label_names([collab.Examples("file", "file", [], [1, "1", "x"], None)]) == ["1", "x"]
         assert class_numbers(collab.Examples("file", "file", [], [0, "b"], None), ["a", "b"]) == [0, 1]
         assert class_numbers(collab.Examples("file", "file", [], [1, 2, 3], None), ["1", "2", "3"]) == [0, 1, 2]

@@ -497,7 +497,7 @@ def test_rotary_positions_go_on_or_turn_slower() -> None:
         ({"dense_below": 41}, "No row would be long"),
         ({"max_length": 64}, "beyond the model's 40 positions"),
         ({"max_length": 32}, "below the 40 tokens"),
-        ({"positions": "interpolate"}, "name the longest row with max_length"),
+        ({"positions": "interpolate"}, "name a longest row above the 40 tokens"),
         ({"dense_layers": (2,)}, "names layer 2; the model has 2"),
         ({"dense_layers": (0, 1)}, "All layers would stay dense"),
         ({"global_tokens": 0}, "answers by its first token"),

@@ -42,6 +42,7 @@ from collab.errors import ConfigurationError
 from collab.graphs.samples import sample
 from collab.graphs.served import session_of
 from collab.models.inputs import random_inputs
+from collab.steps.measurement import Speed
 
 onnx = pytest.importorskip("onnx", reason="the onnx extra is not installed")
 ort = pytest.importorskip("onnxruntime", reason="the onnx extra is not installed")
@@ -134,12 +135,17 @@ def test_what_a_model_reads_of_every_token_is_an_input(model_type: str, tmp_path
     with torch.no_grad():
         expected = model(**inputs).last_hidden_state
         close(graph(**inputs)["last_hidden_state"], expected)
-        if model_type == "layoutlm":  # boxes of nothing, and no mask, where none are given
-            alone = {"input_ids": inputs["input_ids"]}
-            actual = graph(**alone, attention_mask=None)["last_hidden_state"]
-            close(actual, model(**alone).last_hidden_state)
+        alone = {"input_ids": inputs["input_ids"]}  # what is not given is what the model makes of that
+        actual = graph(**alone, attention_mask=None, labels=torch.zeros(3))["last_hidden_state"]
+        close(actual, model(**alone).last_hidden_state)
     with pytest.raises(ConfigurationError, match="does not read lang_ids"):
         graph(**inputs, lang_ids=torch.zeros(3, dtype=torch.long))
+
+
+def test_ranges_and_speed_where_a_model_reads_more_than_text(tmp_path: Path) -> None:
+    folder = saved(tiny_model(BY_TYPE["tapas"]), tmp_path)
+    options = collab.ExportOptions("onnx", "int8")
+    assert collab.checkpoints.export(folder, tmp_path / "out", options, measure_speed=True).step(Speed) is not None
 
 
 def test_recordings(tmp_path: Path) -> None:

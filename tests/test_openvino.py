@@ -114,7 +114,8 @@ def test_a_model_is_there_though_its_graph_failed(tmp_path: Path, monkeypatch: p
     assert done.exit_code == 1
     said = " ".join(done.stderr.split())
     assert "There is no room." in said
-    assert "is complete; collab export" in said
+    assert "is complete. To write its graph alone: collab export" in said
+    assert "--format openvino --precision float32" in said
     assert (tmp_path / "out" / "model.safetensors").is_file()
 
 

@@ -79,10 +79,11 @@ def finetune(
         whole, pruned = work / WHOLE_HALF, work / PRUNED_HALF
 
         def begin() -> bool:
-            if open_work(work, fingerprint, save_options.restart) is None:
-                record_start(work, fingerprint, Start({}, 0.0, "float32"))
+            start = open_work(work, fingerprint, save_options.restart)
             if not pruned.exists():  # so what is unfinished there is not the second half of this run
                 make_room(work_folder(output), save_options.restart)
+            if start is None:
+                record_start(work, fingerprint, Start({}, 0.0, "float32"))
             return whole.exists() or pruned.exists()
 
         more["save_options"] = SaveOptions(command=save_options.command)

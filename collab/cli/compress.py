@@ -84,12 +84,13 @@ def _serve(runtime: Runtime, precision: GraphPrecision) -> ExportOptions | None:
 
 
 @contextlib.contextmanager
-def _complete(output: Path) -> Iterator[None]:
-    """Has an error that comes after a model was written say that it was."""
+def _complete(output: Path, folder: Path, serve: ExportOptions) -> Iterator[None]:
+    """Has an error in writing the graph of a model that was written say so."""
+    line = ["collab", "export", str(output), str(folder), "--format", serve.format, "--precision", serve.precision]
     try:
         yield
     except CollabError as error:
-        error.args = (f"{error} {output} is complete; collab export {shlex.quote(str(output))} writes its graph.",)
+        error.args = (f"{error} {output} is complete. To write its graph alone: {shlex.join(line)}",)
         raise
 
 
@@ -205,7 +206,7 @@ def compress(
     served = None
     if serve is not None and folder is not None and is_main_process():
         known = None if calibration.source == "default" else calibration
-        with _complete(output), by_itself():  # the others have nothing to do with it
+        with _complete(output, folder, serve), by_itself():  # the others have nothing to do with it
             graph = session.call(
                 serve_checkpoint,
                 model=str(output),

@@ -86,14 +86,19 @@ def lengthen(
 
 def _check_length(before: int | None, options: LongOptions) -> None:
     """Raises a ConfigurationError if settings of positions would do nothing to a model of so many tokens."""
+    if before is None and (options.max_length is not None or options.positions != "keep"):
+        raise ConfigurationError(
+            "The model takes recordings of any length, so max_length (--max-length) and positions (--positions) do not "
+            "apply."
+        )
     if before is not None and options.max_length is not None and options.max_length < before:
         raise ConfigurationError(
             f"max_length={options.max_length} (--max-length) is below the {before} tokens that the model takes already."
         )
     if options.positions != "keep" and options.max_length in (None, before):
         raise ConfigurationError(
-            f"positions={options.positions!r} (--positions) gives further positions: name the longest row with "
-            "max_length (--max-length)."
+            f"positions={options.positions!r} (--positions) gives further positions: name a longest row above the "
+            f"{before} tokens that the model takes already, with max_length (--max-length)."
         )
 
 

@@ -9,17 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import DataError
-from .source import DataSource, Records, open_records
+from .source import TEXT_COLUMNS, DataSource, Records, open_records
 from .task import Task
 
-_TEXTS = (
-    ("sentence1", "sentence2"),
-    ("premise", "hypothesis"),
-    ("question1", "question2"),
-    ("question", "sentence"),
-    ("sentence",),
-    ("text",),
-)
 _LABELS = ("label", "labels", "score", "target")
 _TAGS = ("ner_tags", "tags", "pos_tags", "labels")
 
@@ -120,11 +112,10 @@ def _values(examples: Examples) -> set[Any]:
     return {value for row in examples.labels for value in (row if isinstance(row, list) else [row])}
 
 
-def _in_the_spelling_of(names: Sequence[str], others: Sequence[str] | None) -> list[str] | None:
-    """A data set's class names as a head spells them, which may differ in case; None if it lacks any."""
-    spelled = {name.casefold(): name for name in names} | {name: name for name in names}
-    found = [spelled.get(name, spelled.get(name.casefold())) for name in others or ()]
-    return [name for name in found if name is not None] if found and None not in found else None
+def _spelled(name: str, names: Sequence[str]) -> str | None:
+    """A class as a head spells its name, which may differ in case; None if it has no such class, or several."""
+    alike = [each for each in names if each.casefold() == name.casefold()]
+    return name if name in names else alike[0] if len(alike) == 1 else None
 
 
 def class_numbers(examples: Examples, names: Sequence[str]) -> list[Any]:
@@ -139,16 +130,18 @@ def class_numbers(examples: Examples, names: Sequence[str]) -> list[Any]:
     """
     numbers = {name: number for number, name in enumerate(names)}
     # A number indexes the data's own class names if it has them, and the head's classes otherwise.
-    known = _in_the_spelling_of(names, examples.names) or names
+    own = [_spelled(name, names) for name in examples.names or ()]
+    known = own if own and None not in own and len({*own}) == len(own) else names
     # Or it is a name itself, as 1, 2 and 3 may be.
     named = any(isinstance(value, int) and str(value) in numbers for value in _values(examples))
     by_name = named and not examples.names
 
     def number(value: Any) -> int:
         if isinstance(value, int) and 0 <= value < len(known) and not by_name:
-            return numbers[known[value]]
-        if isinstance(value, int | str) and str(value) in numbers:
-            return numbers[str(value)]
+            return numbers[known[value] or ""]
+        name = _spelled(str(value), names) if isinstance(value, int | str) else None
+        if name is not None:
+            return numbers[name]
         raise DataError(
             f"{examples.source} has the label {value!r}, but the model's head has {', '.join(names)}. Train a new "
             "head (--new-head), or name the classes (--labels)."
@@ -176,7 +169,7 @@ def _texts(records: Records, task: Task) -> tuple[str, ...]:
             f"Which columns of {records.source.path} hold the sources and their targets? Name both with --text-column "
             f"(in Python columns=): {records.columns_text}"
         )
-    usual: tuple[tuple[str, ...], ...] = (task.columns, *_TEXTS) if task.columns else _TEXTS
+    usual: tuple[tuple[str, ...], ...] = (task.columns, *TEXT_COLUMNS) if task.columns else TEXT_COLUMNS
     if task.kind == "similarity":
         usual = tuple(names for names in usual if len(names) == 2)
     for names in usual:

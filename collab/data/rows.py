@@ -8,7 +8,7 @@ from typing import Any
 
 from ..errors import DataError
 from ..models.inputs import InputKind
-from .source import USUAL_TEXT, DataSource, Records, open_records
+from .source import DataSource, Records, open_records
 
 Row = Any
 """A string, a pair of strings, a PIL image or a `Recording`."""
@@ -83,7 +83,7 @@ def _columns(records: Records, kind: InputKind) -> tuple[str, ...]:
     if records.source.columns:
         return tuple(records.require(name) for name in records.source.columns)
     names = records.names
-    usual = {"text": USUAL_TEXT, "images": ("image", "img"), "audio": ("audio",)}[kind]
+    usual = {"text": ("text", "sentence"), "images": ("image", "img"), "audio": ("audio",)}[kind]
     column = next((name for name in usual if name in names), names[0] if len(names) == 1 else None)
     if column is None:
         raise DataError(

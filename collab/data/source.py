@@ -24,8 +24,15 @@ _BUILDERS = {
     ".parquet": "parquet",
 }
 
-USUAL_TEXT = ("text", "sentence")
-"""Names of the column of the text, where none is named."""
+TEXT_COLUMNS: tuple[tuple[str, ...], ...] = (
+    ("sentence1", "sentence2"),
+    ("premise", "hypothesis"),
+    ("question1", "question2"),
+    ("question", "sentence"),
+    ("sentence",),
+    ("text",),
+)
+"""Names of the columns of text in labelled data, where none are named."""
 
 _SHOWN = 40
 """Characters of a column's name in a message; the first row of a file without a header may hold whole sentences."""
@@ -264,13 +271,18 @@ def _csv_options(path: Path, columns: tuple[str, ...]) -> tuple[dict[str, Any], 
     with path.open(newline="", encoding="utf-8-sig") as file:
         quoting = options.get("quoting", csv.QUOTE_MINIMAL)
         rows = csv.reader(file, delimiter=options.get("sep", ","), quoting=quoting)
-        names, first = next(rows, []), next(rows, [])
+        names = next(rows, [])
+        try:
+            first = next(rows, [])
+        except csv.Error:  # a text that is too long for this reader
+            first = []
     _check_fields(path, names, first, _are_numbers(columns))
     if _are_numbers(columns):  # no header
         names = [str(number) for number in range(len(names))]
         options |= {"header": None, "names": names}
     # Text of digits stays text; what the other columns hold is found out.
-    texts = [name for name in names if name in (columns or USUAL_TEXT) or len(names) == 1]
+    usual = {name for group in TEXT_COLUMNS for name in group}
+    texts = [name for name in names if name in (columns or usual) or len(names) == 1]
     return options | {"converters": dict.fromkeys(texts, str)}, names
 
 
@@ -281,8 +293,10 @@ def _check_fields(path: Path, header: list[str], first: list[str], headless: boo
             f"The columns of {path} are separated by {'semicolons' if ';' in header[0] else 'tabs'}. Separate them by "
             "commas in a .csv file, or by tabs in a .tsv file."
         )
-    if first and len(first) != len(header):
-        raise DataError(
-            f"The first row of {path} has {len(header)} columns and the second one {len(first)}. Quote text that holds "
-            'commas: "one, two"; or give one text a line, in a .txt file.'
+    if len(first) > len(header) > 0:
+        advice = (
+            "Leave tabs out of the text"
+            if path.suffix == ".tsv"
+            else 'Quote text that holds commas: "one, two"; or give one text a line, in a .txt file'
         )
+        raise DataError(f"The first row of {path} has {len(header)} columns and the second one {len(first)}. {advice}.")

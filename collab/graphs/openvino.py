@@ -16,7 +16,6 @@ from pathlib import Path
 
 from ..data.features import Batch
 from .options import GraphPrecision
-from .samples import feed_of
 
 PRECISION_KEY = ["collab", "precision"]
 """Where a graph says the precision that it is to be run in."""
@@ -46,7 +45,7 @@ def _quantized(model: object, batches: Sequence[Batch]) -> object:
         import nncf
 
         names = [each.any_name for each in model.inputs]  # type: ignore[attr-defined]
-        data = nncf.Dataset([feed_of(batch, names) for batch in batches])
+        data = nncf.Dataset([{name: batch[name].numpy() for name in names} for batch in batches])
         return nncf.quantize(model, data, model_type=nncf.ModelType.TRANSFORMER, subset_size=len(batches))
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import torch
@@ -28,8 +28,6 @@ _LONGEST = 128
 _IMAGE = ("batch",)
 _TEXT = ("batch", "length")
 _CHOICES = ("batch", "choices", "length")
-_GRANTED = {"attention_mask": 1, "token_type_ids": 0, "bbox": 0}
-"""What a model takes every entry of an input to be that is not given."""
 
 
 def writes(model: PreTrainedModel) -> bool:
@@ -170,23 +168,57 @@ def samples(model: PreTrainedModel, seed: int = 0) -> list[dict[str, Tensor]]:
     return [sample(model, batch, length, generator) for batch, length in sizes]
 
 
-def feed_of(batch: Mapping[str, Tensor], names: Iterable[str]) -> dict[str, NDArray[Any]]:
-    """The inputs of a graph from a model's batch, with what a model takes for granted and a graph has to be given.
+class Granted:
+    """What a model takes for granted where its batch lacks it; its graph has to be given that, or never reads it.
+
+    Args:
+        model: the model.
+    """
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        config: Any = encoder_of(model).config
+        numbers = {name: [0] * len(limits) for name, limits in _of_tokens(model).items()}
+        for name, entry in (("xpath_tags_seq", "tag_pad_id"), ("xpath_subs_seq", "subs_pad_id")):
+            if name in numbers:
+                numbers[name] = [getattr(config, entry)] * len(numbers[name])
+        # Of every token.
+        self._numbers = {"attention_mask": [1], "token_type_ids": [0], **numbers}
+        # Spectrograms of one size have no padding that a mask could hide.
+        self._ignored = {"labels"} | ({"attention_mask"} if model.main_input_name == "input_features" else set())
+
+    def with_all(self, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """A batch with what it lacks; entries that are no tensors, such as None, are left out."""
+        given = {name: value for name, value in batch.items() if isinstance(value, Tensor)}
+        ids = given.get("input_ids")
+        if ids is None:
+            return given
+        missing = {name: ids.new_tensor(row) for name, row in self._numbers.items() if name not in given}
+        return {
+            name: row.expand(*ids.shape, len(row)) if len(row) > 1 else row.expand(ids.shape)
+            for name, row in missing.items()
+        } | given
+
+    def unread(self, batch: Mapping[str, Tensor], names: Collection[str]) -> list[str]:
+        """The inputs of a batch that a graph with inputs of these names does not read, and its model would."""
+        rest = [name for name in batch if name not in {*names, *self._ignored} and not name.startswith("decoder_")]
+        return [
+            name
+            for name in rest
+            if name not in self._numbers or bool((batch[name] != batch[name].new_tensor(self._numbers[name])).any())
+        ]
+
+
+def feed_of(batch: Mapping[str, Tensor], names: Collection[str], granted: Granted) -> dict[str, NDArray[Any]]:
+    """The inputs of a graph, by their names, from a model's batch.
 
     Raises:
         ConfigurationError: if the batch lacks one, or has another than the model takes for granted.
     """
-    batch = {name: value for name, value in batch.items() if isinstance(value, Tensor)}
-    if "input_ids" in batch:
-        ids = batch["input_ids"]
-        boxes = ids.new_zeros(*ids.shape, 4)
-        batch = {"attention_mask": torch.ones_like(ids), "token_type_ids": torch.zeros_like(ids), "bbox": boxes} | batch
-    names = list(names)
+    given, batch = batch, granted.with_all(batch)
     missing = [name for name in names if name not in batch]
     if missing:
-        raise ConfigurationError(f"The graph needs {' and '.join(missing)}, by name; given were {', '.join(batch)}.")
-    unknown = [name for name in batch if name not in names and not name.startswith("decoder_")]
-    unknown = [name for name in unknown if name not in _GRANTED or bool((batch[name] != _GRANTED[name]).any())]
+        raise ConfigurationError(f"The graph needs {' and '.join(missing)}, by name; given were {', '.join(given)}.")
+    unknown = granted.unread(batch, names)
     if unknown:
         raise ConfigurationError(
             f"The graph does not read {' and '.join(unknown)}; its inputs are {', '.join(names)}. Give rows without "

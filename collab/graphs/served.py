@@ -25,7 +25,7 @@ from ..models.families import family_of
 from ..models.inputs import decoder_of, position_padding
 from .caches import CROSS, PAST, PRESENT, cache_of, empty, tensors_of
 from .runtime import Session, encoder_beside, graph_in, open_graph
-from .samples import feed_of
+from .samples import Granted, feed_of
 
 
 def served(
@@ -67,8 +67,8 @@ def served(
 def module_of(model: PreTrainedModel, session: Session, encoder: Session | None = None) -> nn.Module:
     """A graph as a module, and that of an encoder before it, which were written from a model."""
     if not any(name.startswith(PAST) for name in session.inputs):
-        return GraphModule(session)
-    return WritingModule(session, None if encoder is None else GraphModule(encoder), _numbering(model))
+        return GraphModule(session, model)
+    return WritingModule(session, None if encoder is None else GraphModule(encoder, model), _numbering(model))
 
 
 Numbering = Callable[[Tensor, Tensor, int], Tensor]
@@ -93,13 +93,13 @@ def _numbering(model: PreTrainedModel) -> Numbering:
 class GraphModule(nn.Module):
     """A graph as a module, to compare it with the model in memory that it was written from."""
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: Session, model: PreTrainedModel) -> None:
         super().__init__()
-        self.session = session
+        self.session, self._granted = session, Granted(model)
 
     def forward(self, **kwargs: Any) -> ModelOutput:
         """The outputs that the graph has. `generate` gives inputs to an encoder whose argument has this name."""
-        outputs = self.session.run(feed_of(kwargs, self.session.inputs))
+        outputs = self.session.run(feed_of(kwargs, self.session.inputs, self._granted))
         return ModelOutput({name: torch.from_numpy(value) for name, value in outputs.items()})
 
 

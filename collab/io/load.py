@@ -121,7 +121,8 @@ def load_source(
     _check_attention(model, info["missing_keys"])
     trusted = options.trust_remote_code
     processor = processor_of(model, source.folder, trusted) if with_processor else None
-    _name_padding(model, processor, source.name)
+    if _needs_padding(model):
+        _name_padding(model, processor or processor_of(model, source.folder, trusted), source.name)
     return Checkpoint(
         model.eval(),
         processor,
@@ -144,15 +145,18 @@ def _check_attention(model: PreTrainedModel, missing: Iterable[str]) -> None:
             raise WeightsError(f"{name} is not in the checkpoint, so there is no attention to convert or expand.")
 
 
+def _needs_padding(model: PreTrainedModel) -> bool:
+    """Whether a model is a classifier that finds the last token of a row by the padding, and does not know that."""
+    last_token = isinstance(model, GenericForSequenceClassification | GPT2ForSequenceClassification)
+    return last_token and model.config.pad_token_id is None
+
+
 def _name_padding(model: PreTrainedModel, processor: Any, name: str) -> None:
-    """Has a classifier that reads the last token of a row, which it finds by the padding, know the token of that.
+    """Has a model know the token of its tokenizer's padding.
 
     Raises:
-        CheckpointError: if neither its config nor its tokenizer names one.
+        CheckpointError: if there is none.
     """
-    last_token = isinstance(model, GenericForSequenceClassification | GPT2ForSequenceClassification)
-    if not last_token or model.config.pad_token_id is not None:
-        return
     model.config.pad_token_id = getattr(processor, "pad_token_id", None)
     if model.config.pad_token_id is None:
         raise CheckpointError(
@@ -204,7 +208,8 @@ def load_native(source: Source, options: LoadOptions | None = None, *, seed: int
         logger.warning(note)
     trusted = (options or LoadOptions()).trust_remote_code
     processor = processor_of(model, source.folder, trusted)
-    _name_padding(model, processor, source.name)
+    if _needs_padding(model):
+        _name_padding(model, processor, source.name)
     return Checkpoint(
         model,
         processor,

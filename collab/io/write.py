@@ -248,7 +248,17 @@ def _copy_sentence_transformers_modules(source: Path, folder: Path) -> None:
     for module in read_modules(source):
         path = (source / module).resolve()
         if path != source.resolve() and path.is_dir():
-            shutil.copytree(path, folder / module, dirs_exist_ok=True)
+            _copy_files(path, folder / module)
+
+
+def _copy_files(source: Path, folder: Path) -> None:
+    """Copies the files of a folder and of those in it, without their permissions."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for path in source.iterdir():
+        if path.is_dir():
+            _copy_files(path, folder / path.name)
+        else:
+            shutil.copyfile(path, folder / path.name)
 
 
 def _pin_tokenizer(source: Path, folder: Path, trust_remote_code: bool) -> None:

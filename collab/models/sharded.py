@@ -151,7 +151,7 @@ def _shard(part: nn.Module, device: torch.device) -> None:
     # The outermost one, too: weights that change between two runs without gradients would be out of date.
     fully_shard(part, mesh=_mesh(device.type), reshard_after_forward=True)
     if isinstance(part, PreTrainedModel):  # whose class is another one now, by which transformers finds what it records
-        _CAN_RECORD_REGISTRY[part] = part._can_record_outputs
+        dict.__setitem__(_CAN_RECORD_REGISTRY, str(type(part)), part._can_record_outputs)
 
 
 def _without_views(module: nn.Module, args: tuple, output: Any) -> Any:
