@@ -401,6 +401,12 @@ class TestSources:
             collab.calibrate(
                 collab.Checkpoint(model, transformers.Wav2Vec2FeatureExtractor(sampling_rate=8000)), source
             )
+        model.save_pretrained(tmp_path / "model")  # with an extractor whose class only the model's type tells
+        settings = {name: getattr(extractor, name) for name in ("feature_size", "sampling_rate", "padding_value")}
+        (tmp_path / "model" / "preprocessor_config.json").write_text(json.dumps(settings))
+        config = collab.ConversionConfig(rank=8, refine="none", compare=False)
+        collab.checkpoints.convert(str(tmp_path / "model"), tmp_path / "out", config)
+        assert transformers.AutoFeatureExtractor.from_pretrained(tmp_path / "out").sampling_rate == 16000
         (tmp_path / "0.wav").rename(tmp_path / "LOUD.WAV")
         assert collab.calibrate(collab.Checkpoint(model, extractor), source).summary["rows"] == 3
         with wave.open(str(tmp_path / "none.wav"), "wb") as file:

@@ -116,6 +116,17 @@ def test_a_prefix_that_is_wrong_is_named() -> None:
         type("CollabBretModel", (kind, transformers.BertModel), {"native_prefix": "Bret"})
 
 
+@pytest.mark.parametrize("relative", [True, False])
+@pytest.mark.parametrize("spatial", [True, False])
+def test_biases_of_places_on_a_page(relative: bool, spatial: bool) -> None:
+    """The native layer adds those of places only beside those of positions."""
+    config = {"has_relative_attention_bias": relative, "has_spatial_attention_bias": spatial}
+    native = tiny_model(BY_TYPE["layoutlmv3"], **config)
+    inputs = probe_inputs(native) | {"bbox": torch.randint(0, 100, (2, 8, 1)) + torch.tensor([0, 0, 5, 9])}
+    model = converted(native, full_rank(native))
+    assert largest_difference(native(**inputs), model(**inputs)) < 1e-5
+
+
 @every_family
 def test_every_task_head_of_transformers(row: Row) -> None:
     """Whatever an Auto class loads for the native config has a collaborative version."""

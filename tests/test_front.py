@@ -5,13 +5,16 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 from click.testing import CliRunner
-from tiny import BERT, save_with_tokenizer, tiny_model
-from transformers import AutoConfig, AutoTokenizer
+from reload import run_without_collab
+from tiny import BERT, BY_TYPE, save_with_tokenizer, tiny_model
+from transformers import AutoConfig, AutoTokenizer, T5EncoderModel
 
 import collab
 from collab.cli import main
+from collab.evaluation.embedding import Embedder
 from collab.io.card import source_metadata
 
 EMBEDDER = "---\nlicense: mit\nlibrary_name: sentence-transformers\npipeline_tag: sentence-similarity\ntags:\n"
@@ -47,6 +50,40 @@ def run(*arguments: object, fails: int = 0) -> str:
     result = CliRunner().invoke(main, [str(argument) for argument in arguments])
     assert result.exit_code == fails, result.output
     return result.output if fails else result.stdout
+
+
+@pytest.mark.slow
+def test_an_embedder_of_t5_loads_with_its_own_attention(tmp_path: Path) -> None:
+    """sentence-transformers knows its config's kind, and would load the native class with weights at random."""
+    from sentence_transformers import SentenceTransformer
+    from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
+
+    native = tiny_model(BY_TYPE["t5"], T5EncoderModel)
+    first = Transformer(str(save_with_tokenizer(native, tmp_path / "t5")))
+    embedder = SentenceTransformer(modules=[first, Pooling(first.get_embedding_dimension())], device="cpu")
+    embedder.save(str(tmp_path / "embedder"))
+    texts = ["a b c", "d e f g h"]
+    expected = embedder.encode(texts)
+    config = collab.ConversionConfig(rank=1.0, compare=False)
+    none = collab.CalibrationRequest("none")
+    collab.checkpoints.convert(str(tmp_path / "embedder"), tmp_path / "converted", config, calibration=none)
+    code = (
+        "import json, sys; from sentence_transformers import SentenceTransformer as S\n"
+        "model = S(sys.argv[1], device='cpu', trust_remote_code=True)\n"
+        "print(json.dumps(model.encode(json.loads(sys.argv[2])).tolist()))"
+    )
+    done = run_without_collab(code, str(tmp_path / "converted"), json.dumps(texts), cache=tmp_path / "cache")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout.splitlines()[-1]) == pytest.approx(expected, abs=1e-4)
+    with pytest.raises(ValueError, match="trust_remote_code=True"):
+        SentenceTransformer(str(tmp_path / "converted"), device="cpu")
+    embedded = Embedder(collab.load(str(tmp_path / "converted"))).embed(texts)  # which runs no code of the folder
+    lengths = np.linalg.norm(expected, axis=1, keepdims=True)
+    assert embedded == pytest.approx(expected / lengths, abs=1e-4)
+    collab.checkpoints.expand(str(tmp_path / "converted"), tmp_path / "native")
+    assert SentenceTransformer(str(tmp_path / "native"), device="cpu").encode(texts) == pytest.approx(
+        expected, abs=1e-4
+    )
 
 
 @pytest.mark.parametrize("which", ["embedder", "converted"])

@@ -290,6 +290,16 @@ class TestScores:
         for name, values in scores.scores["attention_variance"].items():
             assert (np.abs(values).max() < 1e-5) == (name in cross)
 
+    def test_uniform_attention_to_what_a_decoder_sees_has_no_variance(self, tokenizer: BertTokenizerFast) -> None:
+        model = tiny_model(BY_TYPE["llama"])
+        with torch.no_grad():
+            for layer in attention_layers(model):
+                layer.projection("query").weight.zero_()
+        rows = ["a b c d e f", "g h"]
+        options = collab.ScoreOptions(("attention_variance",))
+        scores = collab.score_heads(collab.Checkpoint(model, tokenizer), rows, options=options)
+        assert max(np.abs(values).max() for values in scores.scores["attention_variance"].values()) < 1e-5
+
     def test_layers_with_different_numbers_of_heads(self, tokenizer: BertTokenizerFast) -> None:
         model = collab.Checkpoint(tiny_model(BY_TYPE["bart"], decoder_attention_heads=8), tokenizer)
         scores = collab.score_heads(model, PAIRS[:8], options=collab.ScoreOptions(("confidence",)))
@@ -657,6 +667,18 @@ class TestInspect:
         inspection = collab.inspect(model)
         assert inspection.parameters["model"] == sum(parameter.numel() for parameter in model.parameters())
         assert all(layer.flops == layer.flops_original for layer in inspection.layers)
+
+    def test_other_numbers_of_heads_keep_the_width_of_queries(self, tmp_path: Path) -> None:
+        """Where it is not the hidden size: 4 heads of 6 in a model of width 32."""
+        tiny_model(BY_TYPE["t5"]).save_pretrained(tmp_path / "t5")
+        before, after = (
+            json.loads(run("inspect", tmp_path / "t5", *arguments, "--json").stdout)["parameters"]
+            for arguments in ((), ("--num-heads", 2))
+        )
+        assert before["query_key"] == after["query_key"]
+        assert (
+            "Queries of 24 cannot be divided among 5 heads" in run("inspect", tmp_path / "t5", "--num-heads", 5).stderr
+        )
 
     @pytest.mark.parametrize(
         ("arguments", "message"), [(("--num-heads", "5"), "cannot be divided"), (("--length", "0"), "at least 1 token")]

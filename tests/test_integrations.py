@@ -241,6 +241,24 @@ class TestTrainer:
             torch.testing.assert_close(resumed.state_dict()[name], tensor, rtol=0, atol=1e-6)
         assert not torch.equal(whole.state_dict()["classifier.weight"], start.state_dict()["classifier.weight"])
 
+    def test_labels_of_decoders_are_shifted_where_they_are_smoothed(self, tmp_path: Path) -> None:
+        """Trainer knows by a class's name whether to."""
+        native = random_model(transformers.GPT2LMHeadModel, BY_TYPE["gpt2"].config())
+        ids = torch.arange(1, 9).repeat(2, 1)
+        losses = []
+        for model in (native, converted(native, full_rank(native))):
+            arguments = transformers.TrainingArguments(
+                str(tmp_path), label_smoothing_factor=0.1, use_cpu=True, report_to="none", disable_tqdm=True
+            )
+            trainer = transformers.Trainer(model.eval(), arguments)
+            losses.append(trainer.compute_loss(model, {"input_ids": ids, "labels": ids}).item())
+        assert losses[0] == pytest.approx(losses[1], abs=1e-5)
+
+    def test_continuous_batching_is_refused(self) -> None:
+        model = converted(random_model(transformers.LlamaForCausalLM, BY_TYPE["llama"].config()))
+        with pytest.raises(ValueError, match=r"Use generate\(\), not generate_batch\(\)"):
+            model.generate_batch([[1, 2, 3]])
+
 
 class TestAccelerate:
     @pytest.fixture

@@ -63,9 +63,12 @@ def _divide(config: PretrainedConfig, num_heads: int) -> None:
         raise ConfigurationError(
             "num_heads (--num-heads) applies to models whose layers all have the same number of heads, also of keys."
         )
-    if num_heads < 1 or width % num_heads:
-        raise ConfigurationError(f"A hidden size of {width} cannot be divided among {num_heads} heads.")
+    head_dim = getattr(config, "head_dim", None)
+    total = width if head_dim is None else head_dim * getattr(config, next(iter(numbers)))  # K, which stays
+    if num_heads < 1 or total % num_heads:
+        what = "A hidden size" if head_dim is None else "Queries"
+        raise ConfigurationError(f"{what} of {total} cannot be divided among {num_heads} heads.")
     for name in numbers:
         setattr(config, name, num_heads)
-    if getattr(config, "head_dim", None) is not None:
-        config.head_dim = width // num_heads
+    if head_dim is not None:
+        config.head_dim = total // num_heads

@@ -145,20 +145,23 @@ def heads(
         sources.append(data2)
         scored.append(session.call(score_heads, model=scored[0].checkpoint, data=data2))
     names = [source if isinstance(source, str) else Path(source.path).name for source in sources]
-    original = None
-    if against is not None:
-        original = session.call(score_heads, model=against, load_options=replace(load_options, revision=None))
-    written = drawing.draw(scored, names) + drawing.write(scored[0], original) if is_main_process() else []
     first, second = scored[0].scores, scored[1].scores if data2 is not None else None
     record: dict[str, Any] = first.to_dict()
     if second is not None:
         record["data2"] = second.to_dict()
-    if original is not None:
-        record["against"] = original.scores.to_dict()
+    written: list[Path] = []
 
     def show() -> None:
         show_scores(first, second, notes(scored[0].checkpoint))
         for file in written:
             click.echo(f"Wrote {file}")
 
-    session.result(record, show)
+    try:
+        original = None
+        if against is not None:
+            original = session.call(score_heads, model=against, load_options=replace(load_options, revision=None))
+            record["against"] = original.scores.to_dict()
+        if is_main_process():
+            written += drawing.draw(scored, names) + drawing.write(scored[0], original)
+    finally:
+        session.result(record, show)  # also where nothing can be drawn: scores took long

@@ -16,6 +16,7 @@ from ..errors import DataError, ExtraError
 from ..graphs.served import session_of
 from ..io.checkpoint import Checkpoint
 from ..io.read import read_json, read_object, sentence_settings
+from ..io.sentence import has_own_transformer
 from ..models.inputs import has_decoder, on_device
 from ..models.padding import seen_tokens
 from ..models.states import evaluating
@@ -92,8 +93,9 @@ def _encoder(loaded: Checkpoint) -> Any:
         from sentence_transformers import SentenceTransformer
     except ImportError as error:
         raise ExtraError(f"{loaded.name} is a sentence-transformers model: pip install 'collab[demo]'.") from error
-    if session_of(loaded.model) is not None:
-        return _pooled_graph(loaded)
+    assert loaded.folder is not None
+    if session_of(loaded.model) is not None or has_own_transformer(loaded.folder):
+        return _pooled(loaded)
     encoder = SentenceTransformer(str(loaded.folder), device=str(loaded.model.device))
     transformer = encoder[0]
     for name, child in transformer.named_children():
@@ -103,8 +105,10 @@ def _encoder(loaded: Checkpoint) -> Any:
         return encoder.eval()
 
 
-class _Graph(nn.Module):
-    """A graph as the first module of a sentence-transformers model, whose others work on its states.
+class _States(nn.Module):
+    """A model as the first module of a sentence-transformers model, whose others work on its states.
+
+    It serves graphs, and models whose own first module is code in their folder, which is not run.
 
     Attributes:
         max_seq_length: tokens of a row at most, at first as the folder says, and never more than the model takes.
@@ -132,8 +136,8 @@ class _Graph(nn.Module):
         return values
 
 
-def _pooled_graph(loaded: Checkpoint) -> Any:
-    """A graph with the modules of sentence-transformers that the folder names after it."""
+def _pooled(loaded: Checkpoint) -> Any:
+    """A model, or a graph, with the modules of sentence-transformers that the folder names after it."""
     from sentence_transformers.sentence_transformer import modules
 
     assert loaded.folder is not None
@@ -143,4 +147,4 @@ def _pooled_graph(loaded: Checkpoint) -> Any:
         if kind is None:
             raise DataError(f"{loaded.name} has a module {entry['type']} after the model, which collab does not run.")
         others.append(kind.load(str(loaded.folder / entry["path"])))
-    return _Graph(loaded, others).eval()
+    return _States(loaded, others).to(loaded.model.device).eval()

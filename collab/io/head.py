@@ -48,8 +48,6 @@ _HEADS = {
     "ForImageClassification": Head("image-classification", "AutoModelForImageClassification"),
 }
 _EMBEDDER_TAGS = ("sentence-transformers", "sentence-similarity", "feature-extraction")
-SENTENCE_FILES = ("modules.json", "sentence_*_config.json", "config_sentence_transformers.json")
-"""Files of sentence-transformers, besides the folders that modules.json names."""
 
 
 def head_of(model: PreTrainedModel) -> Head | None:

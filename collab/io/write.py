@@ -15,6 +15,7 @@ from transformers import PreTrainedModel
 from .. import modeling
 from ..errors import VerificationError
 from ..modeling.collab_model import CollaborativeMixin, auto_classes
+from ..models.inputs import InputKind, input_kind
 from ..models.layers import count_bytes
 from ..steps.conversion import VocabularyCut
 from ..steps.export import Expansion
@@ -32,10 +33,11 @@ from .card import (
     with_sections,
 )
 from .checkpoint import Checkpoint, read_processor
-from .head import SENTENCE_FILES, fitting, has_new_head, head_of, is_embedder
+from .head import fitting, has_new_head, head_of, is_embedder
 from .history import write_history
 from .options import HUB_ID, SaveOptions
-from .read import read_modules, read_object, sentence_settings
+from .read import read_object, sentence_settings
+from .sentence import SENTENCE_FILES, copy_modules
 from .staging import check_output, check_space, staged
 from .verify import verify
 
@@ -223,12 +225,12 @@ def carry_over(checkpoint: Checkpoint, folder: Path) -> None:
         if path.name not in own and not (folder / path.name).exists():
             shutil.copyfile(path, folder / path.name)
     if embedder:
-        _copy_sentence_transformers_modules(source, folder)
+        copy_modules(source, folder, checkpoint.model)
     if cut:
         checkpoint.tokenizer.save_pretrained(folder)
     else:
         _pin_tokenizer(source, folder, trusted)
-    _pin_image_processor(source, folder)
+    _pin_processor(source, folder, checkpoint.model)
     lengthening = checkpoint.step(Lengthening)
     if lengthening is not None and lengthening.max_length is not None and lengthening.extended:
         _allow(folder, lengthening.max_length.after)
@@ -241,24 +243,6 @@ def _allow(folder: Path, longest: int) -> None:
         if path is not None and path.is_file():
             settings = read_object(path) | {entry: longest}
             path.write_text(json.dumps(settings, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-
-
-def _copy_sentence_transformers_modules(source: Path, folder: Path) -> None:
-    """Copies the folders that modules.json names: pooling, normalization, dense layers."""
-    for module in read_modules(source):
-        path = (source / module).resolve()
-        if path != source.resolve() and path.is_dir():
-            _copy_files(path, folder / module)
-
-
-def _copy_files(source: Path, folder: Path) -> None:
-    """Copies the files of a folder and of those in it, without their permissions."""
-    folder.mkdir(parents=True, exist_ok=True)
-    for path in source.iterdir():
-        if path.is_dir():
-            _copy_files(path, folder / path.name)
-        else:
-            shutil.copyfile(path, folder / path.name)
 
 
 def _pin_tokenizer(source: Path, folder: Path, trust_remote_code: bool) -> None:
@@ -277,18 +261,20 @@ def _pin_tokenizer(source: Path, folder: Path, trust_remote_code: bool) -> None:
         raise VerificationError("The tokenizer of the exported folder encodes differently from the original's.")
 
 
-def _pin_image_processor(source: Path, folder: Path) -> None:
-    """Writes the image processor's class into its config if that left it to the model type."""
+def _pin_processor(source: Path, folder: Path, model: PreTrainedModel) -> None:
+    """Writes the class of an image processor or feature extractor into its config if the model type told it."""
     path = folder / "preprocessor_config.json"
     if not path.is_file():
         return
     settings = read_object(path)
     if "image_processor_type" in settings or "feature_extractor_type" in settings:
         return
-    processor = read_processor(source, "images")
+    kind: InputKind = "audio" if input_kind(model) == "audio" else "images"
+    processor = read_processor(source, kind)
     if processor is None:
         return
-    settings["image_processor_type"] = type(processor).__name__
+    entry = "feature_extractor_type" if kind == "audio" else "image_processor_type"
+    settings[entry] = type(processor).__name__
     path.write_text(json.dumps(settings, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 

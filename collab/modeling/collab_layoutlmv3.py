@@ -16,7 +16,9 @@ class CollabLayoutLMv3Attention(CollaborativeSelfAttention):
 
     @classmethod
     def scores_input(cls, native: Any, given: dict[str, Any]) -> tuple[Any, Tensor | None]:
-        biases = [bias for name in ("rel_pos", "rel_2d_pos") if (bias := given.get(name)) is not None]
+        # Like the native layer, which adds those of places on the page only to those of positions.
+        names = ("rel_pos", "rel_2d_pos") if given.get("rel_pos") is not None else ()
+        biases = [bias for name in names if (bias := given.get(name)) is not None]
         return given.get("attention_mask"), sum(biases) / native.attention_head_size**0.5 if biases else None
 
     def forward(  # type: ignore[override]

@@ -103,6 +103,15 @@ class CollaborativeMixin(_Model):
         natives = (base for base in cls.__mro__ if issubclass(base, PreTrainedModel))
         return next(base for base in natives if not issubclass(base, CollaborativeMixin))
 
+    def _get_name(self) -> str:
+        # By the names of native models transformers' `Trainer` knows which labels it has to shift.
+        name = self.native_class().__name__
+        return name if name in modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values() else super()._get_name()
+
+    def init_continuous_batching(self, *args: Any, **kwargs: Any) -> Any:
+        """Refuses continuous batching (`generate_batch`), whose cache of pages holds keys of the original's shape."""
+        raise ValueError(f"{type(self).__name__} has no continuous batching. Use generate(), not generate_batch().")
+
     def _initialize_weights(self, module: nn.Module, is_custom_code: bool = False) -> None:
         # In custom code, transformers leaves out modules without parameters of their own, such as a concat layer, lest
         # loaded weights be overwritten; what `_init_weights` calls here leaves those alone.
