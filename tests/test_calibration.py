@@ -345,11 +345,13 @@ class TestSources:
         with pytest.raises(collab.errors.DataError, match=message):
             read_rows(collab.DataSource(str(tmp_path / "rows.csv")), 9)
 
-    @pytest.mark.parametrize("text", [f"text\n{'long ' * 40_000}\n", "text,label,comment\nshort,1\n"])
+    @pytest.mark.parametrize(
+        "text", [f"text\n{'long ' * 40_000}\n", "text,label,comment\nshort,1\n", "\ntext\nshort\n"]
+    )
     def test_long_texts_and_short_rows(self, text: str, tmp_path: Path) -> None:
         (tmp_path / "rows.csv").write_text(text)
         (row,) = read_rows(collab.DataSource(str(tmp_path / "rows.csv")), 9)
-        assert row == text.split("\n")[1].partition(",")[0]
+        assert row == text.strip("\n").split("\n")[1].partition(",")[0]
 
     def test_text_of_digits(self, tmp_path: Path) -> None:
         (tmp_path / "rows.csv").write_text("text,label\n007,1\n3.50,0\n")

@@ -659,6 +659,12 @@ class TestBadInput:
         assert class_numbers(collab.Examples("file", "file", [], [0, 1], ("no", "yes")), ["YES", "NO"]) == [1, 0]
         assert class_numbers(collab.Examples("file", "file", [], ["no", "yes"], None), ["YES", "NO"]) == [1, 0]
         assert class_numbers(collab.Examples("file", "file", [], ["a", "A"], None), ["A", "a"]) == [1, 0]
+        assert class_numbers(collab.Examples("file", "file", [], [0, 1], ("no", "yes")), ["LABEL_0", "LABEL_1"]) == [
+            0,
+            1,
+        ]
+        with pytest.raises(collab.errors.DataError, match="only some are the same"):
+            class_numbers(collab.Examples("file", "file", [], [0, 1], ("no", "maybe")), ["YES", "NO"])
         assert label_names([collab.Examples("file", "file", [], [1, "1", "x"], None)]) == ["1", "x"]
         assert class_numbers(collab.Examples("file", "file", [], [0, "b"], None), ["a", "b"]) == [0, 1]
         assert class_numbers(collab.Examples("file", "file", [], [1, 2, 3], None), ["1", "2", "3"]) == [0, 1, 2]

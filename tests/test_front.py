@@ -80,7 +80,10 @@ def test_an_embedder_of_t5_loads_with_its_own_attention(tmp_path: Path) -> None:
     embedded = Embedder(collab.load(str(tmp_path / "converted"))).embed(texts)  # which runs no code of the folder
     lengths = np.linalg.norm(expected, axis=1, keepdims=True)
     assert embedded == pytest.approx(expected / lengths, abs=1e-4)
+    graph = collab.checkpoints.export(str(tmp_path / "converted"), tmp_path / "graph")
+    assert not (tmp_path / "graph" / "collab_sentence.py").exists(), graph
     collab.checkpoints.expand(str(tmp_path / "converted"), tmp_path / "native")
+    assert not (tmp_path / "native" / "collab_sentence.py").exists()
     assert SentenceTransformer(str(tmp_path / "native"), device="cpu").encode(texts) == pytest.approx(
         expected, abs=1e-4
     )

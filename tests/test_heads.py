@@ -290,12 +290,17 @@ class TestScores:
         for name, values in scores.scores["attention_variance"].items():
             assert (np.abs(values).max() < 1e-5) == (name in cross)
 
-    def test_uniform_attention_to_what_a_decoder_sees_has_no_variance(self, tokenizer: BertTokenizerFast) -> None:
-        model = tiny_model(BY_TYPE["llama"])
+    @pytest.mark.parametrize("model_type", ["llama", "mistral", "clip_text_model", "modernbert"])
+    def test_uniform_attention_to_what_a_token_sees_has_no_variance(
+        self, model_type: str, tokenizer: BertTokenizerFast
+    ) -> None:
+        """Those before it, those within a window."""
+        model = tiny_model(BY_TYPE[model_type])
         with torch.no_grad():
             for layer in attention_layers(model):
-                layer.projection("query").weight.zero_()
-        rows = ["a b c d e f", "g h"]
+                for parameter in layer.projection("query").parameters():
+                    parameter.zero_()
+        rows = ["a b c d e f g h i j k l", "g h"]
         options = collab.ScoreOptions(("attention_variance",))
         scores = collab.score_heads(collab.Checkpoint(model, tokenizer), rows, options=options)
         assert max(np.abs(values).max() for values in scores.scores["attention_variance"].values()) < 1e-5

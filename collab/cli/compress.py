@@ -84,13 +84,14 @@ def _serve(runtime: Runtime, precision: GraphPrecision) -> ExportOptions | None:
 
 
 @contextlib.contextmanager
-def _complete(output: Path, folder: Path, serve: ExportOptions) -> Iterator[None]:
+def _complete(output: Path, folder: Path, serve: ExportOptions, rows: bool) -> Iterator[None]:
     """Has an error in writing the graph of a model that was written say so."""
     line = ["collab", "export", str(output), str(folder), "--format", serve.format, "--precision", serve.precision]
     try:
         yield
     except CollabError as error:
-        error.args = (f"{error} {output} is complete. To write its graph alone: {shlex.join(line)}",)
+        with_rows = " and the same --calibration" if rows else ""
+        error.args = (f"{error} {output} is complete. To write its graph alone: {shlex.join(line)}{with_rows}",)
         raise
 
 
@@ -206,7 +207,7 @@ def compress(
     served = None
     if serve is not None and folder is not None and is_main_process():
         known = None if calibration.source == "default" else calibration
-        with _complete(output, folder, serve), by_itself():  # the others have nothing to do with it
+        with _complete(output, folder, serve, known is not None), by_itself():  # the others have nothing to do with it
             graph = session.call(
                 serve_checkpoint,
                 model=str(output),

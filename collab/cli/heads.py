@@ -162,6 +162,7 @@ def heads(
             original = session.call(score_heads, model=against, load_options=replace(load_options, revision=None))
             record["against"] = original.scores.to_dict()
         if is_main_process():
-            written += drawing.draw(scored, names) + drawing.write(scored[0], original)
+            written += drawing.draw(scored, names)
+            written += drawing.write(scored[0], original)
     finally:
         session.result(record, show)  # also where nothing can be drawn: scores took long

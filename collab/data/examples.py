@@ -114,8 +114,10 @@ def _values(examples: Examples) -> set[Any]:
 
 def _spelled(name: str, names: Sequence[str]) -> str | None:
     """A class as a head spells its name, which may differ in case; None if it has no such class, or several."""
+    if name in names:
+        return name
     alike = [each for each in names if each.casefold() == name.casefold()]
-    return name if name in names else alike[0] if len(alike) == 1 else None
+    return alike[0] if len(alike) == 1 else None
 
 
 def class_numbers(examples: Examples, names: Sequence[str]) -> list[Any]:
@@ -131,7 +133,14 @@ def class_numbers(examples: Examples, names: Sequence[str]) -> list[Any]:
     numbers = {name: number for number, name in enumerate(names)}
     # A number indexes the data's own class names if it has them, and the head's classes otherwise.
     own = [_spelled(name, names) for name in examples.names or ()]
-    known = own if own and None not in own and len({*own}) == len(own) else names
+    same = {name for name in own if name is not None}
+    if same and len(same) < len(own):
+        raise DataError(
+            f"{examples.source} has the classes {', '.join(examples.names or ())}, and the model's head "
+            f"{', '.join(names)}: only some are the same. Train a new head (--new-head), or name the classes "
+            "(--labels)."
+        )
+    known = own if same else names
     # Or it is a name itself, as 1, 2 and 3 may be.
     named = any(isinstance(value, int) and str(value) in numbers for value in _values(examples))
     by_name = named and not examples.names

@@ -270,7 +270,8 @@ def _csv_options(path: Path, columns: tuple[str, ...]) -> tuple[dict[str, Any], 
         options |= {"sep": "\t", "quoting": csv.QUOTE_NONE}
     with path.open(newline="", encoding="utf-8-sig") as file:
         quoting = options.get("quoting", csv.QUOTE_MINIMAL)
-        rows = csv.reader(file, delimiter=options.get("sep", ","), quoting=quoting)
+        # Blank lines are no rows for pandas, either.
+        rows = filter(None, csv.reader(file, delimiter=options.get("sep", ","), quoting=quoting))
         names = next(rows, [])
         try:
             first = next(rows, [])

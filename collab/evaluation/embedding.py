@@ -17,11 +17,12 @@ from ..graphs.served import session_of
 from ..io.checkpoint import Checkpoint
 from ..io.read import read_json, read_object, sentence_settings
 from ..io.sentence import has_own_transformer
-from ..models.inputs import has_decoder, on_device
+from ..models.inputs import has_decoder, longest_text, on_device
 from ..models.padding import seen_tokens
 from ..models.states import evaluating
 
 _ROWS = 64
+_ENDLESS = 10**9  # tokens; what a tokenizer without a limit says is more
 
 
 class Embedder:
@@ -125,8 +126,12 @@ class _States(nn.Module):
 
     def preprocess(self, sentences: Sequence[str]) -> Batch:
         """Tokenizes sentences."""
-        features = text_features(self._loaded.model, self._loaded.tokenizer, sentences, self.max_seq_length)
-        return collate(self._loaded.model, self._loaded.tokenizer, features)
+        model, tokenizer = self._loaded.model, self._loaded.tokenizer
+        # As sentence-transformers does, up to what the tokenizer says, where positions have no limit.
+        limited = getattr(model.config, "max_position_embeddings", None) is not None
+        length = longest_text(model, self.max_seq_length) if limited else self.max_seq_length
+        cut = {"truncation": True, "max_length": length} if length < _ENDLESS else {}
+        return dict(tokenizer(list(sentences), padding=True, return_tensors="pt", verbose=False, **cut))
 
     def forward(self, batch: Batch) -> dict[str, Tensor]:
         """``sentence_embedding`` of a batch."""

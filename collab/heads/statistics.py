@@ -36,12 +36,7 @@ class AttentionStatistics:
         size, heads, length, width = recorded.weights.shape
         rows = recorded.weights.float().transpose(1, 2).reshape(size * length, heads, width)  # (B·T, H, S)
         outputs = recorded.context.float().view(size * length, heads, -1)  # (B·T, H, d)
-        seen_keys = recorded.seen_keys(batch)
-        there = torch.ones(size, width) if seen_keys is None else seen_keys.float().cpu()  # (B, S)
-        if self._layer.kind == "decoder":  # each token sees those up to itself
-            keys = there.cumsum(1)[:, width - length :].clamp(min=1).flatten()  # (B·T,)
-        else:
-            keys = there.sum(1).repeat_interleave(length)
+        keys = (rows > 0).any(1).sum(-1).float().cpu()  # (B·T,) those that a token sees: others weigh exactly 0
         seen = recorded.seen(batch)
         if seen is not None:
             kept = seen.flatten()

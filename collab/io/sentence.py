@@ -7,16 +7,20 @@ import shutil
 from pathlib import Path
 
 from transformers import PreTrainedModel
+from transformers.utils import CONFIG_NAME
 
 from ..modeling.collab_model import CollaborativeMixin
 from ..models.inputs import has_decoder
-from .read import read_json, read_modules
+from .read import read_json, read_modules, read_object
 
 SENTENCE_FILES = ("modules.json", "sentence_*_config.json", "config_sentence_transformers.json")
 """Files of sentence-transformers, besides the folders that modules.json names."""
 
 _NATIVE = "sentence_transformers.models.Transformer"
-_OWN, _OWN_FILE = "collab_sentence.Transformer", "collab_sentence.py"
+_OWN = "collab_sentence.Transformer"
+OWN_FILE = "collab_sentence.py"
+"""The code of the first module of such a model."""
+
 _OWN_CODE = '''"""The first module of a sentence-transformers model whose transformer is collaborative, of T5's kind."""
 
 from sentence_transformers.sentence_transformer.modules import Transformer as _Transformer
@@ -49,7 +53,7 @@ def copy_modules(source: Path, folder: Path, model: PreTrainedModel) -> None:
 
     Args:
         source: folder of the model that this one was made from.
-        folder: folder of the new model, with its modules.json.
+        folder: folder of the new model, with its config and modules.json.
         model: the new model.
     """
     for module in read_modules(source):
@@ -58,11 +62,13 @@ def copy_modules(source: Path, folder: Path, model: PreTrainedModel) -> None:
             _copy_files(path, folder / module)
     file = folder / SENTENCE_FILES[0]
     entries = read_json(file) if file.is_file() else []
-    kind = entries[0].get("type", "") if entries else ""
-    wanted = _OWN if needs_own_transformer(model) and kind.endswith(".Transformer") else kind
-    wanted = _NATIVE if kind == _OWN and not needs_own_transformer(model) else wanted
+    kind = str(entries[0].get("type") or "") if entries else ""
+    # Not a graph, whose config is native.
+    own = needs_own_transformer(model) and "auto_map" in read_object(folder / CONFIG_NAME)
+    wanted = _OWN if own and kind.endswith(".Transformer") else kind
+    wanted = _NATIVE if kind == _OWN and not own else wanted
     if wanted == _OWN:
-        (folder / _OWN_FILE).write_text(_OWN_CODE, encoding="utf-8")
+        (folder / OWN_FILE).write_text(_OWN_CODE, encoding="utf-8")
     if wanted != kind:
         entries[0]["type"] = wanted
         file.write_text(json.dumps(entries, indent=2) + "\n", encoding="utf-8")

@@ -37,7 +37,7 @@ from .head import fitting, has_new_head, head_of, is_embedder
 from .history import write_history
 from .options import HUB_ID, SaveOptions
 from .read import read_object, sentence_settings
-from .sentence import SENTENCE_FILES, copy_modules
+from .sentence import OWN_FILE, SENTENCE_FILES, copy_modules
 from .staging import check_output, check_space, staged
 from .verify import verify
 
@@ -217,7 +217,8 @@ def carry_over(checkpoint: Checkpoint, folder: Path) -> None:
     cut = checkpoint.step(VocabularyCut) is not None
     carried = _CARRIED if not cut else _CARRIED[_CARRIED.index("preprocessor_config.json") :]
     patterns = (*carried, "*.py") if trusted else carried
-    own = {path.name for path in Path(modeling.__path__[0]).glob("collab_*.py")}  # written with models that run on it
+    # Written with models that run on it.
+    own = {OWN_FILE, *(path.name for path in Path(modeling.__path__[0]).glob("collab_*.py"))}
     embedder = is_embedder(checkpoint.model, source)
     patterns = (*patterns, *SENTENCE_FILES) if embedder else patterns
     for path in sorted({path for pattern in patterns for path in source.glob(pattern) if path.is_file()}):

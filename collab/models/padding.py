@@ -23,14 +23,6 @@ def query_mask(batch: Mapping[str, Tensor], kind: str) -> Tensor | None:
     return batch.get("attention_mask") if kind == "encoder" else output_mask(batch)
 
 
-def key_mask(batch: Mapping[str, Tensor], kind: str) -> Tensor | None:
-    """The mask of the tokens, (B, S), that an attention layer of a kind computes keys of; arguments as `query_mask`."""
-    if kind != "cross":
-        return query_mask(batch, kind)
-    # What a decoder without an encoder reads has a mask of its own name.
-    return batch.get("attention_mask" if "decoder_input_ids" in batch else "encoder_attention_mask")
-
-
 def seen_tokens(mask: Any, states: Tensor) -> Tensor | None:
     """The tokens of states that are not padding: (B, T), True for those; None if the mask is not one of these tokens.
 

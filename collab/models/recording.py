@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_map_only
 from torch.utils.hooks import RemovableHandle
 
 from .layers import AttentionLayer
-from .padding import key_mask, query_mask, seen_tokens
+from .padding import query_mask, seen_tokens
 from .states import unfused_attention
 
 Part = Literal["values", "context", "weights"]
@@ -60,10 +60,6 @@ class LayerPass:
     def seen(self, batch: Mapping[str, Tensor]) -> Tensor | None:
         """Tokens with queries that are not padding in the model's inputs; see `seen_tokens`."""
         return seen_tokens(query_mask(batch, self.layer.kind), self.queries)
-
-    def seen_keys(self, batch: Mapping[str, Tensor]) -> Tensor | None:
-        """Tokens with keys that are not padding, (B, S), of a pass with its weights; see `seen_tokens`."""
-        return seen_tokens(key_mask(batch, self.layer.kind), self.weights[:, 0].mT)
 
 
 @contextlib.contextmanager
