@@ -550,7 +550,7 @@ class TestCompress:
         (tmp_path / "text.txt").write_text("\n".join(TEXT))
         with pytest.raises(collab.errors.TrainingError, match="other settings"):
             command(rows=collab.DataSource(str(tmp_path / "text.txt")))
-        assert len(chosen) == 5, "other rows, another choice"
+        assert len(chosen) == 4, "it is refused before widths are chosen"
 
     def test_parameters_are_trainable_as_they_were(self) -> None:
         """Also those that are refitted, and those of layers that have other numbers now."""
