@@ -22,6 +22,7 @@ from tiny import (
     SEQ2SEQ,
     Row,
     converted,
+    often,
     random_model,
     random_text,
     save_tokenizer,
@@ -187,8 +188,7 @@ def causal(model_type: str, **changes: Any) -> PreTrainedModel:
 
 def of_families(rows: Sequence[Row], *always: str) -> list[Any]:
     """The numbers of families; those that are not always tested, because tracing takes long, are `exhaustive`."""
-    marks = [[] if row.model_type in always else [pytest.mark.exhaustive] for row in rows]
-    return [pytest.param(number, id=row.model_type, marks=marks[number]) for number, row in enumerate(rows)]
+    return often(range(len(rows)), {*always}, lambda number: rows[number].model_type)
 
 
 @pytest.mark.parametrize("number", of_families(SEQ2SEQ, "whisper"))

@@ -236,9 +236,9 @@ def _prepare(checkpoint: Checkpoint, data: Any, options: CalibrationOptions) -> 
     if isinstance(data, Calibration):
         return _Batches(data.train, data.held_out, data.summary, data.sources)
     model, processor = checkpoint.model, checkpoint.processor
-    if not isinstance(data, str | DataSource | Mixture):
-        data = data if isinstance(data, Mapping) else list(data)  # a mapping is refused with the rows
-        if data and not isinstance(data, Mapping) and isinstance(data[0], Mapping):
+    if not isinstance(data, str | DataSource | Mixture | Mapping):  # a mapping is refused with the rows
+        data = list(data)
+        if data and isinstance(data[0], Mapping):
             _check_batches(data)
             require_two(data, "batches")
             train, held_out = hold_out([with_targets(model, batch) for batch in data], options.period)

@@ -132,22 +132,22 @@ def class_numbers(examples: Examples, names: Sequence[str]) -> list[Any]:
     """
     numbers = {name: number for number, name in enumerate(names)}
     # A number indexes the data's own class names if it has them, and the head's classes otherwise.
-    own = [_spelled(name, names) for name in examples.names or ()]
-    same = {name for name in own if name is not None}
-    if same and len(same) < len(own):
+    spelled = [_spelled(name, names) for name in examples.names or ()]
+    own = list(dict.fromkeys(name for name in spelled if name is not None))
+    if own and len(own) < len(spelled):
         raise DataError(
             f"{examples.source} has the classes {', '.join(examples.names or ())}, and the model's head "
             f"{', '.join(names)}: only some are the same. Train a new head (--new-head), or name the classes "
             "(--labels)."
         )
-    known = own if same else names
+    known = own or names
     # Or it is a name itself, as 1, 2 and 3 may be.
     named = any(isinstance(value, int) and str(value) in numbers for value in _values(examples))
     by_name = named and not examples.names
 
     def number(value: Any) -> int:
         if isinstance(value, int) and 0 <= value < len(known) and not by_name:
-            return numbers[known[value] or ""]
+            return numbers[known[value]]
         name = _spelled(str(value), names) if isinstance(value, int | str) else None
         if name is not None:
             return numbers[name]

@@ -275,26 +275,22 @@ def collate(model: PreTrainedModel, tokenizer: Any | None, features: Sequence[Fe
         read = _padded_targets(model, [{name: row[name] for name in targets} for row in features])
         rest = [{name: row[name] for name in row if name not in targets} for row in features]
         return collate(model, tokenizer, rest) | read
-    if tokenizer is None or "input_ids" not in features[0]:
-        columns = {name: [torch.as_tensor(row[name]) for row in features] for name in features[0]}
-        batch = {name: pad_sequence(values, batch_first=True) for name, values in columns.items()}
-    else:
-        batch = _padded(tokenizer, features)
+    batch = _padded(tokenizer if "input_ids" in features[0] else None, features)
     if has_choices(model):
         return {name: value.unsqueeze(1) for name, value in batch.items()}  # one choice for each example
     return batch
 
 
-def _padded(tokenizer: Any, features: Sequence[Feature]) -> Batch:
-    """Rows of text, padded; of a tokenizer without a token for that, with the token 0, which the mask hides."""
-    if tokenizer.pad_token_id is not None:
+def _padded(tokenizer: Any | None, features: Sequence[Feature]) -> Batch:
+    """Padded rows: by a tokenizer, or with zeros, which a mask hides, if there is none or it has no token for that."""
+    if tokenizer is not None and tokenizer.pad_token_id is not None:
         return dict(tokenizer.pad(list(features), return_tensors="pt", verbose=False))
-    rows = [{"attention_mask": [1] * len(row["input_ids"])} | row for row in features]
-    side = tokenizer.padding_side
-    return {
-        name: pad_sequence([torch.tensor(row[name]) for row in rows], batch_first=True, padding_side=side)
-        for name in rows[0]
-    }
+    side = "right"
+    if tokenizer is not None:
+        side = tokenizer.padding_side
+        features = [{"attention_mask": [1] * len(row["input_ids"])} | row for row in features]
+    columns = {name: [torch.as_tensor(row[name]) for row in features] for name in features[0]}
+    return {name: pad_sequence(values, batch_first=True, padding_side=side) for name, values in columns.items()}
 
 
 def _padded_targets(model: PreTrainedModel, rows: Sequence[Feature]) -> Batch:

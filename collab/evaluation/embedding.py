@@ -15,8 +15,8 @@ from ..data.features import Batch, collate, text_features, tokens_of_pass, withi
 from ..errors import DataError, ExtraError
 from ..graphs.served import session_of
 from ..io.checkpoint import Checkpoint
-from ..io.read import read_json, read_object, sentence_settings
-from ..io.sentence import has_own_transformer
+from ..io.read import read_json, read_object
+from ..io.sentence import has_own_transformer, sentence_settings
 from ..models.inputs import has_decoder, longest_text, on_device
 from ..models.padding import seen_tokens
 from ..models.states import evaluating
@@ -131,7 +131,9 @@ class _States(nn.Module):
         limited = getattr(model.config, "max_position_embeddings", None) is not None
         length = longest_text(model, self.max_seq_length) if limited else self.max_seq_length
         cut = {"truncation": True, "max_length": length} if length < _ENDLESS else {}
-        return dict(tokenizer(list(sentences), padding=True, return_tensors="pt", verbose=False, **cut))
+        encoded = tokenizer(list(sentences), verbose=False, **cut)
+        rows = [{name: encoded[name][row] for name in encoded} for row in range(len(sentences))]
+        return collate(model, tokenizer, rows)
 
     def forward(self, batch: Batch) -> dict[str, Tensor]:
         """``sentence_embedding`` of a batch."""

@@ -14,39 +14,39 @@ import logging
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from ..data.features import Batch
 from .options import GraphPrecision
+from .samples import Feed
 
 PRECISION_KEY = ["collab", "precision"]
 """Where a graph says the precision that it is to be run in."""
 
 
-def write_openvino(onnx_file: Path, output: Path, precision: GraphPrecision, batches: Sequence[Batch] | None) -> None:
+def write_openvino(onnx_file: Path, output: Path, precision: GraphPrecision, feeds: Sequence[Feed] | None) -> None:
     """Writes an ONNX graph as OpenVINO's own format.
 
     Args:
         onnx_file: the graph.
         output: file to write; its weights go into a file of the same name that ends in ``.bin``.
         precision: the precision to run it in; ``int8`` quantizes it.
-        batches: rows to measure the ranges of activations on, without padding; None for int8 of the weights alone.
+        feeds: the graph's inputs to measure the ranges of activations on, of rows without padding; None for int8 of
+            the weights alone.
     """
     import openvino
 
     model = openvino.Core().read_model(onnx_file)  # convert_model would split a path at its commas
     if precision == "int8":
-        model = _with_int8_weights(model) if batches is None else _quantized(model, batches)
+        model = _with_int8_weights(model) if feeds is None else _quantized(model, feeds)
     model.set_rt_info(precision, PRECISION_KEY)
     openvino.save_model(model, output, compress_to_fp16=False)
 
 
-def _quantized(model: object, batches: Sequence[Batch]) -> object:
+def _quantized(model: object, feeds: Sequence[Feed]) -> object:
     """The graph with int8 weights and activations."""
     with _quiet():
         import nncf
 
-        names = [each.any_name for each in model.inputs]  # type: ignore[attr-defined]
-        data = nncf.Dataset([{name: batch[name].numpy() for name in names} for batch in batches])
-        return nncf.quantize(model, data, model_type=nncf.ModelType.TRANSFORMER, subset_size=len(batches))
+        data = nncf.Dataset(list(feeds))
+        return nncf.quantize(model, data, model_type=nncf.ModelType.TRANSFORMER, subset_size=len(feeds))
 
 
 def _with_int8_weights(model: object) -> object:

@@ -29,6 +29,9 @@ _IMAGE = ("batch",)
 _TEXT = ("batch", "length")
 _CHOICES = ("batch", "choices", "length")
 
+Feed = dict[str, NDArray[Any]]
+"""What a graph is given, by the names of its inputs."""
+
 
 def writes(model: PreTrainedModel) -> bool:
     """Whether a model writes text, token by token, with a cache that grows."""
@@ -110,16 +113,14 @@ def _of_tokens(model: PreTrainedModel) -> dict[str, list[int]]:
     config: Any = encoder_of(model).config
     taken = inspect.signature(model.forward).parameters
     types = getattr(config, "type_vocab_size", None) or 0
+    depth = getattr(config, "max_depth", 0)
     limits = {
-        "token_type_ids": getattr(config, "type_vocab_sizes", None)
-        or ([types] if types > 1 else []),  # TAPAS has seven
+        # TAPAS has seven.
+        "token_type_ids": getattr(config, "type_vocab_sizes", None) or ([types] if types > 1 else []),
         "bbox": [getattr(config, "max_2d_position_embeddings", 0)] * 4,
+        "xpath_tags_seq": [getattr(config, "max_xpath_tag_unit_embeddings", 0)] * depth,
+        "xpath_subs_seq": [getattr(config, "max_xpath_subs_unit_embeddings", 0)] * depth,
     }
-    for name, limit in (
-        ("xpath_tags_seq", "max_xpath_tag_unit_embeddings"),
-        ("xpath_subs_seq", "max_xpath_subs_unit_embeddings"),
-    ):
-        limits[name] = [getattr(config, limit, 0)] * getattr(config, "max_depth", 0)
     return {name: each for name, each in limits.items() if name in taken and each}
 
 
@@ -208,7 +209,7 @@ class Granted:
         ]
 
 
-def feed_of(batch: Mapping[str, Tensor], names: Collection[str], granted: Granted) -> dict[str, NDArray[Any]]:
+def feed_of(batch: Mapping[str, Tensor], names: Collection[str], granted: Granted) -> Feed:
     """The inputs of a graph, by their names, from a model's batch.
 
     Raises:

@@ -72,7 +72,7 @@ def module_of(model: PreTrainedModel, session: Session, encoder: Session | None 
 
 
 Numbering = Callable[[Tensor, Tensor, int], Tensor]
-"""The positions (B, T) of a decoder's tokens (B, T), by their mask (B, S) and the number of those in the cache."""
+"""The positions of a decoder's tokens (B, T), (B, T) or (T,), by their mask (B, S) and the number in the cache."""
 
 
 def _numbering(model: PreTrainedModel) -> Numbering:
@@ -81,7 +81,7 @@ def _numbering(model: PreTrainedModel) -> Numbering:
     if family_of(model).base.counts_by_mask:
         return lambda ids, mask, past: positions_by_mask(mask, ids.shape[1])
     if padding is None:
-        return lambda ids, mask, past: torch.arange(past, past + ids.shape[1]).expand(ids.shape)
+        return lambda ids, mask, past: torch.arange(past, past + ids.shape[1])
 
     def after_padding(ids: Tensor, mask: Tensor, past: int) -> Tensor:
         seen = ids != padding

@@ -18,7 +18,7 @@ from ..models.families import native_type
 from .int8 import quantize
 from .openvino import write_openvino
 from .options import ExportOptions, graph_file
-from .samples import Granted
+from .samples import Granted, feed_of
 from .trace import Graph, write_graph
 
 
@@ -65,8 +65,9 @@ def write_graphs(
         opset = write_graph(graph, plain)
         if options.format == "openvino":
             file = folder / graph_file(graph.part, "openvino")
-            whole = None if batches is None else [Granted(graph.model).with_all(batch) for batch in batches]
-            write_openvino(plain, file, options.precision, whole)
+            granted = Granted(graph.model)
+            feeds = None if batches is None else [feed_of(batch, graph.inputs, granted) for batch in batches]
+            write_openvino(plain, file, options.precision, feeds)
             exact.append(Written(graph, file, options.precision == "float32", plain))
             continue
         exact.append(Written(graph, plain, True, plain))

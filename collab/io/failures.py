@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import pickle
-import shutil
 from collections.abc import Iterator
 
 from huggingface_hub.errors import StrictDataclassError
@@ -85,17 +84,11 @@ def writing(what: str, left: str = "Nothing was left behind.") -> Iterator[None]
         if not _is_file_system_failure(error):
             raise
         vague = any(text in str(error) for text in _TORCH_FULL)
-        reason = "no space is left, or the disk fails" if vague else _of_copies(error).rstrip(".")
+        reason = "no space is left, or the disk fails" if vague else first_line(error).rstrip(".")
         raise OutputError(f"{what} could not be written: {reason}. {left}") from error
-
-
-def _of_copies(error: Exception) -> str:
-    """The reason, in a line; of files of a folder that could not be copied, that of the first."""
-    copies = error.args[0] if isinstance(error, shutil.Error) and error.args else None
-    return str(copies[0][-1]) if isinstance(copies, list) and copies else first_line(error)
 
 
 def _is_file_system_failure(error: Exception) -> bool:
     if isinstance(error, OSError):
-        return isinstance(error, shutil.Error) or error.errno in _FILE_SYSTEM
+        return error.errno in _FILE_SYSTEM
     return isinstance(error, SafetensorError) or any(text in str(error) for text in (*_FULL, *_TORCH_FULL))

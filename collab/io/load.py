@@ -120,9 +120,9 @@ def load_source(
     check_finite(model)
     _check_attention(model, info["missing_keys"])
     trusted = options.trust_remote_code
-    processor = processor_of(model, source.folder, trusted) if with_processor else None
-    if _needs_padding(model):
-        _name_padding(model, processor or processor_of(model, source.folder, trusted), source.name)
+    needed = with_processor or _needs_padding(model)
+    processor = processor_of(model, source.folder, trusted) if needed else None
+    _name_padding(model, processor, source.name)
     return Checkpoint(
         model.eval(),
         processor,
@@ -152,11 +152,13 @@ def _needs_padding(model: PreTrainedModel) -> bool:
 
 
 def _name_padding(model: PreTrainedModel, processor: Any, name: str) -> None:
-    """Has a model know the token of its tokenizer's padding.
+    """Has a model that needs it know the token of its tokenizer's padding.
 
     Raises:
         CheckpointError: if there is none.
     """
+    if not _needs_padding(model):
+        return
     model.config.pad_token_id = getattr(processor, "pad_token_id", None)
     if model.config.pad_token_id is None:
         raise CheckpointError(
@@ -208,8 +210,7 @@ def load_native(source: Source, options: LoadOptions | None = None, *, seed: int
         logger.warning(note)
     trusted = (options or LoadOptions()).trust_remote_code
     processor = processor_of(model, source.folder, trusted)
-    if _needs_padding(model):
-        _name_padding(model, processor, source.name)
+    _name_padding(model, processor, source.name)
     return Checkpoint(
         model,
         processor,

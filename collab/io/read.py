@@ -294,12 +294,6 @@ def read_modules(folder: Path) -> list[str]:
     return names
 
 
-def sentence_settings(folder: Path) -> Path | None:
-    """The settings of a folder's sentence-transformers model; older versions name the file by the model's type."""
-    usual = folder / "sentence_bert_config.json"
-    return next((path for path in (usual, *sorted(folder.glob("sentence_*_config.json"))) if path.is_file()), None)
-
-
 _JSON = {dict: "an object, {…}", list: "a list, […]", str: "a text"}
 
 

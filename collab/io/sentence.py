@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 from transformers import PreTrainedModel
 from transformers.utils import CONFIG_NAME
@@ -13,7 +14,8 @@ from ..modeling.collab_model import CollaborativeMixin
 from ..models.inputs import has_decoder
 from .read import read_json, read_modules, read_object
 
-SENTENCE_FILES = ("modules.json", "sentence_*_config.json", "config_sentence_transformers.json")
+_MODULES = "modules.json"
+SENTENCE_FILES = (_MODULES, "sentence_*_config.json", "config_sentence_transformers.json")
 """Files of sentence-transformers, besides the folders that modules.json names."""
 
 _NATIVE = "sentence_transformers.models.Transformer"
@@ -34,6 +36,12 @@ class Transformer(_Transformer):
 '''
 
 
+def sentence_settings(folder: Path) -> Path | None:
+    """The settings of a folder's sentence-transformers model; older versions name the file by the model's type."""
+    usual = folder / "sentence_bert_config.json"
+    return next((path for path in (usual, *sorted(folder.glob("sentence_*_config.json"))) if path.is_file()), None)
+
+
 def needs_own_transformer(model: PreTrainedModel) -> bool:
     """Whether sentence-transformers would load a model by a native class, with weights at random.
 
@@ -44,8 +52,12 @@ def needs_own_transformer(model: PreTrainedModel) -> bool:
 
 def has_own_transformer(folder: Path) -> bool:
     """Whether the first module in a folder is of code there, which only runs with the user's consent."""
-    entries = read_json(folder / "modules.json")
-    return bool(entries) and entries[0].get("type") == _OWN
+    return _first_kind(read_json(folder / _MODULES)) == _OWN
+
+
+def _first_kind(entries: list[dict[str, Any]]) -> str:
+    """The class of the first module."""
+    return str(entries[0].get("type") or "") if entries else ""
 
 
 def copy_modules(source: Path, folder: Path, model: PreTrainedModel) -> None:
@@ -60,9 +72,9 @@ def copy_modules(source: Path, folder: Path, model: PreTrainedModel) -> None:
         path = (source / module).resolve()
         if path != source.resolve() and path.is_dir():
             _copy_files(path, folder / module)
-    file = folder / SENTENCE_FILES[0]
+    file = folder / _MODULES
     entries = read_json(file) if file.is_file() else []
-    kind = str(entries[0].get("type") or "") if entries else ""
+    kind = _first_kind(entries)
     # Not a graph, whose config is native.
     own = needs_own_transformer(model) and "auto_map" in read_object(folder / CONFIG_NAME)
     wanted = _OWN if own and kind.endswith(".Transformer") else kind

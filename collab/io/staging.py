@@ -14,7 +14,6 @@ from ..errors import OutputError
 from .failures import writing
 
 MANIFEST = "collab_files.txt"
-_PARTIAL = ".partial"
 
 
 def check_output(output: Path, source: Path | None = None, overwrite: bool = False) -> None:
@@ -59,14 +58,20 @@ def check_output(output: Path, source: Path | None = None, overwrite: bool = Fal
         if any(target.iterdir()) and not overwrite:
             raise OutputError(f"{output} exists already. Pass overwrite=True (--overwrite) to replace it.")
     try:
-        try_writing(_nearest_existing(target.parent), f".{target.name}.", _PARTIAL)
+        _partial_folder(target).rmdir()
     except OSError as error:
         raise OutputError(f"{output} cannot be created: {error}.") from error
 
 
-def try_writing(folder: Path, prefix: str = ".collab.", suffix: str = "") -> None:
+def try_writing(folder: Path) -> None:
     """Raises an OSError if nothing can be written to a folder: trying is a test for every user and file system."""
-    Path(tempfile.mkdtemp(suffix, prefix, folder)).rmdir()
+    Path(tempfile.mkdtemp(prefix=".collab.", dir=folder)).rmdir()
+
+
+def _partial_folder(target: Path) -> Path:
+    """Makes a hidden folder beside one that is to be, or where its parents will be."""
+    where = _nearest_existing(target.parent)
+    return Path(tempfile.mkdtemp(prefix=f".{target.name}.", suffix=".partial", dir=where))
 
 
 def record_files(folder: Path) -> None:
@@ -123,9 +128,7 @@ def scratch_folder(output: Path) -> Iterator[Path]:
     """
     target = output.resolve()
     with writing(f"A folder beside {output}", "Nothing was written."):
-        folder = Path(
-            tempfile.mkdtemp(prefix=f".{target.name}.", suffix=_PARTIAL, dir=_nearest_existing(target.parent))
-        )
+        folder = _partial_folder(target)
     try:
         yield folder
     finally:
@@ -151,7 +154,7 @@ def staged(output: Path, overwrite: bool = False) -> Iterator[Path]:
     try:
         try:
             _create_parents(target.parent, created)
-            staging = Path(tempfile.mkdtemp(prefix=f".{target.name}.", suffix=_PARTIAL, dir=target.parent))
+            staging = _partial_folder(target)
         except OSError as error:
             raise OutputError(f"{output} cannot be created: {error}.") from error
         with writing(str(output)):

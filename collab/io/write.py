@@ -36,8 +36,8 @@ from .checkpoint import Checkpoint, read_processor
 from .head import fitting, has_new_head, head_of, is_embedder
 from .history import write_history
 from .options import HUB_ID, SaveOptions
-from .read import read_object, sentence_settings
-from .sentence import OWN_FILE, SENTENCE_FILES, copy_modules
+from .read import read_object
+from .sentence import OWN_FILE, SENTENCE_FILES, copy_modules, sentence_settings
 from .staging import check_output, check_space, staged
 from .verify import verify
 

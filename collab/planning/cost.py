@@ -75,7 +75,9 @@ class LayerShape:
             getattr(module, name, None) is not None for name in ("content_bias", "query_offset")
         )
         # With rotary positions there is no content, and several heads may share a key, and its values.
-        key_heads = layer.projection("value").out_features // layer.value_width if layer.shares_values else None
+        key_heads = None
+        if layer.rotary and layer.shares_values:
+            key_heads = layer.projection("value").out_features // layer.value_width
         return cls(
             query_width,
             key_width,
@@ -84,7 +86,7 @@ class LayerShape:
             biased,
             getattr(key, "bias", None) is not None,
             biased and not layer.rotary,
-            key_heads if layer.rotary else None,
+            key_heads,
             layer.rotary,
             layer.positions,
         )
@@ -171,12 +173,11 @@ class LayerShape:
             keys: keys that a token sees; None for all.
             key_dims: dimensions of its keys, fewer than R where heads share them; None for R.
         """
-        unshared = 0 if key_dims is None else self.key_width * (rank - key_dims) * length
         width = self._head_width(form, rank)
         scores = self.num_heads * length * (keys or length) * width + self._position_work(
             rank, width, length, 2 * length - 1
         )
-        return 2 * (self._projections(form, rank, content, length) - unshared + scores)
+        return 2 * (self._projections(form, rank, content, length, key_dims) + scores)
 
     def _position_work(self, rank: int, width: int, length: int, rows: int | None = None) -> int:
         """Multiply-adds of the terms of positions: rows of the relative embedding, projected, times tokens.
@@ -198,9 +199,9 @@ class LayerShape:
         """Dimensions that a head's scores are sums over."""
         return -(-rank // self.num_heads) if form_named(form).separate else rank
 
-    def _projections(self, form: FormName, rank: int, content: str, length: int) -> int:
-        """Multiply-adds of the shared projections, mixing and content term."""
-        work = (self.query_width + self.key_width) * rank * length
+    def _projections(self, form: FormName, rank: int, content: str, length: int, key_dims: int | None = None) -> int:
+        """Multiply-adds of the shared projections, mixing and content term; arguments as of `flops`."""
+        work = (self.query_width * rank + self.key_width * (rank if key_dims is None else key_dims)) * length
         work += self._mixing(form, rank) * length * (2 if self.rotary else 1)  # a complex product is four real ones
         if self._has_content(rank) and content == "exact":
             work += self.num_heads * self.key_width * length
