@@ -46,7 +46,7 @@ FRAGMENTS = collab.AFTER_COMPRESSION.fragments
 
 
 def texts() -> dict[str, tuple[list[str], list[str]]]:
-    """By kind, rows to learn from and rows to judge by."""
+    """By kind, rows to learn from and rows to judge by; no row is learned from that any kind is judged by."""
     data = shared_data() / "data"
 
     def lines(name: str) -> list[str]:
@@ -62,7 +62,7 @@ def texts() -> dict[str, tuple[list[str], list[str]]]:
     questions = lines("questions/questions.txt")
     random.Random(0).shuffle(questions)
     wikitext = wikitext_sentences()
-    return {
+    both = {
         "STS-B": (list(dict.fromkeys(first + second)), [text for part in stsb("dev")[:2] for text in part]),
         "SST-2": (sentences("sst2/train.tsv"), sentences("sst2/dev.tsv")),
         "WikiText": (wikitext[1000:], wikitext[:1000]),
@@ -70,6 +70,8 @@ def texts() -> dict[str, tuple[list[str], list[str]]]:
         "questions": (questions[JUDGED:], questions[:JUDGED]),
         "dialogue": (lines("dialogue/train.txt"), lines("dialogue/validation.txt")),
     }
+    every = {text for _, judged in both.values() for text in judged}
+    return {kind: ([text for text in train if text not in every], judged) for kind, (train, judged) in both.items()}
 
 
 class Judge:

@@ -52,7 +52,7 @@ class Candidates:
         without = [number for number, widths in enumerate(option.widths) if widths is None]
         of_layers = sum(candidates.losses_without[number] for number in without)
         model = candidates.build(option.widths)
-        row = {"predicted": option.error, "of_layers": of_layers, "before": candidates.loss(model)}
+        row = {"predicted": option.error, "of_layers": of_layers, "before": candidates.held_out.loss(model)}
         return model, row
 
     def healed(self, model: PreTrainedModel, steps: int) -> dict[str, float]:
@@ -62,7 +62,7 @@ class Candidates:
         run = {"steps": steps, "batch_size": 32, "warmup": 0.1, "gradient_accumulation_steps": 1, "evaluations": 1}
         collab.heal(student, self.original, self.mixture, options=heal_options(optimizer="adamw", **run))
         seconds = time.process_time() - start
-        return {"after": self._compressions.candidates.loss(model), "cpu_seconds": seconds} | self._judge.measure(model)
+        return {"after": self._compressions.candidates.held_out.loss(model), "cpu_seconds": seconds} | self._judge.measure(model)
 
 
 def recovered(row: dict[str, Any], narrowed: dict[str, Any]) -> float:

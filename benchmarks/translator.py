@@ -35,9 +35,9 @@ from transformers.trainer_callback import PrinterCallback
 
 from collab.evaluation.translation import bleu
 from collab.io.staging import atomic_write
+from collab.io.unfinished import WHOLE, drop_other_checkpoints, newest_checkpoint
 from collab.modeling.collab_marian import CollabMarianConfig, CollabMarianMTModel
 from collab.models.states import evaluating
-from collab.training.work import WHOLE, drop_other_checkpoints, newest_checkpoint
 
 WORK = Path(__file__).parent / "work"
 JUDGED = ("test_2017", "val")

@@ -297,7 +297,7 @@ class TestCommand:
     def test_a_process_that_fails_is_said(
         self, folders: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     ) -> None:
-        monkeypatch.setattr("collab.evaluation.peak.sys.executable", "/bin/false")
+        monkeypatch.setattr("collab.evaluation.worker.sys.executable", "/bin/false")
         arguments = ("--batch-size", 1, "--length", 8, "--rounds", 1, "--device", "cpu")
         assert "Peak memory was not measured" in self.run(folders[0], *arguments).stdout
 
@@ -321,6 +321,6 @@ class TestCommand:
         killed = tmp_path / "killed"
         killed.write_text("#!/bin/sh\nkill -9 $$\n")
         killed.chmod(0o755)
-        monkeypatch.setattr("collab.evaluation.peak.sys.executable", str(killed))
+        monkeypatch.setattr("collab.evaluation.worker.sys.executable", str(killed))
         arguments = ("--batch-size", 3, "--length", 8, "--rounds", 1, "--device", "cpu")
         assert "too little memory for 3 rows of 8 tokens" in self.run(folders[0], *arguments, fails=1).stderr

@@ -84,6 +84,19 @@ class TestMixing:
         with pytest.raises(DataError, match="At least 2 rows"):
             mixed(checkpoint, collab.Mixture({"blank": ["", ""], "long": LONG}))
 
+    def test_many_rows_are_sampled_as_those_of_a_file_are(self, checkpoint: collab.Checkpoint, tmp_path: Path) -> None:
+        texts = [" ".join(LETTERS[place] for place in (row // 26, row % 26)) for row in range(400)]
+        file = tmp_path / "texts.txt"
+        file.write_text("\n".join(texts))
+
+        def used(data: Any) -> set[tuple[int, ...]]:
+            rows = mixed(checkpoint, data, 40)
+            return {tuple(row["input_ids"]) for row in (*rows.train, *rows.all_held_out)}
+
+        assert used(texts) == used(collab.DataSource(str(file)))
+        assert used(iter(texts)) == used(texts[:40])  # which may have no end
+        assert len(used(texts) & used(texts[:40])) < 20
+
     def test_what_one_lacks_the_others_give(self, checkpoint: collab.Checkpoint) -> None:
         rows = mixed(checkpoint, collab.Mixture({"few": SHORT[:10], "many": LONG}))
         assert rows.summary["rows"] >= 190

@@ -12,12 +12,11 @@ import torch
 from transformers import PreTrainedModel
 
 from ..device import resolve_device
-from ..errors import ConfigurationError
-from ..evaluation.bench import Grid, measure
+from ..errors import CheckpointError, ConfigurationError, OutOfMemoryError
+from ..evaluation.bench import Grid, measure, too_large
 from ..evaluation.bench import bench as bench_models
-from ..evaluation.bench_report import BenchedModel, BenchReport
+from ..evaluation.bench_report import BenchedModel, BenchReport, PeakMemory
 from ..evaluation.options import BenchOptions
-from ..evaluation.peak import peak_memory
 from ..evaluation.timing import Run
 from ..evaluation.worker import load_any, workers
 from ..graphs.options import GRAPH_FILES, ExportOptions, Runtime
@@ -49,7 +48,7 @@ def bench(
         against: folder or Hub id of a second model.
         options: what to measure.
         runtime: what runs models that are not graphs: ``torch``, or ``onnxruntime`` or ``openvino`` with a graph in
-            float32 that is written for the measurement. None for torch, in this process if there is no graph.
+            float32 that is written for the measurement. None for torch.
         load_options: how to read `model`.
         progress: called after every batch size and length.
 
@@ -62,10 +61,16 @@ def bench(
     options = options or BenchOptions()
     names = [model, *([] if against is None else [against])]
     progress("loading the model", 0, None)
-    if runtime is not None or any(find_graph(name) for name in names):
+    graphs = [find_graph(name) is not None for name in names]
+    if runtime in ("onnxruntime", "openvino") or any(graphs):
         if options.compile or resolve_device(options.device or "cpu").type != "cpu":
             raise ConfigurationError(
                 "Graphs are measured on a CPU and are not compiled: use device cpu, without compile."
+            )
+        if options.dtype != "float32" and (runtime in ("onnxruntime", "openvino") or all(graphs)):
+            raise ConfigurationError(
+                f"dtype={options.dtype} (--dtype) is for models that run in PyTorch: a graph has the precision that "
+                "it was exported with. Export one with --precision, and measure its folder."
             )
         with tempfile.TemporaryDirectory(prefix="collab-") as folder:
             paths = [
@@ -160,7 +165,27 @@ def _measured(
         notes.append(_lacking(measured.name, loaded))
     if not options.memory or loaded.model.device.type != "cpu":
         return measured
-    memory, reason = peak_memory(folder, *report.memory_at, options.torch_dtype, torch.get_num_threads())
+    memory, reason = _peak_memory(str(folder), *report.memory_at, options.torch_dtype)
     if reason is not None:
         notes.append(reason)
     return replace(measured, memory=memory)
+
+
+def _peak_memory(
+    folder: str, rows: int, length: int | None, dtype: torch.dtype
+) -> tuple[PeakMemory | None, str | None]:
+    """Peak resident memory of running a model at one batch size and length; or None, and why it was not measured.
+
+    It is measured in a process of its own: in one that has run other work, the model reuses freed memory, and the peak
+    belongs to that work.
+    """
+    try:
+        with workers([folder], dtype) as (worker,):
+            worker.prepare([(rows, length)])
+            worker.seconds({})
+            memory = worker.memory()
+    except OutOfMemoryError as error:
+        raise OutOfMemoryError(too_large(rows, length)) from error
+    except CheckpointError as error:
+        return None, f"Peak memory was not measured: {error}"
+    return memory, None if memory else "Peak memory was not measured: this system has no /proc to read it from."

@@ -14,7 +14,7 @@ from ..compression.options import CompressionConfig
 from ..data.source import DataSource
 from ..errors import ConfigurationError
 from ..graphs.options import ExportOptions
-from ..graphs.samples import writes
+from ..graphs.samples import check_exportable, writes
 from ..io.checkpoint import Checkpoint
 from ..io.load import load_native
 from ..io.options import LoadOptions, TransformOptions
@@ -102,6 +102,8 @@ def compress(
     def load(source: Source, options: LoadOptions) -> Checkpoint:
         checkpoint = load_native(source, options)
         require_compressible(checkpoint.model)
+        if serve is not None:
+            check_exportable(checkpoint.model)
         if serve is not None and config.speedup is not None and writes(checkpoint.model):
             raise ConfigurationError(
                 f"{checkpoint.name} writes text, and the speed of graphs that do is not measured. Leave runtime "

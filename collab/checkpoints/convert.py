@@ -13,6 +13,8 @@ from ..calibration.collect import bytes_of_sums
 from ..calibration.options import CalibrationRequest
 from ..conversion.convert import convert as convert_model
 from ..conversion.convert import is_lossless, require_convertible
+from ..conversion.dense_layers import require_texts
+from ..conversion.lengthen import lengthen as lengthen_model
 from ..data.source import DataSource
 from ..errors import ConfigurationError
 from ..heads.reconversion import PrunedOriginal, read_pruned
@@ -21,6 +23,7 @@ from ..io.load import load_native
 from ..io.options import LoadOptions, TransformOptions
 from ..io.read import Source
 from ..models.assembly import in_dtype
+from ..models.inputs import longest_input
 from ..models.sharded import sharding
 from ..models.weights import cast
 from ..planning.config import ConversionConfig
@@ -31,7 +34,7 @@ from .beginning import Beginning
 from .calibrate import calibrate
 from .heal import healed
 from .lengthen import lengthened
-from .speed import speed
+from .speed import beside, speed
 from .transform import Run, Verb, transform
 from .vocabulary import fewer_tokens, text_sources
 
@@ -78,14 +81,15 @@ def convert(
         CollabError: as raised by `collab.load`, `collab.calibrate`, `collab.convert`, `collab.lengthen` and
             `collab.save`. No output is left behind.
     """
-    conversion = _Convert(config, calibration, heal, dtype)
+    long = None if long is None or long.changes_nothing else long
+    conversion = _Convert(config, calibration, heal, dtype, long)
     verbs = [
         None if keep_tokens is None else conversion.fewer_tokens(keep_tokens),
         conversion,
-        None if long is None or long.changes_nothing else lengthened(long, text_sources(calibration, heal)),
+        None if long is None else conversion.lengthened,
         None if heal is None else healed(heal),
         None if dtype is None else conversion.cast,
-        speed if measure_speed else None,
+        conversion.speed if measure_speed else None,
     ]
     return transform(model, output, verbs, load=conversion.load, trains=heal is not None, **more)
 
@@ -98,6 +102,7 @@ class _Convert:
         calibration: data to calibrate on; None for the default.
         heal: data that the result will be healed on, if any.
         dtype: dtype of the result; None for the checkpoint's.
+        long: how the result computes long rows; None for no difference between rows.
     """
 
     def __init__(
@@ -106,8 +111,9 @@ class _Convert:
         calibration: CalibrationRequest | None,
         heal: HealRequest | None,
         dtype: torch.dtype | None,
+        long: LongOptions | None,
     ) -> None:
-        self._config, self._calibration, self._heal, self._dtype = config, calibration, heal, dtype
+        self._config, self._calibration, self._heal, self._dtype, self._long = config, calibration, heal, dtype, long
         self._pruned: PrunedOriginal | None = None
 
     def load(self, source: Source, options: LoadOptions) -> Checkpoint:
@@ -117,7 +123,23 @@ class _Convert:
         checkpoint = load_native(source, options, seed=seed) if self._pruned is None else self._pruned.checkpoint
         checkpoint = replace(checkpoint, model=_widened(checkpoint.model, self._dtype))
         require_convertible(checkpoint.model)
+        if self._long is not None:
+            self._check_long(checkpoint, self._long)
         return checkpoint
+
+    def _check_long(self, checkpoint: Checkpoint, long: LongOptions) -> None:
+        """Raises what lengthening the result would raise, before any work."""
+        longest = longest_input(checkpoint.model)
+        if long.positions == "keep" and long.max_length is not None and long.max_length <= longest:
+            self._long = long = replace(long, max_length=None)  # said of the rows of calibration and healing
+        if long.dense_layers == "auto":
+            require_texts(text_sources(self._calibration, self._heal) or None)
+            long = replace(long, dense_layers=())
+        lengthen_model(checkpoint, long)
+
+    def lengthened(self, checkpoint: Checkpoint, run: Run) -> Checkpoint:
+        """Has the result compute long rows in blocks, as a verb."""
+        return lengthened(self._long, text_sources(self._calibration, self._heal))(checkpoint, run)
 
     def fewer_tokens(self, text: str | DataSource) -> Verb:
         """Leaves tokens out before."""
@@ -152,6 +174,10 @@ class _Convert:
         if beginning is not None:
             beginning.take(converted.model)
         return replace(converted, notes=(*converted.notes, *notes))
+
+    def speed(self, checkpoint: Checkpoint, run: Run) -> Checkpoint:
+        """Measures the speed beside the model as it was read, as a verb."""
+        return speed(checkpoint, run) if self._pruned is None else beside(self._pruned.model, checkpoint, run)
 
     def cast(self, checkpoint: Checkpoint, run: Run) -> Checkpoint:
         """Casts the result, as a verb."""

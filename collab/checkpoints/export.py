@@ -112,9 +112,10 @@ def export_timed(
 
     def write(checkpoint: Checkpoint, run: Run) -> Checkpoint:
         rows = None
-        if options.precision == "int8" or calibration is not None:
+        request = calibration or CalibrationRequest()
+        if options.precision == "int8" or request.source != "default":
             run.progress("reading the rows", 0, None)
-            rows = _rows(checkpoint, calibration or CalibrationRequest(), options)
+            rows = _rows(checkpoint, request, options)
         return _write(checkpoint, run, options, rows, measured)
 
     return transform(model, output, [], load=_load, write=write, **more)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from transformers import PreTrainedModel
+
 from ..evaluation.speed import LENGTH, ROWS, measure_speed
 from ..io.checkpoint import Checkpoint
 from ..processes import from_main
@@ -13,11 +15,17 @@ def speed_at(rows: int = ROWS, length: int = LENGTH) -> Verb:
 
     def verb(checkpoint: Checkpoint, run: Run) -> Checkpoint:
         assert checkpoint.original is not None
-        run.progress("measuring speed", 0, None)
-        original = checkpoint.original.model
-        return checkpoint.then(from_main(lambda: measure_speed(checkpoint.model, original, rows, length)))
+        return beside(checkpoint.original.model, checkpoint, run, rows, length)
 
     return verb
+
+
+def beside(
+    original: PreTrainedModel, checkpoint: Checkpoint, run: Run, rows: int = ROWS, length: int = LENGTH
+) -> Checkpoint:
+    """Adds a `Speed` beside a given model to a checkpoint."""
+    run.progress("measuring speed", 0, None)
+    return checkpoint.then(from_main(lambda: measure_speed(checkpoint.model, original, rows, length)))
 
 
 speed = speed_at()

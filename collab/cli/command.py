@@ -48,6 +48,11 @@ def only_with(owners: str | tuple[str, ...], *options: Decorator) -> Decorator:
     return _marked("owners", (owners,) if isinstance(owners, str) else owners, *options)
 
 
+def switched_off_by(value: object, *options: Decorator) -> Decorator:
+    """Several decorators as one, whose options are as good as not given for others `only_with` them at this value."""
+    return _marked("off", value, *options)
+
+
 def once(*options: Decorator) -> Decorator:
     """Several decorators as one, whose options may be given once.
 
@@ -190,11 +195,15 @@ def _check_owners(ctx: click.Context, param: click.Parameter) -> None:
     """
     owners: tuple[str, ...] = getattr(param, "owners", ())
     given = ctx.get_parameter_source(param.name or "") is ParameterSource.COMMANDLINE
-    if not owners or not given or any(ctx.params.get(owner) for owner in owners):
+    others = [each for each in ctx.command.params if each.name in owners]
+    values = {each.opts[-1]: ctx.params[each.name] for each in others}
+    off = {each.opts[-1]: getattr(each, "off", 0) for each in others}
+    if not owners or not given or any(value and value != off[option] for option, value in values.items()):
         return
-    values = {each.opts[-1]: ctx.params[each.name] for each in ctx.command.params if each.name in owners}
-    zero = "".join(f", and {option} is 0" for option, value in values.items() if value == 0 and value is not False)
-    raise click.UsageError(f"{param.opts[-1]} counts only with {' or '.join(values)}{zero}.", ctx)
+    why = "".join(
+        f", and {option} is {value}" for option, value in values.items() if value == off[option] and value is not False
+    )
+    raise click.UsageError(f"{param.opts[-1]} counts only with {' or '.join(values)}{why}.", ctx)
 
 
 def _check_value(ctx: click.Context, param: click.Parameter) -> None:

@@ -147,7 +147,7 @@ def _complete(output: Path, folder: Path, serve: ExportOptions, rows: bool) -> I
     "collab expand then writes a model that needs no code.",
 )
 @gathers("heal", _heal)
-@calibration_options(weights_alone=False)
+@calibration_options("synthetic for models of text", weights_alone=False)
 @keep_tokens_option
 @heal_options(_RUN.steps, "the rows of --calibration")
 @grouped(
@@ -206,8 +206,8 @@ def compress(
     compressed = session.call(compress_checkpoint)
     served = None
     if serve is not None and folder is not None and is_main_process():
-        known = None if calibration.source == "default" else calibration
-        with _complete(output, folder, serve, known is not None), by_itself():  # the others have nothing to do with it
+        rows = calibration.source != "default"
+        with _complete(output, folder, serve, rows), by_itself():  # the others have nothing to do with it
             graph = session.call(
                 serve_checkpoint,
                 model=str(output),
@@ -215,8 +215,7 @@ def compress(
                 options=serve,
                 original=compressed.original,
                 load_options=replace(load_options, revision=None),
-                calibration=known,
             )
         served = folder, graph
-    following = to_serve(output, calibration.source) if served is None else None
+    following = to_serve(compressed, output, calibration.source) if served is None else None
     finish(session, compressed, Compression, following, served)

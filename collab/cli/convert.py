@@ -54,11 +54,17 @@ def _refine(text: str) -> Refine:
 
 
 def _heal(
-    heal: tuple[str, ...], unlabelled: Unlabelled, heal_steps: int, max_length: int | None, seed: int, shard: bool
+    heal: tuple[str, ...],
+    unlabelled: Unlabelled,
+    heal_steps: int,
+    max_length: int | None,
+    seed: int,
+    shard: bool,
+    device: str | None,
 ) -> HealRequest | None:
     if not heal:
         return None
-    run = RunOptions(steps=heal_steps, seed=seed, shard=shard)
+    run = RunOptions(steps=heal_steps, seed=seed, shard=shard, device=device)
     return HealRequest(unlabelled.sources(heal), HealOptions(max_length=max_length, run=run))
 
 
@@ -121,7 +127,7 @@ def _heal(
 @attention_option("dense")
 @long_options
 @gathers("heal", _heal)
-@calibration_options()
+@calibration_options("that of --heal, or synthetic for models of text; none for others, or if the result is exact")
 @grouped(
     "Expert",
     click.option(
@@ -162,13 +168,13 @@ def convert(
     from ..checkpoints.convert import convert as convert_checkpoint
     from ..io.hub import check_repo_id, push
     from ..steps.conversion import Conversion
-    from .outcome import finish, same_rows
+    from .outcome import finish, to_heal
 
     if push_to_hub is not None:
         check_repo_id(push_to_hub)
     converted = session.call(convert_checkpoint, dtype=None if dtype is None else getattr(torch, dtype))
-    following = ["collab", "heal", str(output), "healed", *same_rows("--data", calibration.source)]
-    finish(session, converted, Conversion, following if heal is None else None)
+    following = to_heal(converted, output, calibration.source) if heal is None else None
+    finish(session, converted, Conversion, following)
     if push_to_hub is not None and is_main_process():
         session.interrupted = f"Interrupted. {output} is complete, but was not uploaded."
         session.progress("uploading", 0, None)

@@ -39,8 +39,9 @@ def show_scores(scores: HeadScores, second: HeadScores | None, notes: Sequence[s
         for layer, values in zip(names, scores.importance(chosen).values(), strict=True)
         for head, value in values.items()
     )
+    # Of some scores, such as entropy, heads with more of it matter less.
     least = ", ".join(f"{layer}:{head}" for _, layer, head in ranked[: max(1, len(ranked) // 10)])
-    console.print(f"Least {chosen}, as layer:head: {least}", highlight=False)
+    console.print(f"Least important by {chosen}, as layer:head: {least}", highlight=False)
     if len(scores.scores) > 1:
         correlations = scores.correlations()[chosen]
         others = ", ".join(f"{name} {value:.2f}" for name, value in correlations.items() if name != chosen)

@@ -98,7 +98,7 @@ def _data2(data2: str | None, unlabelled: Unlabelled) -> NamedSource | None:
     summary="Score attention heads by several measures.",
 )
 @gathers("data2", _data2)
-@data_options(required=True)
+@data_options(("data2",))
 @once(click.option("--data2", help="Other rows, to see whether the scores agree."))
 @head_rows_options
 @gathers("options", ScoreOptions)
@@ -125,7 +125,7 @@ def _data2(data2: str | None, unlabelled: Unlabelled) -> NamedSource | None:
 )
 @model_in
 def heads(
-    data: NamedSource,
+    data: NamedSource | None,
     data2: NamedSource | None,
     against: str | None,
     drawing: _Drawing,
@@ -134,6 +134,8 @@ def heads(
 ) -> None:
     """Score every head of MODEL, original or converted: what it attends to, and what is lost without it."""
     session.interrupted = "Interrupted."
+    if data is None:
+        raise ConfigurationError("Scoring heads needs rows: give --data, or a --task that comes with its data.")
     session.begin(divides=True)
     from ..checkpoints.heads import notes, score_heads
     from .head_tables import show_scores

@@ -56,4 +56,5 @@ def heal(output: Path, data: NamedSource | Mixture, session: Session) -> None:
     from ..steps.training import Healing
     from .outcome import finish, to_serve
 
-    finish(session, session.call(heal_checkpoint), Healing, to_serve(output, data))
+    healed = session.call(heal_checkpoint)
+    finish(session, healed, Healing, to_serve(healed, output, data))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from ..data.source import DataSource
 from ..planning.long_rows import LongOptions
 from .command import command, gathers
 from .options.data import max_length_option
@@ -34,7 +35,7 @@ def lengthen(output: Path, session: Session) -> None:
     session.begin()
     from ..checkpoints.lengthen import lengthen as lengthen_checkpoint
     from ..steps.long_rows import Lengthening
-    from .outcome import finish
+    from .outcome import finish, to_heal
 
-    following = ["collab", "heal", str(output), "healed", "--data", "long.csv", "--text-column", "text"]
-    finish(session, session.call(lengthen_checkpoint), Lengthening, following)
+    lengthened = session.call(lengthen_checkpoint)
+    finish(session, lengthened, Lengthening, to_heal(lengthened, output, DataSource("long.csv", ("text",))))

@@ -14,9 +14,11 @@ from rich.markdown import Markdown, TableElement
 from rich.table import Table
 
 from ..data.source import DataSource, Mixture
+from ..models.families import collaborative_layers
+from ..models.inputs import InputKind, input_kind
 from ..processes import is_main_process
 from ..steps.compression import Compression
-from ..steps.conversion import Conversion
+from ..steps.conversion import Conversion, VocabularyCut
 from ..steps.export import Export
 from ..steps.measurement import Speed
 from ..steps.step import Founding
@@ -99,17 +101,37 @@ def finish(
     session.result(record, show)
 
 
-def same_rows(option: str, source: Any) -> list[str]:
-    """The words by which a next command reads the rows of this one, or a file of sentences where it read none.
+_PLACEHOLDERS: dict[InputKind, str] = {
+    "text": "sentences.txt",
+    "images": "images",
+    "videos": "videos",
+    "audio": "recordings",
+}
+"""What stands in a next command for rows that this one had none of."""
+
+
+def to_heal(checkpoint: Checkpoint, output: Path, source: Any, *more: str) -> list[str] | None:
+    """The words of the command that heals the result of this one, with its rows; None where it could not.
 
     Args:
-        option: how that command names its rows.
-        source: the rows of this one, as `Unlabelled.sources` gives them.
+        checkpoint: the result.
+        output: its folder.
+        source: the rows of this command, as `Unlabelled.sources` gives them.
+        more: further words.
     """
+    if checkpoint.step(VocabularyCut) is not None or input_kind(checkpoint.model) == "videos":
+        return None  # the original reads other tokens; nothing reads rows of videos
+    teacher = ["--teacher", "FINETUNED"] if "finetune" in checkpoint.history.kinds else []
+    rows = _same_rows("--data", checkpoint, source)
+    return ["collab", "heal", str(output), "healed", *rows, *more, *teacher]
+
+
+def _same_rows(option: str, checkpoint: Checkpoint, source: Any) -> list[str]:
+    """The words by which a next command, which names them by an option, reads the rows of this one."""
     mixture = source if isinstance(source, Mixture) else Mixture({"": source})
     named = {name: each for name, each in mixture.sources.items() if isinstance(each, DataSource)}
     if not named:
-        return [option, "sentences.txt"]
+        return [option, _PLACEHOLDERS[input_kind(checkpoint.model)]]
     words = []
     for name, each in mixture.sources.items():
         weight = mixture.weight(name)
@@ -121,10 +143,12 @@ def same_rows(option: str, source: Any) -> list[str]:
     return [*words, f"{prefix}split", first.split] if first.split != DataSource.split else words
 
 
-def to_serve(output: Path, source: Any) -> list[str]:
-    """The words of the command that writes a graph of this one's result, with the rows of this one."""
+def to_serve(checkpoint: Checkpoint, output: Path, source: Any) -> list[str] | None:
+    """As `to_heal`, of the command that writes a graph."""
+    if any(layer.spec.long is not None for layer in collaborative_layers(checkpoint.model).values()):
+        return None  # attention in blocks
     words = ["collab", "export", str(output), "served", "--format", "openvino", "--precision", "int8"]
-    return words + same_rows("--calibration", source)
+    return words + _same_rows("--calibration", checkpoint, source)
 
 
 def _record(checkpoint: Checkpoint, steps: Sequence[Step]) -> Json:

@@ -41,9 +41,12 @@ def _config(
     if content != "exact" or solver != SolverOptions():
         raise ConfigurationError("--content and the options of the solver belong to a plan without --whole.")
     if not (params or flops or step_bytes):
-        return CompressionConfig(flops=CompressionConfig.FRACTIONS[0])
+        return CompressionConfig(flops=CompressionConfig.FRACTIONS[0], healed=True)
     return CompressionConfig(
-        flops=next(iter(flops), None), params=next(iter(params), None), step_bytes=next(iter(step_bytes), None)
+        flops=next(iter(flops), None),
+        params=next(iter(params), None),
+        step_bytes=next(iter(step_bytes), None),
+        healed=True,  # as collab compress does it
     )
 
 
@@ -62,7 +65,7 @@ def _config(
 @only_with("whole", flops_option(multiple=True), step_bytes_option(multiple=True))
 @figure_option
 @content_option
-@calibration_options()
+@calibration_options("synthetic for models of text, none for others")
 @solver_options
 @model_in
 def plan(

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import click
 
-from ..data.source import NamedSource
+from ..data.source import DataSource, NamedSource
+from ..data.task import Task
 from ..heads.options import PruneOptions, ScoreOptions, parse_keep
 from ..training.options import HealOptions, HealRequest, RunOptions, Trainable
 from .command import Parsed, command, gathers, grouped, only_with
@@ -53,7 +54,7 @@ def _heal(
     help="Keep these heads of these layers, and all of the others: 0:1,2;3: is heads 1 and 2 of layer 0 and none of 3.",
 )
 @gathers("heal", _heal)
-@data_options()
+@data_options(("heal",))
 @head_rows_options
 @gathers("scoring", _scoring)
 @grouped("Options", click.option("--score", default="gradient", help="What heads are ranked by; see collab heads."))
@@ -64,7 +65,9 @@ def _heal(
 @model_in
 @speed_option
 @model_out
-def prune(output: Path, data: NamedSource | None, heal: HealRequest | None, session: Session) -> None:
+def prune(
+    output: Path, data: NamedSource | None, task: Task | None, heal: HealRequest | None, session: Session
+) -> None:
     """Remove heads of MODEL, original or converted, for good, and write what is left to the folder OUTPUT.
 
     Give one of --heads, --per-layer and --keep; the first two need --data.
@@ -72,8 +75,10 @@ def prune(output: Path, data: NamedSource | None, heal: HealRequest | None, sess
     session.begin(trains=heal is not None)
     from ..checkpoints.prune import prune as prune_checkpoint
     from ..steps.pruning import Pruning
-    from .outcome import finish, same_rows
+    from .outcome import finish, to_heal
 
     pruned = session.call(prune_checkpoint)
-    following = ["collab", "heal", str(output), "healed", *same_rows("--data", data), "--trainable", "attention"]
-    finish(session, pruned, Pruning, following if heal is None else None)
+    # Columns that were found beside the labels are not said, and healing would ask for them.
+    named = data if task is None or (isinstance(data, DataSource) and data.columns) else None
+    following = to_heal(pruned, output, named, "--trainable", "attention") if heal is None else None
+    finish(session, pruned, Pruning, following)

@@ -97,21 +97,16 @@ def compress(
         raise ConfigurationError("healer is of models that are to be healed: pass healed=True in the config.")
     model, cut = checkpoint.model, checkpoint.step(VocabularyCut)
     config = feasible(config, model)
-    budget = config.budget
-    whole = count_parameters(model) if cut is None else cut.parameters.before
-    if budget.unit == "params":  # those that were left out are gone already
-        left = count_parameters(model) / whole
-        budget = Budget("params", min(1.0, budget.value / left), left)
 
     def choose() -> Choice:
         if config.speedup is not None:
             return _as_fast(compressions, config.speedup, timer, healer, progress)
-        dropped, trials = _layers_to_drop(compressions, budget, healer, progress)
-        option = compressions.within(budget, dropped)
+        dropped, trials = _layers_to_drop(compressions, config.budget, healer, progress)
+        option = compressions.within(config.budget, dropped)
         return Choice(option.widths, option.error, trials)
 
     with in_fast_dtype(model):
-        compressions = Compressions(model, config, calibration, progress)
+        compressions = Compressions(model, config, calibration, progress, cut)
         candidates = compressions.candidates
         choice = choose() if once is None else once(choose)
         compressed = candidates.build(choice.widths)
@@ -131,7 +126,7 @@ def compress(
     report = Compression(
         layers=_layers(candidates, choice.widths),
         flops=Count(round(flops.whole), round(flops.left(choice.widths))),
-        parameters=Count(whole, count_parameters(compressed)),
+        parameters=Count(compressions.parameters_before, count_parameters(compressed)),
         predicted_loss=choice.predicted_loss,
         agreement=agreed,
         agreement_by_source=by_source,

@@ -18,6 +18,7 @@ from ..planning.budget import OF_ANOTHER, OF_ITSELF, Budget
 from ..planning.plan import Plan, PlanOption, mark_frontier, within_each
 from ..processes import from_main
 from ..progress import Progress
+from ..steps.conversion import VocabularyCut
 from ..steps.step import Count
 from .blocks import unknown_feed_forward
 from .candidates import Candidates
@@ -65,19 +66,29 @@ class Compressions:
         config: settings of the compression.
         calibration: rows and moments.
         progress: called while the model runs.
+        cut: the tokens that were left out before, if any were: parameters are counted from before that.
 
     Raises:
         CollabError: as `compress`.
+
+    Attributes:
+        parameters_before: of the original with all its tokens.
     """
 
     def __init__(
-        self, model: PreTrainedModel, config: CompressionConfig, calibration: Calibration | None, progress: Progress
+        self,
+        model: PreTrainedModel,
+        config: CompressionConfig,
+        calibration: Calibration | None,
+        progress: Progress,
+        cut: VocabularyCut | None = None,
     ) -> None:
         calibration = require_rows(calibration)
         family = require_compressible(model)
         lossless = convert_losslessly(model).model
         self.candidates = Candidates(model, lossless, family, calibration, config, progress)
-        self._config, self._calibration = config, calibration
+        self._config, self._calibration, self._cut = config, calibration, cut
+        self.parameters_before = count_parameters(model) if cut is None else cut.parameters.before
         self._check_parts()
 
     def _check_parts(self) -> None:
@@ -124,7 +135,7 @@ class Compressions:
         self, budget: Budget, costs: Costs, curves: Sequence[Sequence[Curve]], drops: Sequence[Mapping[int, float]]
     ) -> list[Drop]:
         """See `_within`; from what was measured."""
-        most = budget.value * costs.whole
+        most = min(1.0, budget.value / self._left(budget)) * costs.whole
         reached, least = [], costs.whole
         for losses in drops:
             cost = costs.left(tuple(None if number in losses else {} for number in range(len(curves))))
@@ -145,8 +156,12 @@ class Compressions:
             options=mark_frontier([option for _, option in options]),
             calibration=self._calibration.summary,
             query_key_parameters=self._query_key,
-            model_parameters=count_parameters(self.candidates.native),
+            model_parameters=self.parameters_before,
         )
+
+    def _left(self, budget: Budget) -> float:
+        """What is there before any compression, of the original with all its tokens, in the unit of a budget."""
+        return count_parameters(self.candidates.native) / self.parameters_before if budget.unit == "params" else 1.0
 
     @cached_property
     def _alike(self) -> list[list[int]]:
@@ -172,7 +187,8 @@ class Compressions:
         ranks = [(own[part], chosen[part]) for own, chosen in kept for part in of_scores if part in own]
         query_key = sum(part.parameters(rank) for part, rank in ranks)
         flops, params = candidates.costs("flops"), candidates.costs("params")
-        reached, steps = allocation.cost / candidates.costs(budget.unit).whole, self.step_bytes(widths)
+        reached = allocation.cost / candidates.costs(budget.unit).whole * self._left(budget)
+        steps = self.step_bytes(widths)
         return PlanOption(
             budget=budget.value,
             reached=reached,
@@ -182,7 +198,7 @@ class Compressions:
             error=allocation.loss,
             layer_errors=[],
             query_key=query_key / self._query_key,
-            model=params.left(widths) / params.whole,
+            model=params.left(widths) / params.whole * self._left(Budget("params", 1.0)),
             flops={length: flops.left(widths) / flops.whole},
             faster={length: 1 / reached} if budget.unit == "seconds" else {},
             step=None if steps is None else steps[1].ratio,
@@ -191,7 +207,7 @@ class Compressions:
     def step_bytes(self, widths: Widths) -> tuple[Count, Count] | None:
         """Bytes of weights that a token being written reads: of layers, and with the vocabulary's; None for encoders.
 
-        The projection to the vocabulary stays as it is.
+        The projection to the vocabulary stays as it is, but for tokens that were left out before.
         """
         costs = self.candidates.costs("step_bytes")
         if not costs.whole:
@@ -200,7 +216,8 @@ class Compressions:
         before, after = size * round(costs.whole), size * round(costs.left(widths))
         head = self.candidates.native.get_output_embeddings()  # none in models without a head
         vocabulary = 0 if head is None else count_bytes(head.parameters())
-        return Count(before, after), Count(before + vocabulary, after + vocabulary)
+        whole = vocabulary if self._cut is None else vocabulary * self._cut.tokens.before // self._cut.tokens.after
+        return Count(before, after), Count(before + whole, after + vocabulary)
 
     @cached_property
     def _drops(self) -> list[dict[int, float]]:
@@ -234,13 +251,14 @@ class Compressions:
     def _out_of_reach(self, budget: Budget, least: float) -> str:
         """The message for a budget below what the smallest widths leave."""
         config, time = self._config, budget.unit == "seconds"
-        asked = f"speedup={1 / budget.value:.3g}" if time else f"{budget.unit}={budget.value * budget.whole:.3g}"
-        possible = f"it is {1 / least:.3g} times as fast" if time else f"{least * budget.whole:.3g} is left"
-        vocabulary, first = "", budget.unit == "params" and budget.whole == 1
+        left = self._left(budget)
+        asked = f"speedup={1 / budget.value:.3g}" if time else f"{budget.unit}={budget.value:.3g}"
+        possible = f"it is {1 / least:.3g} times as fast" if time else f"{least * left:.3g} is left"
+        vocabulary, first = "", budget.unit == "params" and self._cut is None
         if budget.unit == "params":
             embedding = self.candidates.native.get_input_embeddings()
             part = count_parameters(embedding) / count_parameters(self.candidates.native)
-            vocabulary = f", of which the embedding of the vocabulary is {part * budget.whole:.3g}"
+            vocabulary = f", of which the embedding of the vocabulary is {part * left:.3g}"
         return (
             f"{asked} cannot be reached: with these parts at their smallest, {possible}{vocabulary}. Ask for "
             f"{'less' if time else 'more'}, or let more change (native={config.native}, only={list(config.only)}, "

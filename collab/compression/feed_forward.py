@@ -147,8 +147,8 @@ def _cheapest_together(inverse: Tensor, rest: Tensor, count: int) -> Tensor:
     chosen: list[int] = []
     for _ in range(count):
         cost = rest.square().sum(1) / inverse.diagonal().clamp(min=torch.finfo(torch.float64).tiny)
-        cost[chosen] = math.inf
-        place = int(cost.argmin())
+        cost[chosen] = math.nan  # behind any other, and so is a cost that overflows
+        place = int(cost.nan_to_num(math.inf, posinf=torch.finfo(torch.float64).max).argmin())
         share = inverse[:, place] / inverse[place, place]  # (C,)
         rest = rest - torch.outer(share, rest[place])
         inverse = inverse - torch.outer(share, inverse[place])

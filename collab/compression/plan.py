@@ -17,6 +17,7 @@ from ..planning.conversions import Conversions
 from ..planning.plan import Plan
 from ..processes import from_main
 from ..progress import Progress, no_progress
+from ..steps.conversion import VocabularyCut
 from .compressions import Compressions
 from .options import CompressionConfig
 from .timed import feasible
@@ -36,7 +37,7 @@ def plan(
     Several processes, which all call this, divide what a compression measures.
 
     Args:
-        checkpoint: a native model.
+        checkpoint: a native model. If `collab.keep_tokens` made it, a compression's fractions are of the model before.
         calibration: result of `collab.calibrate` for it; None to predict errors of the weights of a conversion.
         config: what is planned: a conversion, which changes queries and keys only, or a compression of every part. Its
             budget says in what unit `fractions` are. None for a conversion to any form by parameters, with the same
@@ -55,7 +56,8 @@ def plan(
         ConfigurationError: if one of them is not above 0 and at most 1.
         CollabError: as `collab.convert` or `collab.compress`.
     """
-    model = Checkpoint.of(checkpoint).model
+    checkpoint = Checkpoint.of(checkpoint)
+    model = checkpoint.model
     config = config or ConversionConfig(params=1 / 2, form="auto", allocation="uniform")
     unit = config.budget.unit
     budgets = [Budget(unit, value) for value in fractions or config.FRACTIONS]
@@ -63,6 +65,7 @@ def plan(
         check_fraction("Each of fractions", budget.value)
     if isinstance(config, CompressionConfig):
         with in_fast_dtype(model):
-            return Compressions(model, feasible(config, model), calibration, progress).plan(budgets)
+            cut = checkpoint.step(VocabularyCut)
+            return Compressions(model, feasible(config, model), calibration, progress, cut).plan(budgets)
     lengths = lengths or lengths_within(model, REPORTED_LENGTHS)
     return from_main(lambda: Conversions(model, config, calibration, lengths, progress).plan(budgets))

@@ -41,7 +41,7 @@ _RIDGE = 1e-2
 """λ relative to the mean square of an input."""
 
 _SAME = 1e-4
-"""Largest relative difference of a sum from its terms."""
+"""Largest relative difference of a sum from its terms, or four roundings where those are larger."""
 
 _LEAST = 1e-9
 """Relative squared error of a sum below which there is nothing to correct."""
@@ -230,7 +230,8 @@ def _parts(block: Block) -> list[str]:
 
 
 def _same(first: Tensor, second: Tensor) -> bool:
-    return float((first - second).norm()) <= _SAME * float(second.norm()) > 0
+    tolerance = max(_SAME, 4 * torch.finfo(first.dtype).eps)
+    return float((first.float() - second.float()).norm()) <= tolerance * float(second.float().norm()) > 0
 
 
 @contextlib.contextmanager

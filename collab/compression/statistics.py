@@ -47,8 +47,11 @@ class ProjectionStatistics:
 
     def add(self, inputs: Tensor, gradients: Tensor) -> None:
         """Adds the inputs, (tokens, in), and the gradients at the outputs, (tokens, out)."""
-        self._sum += inputs.sum(0, dtype=torch.float64)
-        self._products += inputs.T @ inputs
+        total = inputs.sum(0, dtype=torch.float64)
+        mean = total / len(inputs)
+        centred = inputs - mean.float()  # products of a large mean would hide the spread in float32
+        self._sum += total
+        self._products += (centred.T @ centred).double().addr_(mean, mean, alpha=len(inputs))
         self._gradients += gradients.T @ gradients
         self.tokens += len(inputs)
 
@@ -59,7 +62,8 @@ class ProjectionStatistics:
             summed(sums, owner)
         # As precise as what was added up, which hides its order; the other processes have only parts of the sums.
         size = None if owner == rank() else 0
-        self._products, self._gradients = self._products[:size].float(), self._gradients[:size].float()
+        self._products = self._products.addr_(self.mean, self._sum, alpha=-1)[:size].float()
+        self._gradients = self._gradients[:size].float()
 
     @property
     def mean(self) -> Tensor:
@@ -69,7 +73,7 @@ class ProjectionStatistics:
     @property
     def covariance(self) -> Tensor:
         """Covariance of the inputs, (in, in), float64; about 0 if the layer has no bias."""
-        return self._products.double() / self.tokens - torch.outer(self.mean, self.mean)
+        return self._products.double() / self.tokens
 
     @property
     def metric_root(self) -> Tensor:

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from contextlib import ExitStack
 from functools import partial
 from itertools import chain
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -28,10 +28,25 @@ from ..planning.cost import LayerShape
 
 logger = logging.getLogger(__name__)
 
+_T = TypeVar("_T")
 _ROWS = 4
 _ALIKE = 1e-6  # relative to the mean square, a spread below this is rounding
 _MEASURED = 4096
 """Tokens of a row at most that the layers are compared on."""
+
+
+def require_texts(texts: Iterable[_T] | None) -> Iterable[_T]:
+    """The texts, or sources of texts, to choose dense layers on.
+
+    Raises:
+        ConfigurationError: if there are none.
+    """
+    if texts is None:
+        raise ConfigurationError(
+            "dense_layers='auto' (--dense-layers auto) chooses layers by what blocks change on long rows of text. Give "
+            "some: texts= or data= (--data; collab convert takes that of --calibration or --heal)."
+        )
+    return texts
 
 
 def long_rows(checkpoint: Checkpoint, texts: Iterable[str] | None, shortest: int, longest: int | None) -> list[Tensor]:
@@ -52,11 +67,7 @@ def long_rows(checkpoint: Checkpoint, texts: Iterable[str] | None, shortest: int
         raise ConfigurationError(
             "dense_layers='auto' (--dense-layers auto) is for models of text, with their tokenizer. Name the layers."
         )
-    if texts is None:
-        raise ConfigurationError(
-            "dense_layers='auto' (--dense-layers auto) chooses layers by what blocks change on long rows of text. Give "
-            "some: texts= or data= (--data; collab convert takes that of --calibration or --heal)."
-        )
+    texts = require_texts(texts)
     length = max(shortest, _MEASURED if longest is None else min(longest, _MEASURED))
     texts = iter(texts)
     opening = next(texts, "")

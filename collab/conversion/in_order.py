@@ -14,6 +14,7 @@ from ..errors import CalibrationError
 from ..io.checkpoint import Checkpoint
 from ..planning.choice import choose
 from ..planning.config import ConversionConfig
+from ..processes import from_main
 from ..progress import Progress, no_progress
 from ..reparametrization.model import LayerProblems
 from ..reparametrization.moments import LayerMoments
@@ -58,7 +59,7 @@ def calibrate_in_order(
     first = calibrate(checkpoint, data, options=options)
     require_convertible(model)
     device = config.solver_options.resolve_device(model.device)
-    choice = choose(model, config, first)
+    choice = from_main(lambda: choose(model, config, first))  # they go on with the same partly converted model
     partly = copy.deepcopy(model)
     moments: dict[str, LayerMoments] = {}
     names = list(first.moments)

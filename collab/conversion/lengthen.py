@@ -18,7 +18,7 @@ from ..io.head import pools_first_token
 from ..modeling.collab_attention import CollaborativeAttention
 from ..modeling.collab_config import AttentionSpec, LongRows
 from ..modeling.collab_native import LayerKind
-from ..models.assembly import assemble
+from ..models.assembly import rebuilt
 from ..models.families import collaborative_layers
 from ..models.inputs import has_length, longest_input, probe_inputs, takes_waveforms
 from ..models.positions import with_positions
@@ -116,8 +116,7 @@ def with_specs(model: PreTrainedModel, specs: Sequence[AttentionSpec]) -> PreTra
     """A collaborative model whose layers, of the same widths, have other specs; its weights are shared."""
     config = copy.deepcopy(model.config)
     config.collab_layers = [spec.to_dict() for spec in specs]
-    trainable = {name: parameter.requires_grad for name, parameter in model.named_parameters()}
-    return assemble(type(model), config, model.state_dict(), model, trainable)
+    return rebuilt(model, config, model.state_dict())
 
 
 def _check(

@@ -26,7 +26,7 @@ from transformers import PreTrainedModel
 from ..data.features import check_known
 from ..errors import ConfigurationError, DataError, UnsupportedArchitectureError, VerificationError
 from ..io.checkpoint import Checkpoint
-from ..models.assembly import assemble, described_shapes
+from ..models.assembly import described_shapes, rebuilt
 from ..models.inputs import encoder_of, has_decoder
 from ..models.layers import count_parameters
 from ..steps.conversion import VocabularyCut
@@ -243,8 +243,7 @@ def _smaller_model(model: PreTrainedModel, numbers: Mapping[int, int]) -> PreTra
             if before != after:
                 tensor = tensor.index_select(dim, rows.to(tensor.device))
         state[name] = tensor.detach().clone()
-    trainable = {name: parameter.requires_grad for name, parameter in model.named_parameters()}
-    smaller = assemble(type(model), config, state, model, trainable)
+    smaller = rebuilt(model, config, state)
     if (generation := getattr(smaller, "generation_config", None)) is not None:
         _renumber(generation, numbers)
     return smaller

@@ -6,7 +6,7 @@ import itertools
 import logging
 import os
 import random
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
 from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
@@ -33,7 +33,7 @@ from .features import (
     with_own_targets,
     without_labels,
 )
-from .rows import read_rows
+from .rows import read_rows, sampled
 from .source import DataSource, Mixture, NamedSource
 from .targets import BlankWriter, Writer
 
@@ -41,6 +41,8 @@ logger = logging.getLogger(__name__)
 
 Unlabelled = NamedSource | Mixture | Iterable[Any]
 """A source, random words (``"synthetic"``), a mixture of several, or strings, pairs of strings, images or recordings.
+
+Of more rows than are asked for, a random sample is used; of an iterator, which may have no end, the first ones.
 
 For an encoder-decoder, pairs are sources with their targets; for sources alone it writes them itself, greedily."""
 
@@ -297,7 +299,9 @@ def _read(
         name = Path(data.path).name if os.path.exists(os.path.expanduser(data.path)) else data.path
         summary = {"source": name, "columns": list(data.columns), "subset": data.subset, "split": data.split}
         data = read_rows(data, samples, kind=input_kind(model), targets=has_decoder(model), seed=seed)
-    rows = list(itertools.islice((row for row in data if not _is_blank(row)), samples))
+    full = (row for row in data if not _is_blank(row))
+    # An iterator may have no end.
+    rows = sampled(full, samples, seed) if isinstance(data, Sized) else list(itertools.islice(full, samples))
     return rows, summary | {"rows": len(rows)}
 
 

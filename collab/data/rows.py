@@ -37,7 +37,7 @@ def read_rows(
     rows: Iterator[tuple] = (tuple(record[name] for name in columns) for record in records)
     if kind == "text":
         rows = _pairs(rows, columns, source) if targets and len(columns) == 2 else filter(_is_full, rows)
-    sample = _reservoir(rows, samples, seed)
+    sample = sampled(rows, samples, seed)
     if not sample:
         raise DataError(f"{source.path} has no rows.")
     return [row[0] if len(row) == 1 else row for row in sample]
@@ -93,10 +93,10 @@ def _columns(records: Records, kind: InputKind) -> tuple[str, ...]:
     return (column,)
 
 
-def _reservoir(rows: Iterable[tuple], samples: int, seed: int) -> list[tuple]:
+def sampled(rows: Iterable[Any], samples: int, seed: int) -> list[Any]:
     """A uniform sample in one pass, in random order."""
     generator = random.Random(seed)
-    kept: list[tuple] = []
+    kept: list[Any] = []
     for count, row in enumerate(rows):
         if count < samples:
             kept.append(row)

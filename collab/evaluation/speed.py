@@ -11,6 +11,7 @@ from transformers import PreTrainedModel
 from ..device import device_name
 from ..graphs.runtime import Session
 from ..graphs.served import module_of
+from ..models.assembly import in_dtype
 from ..models.inputs import has_length, longest_input, random_inputs
 from ..models.states import evaluating
 from ..steps.measurement import Speed
@@ -26,13 +27,14 @@ def measure_speed(model: PreTrainedModel, original: PreTrainedModel, rows: int =
 
     Args:
         model: the model.
-        original: the model that it was made from, on the same device.
+        original: the model that it was made from, on the same device; timed in the dtype of `model`.
         rows: rows of a batch.
         length: tokens of a row, or as many as the models take.
 
     Returns:
         How many times as fast the model is.
     """
+    original = in_dtype(original, model.dtype)  # so that the ratio is not one of data types
     with evaluating(model, original):
         dtype = str(model.dtype).removeprefix("torch.")
         return _measured((original, model), original, (rows, length), device_name(model.device), dtype=dtype)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from transformers import PreTrainedModel
+
 from ..conversion.expand import expand
 from ..decomposition.options import NATIVE_FORM
 from ..io.checkpoint import Checkpoint
@@ -24,17 +26,17 @@ class PrunedOriginal:
     Attributes:
         checkpoint: the native model with the same outputs; weights of pruned heads are zero.
         keep: by layer name, the heads left.
-        parameters: counts for the pruned model; see `collab.models.layers.parameters`.
+        model: the pruned model.
     """
 
     checkpoint: Checkpoint
     keep: Mapping[str, tuple[int, ...]]
-    parameters: Mapping[str, int]
+    model: PreTrainedModel
 
     def prune_again(self, converted: Checkpoint) -> Checkpoint:
         """Prunes the conversion of the native model to the same heads; its report counts from the pruned model."""
         model = remove_heads(converted.model, self.keep)
-        report = replace(converted.report, parameters=Parameters.of(self.parameters, parameters(model)))
+        report = replace(converted.report, parameters=Parameters.of(parameters(self.model), parameters(model)))
         return replace(converted, model=model, steps=(*converted.steps[:-1], report))
 
 
@@ -63,4 +65,4 @@ def read_pruned(source: Source, options: LoadOptions) -> PrunedOriginal | None:
         return None
     keep = {layer.name: layer.heads for layer in attention_layers(loaded.model)}
     checkpoint = replace(loaded, model=expand(loaded.model).model)
-    return PrunedOriginal(checkpoint, keep, parameters(loaded.model))
+    return PrunedOriginal(checkpoint, keep, loaded.model)

@@ -18,7 +18,7 @@ from transformers import PreTrainedModel
 from ..errors import ConfigurationError, UnsupportedArchitectureError
 from ..modeling.collab_attention import CollaborativeAttention
 from ..modeling.collab_config import AttentionSpec
-from ..models.assembly import assemble, renumber_alignment
+from ..models.assembly import rebuilt, renumber_alignment
 from ..models.families import collaborative_layers
 from ..models.layers import FACTORS, AttentionLayer, attention_layers
 
@@ -45,9 +45,7 @@ def remove_heads(model: PreTrainedModel, keep: Mapping[str, Sequence[int]]) -> P
             places.append({layer.heads.index(head): place for place, head in enumerate(kept)})
     config = copy.deepcopy(model.config)
     config.collab_layers = [spec.to_dict() for spec in specs]
-    trainable = {name: parameter.requires_grad for name, parameter in model.named_parameters()}
-    state = {name: tensor.clone() for name, tensor in state.items()}
-    pruned = assemble(type(model), config, state, model, trainable)
+    pruned = rebuilt(model, config, {name: tensor.clone() for name, tensor in state.items()})
     renumber_alignment(pruned, places)
     return pruned
 

@@ -11,6 +11,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from ..errors import VerificationError
+from ..modeling.collab_model import optional_parts
 from ..models.inputs import probe_inputs
 from ..models.states import evaluating
 from .failures import reading
@@ -60,6 +61,7 @@ def _reload(folder: Path, model: PreTrainedModel) -> Any:
         VerificationError: if a weight differs or is missing.
     """
     written, kind = model.state_dict(), type(model)
+    parts: dict[str, Any] = optional_parts(model)
     files = {name: file for file in check_weight_files(folder) for name in tensor_names(file)}
     for name in written.keys() & files.keys():
         if not _is_stored(files[name], name, written[name]):
@@ -69,10 +71,12 @@ def _reload(folder: Path, model: PreTrainedModel) -> Any:
     if all(name in files or tensor.data_ptr() in stored for name, tensor in written.items()):  # or it is tied
         config = kind.config_class.from_pretrained(folder)  # type: ignore[union-attr]
         loaded: Any = kind.from_pretrained(
-            None, config=config, state_dict=state, dtype=model.dtype, output_loading_info=True
+            None, config=config, state_dict=state, dtype=model.dtype, output_loading_info=True, **parts
         )
     else:  # transformers renames weights of some old checkpoints when it writes and reads them
-        loaded = kind.from_pretrained(folder, dtype=model.dtype, local_files_only=True, output_loading_info=True)
+        loaded = kind.from_pretrained(
+            folder, dtype=model.dtype, local_files_only=True, output_loading_info=True, **parts
+        )
     reloaded, info = loaded
     if info["missing_keys"]:
         raise VerificationError(f"The written model lacks {', '.join(sorted(info['missing_keys']))}.")

@@ -88,6 +88,8 @@ class CollaborativeMixin(_Model):
             config._attn_implementation = chosen
         shapes = shapes or Shapes.of_config(self, base, config)
         for name, part in parts:
+            if part.config is not config:  # a copy (T5), made while its kernel was another
+                part.config._attn_implementation = config._attn_implementation
             version = base.versions[type(part)]
             self.set_submodule(name, version(part.config, shapes=shapes.inside(name), **optional_parts(part)))
         if not parts:
@@ -329,7 +331,8 @@ def attention_width(layer: nn.Module, attention_classes: dict[type[nn.Module], t
 
 def optional_parts(base: PreTrainedModel) -> dict[str, bool]:
     """Constructor arguments that rebuild a base model with the same optional parts."""
-    accepted = inspect.signature(type(base).__init__).parameters
+    kind = type(base).native_class() if isinstance(base, CollaborativeMixin) else type(base)
+    accepted = inspect.signature(kind.__init__).parameters
     parts = {
         "add_pooling_layer": getattr(base, "pooler", None) is not None,
         "use_mask_token": getattr(getattr(base, "embeddings", None), "mask_token", None) is not None,

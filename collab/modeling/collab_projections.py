@@ -94,6 +94,8 @@ class SharedProjections(nn.Module):
         if self.head_ranks is not None:
             scales = [(self.attention_head_size / owned) ** 0.25 for owned in self.head_ranks for _ in range(owned)]
             for weight in (self.query.weight, self.key.weight):
+                if getattr(weight, "_is_hf_initialized", False):  # it was read, and may be quantized
+                    continue
                 copy(weight, weight * weight.new_tensor(scales).unsqueeze(1))  # (R, D)
         else:
             per_score = self.spec.rank**2 if self.spec.form == "tucker" else self.spec.rank

@@ -44,6 +44,18 @@ def assemble(
     return model
 
 
+def rebuilt(model: PreTrainedModel, config: PretrainedConfig, state: Mapping[str, Tensor]) -> PreTrainedModel:
+    """A model of the same class and parts by another config; its parameters require gradients as the model's do.
+
+    Args:
+        model: native or converted. It is not changed.
+        config: config of the new model.
+        state: its complete state dict; the tensors are used without a copy.
+    """
+    trainable = {name: parameter.requires_grad for name, parameter in model.named_parameters()}
+    return assemble(type(model), config, state, model, trainable)
+
+
 def in_dtype(model: PreTrainedModel, dtype: torch.dtype) -> PreTrainedModel:
     """A model in another dtype, as it would be loaded.
 

@@ -12,7 +12,7 @@ from torch.nn import functional
 from transformers import PretrainedConfig, PreTrainedModel
 
 from ..errors import ConfigurationError, UnsupportedArchitectureError
-from .assembly import assemble, described_shapes
+from .assembly import described_shapes, rebuilt
 from .inputs import has_decoder, has_length, longest_input
 
 PositionsRule = Literal["keep", "copy", "interpolate"]
@@ -45,14 +45,14 @@ def with_positions(model: PreTrainedModel, length: int, rule: PositionsRule) -> 
             f"The positions of {type(model).__name__} cannot be extended: encoders and decoders of text with a table "
             "of positions, or rotary ones, take longer rows. Leave out max_length (--max-length)."
         )
-    config = copy.deepcopy(model.config)
+    config = _with_own_range(model.config)
     config.max_position_embeddings += length - before
     state = model.state_dict()
     longer = [name for name, shape in described_shapes(model, config).items() if shape != state[name].shape]
     if not longer and rule == "interpolate":
         config.rope_parameters = _slower(getattr(config, "rope_parameters", None), length / before)
     extend = _repeated if rule == "copy" else _stretched
-    return _rebuilt(model, config, lambda name, tensor, rows: extend(tensor, len(tensor) - before, rows))
+    return _extended(model, config, lambda name, tensor, rows: extend(tensor, len(tensor) - before, rows))
 
 
 def with_positions_of(model: PreTrainedModel, longer: PreTrainedModel) -> PreTrainedModel:
@@ -62,7 +62,7 @@ def with_positions_of(model: PreTrainedModel, longer: PreTrainedModel) -> PreTra
     """
     if has_decoder(model) or not has_length(model) or longest_input(longer) <= longest_input(model):
         return model
-    config = copy.deepcopy(model.config)
+    config = _with_own_range(model.config)
     for name in _POSITIONS:
         if hasattr(longer.config, name):
             setattr(config, name, copy.deepcopy(getattr(longer.config, name)))
@@ -71,10 +71,18 @@ def with_positions_of(model: PreTrainedModel, longer: PreTrainedModel) -> PreTra
     changed = [name for name, tensor in model.state_dict().items() if shapes[name] != tensor.shape]
     if any(name not in state or state[name].shape != shapes[name] for name in changed):
         return model  # another architecture's
-    return _rebuilt(model, config, lambda name, tensor, rows: state[name].to(tensor))
+    return _extended(model, config, lambda name, tensor, rows: state[name].to(tensor))
 
 
-def _rebuilt(
+def _with_own_range(config: PretrainedConfig) -> PretrainedConfig:
+    """A copy of a config whose relative positions do not depend on the number of absolute ones, as DeBERTa's may."""
+    own = copy.deepcopy(config)
+    if getattr(own, "max_relative_positions", 1) < 1:
+        own.max_relative_positions = own.max_position_embeddings
+    return own
+
+
+def _extended(
     model: PreTrainedModel, config: PretrainedConfig, extend: Callable[[str, Tensor, int], Tensor]
 ) -> PreTrainedModel:
     """The model with another config, by which some tables are longer."""
@@ -82,8 +90,7 @@ def _rebuilt(
     shapes = described_shapes(model, config)
     for name, tensor in model.state_dict().items():
         state[name] = tensor if shapes[name] == tensor.shape else extend(name, tensor, shapes[name][0])
-    trainable = {name: parameter.requires_grad for name, parameter in model.named_parameters()}
-    return assemble(type(model), config, state, model, trainable)
+    return rebuilt(model, config, state)
 
 
 def _repeated(table: Tensor, offset: int, rows: int) -> Tensor:

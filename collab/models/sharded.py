@@ -98,6 +98,11 @@ def is_sharded(model: nn.Module) -> bool:
     return any(hasattr(parameter, "full_tensor") for parameter in model.parameters())
 
 
+def class_name(model: PreTrainedModel) -> str:
+    """The name of a model's class, which that of a sharded model is derived from."""
+    return next(kind.__name__ for kind in type(model).__mro__ if not hasattr(kind, "set_requires_gradient_sync"))
+
+
 def whole(tensor: Tensor) -> Tensor:
     """The whole of a tensor that the processes share, which all call this; any other tensor as it is."""
     return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor

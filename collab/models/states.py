@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 from transformers import PreTrainedModel
 
 from .layers import AttentionLayer, native_layers
@@ -124,8 +125,11 @@ def set_dropout(model: nn.Module, probability: float | None) -> Iterator[None]:
     for module in model.modules() if probability == 0 else ():
         if isinstance(getattr(module, "layerdrop", None), float):
             changes.append((module, "layerdrop", 0.0))
-        if getattr(config := getattr(module, "config", None), "apply_spec_augment", False):
+        config = getattr(module, "config", None)
+        if getattr(config, "apply_spec_augment", False):
             changes.append((config, "apply_spec_augment", False))
+        if getattr(config, "layerdrop", None):  # which models of recordings read where they drop layers
+            changes.append((config, "layerdrop", 0.0))
     before = [(owner, name, getattr(owner, name)) for owner, name, _ in changes]
     try:
         for owner, name, value in changes:
@@ -134,6 +138,20 @@ def set_dropout(model: nn.Module, probability: float | None) -> Iterator[None]:
     finally:
         for owner, name, value in before:
             setattr(owner, name, value)
+
+
+def _to_eval(module: nn.Module, args: tuple) -> None:
+    module.eval()
+
+
+@contextlib.contextmanager
+def keeping_statistics(model: nn.Module) -> Iterator[None]:
+    """Lets batch normalization use the statistics that it has, and keep them, in training mode too."""
+    with contextlib.ExitStack() as hooks:
+        for module in model.modules():
+            if isinstance(module, _BatchNorm):
+                hooks.enter_context(module.register_forward_pre_hook(_to_eval))
+        yield
 
 
 _OF_FUNCTIONS = "dropout", "attention_dropout", "activation_dropout", "drop_prob"

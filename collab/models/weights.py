@@ -12,7 +12,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from ..errors import WeightsError
-from .sharded import whole
+from .sharded import class_name, whole
 
 
 def check_finite(model: PreTrainedModel) -> None:
@@ -52,12 +52,12 @@ _OF_FILES = {"_name_or_path", "_commit_hash", "transformers_version", "auto_map"
 
 
 def digest_of(model: PreTrainedModel) -> str:
-    """A hash of a model's config and the names, shapes and values of its weights.
+    """A hash of a model's class and config and the names, shapes and values of its weights.
 
     Processes that share the weights all call this.
     """
     config = json.dumps(_without_files(model.config.to_dict()), sort_keys=True, default=str)
-    digest = hashlib.sha256(config.encode())
+    digest = hashlib.sha256(f"{class_name(model)}{config}".encode())
     for name, tensor in sorted(model.state_dict().items()):
         digest.update(f"{name}{tuple(tensor.shape)}".encode())
         digest.update(bytes_of(whole(tensor)))

@@ -28,12 +28,10 @@ class Budget:
             ``seconds``.
         value: the fraction of the original to keep at most, in the unit, but the largest error, or ranks as in
             `ConversionConfig`.
-        whole: what the value is a fraction of, as a fraction of the original: less than 1 after tokens were left out.
     """
 
     unit: Unit
     value: Any
-    whole: float = 1.0
 
 
 def given(settings: object, names: Sequence[str]) -> dict[str, Any]:

@@ -174,7 +174,7 @@ class History:
             "revision": revision,
             "command": command,
             **head,
-            "parameters": plain(_overall(steps)),
+            "parameters": plain(_overall(steps, cut)),
             "speed": speed,
             "verification": verification,
             "keep_tokens": None if cut is None else cut.to_dict(),
@@ -189,12 +189,13 @@ def _listed(done: Sequence[str]) -> str:
     return " and then ".join(filter(None, (", ".join(done[:-1]), *done[-1:])))
 
 
-def _overall(steps: Iterable[Step]) -> Parameters:
-    """Parameters before the first and after the last of several steps."""
+def _overall(steps: Iterable[Step], cut: VocabularyCut | None) -> Parameters:
+    """Parameters before the first and after the last of several steps; those of tokens left out before count, too."""
     counts = [count for step in steps if (count := step.counts()) is not None]
     first, last = counts[0], counts[-1]
     pairs = ((getattr(first, name), getattr(last, name)) for name in ("query_key", "attention", "model"))
-    return Parameters(*(Count(before.before, after.after) for before, after in pairs))
+    query_key, attention, model = (Count(before.before, after.after) for before, after in pairs)
+    return Parameters(query_key, attention, model if cut is None else Count(cut.parameters.before, model.after))
 
 
 def _misfit(value: Any, form: Any, where: str) -> str | None:

@@ -28,7 +28,7 @@ from ..progress import Progress, no_progress
 from ..steps.training import Finetuning
 from .arguments import RunData
 from .options import FinetuneOptions
-from .run import Work, run
+from .run import Work, require_float32, run
 from .trainer import GuardedTrainer
 from .work import temporary_work
 
@@ -117,7 +117,8 @@ def finetune(
         ConfigurationError: if the teacher's head has other labels, or the tokenizer does not fit the task.
         ExtraError: if a package that measures the task is not installed.
         DataError: if a label does not fit the head.
-        TrainingError: if the loss becomes NaN or infinite, memory is short, or `work` holds another unfinished run.
+        TrainingError: if weights to train are in half precision, the loss becomes NaN or infinite, memory is short, or
+            `work` holds another unfinished run.
     """
     options = options or FinetuneOptions()
     model, tokenizer = checkpoint.model, checkpoint.tokenizer
@@ -134,6 +135,7 @@ def finetune(
         )
     if task.kind == "translation":
         require_sacrebleu()  # before the training, not after it
+    require_float32(parameter for parameter in model.parameters() if parameter.requires_grad)
     start = time.perf_counter()
     rows, encoded = (encode(task, examples, model, tokenizer, options.max_length) for examples in (train, held_out))
     features, collate = prepare_eval(task, model, tokenizer, encoded, options.run.seed)

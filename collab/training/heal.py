@@ -22,7 +22,7 @@ from ..data.prepare import Rows, Unlabelled, rows_of
 from ..data.source import Mixture
 from ..data.targets import Writer
 from ..device import Dtype, resolve_device
-from ..errors import ConfigurationError, TrainingError
+from ..errors import ConfigurationError
 from ..evaluation.compare import agreement_by_source, check_comparable
 from ..io.checkpoint import Checkpoint
 from ..models.families import collaborative_layers
@@ -31,7 +31,7 @@ from ..models.layers import FACTORS, count_parameters, entry_of
 from ..models.outputs import outputs_of
 from ..models.positions import with_positions_of
 from ..models.sharded import as_run, take_weights
-from ..models.states import evaluating, set_dropout
+from ..models.states import evaluating, keeping_statistics, set_dropout
 from ..models.weights import digest_of
 from ..processes import from_main
 from ..progress import Progress, no_progress
@@ -41,7 +41,7 @@ from .distillation import Distillation, DistillationTrainer
 from .learning_rate import Logits, find_learning_rate
 from .muon import Muon
 from .options import HealOptions, Trainable
-from .run import Work, run, short_of_memory
+from .run import Work, require_float32, run, short_of_memory
 from .work import temporary_work
 
 logger = logging.getLogger(__name__)
@@ -282,13 +282,12 @@ def _training_only(model: PreTrainedModel, trainable: Trainable) -> Iterator[dic
     chosen = _chosen(model, trainable)
     if not chosen:
         raise ConfigurationError("The model has no collaborative attention, so there are no new factors to heal.")
-    if any(parameter.dtype != torch.float32 for parameter in chosen.values()):
-        raise TrainingError("Healing needs weights in float32. Call model.float() first and cast back afterwards.")
+    require_float32(chosen.values())
     flags = {name: parameter.requires_grad for name, parameter in model.named_parameters()}
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(name in chosen)
     try:
-        with set_dropout(model, 0.0):
+        with set_dropout(model, 0.0), keeping_statistics(model):
             yield chosen
     finally:
         for name, parameter in model.named_parameters():

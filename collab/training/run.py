@@ -10,13 +10,14 @@ import contextlib
 import hashlib
 import json
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 from transformers import EarlyStoppingCallback, PreTrainedModel, Trainer, TrainerState, set_seed
 from transformers.trainer_callback import PrinterCallback
 from transformers.utils import logging as transformers_logging
@@ -152,6 +153,12 @@ def run(
         set_seed(options.seed + trainer.args.process_index)  # different dropout in each process
         _train_or_resume(trainer, newest_checkpoint(work.folder), options.patience)
     return _result(trainer, start, data.best_by)
+
+
+def require_float32(parameters: Iterable[nn.Parameter]) -> None:
+    """Raises a TrainingError for parameters in half precision, for which the steps of training are too small."""
+    if any(parameter.is_floating_point() and parameter.dtype != torch.float32 for parameter in parameters):
+        raise TrainingError("Training needs weights in float32. Call model.float() first and cast back afterwards.")
 
 
 def _missing_rate(precision: Dtype) -> float:

@@ -16,15 +16,9 @@ from .data import SEVERAL, SOURCES, Unlabelled, max_length_option, samples_optio
 from .model import device_option
 
 
-def _source(
-    calibration: tuple[str, ...], text_column: tuple[str, ...], unlabelled: Unlabelled, heal: object = ()
-) -> NamedSource | Mixture | Literal["default", "none"]:
+def _source(calibration: tuple[str, ...], unlabelled: Unlabelled) -> NamedSource | Mixture | Literal["default", "none"]:
     if len(calibration) > 1 and "none" in calibration:
         raise ConfigurationError("--calibration none goes without data, so it cannot be combined with other sources.")
-    if set(calibration) - {"none", "synthetic"}:
-        return unlabelled.sources(calibration)
-    if text_column and not heal:
-        raise ConfigurationError("--text-column says where the text is in a file or data set; calibrate on one.")
     if not calibration:
         return "default"
     return "none" if calibration == ("none",) else unlabelled.sources(calibration)
@@ -51,18 +45,19 @@ def _sources_option(default: str, text: str) -> Decorator:
     )
 
 
-def calibration_options(*, weights_alone: bool = True) -> Decorator:
+def calibration_options(default: str, *, weights_alone: bool = True) -> Decorator:
     """--calibration and what belongs to it.
 
     Args:
+        default: what the help says of its default.
         weights_alone: whether the command can do without calibration.
     """
-    without, others = ("; or none (go by the weights alone)", ", none for others") if weights_alone else ("", "")
+    without = "; or none (go by the weights alone)" if weights_alone else ""
     return gathers(
         "calibration",
         _calibration,
         gathers("calibration_source", _source),
-        _sources_option(f"synthetic for models of text{others}", f"Data to calibrate on: {SOURCES}{without}."),
+        _sources_option(default, f"Data to calibrate on: {SOURCES}{without}."),
         unlabelled_options(("calibration", "heal"), "--calibration-"),
         samples_option(CalibrationOptions.samples, "--calibration-samples"),
         max_length_option,
@@ -82,10 +77,9 @@ def _measured_on(
     unlabelled: Unlabelled,
     calibration_samples: int,
     max_length: int | None,
-) -> CalibrationRequest | None:
-    if not calibration:
-        return None
-    return CalibrationRequest(unlabelled.sources(calibration), CalibrationOptions(calibration_samples, max_length))
+) -> CalibrationRequest:
+    options = CalibrationOptions(calibration_samples, max_length)
+    return CalibrationRequest(unlabelled.sources(calibration) if calibration else "default", options)
 
 
 export_calibration_options = gathers(
@@ -123,7 +117,7 @@ solver_options = grouped(
             default=SolverOptions.precision,
             help="Precision of the arithmetic.",
         ),
-        device_option("cpu"),
+        device_option("cpu; to heal, cuda if there is a GPU"),
     ),
 )
 content_option = grouped(
@@ -139,12 +133,12 @@ content_option = grouped(
 
 
 def _fraction_option(flag: str, of: str, budgets: str | None) -> Decorator:
-    """A budget as a fraction, or, with the default `budgets`, several."""
+    """A budget as a fraction, or, with the default `budgets`, which may be empty, several."""
     return click.option(
         flag,
         type=click.FloatRange(0, 1, min_open=True),
         multiple=budgets is not None,
-        show_default=budgets,
+        show_default=budgets or False,
         help=f"The largest fraction of the {of} to keep, such as 0.5."
         + ("" if budgets is None else " May be given several times."),
     )
@@ -165,4 +159,4 @@ def flops_option(multiple: bool = False) -> Decorator:
 def step_bytes_option(multiple: bool = False) -> Decorator:
     """--step-bytes, once or several times."""
     what = "bytes that the layers of a generating model read for a token"
-    return _fraction_option("--step-bytes", what, "0.75, 0.5, 0.33, 0.25" if multiple else None)
+    return _fraction_option("--step-bytes", what, "" if multiple else None)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import click
@@ -77,7 +77,9 @@ class Unlabelled:
 
     def source(self, name: str) -> NamedSource:
         """The source of a name."""
-        return "synthetic" if name == "synthetic" else DataSource(name, self.text_column, self.subset, self.split)
+        if name == "synthetic":
+            return "synthetic"
+        return DataSource(name, self.text_column if _has_columns(name) else (), self.subset, self.split)
 
     def sources(self, names: Sequence[str]) -> NamedSource | Mixture:
         """One source, or several, mixed with the weights that their names end with."""
@@ -90,17 +92,33 @@ class Unlabelled:
         if len({*paths}) < len(paths):
             twice = next(path for path in paths if paths.count(path) > 1)
             raise ConfigurationError(f"{twice} is given twice; give it once, with a weight: {twice}=2.")
-        columns = [path for path in paths if Path(path).suffix != ".txt" and path != "synthetic"]
-        if self.text_column and not columns:
-            raise ConfigurationError("--text-column names a column, but none of these sources has columns.")
-        plain = replace(self, text_column=())
         return Mixture(
-            {
-                title: (self if path in columns else plain).source(path)
-                for title, path in zip(titles, paths, strict=True)
-            },
+            {title: self.source(path) for title, path in zip(titles, paths, strict=True)},
             {title: weight for title, (_, weight) in zip(titles, weighted, strict=True) if weight != 1},
         )
+
+
+def _has_columns(name: str) -> bool:
+    """Whether a source may have columns, as text and random words do not."""
+    return name not in ("synthetic", "none") and Path(name).suffix != ".txt"
+
+
+def _unlabelled(
+    text_column: tuple[str, ...],
+    subset: str | None,
+    split: str,
+    *,
+    calibration: tuple[str, ...] = (),
+    heal: tuple[str, ...] = (),
+    data: str | tuple[str, ...] | None = None,
+    data2: str | None = None,
+) -> Unlabelled:
+    """What names mean; --text-column is for those of the command's sources that have columns."""
+    several = data if isinstance(data, tuple) else (data,)
+    names = [_weighted(name)[0] for name in (*calibration, *heal, *several, data2) if name is not None]
+    if text_column and names and not any(map(_has_columns, names)):
+        raise ConfigurationError("--text-column names a column, but none of these sources has columns.")
+    return Unlabelled(text_column, subset, split)
 
 
 def _weighted(name: str) -> tuple[str, float]:
@@ -126,22 +144,22 @@ def unlabelled_options(sources: str | tuple[str, ...] = "data", prefix: str = "-
         prefix: how the flags of subset and split begin.
     """
     options = text_column_option, subset_option(f"{prefix}subset"), split_option(f"{prefix}split")
-    return gathers("unlabelled", Unlabelled, only_with(sources, *options))
+    return gathers("unlabelled", _unlabelled, only_with(sources, *options))
 
 
-def _data(data: str | None, unlabelled: Unlabelled) -> NamedSource | None:
-    return None if data is None else unlabelled.source(data)
+def _data(data: str | None, unlabelled: Unlabelled, task: Task | None = None) -> NamedSource | None:
+    """The rows; by default those that the task is trained on, if it comes with data."""
+    return unlabelled.source(data) if data is not None else None if task is None else task.train
 
 
 def _mixed_data(data: tuple[str, ...], unlabelled: Unlabelled) -> NamedSource | Mixture:
     return unlabelled.sources(data)
 
 
-def data_options(*, required: bool = False) -> Decorator:
-    """--data and what says where in it the rows are."""
-    return gathers(
-        "data", _data, once(click.option("--data", required=required, help=f"Rows: {SOURCES}.")), unlabelled_options()
-    )
+def data_options(others: tuple[str, ...] = ()) -> Decorator:
+    """--data and what says where in it the rows are; this is said of what some other options name, too."""
+    option = once(click.option("--data", show_default="those of --task", help=f"Rows: {SOURCES}."))
+    return gathers("data", _data, option, unlabelled_options(("data", *others)))
 
 
 def mixed_data_options(default: str) -> Decorator:

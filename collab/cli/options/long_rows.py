@@ -9,55 +9,61 @@ import click
 from ...data.source import DataSource
 from ...errors import ConfigurationError
 from ...planning.long_rows import Attention, LongOptions, PositionsRule, read_attention, read_layers
-from ..command import Decorator, Parsed, gathers, grouped, once
+from ..command import Decorator, Parsed, gathers, grouped, once, only_with, switched_off_by
 from .data import Unlabelled, unlabelled_options
 
 
 def attention_option(default: Attention) -> Decorator:
     """--attention, with its default."""
-    return grouped(
-        "Long rows",
-        click.option(
-            "--attention",
-            type=Parsed("attention", read_attention),
-            metavar=f"[{'|'.join(get_args(Attention))}]",
-            default=default,
-            help="How long rows are computed. dense: like short ones. local: a token sees the tokens near it. "
-            "summaries: and the rest of the row in groups. In a decoder, tokens before it; its cache forgets others.",
-        ),
+    option = click.option(
+        "--attention",
+        type=Parsed("attention", read_attention),
+        metavar=f"[{'|'.join(get_args(Attention))}]",
+        default=default,
+        help="How long rows are computed. dense: like short ones. local: a token sees the tokens near it. "
+        "summaries: and the rest of the row in groups. In a decoder, tokens before it; its cache forgets others.",
     )
+    return grouped("Long rows", switched_off_by("dense", option))
 
 
 long_options = grouped(
     "Long rows",
-    click.option(
-        "--block",
-        default=LongOptions.block,
-        help="Tokens see their block of so many, and those beside it (in a decoder, the one before).",
-    ),
-    click.option(
-        "--global-tokens", default=LongOptions.global_tokens, help="So many first tokens see all, and are seen by all."
-    ),
-    click.option(
-        "--summaries",
-        metavar="mean:N|stride:N",
-        default=LongOptions.summaries,
-        help="What stands for N tokens of the rest: their mean, or the first of them.",
-    ),
-    click.option("--dense-below", default=LongOptions.dense_below, help="Rows of fewer tokens are computed as before."),
-    click.option(
-        "--dense-layers",
-        type=Parsed("layers", read_layers),
-        default=(),
-        show_default="none",
-        metavar="auto|1,4",
-        help="Layers, numbered from 0, that stay as they are at every length. auto: those whose outputs blocks change "
-        "most on a text, within --dense-budget.",
-    ),
-    click.option(
-        "--dense-budget",
-        default=LongOptions.dense_budget,
-        help="With --dense-layers auto, how much of the arithmetic of attention in the longest row to keep at most.",
+    only_with(
+        "attention",
+        click.option(
+            "--block",
+            default=LongOptions.block,
+            help="Tokens see their block of so many, and those beside it (in a decoder, the one before).",
+        ),
+        click.option(
+            "--global-tokens",
+            default=LongOptions.global_tokens,
+            help="So many first tokens see all tokens and are seen by all.",
+        ),
+        click.option(
+            "--summaries",
+            metavar="mean:N|stride:N",
+            default=LongOptions.summaries,
+            help="What stands for N tokens of the rest: their mean, or the first of them.",
+        ),
+        click.option(
+            "--dense-below", default=LongOptions.dense_below, help="Rows of fewer tokens are computed as before."
+        ),
+        click.option(
+            "--dense-layers",
+            type=Parsed("layers", read_layers),
+            default=(),
+            show_default="none",
+            metavar="auto|1,4",
+            help="Layers, numbered from 0, that stay as they are at every length. auto: those whose outputs blocks "
+            "change most on a text, within --dense-budget.",
+        ),
+        click.option(
+            "--dense-budget",
+            default=LongOptions.dense_budget,
+            help="With --dense-layers auto, how much of the arithmetic of attention in the longest row to keep at "
+            "most.",
+        ),
     ),
     click.option(
         "--positions",
