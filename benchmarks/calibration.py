@@ -78,7 +78,9 @@ class Model:
 
     def convert(self, calibration: collab.Calibration | None, **config: Any) -> collab.Checkpoint:
         """A conversion in memory."""
-        return collab.convert(self.model, collab.ConversionConfig(**config), calibration=calibration)
+        return collab.convert(
+            self.model, collab.ConversionConfig(**{"refine": "none"} | config), calibration=calibration
+        )
 
 
 def short_words(demo: Model) -> collab.Calibration:
@@ -145,7 +147,7 @@ calibration = collab.calibrate(collab.Checkpoint(model, tokenizer), options=opti
 calibrated = peak[0]
 size = sum(t.numel() * t.element_size() for part in (calibration.moments, calibration.held_out_moments)
            for moments in part.values() for t in moments.tensors().values())
-collab.convert(model, collab.ConversionConfig(rank=128), calibration=calibration, inplace=True)
+collab.convert(model, collab.ConversionConfig(rank=128, refine="none"), calibration=calibration, inplace=True)
 stop.set(); thread.join()
 figures = {"moments": size, "calibration": calibrated - before, "peak": peak[0] - before}
 print(json.dumps({"samples": int(sys.argv[1]), **figures}))
@@ -184,7 +186,7 @@ def order() -> dict[str, Any]:
     plain = demo.calibrate(train)
     rows = []
     for form, rank in (("cp", 128), ("cp", 64), ("tucker", 64), ("concat", 128)):
-        config = collab.ConversionConfig(rank=rank, form=form)
+        config = collab.ConversionConfig(rank=rank, form=form, refine="none")
         start = time.perf_counter()
         ordered = collab.calibrate_in_order(collab.Checkpoint(demo.model, demo.tokenizer), config, train)
         seconds = time.perf_counter() - start

@@ -249,9 +249,10 @@ def main() -> None:
     arguments = parser.parse_args()
     transformers.logging.disable_progress_bar()
     sources = kept("end_to_end").get("sources", {})
-    for name, (build, judge) in SOURCES.items():
+    for source, (build, judge) in SOURCES.items():
+        name = source if arguments.device == "cpu" else f"{source}, {arguments.device}"
         again = arguments.how is not None and name in sources
-        if (name in sources and not again) or arguments.only not in (None, name):
+        if (name in sources and not again) or arguments.only not in (None, source):
             continue
         hows = [how for how in arguments.how or HOWS if how != "onnxruntime" or arguments.device == "cpu"]
         with tempfile.TemporaryDirectory() as folder:

@@ -115,9 +115,11 @@ def measure_shape(shape: Shape, params: float | None) -> Measured:
         report = timed(
             taken,
             "convert",
-            lambda: collab.checkpoints.convert(
-                str(folder / "in"), out, config, calibration=collab.CalibrationRequest("none")
-            ).report,
+            lambda: (
+                collab.checkpoints.convert(
+                    str(folder / "in"), out, config, calibration=collab.CalibrationRequest("none")
+                ).report
+            ),
         )
         model = load(str(out)).model.eval()
         with torch.no_grad():

@@ -465,6 +465,7 @@ def main() -> None:
     teacher = AutoModel.from_pretrained(demo_folder()).eval()
     for name in chosen.variant or VARIANTS:
         key = {"variant": name, "seconds": None if chosen.steps else chosen.seconds}
+        key |= {"steps": chosen.steps} if chosen.steps else {}
         if any(key.items() <= row.items() for row in kept("healing_variants").get("rows", [])):
             continue
         how = DEFAULTS | VARIANTS[name]

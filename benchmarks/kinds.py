@@ -125,17 +125,19 @@ def made(
     fragments: float = FRAGMENTS,
     checkpoint: str = "demo",
     calibrated: int = 1024,
+    dropped: int | None = None,
     **run: Any,
 ) -> float:
     """Compresses a checkpoint into a folder, calibrated on `calibrated` rows and healed on some kinds of text.
 
     Returns the CPU seconds that it took.
 
-    Without steps it is not healed; `healed` then says whether it is to be healed by other means.
+    Without steps it is not healed; `healed` then says whether it is to be healed by other means. `dropped` is a number
+    of layers to drop where the budget leaves that open.
     """
     known = texts()
     mixture = collab.Mixture({kind: known[kind][0] for kind in kinds})
-    settings = BUDGETS[name]
+    settings = BUDGETS[name] | ({} if dropped is None else {"drop_layers": dropped})
     options = heal_options(fragments, **{"steps": max(1, steps), "seed": seed} | run)
     calibration = collab.CalibrationOptions(calibrated, 128, seed=seed)
     start = time.process_time()

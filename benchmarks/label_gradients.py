@@ -18,6 +18,7 @@ from unittest.mock import patch
 
 import torch
 import transformers
+from classifiers import direction
 from common import demo_folder, machine, markdown, shared_data, write
 
 import collab
@@ -27,6 +28,7 @@ from collab.data.encoding import collator, encode
 from collab.evaluation.compare import agreement
 from collab.evaluation.metrics import measure
 from collab.evaluation.predict import predictions
+from collab.models.outputs import Output
 
 
 class LabelCollector(collect.Collector):
@@ -70,7 +72,8 @@ def main() -> None:
         [{key: batch[key] for key in batch if key != "labels"} for batch in group] for group in (batches, held)
     )
 
-    calibrations = {"drawn from the model": collab.calibrate(model, bare)}
+    with patch.object(Output, "direction", lambda answer, generator: direction("sampled", answer, generator)):
+        calibrations = {"drawn from the model": collab.calibrate(model, bare)}
     with (
         patch.object(collect, "_directions", label_directions),
         patch.object(calibrating, "Collector", LabelCollector),
@@ -81,7 +84,7 @@ def main() -> None:
     for form in ("cp", "concat"):
         for part in (1 / 3, 1 / 6):
             for name, calibration in calibrations.items():
-                config = collab.ConversionConfig(params=part, form=form, compare=False)
+                config = collab.ConversionConfig(params=part, form=form, refine="none", compare=False)
                 converted = collab.convert(model, config, calibration=calibration).model
                 accuracy = measure(task.kind, predictions(task.kind, converted, judged, collate))["accuracy"]
                 agreed = agreement(model, converted, unseen) or {}

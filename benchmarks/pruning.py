@@ -49,6 +49,8 @@ from collab.models.layers import attention_layers, parameters
 FRACTIONS = tuple(number / 10 for number in range(10))
 HEALED = (0.2, 0.4, 0.6, 0.8)
 SCORES = ("gradient", "ablation", "attention_norm", "entropy", "confidence", "output_variance", "like_weights")
+OTHERS = ("gradient, normalized", "random")
+"""Orders that are made of scores, or of nothing."""
 ROWS = 256
 Importance = Mapping[str, Mapping[int, float]]
 
@@ -92,9 +94,9 @@ def importances(subject: Subject) -> dict[str, Importance]:
     scores = score_rows(subject.loaded, subject.rows(), collab.ScoreOptions(SCORES))
     scored: dict[str, Importance] = {name: scores.importance(name) for name in SCORES}
     normalized = score_rows(subject.loaded, subject.rows(), collab.ScoreOptions(("gradient",), normalize=True))
-    scored["gradient, normalized"] = normalized.importance("gradient")
+    scored[OTHERS[0]] = normalized.importance("gradient")
     generator = np.random.default_rng(0)
-    scored["random"] = {
+    scored[OTHERS[1]] = {
         layer: {head: float(generator.random()) for head in heads} for layer, heads in scored["gradient"].items()
     }
     return scored
@@ -152,8 +154,10 @@ def curves(bench: Bench, dev_rows: int | None, steps: int, done: set[tuple[str, 
     """Every curve of one task that is not done."""
     with tempfile.TemporaryDirectory() as folder:
         for name in ("original", "cp", "tucker"):
-            hows = ["one-shot", "iterative", *(["healed"] if name == "original" else [])]
-            if all((bench.name, name, how) in done for how in hows):
+            wanted = [("one-shot", score) for score in ((*SCORES, *OTHERS) if name == "original" else SCORES[:1])]
+            wanted += [("iterative", "gradient"), *([("healed", "gradient")] if name == "original" else [])]
+            missing = [curve for curve in wanted if (bench.name, name, *curve) not in done]
+            if not missing:
                 continue
             source = bench.original()
             if name != "original":
@@ -169,14 +173,14 @@ def curves(bench: Bench, dev_rows: int | None, steps: int, done: set[tuple[str, 
                         subject.loaded, subject.rows(), collab.ScoreOptions(("gradient",))
                     ).importance("gradient")
                 }
-            if (bench.name, name, "one-shot") not in done:
-                for score, importance in scored.items():
-                    points = at_once(subject, importance, timed=score == "gradient")
-                    yield key | {"how": "one-shot", "score": score, "points": points}
-            if (bench.name, name, "iterative") not in done:
-                yield key | {"how": "iterative", "score": "gradient", "points": iterative(subject)}
-            if "healed" in hows and (bench.name, name, "healed") not in done:
-                yield key | {"how": "healed", "score": "gradient", "points": healed(subject, scored["gradient"], steps)}
+            for how, score in missing:
+                if how == "one-shot":
+                    points = at_once(subject, scored[score], timed=score == "gradient")
+                elif how == "iterative":
+                    points = iterative(subject)
+                else:
+                    points = healed(subject, scored["gradient"], steps)
+                yield key | {"how": how, "score": score, "points": points}
 
 
 def likeness(bench: Bench, dev_rows: int | None) -> list[dict[str, Any]]:
@@ -269,7 +273,7 @@ def table(result: dict[str, Any]) -> str:
     return "\n\n".join(parts)
 
 
-def figure(result: dict[str, Any]) -> None:
+def figure(result: dict[str, Any], name: str) -> None:
     """The metric against the heads that are gone."""
     tasks = list(dict.fromkeys(curve["task"] for curve in result["curves"]))
     panels = len(tasks) + bool(result["passes"])
@@ -303,7 +307,7 @@ def figure(result: dict[str, Any]) -> None:
             axis.plot(*zip(*points, strict=True), "-o", color=color, markersize=4, label=f"after {row['passes']}")
         axis.set(title="cola, passes over the data", xlabel="heads gone, %", ylabel="matthews ×100")
         axis.legend(fontsize=6)
-    drawing.savefig(RESULTS / "pruning.png", dpi=200)
+    drawing.savefig(RESULTS / f"{name}.png", dpi=200)
     plt.close(drawing)
 
 
@@ -315,33 +319,35 @@ def main() -> None:
     given = parser.parse_args()
     transformers.logging.disable_progress_bar()
     dev_rows, steps = (None, 500) if given.full else (500, 100)
+    result_name = "pruning-full" if given.full else "pruning"
     settings = {"score_rows": ROWS, "dev_rows": dev_rows, "heal_steps": steps}
     order = list(QUICK)
 
     def keep(what: str, *measured: dict[str, Any]) -> None:
-        with my_turn("pruning"):
-            result = finished() | {"machine": machine(), "settings": settings}
+        with my_turn(result_name):
+            result = finished(result_name) | {"machine": machine(), "settings": settings}
             result[what] += measured
             result["curves"].sort(key=lambda curve: order.index(curve["task"]))
-            write("pruning", result, table(result))
-            figure(result)
+            write(result_name, result, table(result))
+            figure(result, result_name)
 
     tasks = given.task or order
     for name in tasks:
-        done = {(curve["task"], curve["model"], curve["how"]) for curve in finished()["curves"]}
+        known = finished(result_name)["curves"]
+        done = {(curve["task"], curve["model"], curve["how"], curve["score"]) for curve in known}
         for curve in curves(Bench(name, QUICK[name], 0), dev_rows, steps, done):
             keep("curves", curve)
     if "cola" in tasks:
         bench = Bench("cola", QUICK["cola"], 0)
-        if not finished()["likeness"]:
+        if not finished(result_name)["likeness"]:
             keep("likeness", *likeness(bench, dev_rows))
-        for row in by_pass(bench, 4, dev_rows, {row["passes"] for row in finished()["passes"]}):
+        for row in by_pass(bench, 4, dev_rows, {row["passes"] for row in finished(result_name)["passes"]}):
             keep("passes", row)
 
 
-def finished() -> dict[str, Any]:
+def finished(name: str) -> dict[str, Any]:
     """Results so far; read anew every time, because each task may have a process of its own."""
-    return {"curves": [], "likeness": [], "passes": []} | kept("pruning")
+    return {"curves": [], "likeness": [], "passes": []} | kept(name)
 
 
 if __name__ == "__main__":

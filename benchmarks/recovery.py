@@ -62,7 +62,10 @@ class Candidates:
         run = {"steps": steps, "batch_size": 32, "warmup": 0.1, "gradient_accumulation_steps": 1, "evaluations": 1}
         collab.heal(student, self.original, self.mixture, options=heal_options(optimizer="adamw", **run))
         seconds = time.process_time() - start
-        return {"after": self._compressions.candidates.held_out.loss(model), "cpu_seconds": seconds} | self._judge.measure(model)
+        return {
+            "after": self._compressions.candidates.held_out.loss(model),
+            "cpu_seconds": seconds,
+        } | self._judge.measure(model)
 
 
 def recovered(row: dict[str, Any], narrowed: dict[str, Any]) -> float:

@@ -106,6 +106,7 @@ class Bench:
         """One conversion, measured."""
         start, cpu = time.perf_counter(), time.process_time()
         conversion = self.convert(form, fraction, refine)
+        taken = {"cpu_seconds": time.process_time() - cpu, "seconds": time.perf_counter() - start}
         layers = conversion.report.layers
         return {
             **self.measure(conversion.model),
@@ -113,9 +114,7 @@ class Bench:
             "ranks": [layer.rank for layer in layers],
             "score_error": float(np.mean([layer.score_error for layer in layers])),
             "by_frequency": self._by_frequency(conversion.model),
-            "cpu_seconds": time.process_time() - cpu,
-            "seconds": time.perf_counter() - start,
-        }
+        } | taken
 
     def _by_frequency(self, model: PreTrainedModel) -> list[float]:
         """Complex dimensions of every frequency, the mean over layers."""
@@ -126,9 +125,9 @@ class Bench:
 
     def healed(self, form: str, fraction: float) -> dict[str, Any]:
         """One conversion, refined and healed."""
+        start, cpu = time.perf_counter(), time.process_time()
         conversion = self.convert(form, fraction, "auto")
         model = conversion.model
-        start, cpu = time.perf_counter(), time.process_time()
         options = collab.HealOptions(run=collab.RunOptions(steps=STEPS))
         collab.heal(collab.Checkpoint(model, self.tokenizer), self.original, self.rows, options=options)
         taken = {"cpu_seconds": time.process_time() - cpu, "seconds": time.perf_counter() - start}

@@ -21,7 +21,7 @@ REPEATS = 5
 IMPORT = "import torch"
 COMMANDS = (
     *("convert", "compress", "plan", "heal", "finetune", "evaluate", "inspect", "heads", "prune", "expand", "bench"),
-    "export",
+    *("export", "lengthen", "report"),
 )
 ERRORS = {
     "unknown option": ("convert", "model", "out", "--no-such-option"),

@@ -29,7 +29,7 @@ from typing import Any
 import torch
 from common import kept, machine, markdown, my_turn, times_as_fast, write
 from kinds import BUDGETS, CHECKPOINTS, KINDS, STEPS, Judge, made
-from transformers import AutoModel
+from transformers import AutoConfig, AutoModel
 
 import collab
 from collab.evaluation.timing import Run
@@ -62,7 +62,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, help="for recipes that give none, or that of Adam")
     parser.add_argument("--speed", action="store_true", help="measure the speed at 8 rows of 128 tokens, and no more")
     chosen = parser.parse_args()
-    result = "unseen" if chosen.checkpoint == "demo" else f"unseen-{chosen.checkpoint}"
+    result = _result(chosen.checkpoint)
     if chosen.speed:
         add(result, speed=speeds(chosen.checkpoint, chosen.model or tuple(BUDGETS)))
         return
@@ -106,11 +106,22 @@ def speeds(checkpoint: str, models: Sequence[str]) -> dict[str, dict[str, float]
         if not folder.exists():
             folder = folder.with_name(f"{checkpoint}-{model.replace(' ', '-')}-untrained")
             if not folder.exists():
-                made(model, folder, steps=0, checkpoint=checkpoint)
+                made(model, folder, steps=0, checkpoint=checkpoint, dropped=_dropped(checkpoint, model))
         compared[model] = collab.load(str(folder)).model.eval()
     runs: list[Run] = [(model, [batch]) for model in (original, *compared.values())]
     processor = torch.backends.cpu.get_cpu_capability()  # the widths that are fast depend on it
     return dict(zip((f"{name}, {processor}" for name in compared), times_as_fast(runs, 15)[1:], strict=True))
+
+
+def _dropped(checkpoint: str, model: str) -> int | None:
+    """The number of layers that the healed model lacks, which was tried; None if no such model was made."""
+    rows = kept(_result(checkpoint)).get("rows", [])
+    left = [row["layers"] for row in rows if row["model"] == model and row["recipe"] == "default"]
+    return AutoConfig.from_pretrained(CHECKPOINTS[checkpoint]()).num_hidden_layers - left[0] if left else None
+
+
+def _result(checkpoint: str) -> str:
+    return "unseen" if checkpoint == "demo" else f"unseen-{checkpoint}"
 
 
 def add(name: str, rows: Sequence[dict[str, Any]] = (), speed: dict[str, dict[str, float]] | None = None) -> None:

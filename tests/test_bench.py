@@ -260,6 +260,12 @@ class TestCommand:
         refused = self.run(tmp_path / "graph", "--device", "cuda", "--rounds", 1, fails=2)
         assert "measured on a CPU" in " ".join(refused.stderr.split())
 
+    def test_torch_is_the_default(self, folders: tuple[Path, Path]) -> None:
+        arguments = ("--rounds", 1, "--batch-size", 1, "--length", 8, "--no-memory", "--device", "cpu", "--json")
+        for options in ((), ("--runtime", "torch")):
+            report = json.loads(self.run(folders[0], *options, "--dtype", "bfloat16", *arguments).stdout)
+            assert report["dtype"] == "bfloat16"
+
     def test_models_whose_rows_must_end_or_be_short(self) -> None:
         """A classifier on an encoder–decoder reads where a row ends; a decoder may take fewer tokens."""
         options = replace(FEW, lengths=(32,), batch_sizes=(2,))
@@ -287,6 +293,7 @@ class TestCommand:
             (["--batch-size", 0], "at least 1", 2),
             (["--rounds", 0], "at least 1", 2),
             (["--dtype", "fp8"], "fp8", 2),
+            (["--runtime", "onnxruntime", "--dtype", "bfloat16"], "is for models that run in PyTorch", 2),
             (["--against", tmp_path / "missing"], "no folder", 1),
             (["--figure", tmp_path / "no" / "speed.png"], "no folder", 1),
             (["--figure", tmp_path / "speed.txt"], ".png, .pdf or .svg", 2),

@@ -22,14 +22,14 @@ import transformers
 from click.testing import CliRunner, Result
 from huggingface_hub.utils import httpx
 from safetensors.torch import load_file, save_file
-from tiny import BY_TYPE, tiny_model
+from tiny import BY_TYPE, SENTENCES, tiny_model
 from transformers import AutoConfig
 
 import collab
 from collab.cli import main
 from collab.cli.bench_tables import show_bench
 from collab.cli.head_tables import show_inspection, show_scores
-from collab.cli.outcome import same_rows, show_steps
+from collab.cli.outcome import show_steps, to_heal, to_serve
 from collab.cli.tables import show_plan
 from collab.decomposition import FORMS
 from collab.evaluation.bench_report import BenchedModel, BenchReport, BenchSetting, PeakMemory
@@ -267,13 +267,39 @@ class TestCalibration:
             (["--calibration", tmp_path / "empty.txt"], "no rows", 1),
             (["--calibration", tmp_path / "one.txt"], "At least 2 rows", 1),
             (["--calibration", "not/there"], "no data set of that name", 1),
-            (["--text-column", "text", "--calibration", "synthetic"], "calibrate on one", 2),
+            (["--text-column", "text", "--calibration", "synthetic"], "none of these sources has columns", 2),
             (["--calibration-samples", 1], "at least 2 rows", 2),
             (["--params", 0.5], "rank and params were given", 2),
             (["--form", "auto"], "needs a budget", 2),
         ):
             assert message in run(embedder, out, "--rank", 8, *options, fails=code).stderr.replace("\n", " "), options
         assert "(params, --params)" in run(embedder, out, "--params", 0.001, fails=2).stderr
+
+    def test_a_table_beside_text(self, run: Run, embedder: Path, tmp_path: Path) -> None:
+        """--text-column is for those of a command's sources that have columns."""
+        (tmp_path / "sentences.txt").write_text("\n".join(SENTENCES))
+        table = ("--calibration", tmp_path / "text.csv", "--text-column", "first")
+        heal = ("--heal", tmp_path / "sentences.txt", "--heal-steps", 1, "--json")
+        report = self.report(run(embedder, tmp_path / "out", "--rank", 8, *table, *heal))
+        assert report["calibration"]["columns"] == ["first"]
+        assert report["history"][0]["data"]["source"] == "sentences.txt"
+
+
+class TestLongRows:
+    def test_refused_before_the_work(self, run: Run, model: Path, tmp_path: Path) -> None:
+        blocks = ("--attention", "local", "--block", 8, "--dense-below", 16)
+        for options, message in (
+            (("--attention", "local"), "longer than the longest row"),
+            ((*blocks, "--dense-layers", "auto"), "Give some"),
+            ((*blocks, "--max-length", 400), "Extend them with positions"),
+        ):
+            stderr = " ".join(run(model, tmp_path / "out", "--rank", 8, *options, fails=2).stderr.split())
+            assert message in stderr, options
+            assert "Calibrating" not in stderr, options
+        run(model, tmp_path / "out", "--rank", 8, *blocks, "--max-length", 24)  # of the rows of the calibration
+        for option in (("--block", 8), ("--dense-below", 16), ("--dense-layers", 1)):
+            stderr = " ".join(run(model, tmp_path / "no", "--rank", 8, *option, fails=2).stderr.split())
+            assert f"{option[0]} counts only with --attention, and --attention is dense" in stderr
 
 
 class TestPlan:
@@ -445,14 +471,30 @@ def test_options_without_what_they_are_of(line: str) -> None:
 
 def test_the_next_command_reads_the_same_rows() -> None:
     """Weights, subsets and splits included."""
-    assert same_rows("--data", "none") == ["--data", "sentences.txt"]
+    checkpoint, out = collab.Checkpoint(tiny_model(BERT)), Path("out")
+
+    def heals(source: Any) -> list[str]:
+        return to_heal(checkpoint, out, source)[4:]
+
+    def serves(source: Any) -> list[str]:
+        return to_serve(checkpoint, out, source)[8:]
+
+    assert heals("none") == ["--data", "sentences.txt"]
     one = collab.DataSource("glue", ("sentence1", "sentence2"), "mrpc", "test")
     of_heal = "--data glue --text-column sentence1 --text-column sentence2 --subset mrpc --split test"
-    assert same_rows("--data", one) == of_heal.split()
+    assert heals(one) == of_heal.split()
     sources = {"wiki": collab.DataSource("wiki.txt"), "words": "synthetic", "table": collab.DataSource("t.csv", ("0",))}
     words = "--calibration wiki.txt=2 --calibration synthetic=0.5 --calibration t.csv --text-column 0"
-    assert same_rows("--calibration", collab.Mixture(sources, {"wiki": 2, "words": 0.5})) == words.split()
-    assert same_rows("--calibration", one)[-4:] == ["--calibration-subset", "mrpc", "--calibration-split", "test"]
+    assert serves(collab.Mixture(sources, {"wiki": 2, "words": 0.5})) == words.split()
+    assert serves(one)[-4:] == ["--calibration-subset", "mrpc", "--calibration-split", "test"]
+
+
+def test_no_next_command_that_would_be_refused() -> None:
+    images = collab.Checkpoint(tiny_model(BY_TYPE["vit"]))
+    assert to_heal(images, Path("out"), "default")[4:] == ["--data", "images"]
+    long = collab.lengthen(tiny_model(BERT), collab.LongOptions(block=8, dense_below=16))
+    assert to_serve(long, Path("out"), "none") is None
+    assert to_heal(collab.Checkpoint(tiny_model(BY_TYPE["videomae"])), Path("out"), "default") is None
 
 
 class TestHub:

@@ -783,6 +783,21 @@ class TestAlgebra:
             error = (inputs @ weight - inputs[:, kept] @ refit).square().sum() / len(inputs)
             assert losses[removed // 2] == pytest.approx(float(error), rel=0.02)
 
+    def test_spread_beside_a_large_mean(self) -> None:
+        generator = torch.Generator().manual_seed(0)
+        inputs = 1000 + torch.randn(4000, 6, generator=generator)
+        statistics = ProjectionStatistics(torch.nn.Linear(6, 2))
+        for part in inputs.split(1000):
+            statistics.add(part, torch.randn(len(part), 2, generator=generator))
+        statistics.add_other_processes(0)
+        expected = torch.cov(inputs.double().T, correction=0)
+        torch.testing.assert_close(statistics.covariance, expected, rtol=1e-3, atol=1e-3)
+
+    @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+    def test_half_precision_is_refitted(self, dtype: torch.dtype) -> None:
+        model = tiny_model(BERT).to(dtype)
+        assert compressed(model, flops=0.5, drop_layers=1, only=("layers",)).report.refitted > 0
+
     @pytest.mark.parametrize("bias", [True, False])
     def test_only_a_bias_takes_over_the_mean(self, bias: bool) -> None:
         generator = torch.Generator().manual_seed(0)

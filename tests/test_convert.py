@@ -17,8 +17,10 @@ from torch import nn
 import collab
 from collab.decomposition import FORMS
 from collab.modeling.collab_attention import CollaborativeAttention
+from collab.models.assembly import in_dtype
 from collab.models.inputs import probe_inputs
 from collab.models.layers import attention_layers, parameters
+from collab.models.weights import digest_of
 
 
 def test_the_original_is_left_untouched() -> None:
@@ -259,10 +261,36 @@ def test_numpy_ranks() -> None:
         json.loads(conversion.report.to_json())
 
 
-def test_base_without_pooler() -> None:
+def test_optional_parts_stay_as_they_are(tmp_path: Path) -> None:
     native = transformers.BertModel(BERT.config(), add_pooling_layer=False)
     converted = collab.convert(native, collab.ConversionConfig(rank=8, compare=False)).model
     assert converted.pooler is None
+    folder = tmp_path / "out"
+    collab.save(collab.Checkpoint(converted), folder)
+    exact = collab.convert(native, collab.ConversionConfig(rank=1.0, compare=False)).model
+    pruned = collab.prune(exact, collab.PruneOptions(keep={0: (1, 2)})).model
+    for model in (
+        pruned,
+        in_dtype(converted, torch.bfloat16),
+        collab.expand(exact).model,
+        collab.lengthen(exact, collab.LongOptions(block=8, dense_below=16)).model,
+    ):
+        assert model.pooler is None
+    images = collab.convert(
+        transformers.ViTModel(BY_TYPE["vit"].config(), use_mask_token=True), collab.ConversionConfig(rank=1.0)
+    )
+    assert collab.expand(images.model).model.embeddings.mask_token is not None
+
+
+def test_a_hash_tells_heads_with_the_same_weights_apart() -> None:
+    """Moments depend on the head: one answers for each row, the other for each token."""
+    config = BY_TYPE["modernbert"].config()
+    rows, tokens = (
+        random_model(kind, config)
+        for kind in (transformers.ModernBertForSequenceClassification, transformers.ModernBertForTokenClassification)
+    )
+    tokens.load_state_dict(rows.state_dict())
+    assert digest_of(rows) != digest_of(tokens)
 
 
 class TestBadInput:

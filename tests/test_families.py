@@ -35,13 +35,13 @@ from tiny import (
     relative_difference,
     tiny_model,
 )
-from transformers import AutoModel, DynamicCache, PreTrainedModel, StaticCache
+from transformers import AutoModel, AutoModelForSeq2SeqLM, DynamicCache, PreTrainedModel, StaticCache
 from transformers.models.auto import modeling_auto
 
 import collab
 from collab.decomposition import FORMS
 from collab.modeling.collab_attention import CollaborativeAttention
-from collab.models.families import families
+from collab.models.families import collaborative_layers, families
 from collab.models.inputs import probe_inputs
 from collab.models.padding import output_mask
 from collab.models.states import eager_attention, set_dropout
@@ -395,6 +395,28 @@ def test_without_dropout_all_is_kept(model_type: str, changes: dict[str, Any]) -
         assert any(float((model(**inputs).last_hidden_state - expected).abs().max()) > 1e-3 for _ in range(5))
         with set_dropout(model, 0.0):
             torch.testing.assert_close(model(**inputs).last_hidden_state, expected)
+
+
+@pytest.mark.parametrize("model_type", ["wav2vec2", "sew", "wavlm"])
+def test_without_dropout_no_layer_is_dropped(model_type: str) -> None:
+    model = converted(tiny_model(BY_TYPE[model_type], layerdrop=0.9), 8)
+    inputs = probe_inputs(model)
+    with torch.no_grad():
+        expected = model(**inputs).last_hidden_state
+        model.train()
+        with set_dropout(model, 0.0):
+            for _ in range(5):
+                torch.testing.assert_close(model(**inputs).last_hidden_state, expected)
+    assert model.config.layerdrop == 0.9
+
+
+@pytest.mark.parametrize("model_type", ["t5", "umt5"])
+@pytest.mark.parametrize("implementation", ["sdpa", "eager"])
+def test_every_layer_has_the_kernel_that_was_asked_for(model_type: str, implementation: str, tmp_path: Path) -> None:
+    native_class = AutoModelForSeq2SeqLM._model_mapping[BY_TYPE[model_type].config_class]
+    converted(tiny_model(BY_TYPE[model_type], native_class), 8).save_pretrained(tmp_path)
+    model = AutoModelForSeq2SeqLM.from_pretrained(tmp_path, attn_implementation=implementation)
+    assert {layer.config._attn_implementation for layer in collaborative_layers(model).values()} == {implementation}
 
 
 class TestDecoders:

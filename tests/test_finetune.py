@@ -630,6 +630,14 @@ class TestBadInput:
         with pytest.raises(collab.errors.DataError, match="the label 2, but the model's head has"):
             collab.checkpoints.evaluate(str(tmp_path / "tuned"), collab.DataSource(str(tmp_path / "dev.csv")))
 
+    def test_weights_in_half_precision(self, folder: Path) -> None:
+        """As `collab.load` gives them if the file holds them so: most steps would round to none."""
+        loaded = collab.load(str(folder), auto_class=AutoModelForSequenceClassification)
+        loaded.model.to(torch.bfloat16)
+        examples = [collab.Examples("file", "file", [("a",)] * 4, ["0", "1"] * 2, None)] * 2
+        with pytest.raises(collab.errors.TrainingError, match=r"needs weights in float32\. Call model\.float\(\)"):
+            collab.finetune(loaded, collab.task_named("classification"), *examples)
+
     def test_a_regression_has_one_number(self, folder: Path, tmp_path: Path) -> None:
         both = ("--task", "regression", "--train", tmp_path / "train.tsv", "--eval", tmp_path / "dev.tsv")
         assert "has no classes to name" in self.refused(folder, *both, "--labels", "a,b")

@@ -461,6 +461,17 @@ class TestHeadsCommand:
         assert scores.degradation_name == degradation
         assert (scores.grid("gradient") > 0).all()
 
+    def test_those_that_matter_least_may_have_most_of_a_score(self, folder: Path) -> None:
+        arguments = ("--data", folder / "rows.txt", "--score", "entropy")
+        entropy = json.loads(run("heads", folder / "model", *arguments, "--json").stdout)["scores"]["entropy"]
+        values = {(layer, head): own[head] for layer, own in enumerate(entropy.values()) for head in range(len(own))}
+        layer, head = max(values, key=lambda place: values[place])
+        said = " ".join(run("heads", folder / "model", *arguments).stdout.split())
+        assert "Least important by entropy, as layer:head: " in said
+        first = said.partition("Least important by entropy, as layer:head: ")[2].split()[0].strip(",")
+        assert first.rpartition(":")[2] == str(head)
+        assert str(layer) in first
+
     def test_long_sentences_are_cut_in_figures(self, folder: Path) -> None:
         arguments = ("--data", folder / "rows.txt", "--score", "entropy", "--figures", folder / "figures")
         done = run("heads", folder / "model", *arguments, "--layer", 1, "--sentence", " ".join(WORDS[:35]))

@@ -9,13 +9,16 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from PIL import Image
 from processes import command, kill_midway, run
 from tiny import (
     BERT,
+    BY_TYPE,
     LETTERS,
     WORDS,
     Row,
@@ -32,9 +35,11 @@ from tiny import (
 from transformers import (
     AutoModel,
     AutoModelForSequenceClassification,
+    BeitForSemanticSegmentation,
     BertForMaskedLM,
     BertForSequenceClassification,
     PreTrainedModel,
+    ViTImageProcessor,
 )
 from transformers.modeling_outputs import SequenceClassifierOutput
 
@@ -622,6 +627,19 @@ class TestBadInput:
             replace(FEW, held_out=0)
         with pytest.raises(collab.errors.ConfigurationError, match="fragments must be from 0 to 1"):
             replace(FEW, fragments=1.5)
+
+    def test_statistics_of_a_head_stay_as_they_are(self) -> None:
+        """Those of batch normalization, which training changes."""
+        teacher = tiny_model(BY_TYPE["beit"], BeitForSemanticSegmentation)
+        model = converted(teacher)
+        before = {name: buffer.clone() for name, buffer in model.named_buffers()}
+        assert any("running_var" in name for name in before)
+        pixels = np.random.default_rng(0).integers(0, 256, (16, 16, 16, 3), dtype=np.uint8)
+        student = collab.Checkpoint(model, ViTImageProcessor(size={"height": 16, "width": 16}))
+        options = replace(FEW, run=replace(RUN, steps=2, evaluations=1))
+        collab.heal(student, teacher, list(map(Image.fromarray, pixels)), options=options)
+        for name, buffer in model.named_buffers():
+            assert torch.equal(buffer, before[name]), name
 
     def test_float16_without_a_gpu(self) -> None:
         teacher = tiny_model(BERT)

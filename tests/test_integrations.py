@@ -97,6 +97,19 @@ def test_int8_by_torchao() -> None:
         assert torch.nn.functional.cosine_similarity(actual, expected, dim=-1).min() > 0.99
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("form", ["cp", "concat"])
+def test_read_in_int8(form: str, tmp_path: Path) -> None:
+    quantization = pytest.importorskip("torchao.quantization", reason="torchao is not installed")
+    model = converted(tiny_model(BERT, hidden_size=64, intermediate_size=256), 32, form).eval()
+    model.save_pretrained(tmp_path)
+    config = transformers.TorchAoConfig(quantization.Int8WeightOnlyConfig())
+    read = AutoModel.from_pretrained(tmp_path, quantization_config=config)
+    inputs = text(3, 12)
+    expected, actual = (states(each, inputs) for each in (model, read))
+    assert torch.nn.functional.cosine_similarity(actual, expected, dim=-1).min() > 0.99
+
+
 def bytes_of(module: torch.nn.Module) -> int:
     """What a module's weights take, int8 ones with their scales."""
     parts = []

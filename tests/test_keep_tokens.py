@@ -127,6 +127,24 @@ def test_an_added_token_without_an_embedding() -> None:
         collab.keep_tokens(collab.Checkpoint(model, tokenizer), [*USED, "<more>"])
 
 
+def test_budgets_count_what_was_left_out(tmp_path: Path) -> None:
+    """Alike in a plan and in what it plans."""
+    tokenizer = trained("WordPiece")
+    model = tiny_model(BERT, vocab_size=len(tokenizer))
+    kept = collab.keep_tokens(collab.Checkpoint(model, tokenizer), USED)
+    moments = collab.calibrate(kept, USED * 8)
+    config = collab.CompressionConfig(params=0.6)
+    planned = collab.plan(kept, moments, config, fractions=[0.6])
+    made = collab.compress(kept, config, moments)
+    assert planned.model_parameters == made.report.parameters.before == kept.report.parameters.before
+    assert planned.options[0].model == pytest.approx(made.report.parameters.ratio, abs=0.002)
+    assert planned.options[0].reached == pytest.approx(planned.options[0].model)
+    assert planned.options[0].budget == 0.6
+    collab.save(made, tmp_path / "out")
+    top = collab.load(str(tmp_path / "out")).history.report["parameters"]["model"]
+    assert (top["before"], top["after"]) == (made.report.parameters.before, made.report.parameters.after)
+
+
 def test_other_words_are_split_or_unknown() -> None:
     tokenizer = trained("WordPiece")
     kept = collab.keep_tokens(collab.Checkpoint(tiny_model(BERT, vocab_size=len(tokenizer)), tokenizer), USED)

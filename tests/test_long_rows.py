@@ -478,6 +478,20 @@ def test_positions_are_repeated_or_stretched(kind: str) -> None:
         assert largest_difference(of_seen(teacher(**inputs), inputs), of_seen(alike(**inputs), inputs)) < 1e-5
 
 
+@pytest.mark.parametrize("buckets", [-1, 16])
+def test_relative_positions_do_not_depend_on_the_longest_row(buckets: int) -> None:
+    """By default DeBERTa measures distances by the number of positions."""
+    native = tiny_model(BY_TYPE["deberta-v2"], max_relative_positions=-1, position_buckets=buckets)
+    length = 2 * longest_input(native)
+    longer = collab.lengthen(native, collab.LongOptions("dense", max_length=length, positions="copy")).model
+    assert longest_input(longer) == length
+    inputs = random_text(2, longest_input(native))
+    with torch.no_grad():
+        expected = native(**inputs).last_hidden_state
+        for model in (longer, with_positions_of(native, longer)):
+            torch.testing.assert_close(model(**inputs).last_hidden_state, expected, rtol=0, atol=1e-5)
+
+
 def test_rotary_positions_go_on_or_turn_slower() -> None:
     native = tiny_model(BY_TYPE["jina_embeddings_v3"])
     longer = collab.lengthen(native, replace(OPTIONS, max_length=80, positions="copy")).model

@@ -129,7 +129,7 @@ def load_source(
         source,
         history,
         missing=sorted(info["missing_keys"]),
-        unused=read_tensors(files, info["unexpected_keys"]) if auto_class is None else {},
+        unused=read_tensors(files, info["unexpected_keys"])[0] if auto_class is None else {},
         trust_remote_code=trusted,
     )
 
@@ -199,12 +199,17 @@ def load_native(source: Source, options: LoadOptions | None = None, *, seed: int
     _check_attention(model, missing)
     if missing:
         notes.append(f"Not in the checkpoint, so initialized at random (seed {seed}): {', '.join(missing)}.")
-    unused = read_tensors(weights, info["unexpected_keys"])
+    unused, renamed = read_tensors(weights, info["unexpected_keys"])
     if unused:
         some = ", ".join(sorted(unused)[:3])
         notes.append(
             f"Carried over as they are, because the model has no place for them: {len(unused)} weights of the "
             f"checkpoint ({some}{', …' if len(unused) > 3 else ''})."
+        )
+    if renamed:
+        notes.append(
+            "Not carried over, because the model has no place for them and transformers reads them under other names: "
+            f"{', '.join(sorted(renamed))}."
         )
     for note in notes:
         logger.warning(note)

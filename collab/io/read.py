@@ -372,11 +372,11 @@ def tensor_names(file: Path) -> list[str]:
         return list(tensors.keys())
 
 
-def read_tensors(files: list[Path], names: set[str]) -> dict[str, Tensor]:
-    """The floating-point tensors of these names; names that the files lack are skipped."""
+def read_tensors(files: list[Path], names: set[str]) -> tuple[dict[str, Tensor], set[str]]:
+    """The floating-point tensors of these names, and the names that the files lack."""
     selected: dict[str, Tensor] = {}
     if not names:
-        return selected
+        return selected, set()
     for file in files:
         if file.suffix == ".safetensors":
             with safe_open(file, framework="pt") as tensors:
@@ -384,4 +384,5 @@ def read_tensors(files: list[Path], names: set[str]) -> dict[str, Tensor]:
         else:
             tensors = torch.load(file, map_location="cpu", weights_only=True)
             selected |= {name: tensors[name].clone() for name in names & set(tensors)}
-    return {name: tensor for name, tensor in selected.items() if tensor.is_floating_point()}
+    floating = {name: tensor for name, tensor in selected.items() if tensor.is_floating_point()}
+    return floating, names - selected.keys()
