@@ -444,7 +444,7 @@ ONLY_WITH = {
     "prune model out --heads 0.5 --heal-steps 200": "--heal-steps counts only with --heal.",
     "prune model out --heads 0.5 --heal-trainable layers": "--heal-trainable counts only with --heal.",
     "prune model out --heads 0.5 --restart": "--restart counts only with --heal.",
-    "prune model out --heads 0.5 --text-column 0": "--text-column counts only with --data.",
+    "prune model out --heads 0.5 --text-column 0": "--text-column counts only with --data or --heal.",
     "convert model out --rank 8 --heal-steps 200": "--heal-steps counts only with --heal.",
     "convert model out --rank 8 --text-column 0": "--text-column counts only with --calibration or --heal.",
     "export model out --format onnx --calibration-split train": "--calibration-split counts only with --calibration.",

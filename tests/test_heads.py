@@ -472,6 +472,12 @@ class TestHeadsCommand:
         assert first.rpartition(":")[2] == str(head)
         assert str(layer) in first
 
+    def test_a_task_brings_its_rows(self, folder: Path) -> None:
+        """Which cannot be reached from here."""
+        for line in (("heads", folder / "model"), ("prune", folder / "model", folder / "pruned", "--heads", 0.4)):
+            assert "nyu-mll/glue" in run(*line, "--task", "glue/sst2").stderr
+            assert "give --data" in " ".join(run(*line).stderr.split())
+
     def test_long_sentences_are_cut_in_figures(self, folder: Path) -> None:
         arguments = ("--data", folder / "rows.txt", "--score", "entropy", "--figures", folder / "figures")
         done = run("heads", folder / "model", *arguments, "--layer", 1, "--sentence", " ".join(WORDS[:35]))
