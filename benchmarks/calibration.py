@@ -22,11 +22,10 @@ from collections.abc import Callable
 from typing import Any
 from unittest.mock import patch
 
-import numpy as np
 import torch
 import transformers
-from common import RESULTS, demo_folder, kept, machine, markdown, stsb, write
-from judge import paragraphs
+from common import RESULTS, demo_folder, kept, machine, markdown, write
+from judge import paragraphs, stsb_sentences
 
 import collab
 from collab.data import features
@@ -34,13 +33,6 @@ from collab.decomposition import decompose
 from collab.reparametrization.model import LayerProblems
 
 FORMS = ("concat", "cp", "tucker")
-
-
-def sentences(split: str) -> list[str]:
-    """STS-B sentences, each once, in random order."""
-    first, second, _ = stsb(split)
-    rows = sorted({*first, *second})
-    return [rows[i] for i in np.random.default_rng(0).permutation(len(rows))]
 
 
 class Model:
@@ -163,7 +155,7 @@ print(json.dumps({"samples": int(sys.argv[1]), **figures}))
 
 def allocation() -> dict[str, Any]:
     """Balanced ranks against uniform ones at the same total, judged on sentences that neither was chosen on."""
-    demo, test, rest = Model(), sentences("dev")[:1000], sentences("train")
+    demo, test, rest = Model(), stsb_sentences("dev")[:1000], stsb_sentences("train")
     rows = []
     for name, data in (("real", rest[:1024]), ("synthetic", "synthetic")):
         calibration = demo.calibrate(data)
@@ -182,7 +174,7 @@ def allocation() -> dict[str, Any]:
 
 def order() -> dict[str, Any]:
     """Layers calibrated in order on the partly converted model, against all of them on the original."""
-    demo, test, train = Model(), sentences("dev")[:1000], sentences("train")[:1024]
+    demo, test, train = Model(), stsb_sentences("dev")[:1000], stsb_sentences("train")[:1024]
     plain = demo.calibrate(train)
     rows = []
     for form, rank in (("cp", 128), ("cp", 64), ("tucker", 64), ("concat", 128)):
@@ -201,8 +193,8 @@ def order() -> dict[str, Any]:
 
 def data() -> dict[str, Any]:
     """What a conversion is calibrated on, and what it is judged on: short sentences and long paragraphs."""
-    demo, train, wiki = Model(), sentences("train"), paragraphs()
-    judged = {"sentences": sentences("dev")[:600], "paragraphs": wiki[-150:]}
+    demo, train, wiki = Model(), stsb_sentences("train"), paragraphs()
+    judged = {"sentences": stsb_sentences("dev")[:600], "paragraphs": wiki[-150:]}
     sources: dict[str, Callable[[], collab.Calibration | None]] = {
         "weights only": lambda: None,
         "synthetic, rows of 16 words": lambda: short_words(demo),
@@ -237,7 +229,7 @@ def bound() -> dict[str, Any]:
     eigenvectors of Σ_h A_h A_hᵀ leave, and likewise for the keys; so is that of every Tucker form.
     """
     demo = Model()
-    calibration = demo.calibrate(sentences("train")[:1024])
+    calibration = demo.calibrate(stsb_sentences("train")[:1024])
     rows = []
     for name, problem in LayerProblems(demo.model, calibration.moments, demo.model.device).items():
         tensor = problem.whitened

@@ -325,11 +325,12 @@ def build(bench: Bench, judge: Judge, budget: dict[str, Any], ways: Sequence[str
         if way in (ways or builders) and not (rows_of(way, budget, 0) and folder(way, budget).exists()):
             began = time.process_time()
             made[way] = builders[way](), bench.calibrating + time.process_time() - began
-    measured = speeds({way: model for way, (model, _) in made.items()}, bench.original) if made else {}
-    for way, (model, seconds) in made.items():
+    for way, (model, _) in made.items():
         model.save_pretrained(folder(way, budget))
-        if rows_of(way, budget, 0):  # measured before, where the models no longer are
-            continue
+    # Others were measured where the models no longer are.
+    new = {way: each for way, each in made.items() if not rows_of(way, budget, 0)}
+    measured = speeds({way: model for way, (model, _) in new.items()}, bench.original) if new else {}
+    for way, (model, seconds) in new.items():
         key = {"way": way, "steps": 0, "seed": 0} | budget
         left = arithmetic(model, bench.original)
         add([key | {"flops": left, "seconds": seconds, "speed": measured[way], **judge.measure(model)}])

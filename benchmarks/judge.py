@@ -10,9 +10,9 @@ from scipy.stats import spearmanr
 from sentence_transformers import SentenceTransformer
 
 
-def stsb_sentences() -> list[str]:
-    """The sentences of STS-B train, each once, in random order."""
-    first, second, _ = stsb("train")
+def stsb_sentences(split: str = "train") -> list[str]:
+    """The sentences of a split of STS-B, each once, in random order."""
+    first, second, _ = stsb(split)
     sentences = sorted(set(first + second))
     return [sentences[i] for i in np.random.default_rng(0).permutation(len(sentences))]
 

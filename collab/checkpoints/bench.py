@@ -61,13 +61,13 @@ def bench(
     options = options or BenchOptions()
     names = [model, *([] if against is None else [against])]
     progress("loading the model", 0, None)
-    graphs = [find_graph(name) is not None for name in names]
-    if runtime in ("onnxruntime", "openvino") or any(graphs):
+    graphs = [runtime not in (None, "torch") or find_graph(name) is not None for name in names]
+    if any(graphs):
         if options.compile or resolve_device(options.device or "cpu").type != "cpu":
             raise ConfigurationError(
                 "Graphs are measured on a CPU and are not compiled: use device cpu, without compile."
             )
-        if options.dtype != "float32" and (runtime in ("onnxruntime", "openvino") or all(graphs)):
+        if options.dtype != "float32" and all(graphs):
             raise ConfigurationError(
                 f"dtype={options.dtype} (--dtype) is for models that run in PyTorch: a graph has the precision that "
                 "it was exported with. Export one with --precision, and measure its folder."

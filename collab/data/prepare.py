@@ -299,11 +299,10 @@ def _read(
         name = Path(data.path).name if os.path.exists(os.path.expanduser(data.path)) else data.path
         summary = {"source": name, "columns": list(data.columns), "subset": data.subset, "split": data.split}
         rows = read_rows(data, samples, kind=input_kind(model), targets=has_decoder(model), seed=seed)
-        rows = [row for row in rows if not _is_blank(row)]  # sampled already
-        return rows, summary | {"rows": len(rows)}
-    full = (row for row in data if not _is_blank(row))
-    # An iterator may have no end.
-    rows = sampled(full, samples, seed) if isinstance(data, Sized) else list(itertools.islice(full, samples))
+    else:
+        full = (row for row in data if not _is_blank(row))
+        # An iterator may have no end.
+        rows = sampled(full, samples, seed) if isinstance(data, Sized) else list(itertools.islice(full, samples))
     return rows, summary | {"rows": len(rows)}
 
 

@@ -135,7 +135,7 @@ def load_any(name: str) -> Checkpoint:
     return load(name, with_processor=False) if found is None else load_graph(*found)
 
 
-def resident(field: str) -> int:
+def _resident(field: str) -> int:
     """A field of this process's status, in bytes: VmRSS (current) or VmHWM (peak)."""
     line = next(line for line in _STATUS.read_text().splitlines() if line.startswith(f"{field}:"))
     return int(line.split()[1]) * 1024
@@ -143,7 +143,7 @@ def resident(field: str) -> int:
 
 def _answers(requests: Iterator[str]) -> Iterator[dict[str, Any]]:
     """The answers to requests, one by one."""
-    libraries = resident("VmRSS") if _STATUS.is_file() else 0
+    libraries = _resident("VmRSS") if _STATUS.is_file() else 0
     model: Any = None
     batches: list[dict[str, Tensor]] = []
     for line in requests:
@@ -168,7 +168,7 @@ def _answers(requests: Iterator[str]) -> Iterator[dict[str, Any]]:
                 yield {"seconds": time.perf_counter() - start}
         else:
             known = _STATUS.is_file()
-            yield {"peak_bytes": resident("VmHWM"), "libraries_bytes": libraries} if known else {}
+            yield {"peak_bytes": _resident("VmHWM"), "libraries_bytes": libraries} if known else {}
 
 
 def _main() -> None:
