@@ -264,7 +264,10 @@ def features_of(
             "Text needs the model's tokenizer, images its image processor and recordings its feature extractor: pass "
             "tokenizer=..."
         )
-    _check_rows(rows, kind, has_decoder(model))
+    _check_rows(rows, kind, has_decoder(model))  # all of them: what is wrong is said by its number
+    if len(rows) > samples:
+        rows = sampled(rows, samples, seed)
+    summary["rows"] = len(rows)
     if kind == "images":
         return image_features(model, processor, rows, writer), summary
     if kind == "audio":
@@ -289,7 +292,7 @@ def _masked(
 def _read(
     model: PreTrainedModel, data: DataSource | Iterable[Any], samples: int, seed: int
 ) -> tuple[list[Any], DataSummary]:
-    """The rows of a source, or rows that are given, and a summary of the source."""
+    """A sample of a source's rows, or the rows that are given, and a summary of the source without their number."""
     if isinstance(data, Mapping):
         raise DataError(
             f"These are no rows, but a single mapping of {', '.join(map(str, data))}. Give a list of batches."
@@ -301,9 +304,8 @@ def _read(
         rows = read_rows(data, samples, kind=input_kind(model), targets=has_decoder(model), seed=seed)
     else:
         full = (row for row in data if not _is_blank(row))
-        # An iterator may have no end.
-        rows = sampled(full, samples, seed) if isinstance(data, Sized) else list(itertools.islice(full, samples))
-    return rows, summary | {"rows": len(rows)}
+        rows = list(full if isinstance(data, Sized) else itertools.islice(full, samples))  # which may have no end
+    return rows, summary
 
 
 def _is_blank(row: Any) -> bool:
