@@ -342,6 +342,26 @@ class TestHeal:
         with pytest.raises(collab.errors.TrainingError, match="another model"):
             collab.heal(models[1], teacher, options=FEW, work=tmp_path / "work")
 
+    @pytest.mark.parametrize("losses", [(4.0, 3.0, 5.0, 2.0), (4.0, 2.0, 5.0, 3.0)], ids=["last", "first"])
+    def test_the_best_weights_stay_where_weights_are_shared(
+        self, losses: tuple[float, ...], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The losses before the first step and of three evaluations, of which the last or the first is the best."""
+        teacher = tiny_model(BERT)
+        models = {shard: converted(teacher) for shard in (False, True)}
+        reports = {}
+        for shard, model in models.items():
+            measured = iter(losses)
+            monkeypatch.setattr(
+                "collab.training.distillation.DistillationTrainer.measured",
+                lambda trainer, measured=measured: {"loss": next(measured)},
+            )
+            options = replace(FEW, run=replace(RUN, steps=6, shard=shard))
+            reports[shard] = collab.heal(model, teacher, options=options).report
+        assert reports[True].best_step == reports[False].best_step == 2 * (losses.index(2.0))
+        for name, tensor in models[False].state_dict().items():
+            assert torch.equal(models[True].state_dict()[name], tensor), name
+
     def test_an_interrupted_model_is_left_unchanged_and_resumes(self, tmp_path: Path) -> None:
         teacher = tiny_model(BERT)
         model, whole = converted(teacher), converted(teacher)

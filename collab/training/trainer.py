@@ -71,8 +71,13 @@ class GuardedTrainer(Trainer):
         return metrics
 
     def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
-        """Saves the model; what processes share is saved with the state of the optimizer."""
-        if not self._shard:
+        """Saves the model; what processes share is saved with the state of the optimizer.
+
+        The folder must be there at once: by it `Trainer` knows, in every process, that the best checkpoint exists.
+        """
+        if self._shard:
+            Path(str(output_dir)).mkdir(parents=True, exist_ok=True)
+        else:
             super()._save(output_dir, state_dict)
 
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
