@@ -703,14 +703,14 @@ def test_from_folder_to_folder(original: Path, tmp_path: Path) -> None:
     assert all(
         "long" not in layer for layer in json.loads((tmp_path / "dense/config.json").read_text())["collab_layers"]
     )
-    for option, value in (
+    for options in (
         ("--dense-layers", "7"),
         ("--block", "99"),
         ("--max-length", "99"),
-        ("--summaries", "x"),
+        ("--attention", "summaries", "--summaries", "x"),
         ("--attention", "linear"),
     ):
-        refused = run("lengthen", made, tmp_path / "refused", option, value, "--dense-below", "20")
+        refused = run("lengthen", made, tmp_path / "refused", *options, "--dense-below", "20")
         assert refused.exit_code == 2, refused.output
         assert not (tmp_path / "refused").exists()
 

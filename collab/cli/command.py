@@ -38,14 +38,16 @@ def grouped(group: Group, *options: Decorator) -> Decorator:
     return _marked("group", group, *options)
 
 
-def only_with(owners: str | tuple[str, ...], *options: Decorator) -> Decorator:
+def only_with(owners: str | tuple[str, ...], *options: Decorator, at: object = None) -> Decorator:
     """Several decorators as one, whose options say something about another option and are refused without it.
 
     Args:
         owners: parameter that the other option sets, or several, one of which is enough; a command may lack some.
         options: the decorators.
+        at: the value that the other option must have; None for any.
     """
-    return _marked("owners", (owners,) if isinstance(owners, str) else owners, *options)
+    marked = _marked("at", at, *options)
+    return _marked("owners", (owners,) if isinstance(owners, str) else owners, marked)
 
 
 def switched_off_by(value: object, *options: Decorator) -> Decorator:
@@ -194,16 +196,21 @@ def _check_owners(ctx: click.Context, param: click.Parameter) -> None:
         click.UsageError: if it is.
     """
     owners: tuple[str, ...] = getattr(param, "owners", ())
+    at = getattr(param, "at", None)
     given = ctx.get_parameter_source(param.name or "") is ParameterSource.COMMANDLINE
     others = [each for each in ctx.command.params if each.name in owners]
     values = {each.opts[-1]: ctx.params[each.name] for each in others}
     off = {each.opts[-1]: getattr(each, "off", 0) for each in others}
-    if not owners or not given or any(value and value != off[option] for option, value in values.items()):
+    good = any(value == at if at else value and value != off[option] for option, value in values.items())
+    if not owners or not given or good:
         return
     why = "".join(
-        f", and {option} is {value}" for option, value in values.items() if value == off[option] and value is not False
+        f", and {option} is {value}"
+        for option, value in values.items()
+        if (value and isinstance(value, str) if at else value == off[option] and value is not False)
     )
-    raise click.UsageError(f"{param.opts[-1]} counts only with {' or '.join(values)}{why}.", ctx)
+    wanted = " or ".join(f"{option} {at}" if at else option for option in values)
+    raise click.UsageError(f"{param.opts[-1]} counts only with {wanted}{why}.", ctx)
 
 
 def _check_value(ctx: click.Context, param: click.Parameter) -> None:

@@ -40,11 +40,15 @@ long_options = grouped(
             default=LongOptions.global_tokens,
             help="So many first tokens see all tokens and are seen by all.",
         ),
-        click.option(
-            "--summaries",
-            metavar="mean:N|stride:N",
-            default=LongOptions.summaries,
-            help="What stands for N tokens of the rest: their mean, or the first of them.",
+        only_with(
+            "attention",
+            click.option(
+                "--summaries",
+                metavar="mean:N|stride:N",
+                default=LongOptions.summaries,
+                help="What stands for N tokens of the rest: their mean, or the first of them.",
+            ),
+            at="summaries",
         ),
         click.option(
             "--dense-below", default=LongOptions.dense_below, help="Rows of fewer tokens are computed as before."
@@ -58,11 +62,15 @@ long_options = grouped(
             help="Layers, numbered from 0, that stay as they are at every length. auto: those whose outputs blocks "
             "change most on a text, within --dense-budget.",
         ),
-        click.option(
-            "--dense-budget",
-            default=LongOptions.dense_budget,
-            help="With --dense-layers auto, how much of the arithmetic of attention in the longest row to keep at "
-            "most.",
+        only_with(
+            "dense_layers",
+            click.option(
+                "--dense-budget",
+                default=LongOptions.dense_budget,
+                help="With --dense-layers auto, how much of the arithmetic of attention in the longest row to keep at "
+                "most.",
+            ),
+            at="auto",
         ),
     ),
     click.option(
@@ -86,6 +94,10 @@ def _long_text(data: str | None, unlabelled: Unlabelled) -> DataSource | None:
 long_text_options = gathers(
     "data",
     _long_text,
-    once(click.option("--data", help="Text for --dense-layers auto: a file or a data set on the Hub.")),
+    only_with(
+        "dense_layers",
+        once(click.option("--data", help="Text for --dense-layers auto: a file or a data set on the Hub.")),
+        at="auto",
+    ),
     unlabelled_options(),
 )
