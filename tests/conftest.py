@@ -44,7 +44,7 @@ def _quiet() -> None:
 def _seeded() -> None:
     import torch
 
-    torch.manual_seed(0)
+    torch.default_generator.manual_seed(0)  # torch.manual_seed also notes the stack, for devices that there are not
 
 
 @pytest.fixture(autouse=True)

@@ -29,7 +29,7 @@ import collab
 from collab.models.families import collaborative_layers
 from collab.training.refine import FACTORS, RefineOptions, refine
 
-FEW = RefineOptions(steps=20, rows=16)
+FEW = RefineOptions(steps=10, rows=8)
 
 
 def pair(row: Row = BERT, **config: Any) -> tuple[PreTrainedModel, PreTrainedModel, list[dict[str, torch.Tensor]]]:

@@ -6,6 +6,7 @@ Nothing in this package imports torch or transformers.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import platform
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -256,10 +257,14 @@ def installed_versions(*more: str) -> dict[str, str]:
     Args:
         *more: further packages.
     """
-    versions = {"python": platform.python_version()}
-    for package in ("collab", "torch", "transformers", "tensorly", "safetensors", *more):
-        try:
-            versions[package] = version(package)
-        except PackageNotFoundError:
-            versions[package] = "unknown"
-    return versions
+    packages = ("collab", "torch", "transformers", "tensorly", "safetensors", *more)
+    return {"python": platform.python_version()} | {package: _version(package) for package in packages}
+
+
+@functools.cache  # a package's metadata takes as long to read as a small layer to solve
+def _version(package: str) -> str:
+    """The installed version of a package."""
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "unknown"
