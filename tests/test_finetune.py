@@ -210,7 +210,7 @@ class TestRuns:
     @pytest.mark.slow
     def test_killed_and_resumed(self, folder: Path, tmp_path: Path) -> None:
         """With dropout, so that the states of the random generators matter."""
-        more = ("--steps", "200", "--evaluations", "10")
+        more = ("--steps", "100", "--evaluations", "10")
         whole = run(*self.arguments(folder, tmp_path / "whole"), *more)
         assert whole.exit_code == 0, whole.stderr
         work = tmp_path / "killed.training"

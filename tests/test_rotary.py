@@ -195,7 +195,7 @@ def test_calibration_lowers_the_error_of_scores() -> None:
 def test_refinement_lowers_the_error_of_outputs(row) -> None:
     native = tiny_model(row)
     model = converted(native, 12, "cp")
-    refinement = collab.refine(model, native, batches(native, 16), options=collab.RefineOptions(steps=30))
+    refinement = collab.refine(model, native, batches(native, 16), options=collab.RefineOptions(steps=10, rows=8))
     assert refinement.report.improved
     assert all(layer.after < layer.before for layer in refinement.report.layers.values() if layer.kept)
 
