@@ -16,11 +16,13 @@ from torch import nn
 
 import collab
 from collab.decomposition import FORMS
+from collab.evaluation.speed import measure_speed
 from collab.modeling.collab_attention import CollaborativeAttention
 from collab.models.assembly import in_dtype
 from collab.models.inputs import probe_inputs
 from collab.models.layers import attention_layers, parameters
 from collab.models.weights import digest_of
+from collab.steps.measurement import Speed
 
 
 def test_the_original_is_left_untouched() -> None:
@@ -291,6 +293,44 @@ def test_a_hash_tells_heads_with_the_same_weights_apart() -> None:
     )
     tokens.load_state_dict(rows.state_dict())
     assert digest_of(rows) != digest_of(tokens)
+
+
+def test_speed_in_another_dtype(tmp_path: Path) -> None:
+    """Of sound, whose inputs are in the model's dtype: the original is timed in it, too."""
+    tiny_model(BY_TYPE["whisper"]).save_pretrained(tmp_path / "original")
+    config = collab.ConversionConfig(rank=8, refine="none", compare=False)
+    request = collab.CalibrationRequest(source="none")
+    made = collab.checkpoints.convert(
+        str(tmp_path / "original"),
+        tmp_path / "out",
+        config,
+        calibration=request,
+        dtype=torch.bfloat16,
+        measure_speed=True,
+    )
+    speed = made.step(Speed)
+    assert speed is not None
+    assert 0 < speed.low <= speed.ratio <= speed.high
+    assert speed.dtype == "bfloat16"
+
+
+def test_speed_of_a_pruned_model(original: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is timed beside the model as it was read, not beside the one with all heads that is converted."""
+    compared: list[int] = []
+
+    def measure(model: transformers.PreTrainedModel, beside: transformers.PreTrainedModel, *size: int) -> Speed:
+        compared.append(sum(len(layer.heads) for layer in attention_layers(beside)))
+        return measure_speed(model, beside, *size)
+
+    monkeypatch.setattr("collab.checkpoints.speed.measure_speed", measure)
+    collab.checkpoints.prune(str(original), tmp_path / "pruned", collab.PruneOptions(keep={0: (1, 3), 1: (0, 1, 2)}))
+    config = collab.ConversionConfig(rank=8, refine="none", compare=False)
+    request = collab.CalibrationRequest(source="none")
+    made = collab.checkpoints.convert(
+        str(tmp_path / "pruned"), tmp_path / "out", config, calibration=request, measure_speed=True
+    )
+    assert made.step(Speed) is not None
+    assert compared == [5]
 
 
 class TestBadInput:
