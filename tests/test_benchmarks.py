@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import importlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -27,6 +28,7 @@ def defined_in(tree: ast.Module) -> set[str]:
     return names | {each.name for each in tree.body if isinstance(each, ast.FunctionDef | ast.ClassDef)}
 
 
+@functools.cache
 def read(name: str) -> ast.Module:
     return ast.parse((FOLDER / f"{name}.py").read_text(encoding="utf-8"))
 

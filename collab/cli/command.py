@@ -201,14 +201,15 @@ def _check_owners(ctx: click.Context, param: click.Parameter) -> None:
     others = [each for each in ctx.command.params if each.name in owners]
     values = {each.opts[-1]: ctx.params[each.name] for each in others}
     off = {each.opts[-1]: getattr(each, "off", 0) for each in others}
-    good = any(value == at if at else value and value != off[option] for option, value in values.items())
-    if not owners or not given or good:
+    counts = any(value == at if at else value and value != off[option] for option, value in values.items())
+    if not owners or not given or counts:
         return
-    why = "".join(
-        f", and {option} is {value}"
+    said = {  # values that look like one that was given
+        option: value
         for option, value in values.items()
-        if (value and isinstance(value, str) if at else value == off[option] and value is not False)
-    )
+        if (value and isinstance(value, str)) or (value == off[option] and value is not False)
+    }
+    why = "".join(f", and {option} is {value}" for option, value in said.items())
     wanted = " or ".join(f"{option} {at}" if at else option for option in values)
     raise click.UsageError(f"{param.opts[-1]} counts only with {wanted}{why}.", ctx)
 
