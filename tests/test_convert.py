@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+from collections.abc import Sequence
 from fractions import Fraction
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from torch import nn
 import collab
 from collab.decomposition import FORMS
 from collab.evaluation.speed import measure_speed
+from collab.evaluation.timing import Run
 from collab.modeling.collab_attention import CollaborativeAttention
 from collab.models.assembly import in_dtype
 from collab.models.inputs import probe_inputs
@@ -331,6 +333,26 @@ def test_speed_of_a_pruned_model(original: Path, tmp_path: Path, monkeypatch: py
     )
     assert made.step(Speed) is not None
     assert compared == [5]
+
+
+@pytest.mark.parametrize(("seconds", "rounds"), [(0.004, 31), (0.3, 9), (0.8, 9), (2.0, 5), (60.0, 3)])
+def test_rounds_of_a_measured_speed(
+    original: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seconds: float, rounds: int
+) -> None:
+    """Nine, where ten seconds allow it: fewer say little on a busy machine."""
+
+    def made_up(runs: Sequence[Run], number: int, *, warm: int = 1) -> list[list[float]]:
+        return [[0.6 * seconds, 0.4 * seconds]] * number
+
+    monkeypatch.setattr("collab.evaluation.speed.rounds_in_turn", made_up)
+    config = collab.ConversionConfig(rank=8, refine="none", compare=False)
+    request = collab.CalibrationRequest(source="none")
+    speed = collab.checkpoints.convert(
+        str(original), tmp_path / "out", config, calibration=request, measure_speed=True
+    ).step(Speed)
+    assert speed is not None
+    assert (speed.rounds, speed.ratio) == (rounds, pytest.approx(1.5))
+    assert f"the middle half of {rounds} rounds" in speed.summary()
 
 
 class TestBadInput:

@@ -88,11 +88,13 @@ class GraphTimer:
     def speed(self, graph: Path) -> Speed:
         """The speed of a graph that was written before."""
         with workers([str(self._reference), str(graph)], torch.float32) as processes:
-            ratios = Spread.of([before / after for before, after in self._rounds(processes)])
+            times = self._rounds(processes)
+        ratios = Spread.of([before / after for before, after in times])
         return Speed(
             ratio=ratios.median,
             low=ratios.low,
             high=ratios.high,
+            rounds=len(times),
             rows=self._rows,
             length=self._length,
             device=device_name(torch.device("cpu")),

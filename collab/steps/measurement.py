@@ -115,6 +115,7 @@ class Speed(Step):
         dtype: dtype of the weights; of a graph its precision, where the original's is float32.
         runtime: what ran both: ``torch``, ``onnxruntime`` or ``openvino``.
         beside: of a graph, whose graph in float32 it was timed beside: ``original``, or ``model`` for its own.
+        rounds: number of rounds; None in reports of earlier versions.
     """
 
     kind: ClassVar[str] = "speed"
@@ -130,12 +131,14 @@ class Speed(Step):
     dtype: str
     runtime: str = "torch"
     beside: Literal["original", "model"] = "original"
+    rounds: int | None = None
 
     def summary(self) -> str:
         """The ratio, and what it was measured on."""
         what = f"{self.rows} rows of {self.length} tokens" if self.length is not None else f"{self.rows} inputs"
         before = "before" if self.runtime == "torch" else f"the {self.beside} in float32, both in {self.runtime}"
+        rounds = "" if self.rounds is None else f" in the middle half of {self.rounds} rounds"
         return (
-            f"{self.ratio:.2f} times as fast as {before} ({self.low:.2f} to {self.high:.2f}) on {what}, in "
+            f"{self.ratio:.2f} times as fast as {before} ({self.low:.2f} to {self.high:.2f}{rounds}) on {what}, in "
             f"{self.dtype} on {self.device} with {self.threads} thread{'s' if self.threads > 1 else ''}."
         )
