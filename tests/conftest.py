@@ -6,6 +6,7 @@ and they would wait for it.
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import signal
@@ -38,6 +39,7 @@ def _quiet() -> None:
 
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
+    gc.freeze()  # what was imported stays: looking for garbage among it takes long
 
 
 @pytest.fixture(autouse=True)

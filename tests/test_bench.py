@@ -14,7 +14,17 @@ import torch
 import transformers
 from click.testing import Result
 from processes import run
-from tiny import BERT, BY_TYPE, Row, converted, every_head, every_layer, random_model, save_with_tokenizer, tiny_model
+from tiny import (
+    BERT,
+    BY_TYPE,
+    Row,
+    converted,
+    every_head_of_few_kinds,
+    few_kinds,
+    random_model,
+    save_with_tokenizer,
+    tiny_model,
+)
 
 import collab
 from collab.errors import CheckpointError, OutOfMemoryError
@@ -51,7 +61,7 @@ class TestTiming:
 
 
 class TestModels:
-    @every_layer
+    @few_kinds
     def test_two_of_every_kind_of_layer(self, row: Row) -> None:
         native = tiny_model(row)
         images = input_kind(native) != "text" and not takes_waveforms(native)
@@ -70,7 +80,7 @@ class TestModels:
             sum(parameter.numel() for parameter in model.parameters()) for model in (converted(native), native)
         ]
 
-    @every_head
+    @every_head_of_few_kinds
     def test_inputs_for_every_head(self, row: object, native_class: type[transformers.PreTrainedModel]) -> None:
         model = random_model(native_class, row.config())
         inputs = random_inputs(model, 3, 7)
@@ -245,7 +255,7 @@ class TestCommand:
         assert "images per second" in (tmp_path / "speed.svg").read_text()
         assert "do not apply" in self.run(tmp_path / "vit", "--length", 8, fails=2).stderr
 
-    @pytest.mark.slow
+    @pytest.mark.exhaustive
     def test_graphs_of_images_in_another_precision(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         """A graph runs as it is, and on the CPU, whatever else there is."""
         pytest.importorskip("onnxruntime", reason="the onnx extra is not installed")

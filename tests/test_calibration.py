@@ -16,12 +16,12 @@ from tiny import (
     BERT,
     BY_TYPE,
     LETTERS,
-    ROWS,
     SPECIAL,
     Row,
     batches,
     changed,
-    every_family,
+    every_head_of_few_kinds,
+    few_kinds,
     random_model,
     save_tokenizer,
     state,
@@ -111,7 +111,7 @@ class TestMoments:
         assert difference < 0.25 * (expected_key / 8).norm()
         assert moments.tokens == 8 * len([1 for i in range(1, 401) if i % 8])
 
-    @every_family
+    @few_kinds
     def test_every_family(self, row: Row) -> None:
         model = tiny_model(row)
         before = state(model)
@@ -137,13 +137,9 @@ class TestMoments:
         assert all(layer.score_error < 1 for layer in conversion.report.layers)
         assert conversion.report.agreement["rows"] == 2
 
-    @pytest.mark.parametrize(
-        "native_class",
-        [model.native_class() for row in ROWS for model in row.family.heads],
-        ids=lambda native_class: native_class.__name__,
-    )
-    def test_every_head(self, native_class: type[PreTrainedModel]) -> None:
-        model = random_model(native_class, BY_TYPE[native_class.config_class.model_type].config())
+    @every_head_of_few_kinds
+    def test_every_head(self, row: Row, native_class: type[PreTrainedModel]) -> None:
+        model = random_model(native_class, row.config())
         if native_class is transformers.UniSpeechSatForPreTraining:  # it returns what its convolutions make
             with pytest.raises(collab.errors.CalibrationError, match="does not depend on its attention layers"):
                 collab.calibrate(model, batches(model, 2))
@@ -243,8 +239,11 @@ class TestSources:
         for name, moments in first.moments.items():
             assert torch.equal(second.moments[name].query_covariance, moments.query_covariance)
 
-    @pytest.mark.parametrize("data", [SENTENCES * 8, "synthetic"], ids=["text", "synthetic"])
-    @pytest.mark.parametrize("native_class", [transformers.BertForMaskedLM, transformers.BertForPreTraining])
+    @pytest.mark.parametrize(
+        ("native_class", "data"),
+        [(transformers.BertForMaskedLM, SENTENCES * 8), (transformers.BertForPreTraining, "synthetic")],
+        ids=["text", "synthetic"],
+    )
     def test_a_masked_language_model_sees_masked_tokens(
         self, native_class: type[PreTrainedModel], data: str | list[str], tokenizer: BertTokenizer
     ) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -18,19 +19,22 @@ from safetensors.torch import load_file, save_file
 from tiny import (
     BERT,
     BY_TYPE,
+    FORMS,
     ROWS,
+    UNROTATED,
     Row,
+    by_layers,
     changed,
     converted,
     every_form,
-    every_head,
-    every_unrotated_layer,
+    every_head_of_few_kinds,
     full_rank,
     in_turn,
     largest_difference,
     outputs,
     random_model,
     state,
+    taking_turns,
     tensors,
     tiny_model,
 )
@@ -43,7 +47,7 @@ from collab.models.inputs import probe_inputs
 from collab.models.layers import native_layers
 from collab.reparametrization.layer import factors_of
 
-every_content = pytest.mark.parametrize("content", ["exact", "folded"])
+CONTENTS = ("exact", "folded")
 
 
 def true_errors(model: PreTrainedModel, native: PreTrainedModel) -> list[float]:
@@ -73,7 +77,7 @@ def true_errors(model: PreTrainedModel, native: PreTrainedModel) -> list[float]:
     return errors
 
 
-@every_head
+@every_head_of_few_kinds
 def test_exact_in_every_head_of_every_family(row: Row, native_class: type[PreTrainedModel]) -> None:
     model = converted(random_model(native_class, row.config()), 16, "concat")
     expansion = collab.expand(model)
@@ -85,14 +89,13 @@ def test_exact_in_every_head_of_every_family(row: Row, native_class: type[PreTra
     assert largest_difference(outputs(model), outputs(expansion.model)) == expansion.report.output_difference
 
 
-@every_unrotated_layer
-@every_content
-@every_form
-def test_exact_where_a_native_head_has_the_dimensions(row: Row, content: str, form: str) -> None:
+@taking_turns(by_layers(UNROTATED), "kind", {"-".join(kind): kind for kind in product(FORMS, CONTENTS)})
+def test_exact_where_a_native_head_has_the_dimensions(row: Row, kind: tuple[str, str]) -> None:
     """At full rank every form is the original's heads; folded content lies in the span of the keys.
 
     The content of DeBERTa's positions is not folded, so it takes a dimension more.
     """
+    form, content = kind
     native = tiny_model(row)
     width = full_rank(native) // 4
     spare = row.model_type == "deberta-v2"
@@ -106,10 +109,9 @@ def test_exact_where_a_native_head_has_the_dimensions(row: Row, content: str, fo
         assert largest_difference(expected, outputs(expansion.model)) < 1e-5 * scale
 
 
-@every_unrotated_layer
-@every_content
-@pytest.mark.parametrize("form", ["cp", "tucker"])
-def test_refused_then_allowed_and_the_error_is_the_stated_one(row: Row, content: str, form: str) -> None:
+@taking_turns(by_layers(UNROTATED), "kind", {"-".join(kind): kind for kind in product(("cp", "tucker"), CONTENTS)})
+def test_refused_then_allowed_and_the_error_is_the_stated_one(row: Row, kind: tuple[str, str]) -> None:
+    form, content = kind
     model = converted(tiny_model(row), 20, form, content=content)
     if form == "tucker":  # conversion gives cores of a native head's rank; training does not keep it
         with torch.no_grad():

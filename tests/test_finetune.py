@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 import torch
 from processes import command, kill_midway, run
-from tiny import BERT, LETTERS, WORDS, save_with_tokenizer, tiny_model
+from tiny import BERT, LETTERS, WORDS, often, save_with_tokenizer, tiny_model
 from transformers import AutoModel, AutoModelForMaskedLM, AutoModelForSequenceClassification, AutoTokenizer
 
 import collab
@@ -207,7 +207,7 @@ class TestRuns:
         files = ("--train", folder.parent / "train.tsv", "--eval", folder.parent / "dev.tsv")
         return ["finetune", folder, output, "--task", "classification", *files, *FAST, "--json"]
 
-    @pytest.mark.slow
+    @pytest.mark.exhaustive
     def test_killed_and_resumed(self, folder: Path, tmp_path: Path) -> None:
         """With dropout, so that the states of the random generators matter."""
         more = ("--steps", "100", "--evaluations", "10")
@@ -230,7 +230,7 @@ class TestRuns:
         assert all(torch.allclose(states[0][name], states[1][name], atol=1e-6) for name in states[0])
 
     @pytest.mark.slow
-    @pytest.mark.parametrize("patience", [None, 1])
+    @pytest.mark.parametrize("patience", often([None, 1], {"1"}, str))
     def test_interrupted_before_it_is_written(
         self, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, patience: int | None
     ) -> None:
@@ -252,7 +252,7 @@ class TestRuns:
         assert configs[0] == configs[1]
         assert "use_cache" not in set(configs[0]) - set(read_json(folder / "config.json"))
 
-    @pytest.mark.slow
+    @pytest.mark.exhaustive
     def test_two_processes_equal_one(self, folder: Path, tmp_path: Path) -> None:
         more = ("--dropout", "0")
         done = run(*self.arguments(folder, tmp_path / "one"), *more)
@@ -313,7 +313,7 @@ class TestPruningOnTheWay:
         assert {path.name for path in tmp_path.iterdir() if "tuned" in path.name} == {"tuned"}
 
     @pytest.mark.slow
-    @pytest.mark.parametrize("reached", [1, 2])
+    @pytest.mark.parametrize("reached", often([1, 2], {"2"}, str))
     def test_interrupted_and_resumed(self, folder: Path, tmp_path: Path, reached: int) -> None:
         output, seen = tmp_path / "tuned", []
 

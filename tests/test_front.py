@@ -52,7 +52,7 @@ def run(*arguments: object, fails: int = 0) -> str:
     return result.output if fails else result.stdout
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_an_embedder_of_t5_loads_with_its_own_attention(tmp_path: Path) -> None:
     """sentence-transformers knows its config's kind, and would load the native class with weights at random."""
     from sentence_transformers import SentenceTransformer
@@ -150,7 +150,7 @@ def test_the_base_model_is_carried(here: Path, tmp_path: Path) -> None:
     assert "not a Hub id" in refused
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_tokenizers_load_from_a_graphs_folder_without_a_word(
     here: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -16,14 +16,13 @@ from tiny import (
     BY_TYPE,
     OWN_VALUES,
     PAIRS,
-    ROWS,
     SENTENCES,
     SEQ2SEQ,
     SPECIAL,
     Row,
+    by_layers,
     converted,
-    every_family,
-    every_form,
+    every_kind,
     every_layer_with_own_values,
     in_turn,
     largest_difference,
@@ -31,6 +30,7 @@ from tiny import (
     save_tokenizer,
     save_with_tokenizer,
     self_attentions,
+    taking_turns,
     tiny_model,
 )
 from transformers import (
@@ -59,16 +59,14 @@ from collab.models.inputs import probe_inputs
 from collab.models.layers import attention_layers, parameters
 
 WORDS = [f"word{number}" for number in range(55)]
-CONVERSIONS: list[dict[str, Any] | None] = [
-    None,
-    {"rank": 13, "form": "concat"},
-    {"rank": 16, "form": "cp"},
-    {"rank": 10, "form": "cp", "content": "folded"},
-    {"rank": 8, "form": "tucker"},
-]
-every_conversion = pytest.mark.parametrize(
-    "conversion", CONVERSIONS, ids=["original", "concat", "cp", "cp-folded", "tucker"]
-)
+CONVERSIONS: dict[str, dict[str, Any] | None] = {
+    "original": None,
+    "concat": {"rank": 13, "form": "concat"},
+    "cp": {"rank": 16, "form": "cp"},
+    "cp-folded": {"rank": 10, "form": "cp", "content": "folded"},
+    "tucker": {"rank": 8, "form": "tucker"},
+}
+every_conversion = pytest.mark.parametrize("conversion", CONVERSIONS.values(), ids=CONVERSIONS)
 
 
 def changed(model: PreTrainedModel, conversion: dict[str, Any] | None) -> PreTrainedModel:
@@ -105,8 +103,7 @@ def tokenizer(tmp_path: Path) -> BertTokenizerFast:
 
 
 class TestRemoval:
-    @every_layer_with_own_values
-    @every_conversion
+    @taking_turns(by_layers(OWN_VALUES), "conversion", CONVERSIONS)
     def test_is_a_closed_gate(self, row: Row, conversion: dict[str, Any] | None) -> None:
         model = changed(tiny_model(row), conversion)
         gone, keep = some_gone(model)
@@ -173,9 +170,10 @@ class TestRemoval:
         missing = [name for name, parameter in pruned.named_parameters() if parameter.grad is None]
         assert missing == []
 
-    @every_layer_with_own_values
-    @pytest.mark.parametrize(
-        "conversion", [None, {"rank": 12, "form": "concat", "content": "folded"}], ids=["original", "concat"]
+    @taking_turns(
+        by_layers(OWN_VALUES),
+        "conversion",
+        {"original": None, "concat": {"rank": 12, "form": "concat", "content": "folded"}},
     )
     def test_expands(self, row: Row, conversion: dict[str, Any] | None) -> None:
         """To the native class, where heads that are gone are zeros."""
@@ -188,7 +186,7 @@ class TestRemoval:
     def test_in_steps_is_the_same(self) -> None:
         model = tiny_model(BERT)
         first = attention_layers(model)[0].name
-        for conversion in CONVERSIONS:
+        for conversion in CONVERSIONS.values():
             start = changed(model, conversion)
             twice = collab.prune(collab.prune(start, {first: [0, 1, 3]}).model, {first: [1, 3]}).model
             assert largest_difference(outputs(twice), outputs(collab.prune(start, {first: [1, 3]}).model)) < 1e-5
@@ -252,7 +250,7 @@ class TestScores:
         gradient = gradient_importance(OwnOutputs(model, [batch]), attention_layers(model))
         assert max(float(values.max()) for values in gradient.values()) < 1e-6
 
-    @every_family
+    @every_kind
     @pytest.mark.parametrize("conversion", [None, {"rank": 8, "form": "tucker"}], ids=["original", "tucker"])
     def test_statistics(self, row: Row, conversion: dict[str, Any] | None) -> None:
         model = changed(tiny_model(row), conversion)
@@ -365,7 +363,7 @@ class TestScores:
         if shared is not None and conversion is not None and conversion["form"] == "concat":
             assert ((shared > 1e-9).sum(0) <= 1).all()
 
-    @pytest.mark.parametrize("row", ROWS[:2] + ROWS[6:], ids=lambda row: row.model_type)
+    @every_kind
     def test_a_head_that_does_nothing_scores_nothing(self, row: Row) -> None:
         model = tiny_model(row)
         layers = attention_layers(model)
@@ -573,8 +571,7 @@ class TestPruneCommand:
         entries = json.loads((folder / "smaller" / "config.json").read_text())["collab_layers"]
         assert [(entry["form"], entry["heads"]) for entry in entries] == [("cp", [1, 3]), ("cp", [0, 1, 2])]
 
-    @every_form
-    @pytest.mark.parametrize("keep", ["0:0,2", "0:;1:1,2"])
+    @pytest.mark.parametrize(("form", "keep"), [("cp", "0:0,2"), ("concat", "0:;1:1,2"), ("tucker", "0:;1:1,2")])
     def test_converts_at_full_rank(self, folder: Path, form: str, keep: str) -> None:
         assert run("prune", folder / "model", folder / "pruned", "--keep", keep).exit_code == 0
         done = run("convert", folder / "pruned", folder / "again", "--rank", "1.0", "--form", form)
@@ -683,7 +680,7 @@ class TestInspect:
             if model is not native:
                 assert "instead of 4 to 8" in " ".join(rest)
 
-    @every_family
+    @every_kind
     def test_every_family(self, row: Row) -> None:
         model = tiny_model(row)
         inspection = collab.inspect(model)

@@ -25,7 +25,7 @@ from tiny import (
     changed,
     converted,
     every_form,
-    every_layer,
+    few_kinds,
     largest_difference,
     outputs,
     save_with_tokenizer,
@@ -70,7 +70,7 @@ def stopped(*_: object) -> None:
 
 
 class TestHeal:
-    @every_layer
+    @few_kinds
     def test_comes_closer_in_every_layer(self, row: Row) -> None:
         teacher = tiny_model(row)
         model = converted(teacher)

@@ -32,8 +32,10 @@ def states(model: PreTrainedModel, inputs: dict[str, Tensor]) -> Tensor:
 
 @pytest.fixture(scope="module")
 def every_kind() -> PreTrainedModel:
-    """A model of six layers, each of another form or content: a graph of it is a graph of them all."""
-    layers = [{"form": form, "rank": rank, "content": content} for form, rank, content in FORMS]
+    """A model of three layers, each of another form: a graph of it is a graph of them all."""
+    layers = [
+        {"form": form, "rank": rank, "content": content} for form, rank, content in (FORMS[0], FORMS[3], FORMS[4])
+    ]
     config = BERT.family.config_class(**BERT.values | {"num_hidden_layers": len(layers)}, collab_layers=layers)
     return random_model(BERT.family.base, config)
 
@@ -296,7 +298,10 @@ class TestAccelerate:
         assert torch.equal(states(model, inputs), expected)
 
 
-@pytest.mark.parametrize(("form", "rank", "content"), [("cp", 8, "exact"), ("concat", 9, "folded")])
+@pytest.mark.parametrize(
+    ("form", "rank", "content"),
+    [pytest.param("cp", 8, "exact", marks=pytest.mark.exhaustive), ("concat", 9, "folded")],
+)
 def test_flex_attention_with_a_sliding_window(form: str, rank: int, content: str) -> None:
     """A block mask in flex attention, and the same mask in the other kernels."""
     model, length, window = converted(tiny_model(BERT), rank, form, content=content), 12, 3

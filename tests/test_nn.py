@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from tiny import every_form
+from tiny import every_form, often
 from torch import Tensor, nn
 
 import collab
@@ -472,7 +472,8 @@ class TestInTransformers:
 
 
 class TestCompiledAndExported:
-    @pytest.mark.parametrize("form", [pytest.param("concat", marks=pytest.mark.slow), "cp", "tucker"])
+    @pytest.mark.slow
+    @pytest.mark.parametrize("form", often(FORMS, {"concat"}, str))
     def test_compiled_as_one_graph(self, form: str) -> None:
         torch._dynamo.reset()
         layer, x, y = narrow(form, batch_first=True), torch.randn(B, T, E), torch.randn(B, S, E)
@@ -499,7 +500,7 @@ class TestCompiledAndExported:
             padding = torch.arange(sizes[2]).expand(sizes[0], -1) > 2
             same(program.module()(x, y, y, padding, False)[0], layer(x, y, y, padding, False)[0])
 
-    @pytest.mark.parametrize("form", FORMS)
+    @pytest.mark.parametrize("form", often(FORMS, {"cp"}, str))
     def test_as_an_onnx_graph(self, form: str) -> None:
         pytest.importorskip("onnxscript")
         onnxruntime = pytest.importorskip("onnxruntime")

@@ -48,6 +48,7 @@ def has_vnni() -> bool:
 
 
 class TestGraph:
+    @pytest.mark.exhaustive
     @pytest.mark.parametrize(("form", "rank"), [("tucker", 8), ("concat", 9)])
     def test_forms(self, form: str, rank: int, tmp_path: Path) -> None:
         model = converted(tiny_model(BERT), rank, form)
@@ -145,7 +146,6 @@ class TestCommand:
         done = run(*command)
         assert "In int8 the graph is slower than in float32" in done.stderr
         assert "0.80 times as fast as the model in float32" in " ".join(done.stdout.split())
-        assert "times as fast" not in run(*command, "--overwrite", "--no-speed").stdout
 
     def test_card_runs_where_collab_is_not(self, folder: Path, tmp_path: Path) -> None:
         card = (folder / "served" / "README.md").read_text()
@@ -170,6 +170,7 @@ class TestCommand:
         assert wrong.exit_code in (1, 2)
         assert "Traceback" not in wrong.output
 
+    @pytest.mark.exhaustive
     def test_bench(self, folder: Path) -> None:
         sizes = ("--batch-size", "2", "--length", "8", "--rounds", "3")
         done = run("bench", folder / "served", "--against", folder / "model", "--runtime", "openvino", *sizes, "--json")

@@ -79,6 +79,7 @@ def test_convert_and_heal_under_torchrun(original: Path, tmp_path: Path) -> None
         np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-5, err_msg=name)
 
 
+@pytest.mark.exhaustive
 def test_heal_under_accelerate(original: Path, tmp_path: Path) -> None:
     (tmp_path / "text.txt").write_text("\n".join(TEXT))
     settings = ["--rank", "8", "--calibration", "none", "--no-speed"]

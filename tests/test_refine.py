@@ -16,7 +16,7 @@ from tiny import (
     changed,
     converted,
     every_form,
-    every_layer,
+    few_kinds,
     full_rank,
     largest_difference,
     random_model,
@@ -40,7 +40,7 @@ def pair(row: Row = BERT, **config: Any) -> tuple[PreTrainedModel, PreTrainedMod
 
 
 class TestLayers:
-    @every_layer
+    @few_kinds
     def test_come_closer_in_every_layer(self, row: Row) -> None:
         model, original, data = pair(row)
         before, native = state(model), state(original)

@@ -191,14 +191,14 @@ def of_families(rows: Sequence[Row], *always: str) -> list[Any]:
     return often(range(len(rows)), {*always}, lambda number: rows[number].model_type)
 
 
-@pytest.mark.parametrize("number", of_families(SEQ2SEQ, "whisper"))
+@pytest.mark.parametrize("number", of_families(SEQ2SEQ))
 def test_every_encoder_decoder(number: int, tmp_path: Path) -> None:
     native = generator_of(SEQ2SEQ[number])
     model = converted(native, 7, FORMS[number % 3]) if number % 4 else native
     check_tokens(model, served(model, tmp_path, collab.ExportOptions("openvino") if number % 2 else FLOAT))
 
 
-@pytest.mark.parametrize("number", of_families(DECODERS, "llama"))
+@pytest.mark.parametrize("number", of_families(DECODERS))
 def test_every_decoder(number: int, tmp_path: Path) -> None:
     native = causal(DECODERS[number].model_type)  # that of Mistral in windows of six tokens
     model = converted(native, 8, FORMS[number % 3]) if number % 4 else native

@@ -347,8 +347,18 @@ def _each(rows: list[Row]) -> pytest.MarkDecorator:
 
 every_family = _each(ROWS)
 every_layer = _each(by_layers(ROWS))
-every_unrotated_layer = _each(by_layers(UNROTATED))
 every_layer_with_own_values = _each(by_layers(OWN_VALUES))
+
+
+def taking_turns(rows: Sequence[Row], name: str, choices: dict[str, Any]) -> pytest.MarkDecorator:
+    """All choices for BERT and one for each other family, in turn, where a choice does not depend on the family."""
+    names = [*choices]
+    parameters = [
+        pytest.param(row, choices[each], id=f"{row.model_type}-{each}")
+        for number, row in enumerate(rows)
+        for each in (names if row is BERT else (names[number % len(names)],))
+    ]
+    return pytest.mark.parametrize(("row", name), parameters)
 
 
 def often(every: Sequence[Any], always: set[str], name: Callable[[Any], str]) -> list[Any]:
@@ -358,38 +368,44 @@ def often(every: Sequence[Any], always: set[str], name: Callable[[Any], str]) ->
     return [pytest.param(each, id=name(each), marks=marks[name(each)]) for each in every]
 
 
-every_kind = pytest.mark.parametrize(
-    "row", often(ROWS, {row.model_type for row in by_layers(ROWS)}, lambda row: row.model_type)
-)
+FEW_KINDS = {"bert", "deberta-v2", "eurobert", "gpt2", "t5", "vit", "wav2vec2", "whisper"}
+"""Families that differ most: in positions, in what they read, and in whether they write."""
+
+
+def _of(always: set[str]) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize("row", often(ROWS, always, lambda row: row.model_type))
+
+
+every_kind = _of({row.model_type for row in by_layers(ROWS)})
 """Every kind of layers always; all families, which takes long, as `exhaustive` tests."""
+few_kinds = _of(FEW_KINDS)
+"""A few kinds of layers always, where a test takes seconds; all families as `exhaustive` tests."""
 
 
 def in_turn(rows: list[Row]) -> pytest.MarkDecorator:
-    """Every third family; all of them, which takes long, as an `exhaustive` test."""
-    third, whole = pytest.param(rows[::3], id="a third"), pytest.param(rows, id="all", marks=pytest.mark.exhaustive)
-    return pytest.mark.parametrize("rows", [third, whole])
+    """Every sixth family; all of them, which takes long, as an `exhaustive` test."""
+    sixth, whole = pytest.param(rows[::6], id="a sixth"), pytest.param(rows, id="all", marks=pytest.mark.exhaustive)
+    return pytest.mark.parametrize("rows", [sixth, whole])
 
 
-def heads_of(rows: list[Row]) -> pytest.MarkDecorator:
-    """Every model class of some families."""
+def _heads_of(always: set[str]) -> pytest.MarkDecorator:
+    """Every model class of every family; of families that are not always tested, as `exhaustive` tests."""
     parameters = [
-        pytest.param(row, model.native_class(), id=model.native_class().__name__)
-        for row in rows
+        pytest.param(
+            row,
+            model.native_class(),
+            id=model.native_class().__name__,
+            marks=[] if row.model_type in always else [pytest.mark.exhaustive],
+        )
+        for row in ROWS
         for model in row.family.models
     ]
     return pytest.mark.parametrize(("row", "native_class"), parameters)
 
 
-every_head = heads_of(ROWS)
-every_family_and_form = pytest.mark.parametrize(
-    ("row", "form"),
-    [
-        pytest.param(row, form, id=f"{row.model_type}-{form}")
-        for number, row in enumerate(ROWS)
-        for form in (FORMS if row is BERT else (FORMS[number % 3],))
-    ],
-)
-"""Every form of BERT; of the other families one each, because a form knows nothing of the family."""
+every_head = _heads_of({row.model_type for row in ROWS})
+every_head_of_few_kinds = _heads_of(FEW_KINDS)
+every_family_and_form = taking_turns(ROWS, "form", {form: form for form in FORMS})
 every_form = pytest.mark.parametrize("form", FORMS)
 
 
@@ -411,8 +427,9 @@ def tiny_model(row: Row, native_class: type[PreTrainedModel] | None = None, **ch
 
 
 def converted(native: PreTrainedModel, rank: int | float = 8, form: str = "cp", **settings: Any) -> PreTrainedModel:
-    """A converted copy of a model, by its weights alone."""
-    return collab.convert(native, collab.ConversionConfig(rank=rank, form=form, compare=False, **settings)).model
+    """A converted copy of a model, by its weights alone, in few sweeps: tests need no best factors."""
+    few = {"compare": False, "solver": collab.SolverOptions(max_sweeps=30)}
+    return collab.convert(native, collab.ConversionConfig(**{"rank": rank, "form": form} | few | settings)).model
 
 
 def save_tokenizer(folder: Path, words: Iterable[str] = WORDS) -> None:

@@ -60,8 +60,8 @@ SHARED = ("bert", "deberta-v2", "eurobert", "t5")
 
 TOGETHER = {
     1: {*MODELS, *SHARED},
-    2: {"albert", "bert", "eurobert", "t5"},
-    3: {"deberta-v2", "t5"},
+    2: {"albert", "bert", "deberta-v2", "eurobert"},
+    3: {"t5"},
 }
 """By number of processes, the models that they work on: each of them by one process and by more."""
 

@@ -13,12 +13,13 @@ from folders import LONGER, Undisturbed, check_nothing_else, folder_for, longer_
 from forks import Forks, Job
 from processes import command
 from small_disk import CannotMountError, change, small_disk
+from tiny import often
 from torch.testing import assert_close
 
 WRITERS = [pytest.param(name, marks=[pytest.mark.slow] if name == "export" else []) for name in WRITING]
 
 
-@pytest.mark.parametrize("limit", [3_000, pytest.param(20_000, marks=pytest.mark.exhaustive), 40_000])
+@pytest.mark.parametrize("limit", often([3_000, 20_000, 40_000], {"40000"}, str))
 @pytest.mark.parametrize("name", WRITERS)
 def test_a_limit_on_the_size_of_files(name: str, limit: int, bases: Path, tmp_path: Path, running: Forks) -> None:
     """Writing fails at the first file that is larger, as on a full disk."""
