@@ -19,6 +19,7 @@ from huggingface_hub import ModelCard
 from huggingface_hub.repocard_data import model_index_to_eval_results
 from processes import run
 from reload import errors_without_trust, outputs_without_collab
+from tiny import often
 from torch import Tensor
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, BertForSequenceClassification
 
@@ -35,6 +36,7 @@ EMBEDDERS = [name for name in CONVERTED if (EXPORTED / name / "modules.json").ex
 EMBEDDINGS = "embeddings"
 every_checkpoint = pytest.mark.parametrize("name", [*CONVERTED, *NATIVE])
 every_converted = pytest.mark.parametrize("name", CONVERTED)
+some_converted = pytest.mark.parametrize("name", often(CONVERTED, {*CONVERTED[::3], "compressed", "finetuned"}, str))
 
 
 @pytest.fixture(scope="module")
@@ -229,7 +231,7 @@ class TestEveryStepGoesOn:
         ]
         assert inspection["parameters"] == recorded["parameters"]
 
-    @every_converted
+    @some_converted
     def test_is_healed(self, name: str, here: Path, tmp_path: Path) -> None:
         """With the teacher that the report names, where that fits; else with another."""
         tuned = name in ("finetuned", "evaluated")
@@ -255,7 +257,7 @@ class TestEveryStepGoesOn:
             assert after["original_history"] == read_report(here / name)["history"]
             assert [step["step"] for step in after["history"]] == ["prune"]
 
-    @every_converted
+    @some_converted
     def test_is_expanded(self, name: str, here: Path, tmp_path: Path) -> None:
         done = run("expand", name, tmp_path / "out", "--allow-error", "0.9")
         assert done.exit_code == 0, done.output
@@ -276,7 +278,7 @@ class TestEveryStepGoesOn:
         check_goes_along(here / name, tmp_path / "out", "evaluate")
         assert metrics_in(tmp_path / "out")
 
-    @every_converted
+    @some_converted
     def test_is_replaced_as_what_collab_wrote(self, name: str, here: Path, tmp_path: Path) -> None:
         shutil.copytree(here / name, tmp_path / "out")
         line = ("convert", "classifier", tmp_path / "out", "--rank", "8", "--calibration", "none", "--no-speed")
@@ -298,7 +300,7 @@ class TestEveryStepGoesOn:
         assert done.exit_code == 0, done.output
         check_goes_along(here / name, tmp_path / "out", "finetune")
 
-    @pytest.mark.slow
+    @pytest.mark.exhaustive
     def test_is_exported(self, here: Path, tmp_path: Path) -> None:
         for extra in ("onnx", "onnxruntime", "onnxscript"):
             pytest.importorskip(extra, reason="the onnx extra is not installed")

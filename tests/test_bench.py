@@ -128,7 +128,7 @@ class TestModels:
         collab.bench([tiny_model(BERT)], replace(FEW, dtype="bfloat16"))
         assert dtypes == {torch.bfloat16}
 
-    @pytest.mark.slow
+    @pytest.mark.exhaustive
     def test_compiled(self) -> None:
         options = replace(FEW, batch_sizes=(1,), lengths=(4,), compile=True)
         report = collab.bench([tiny_model(BERT, num_hidden_layers=1)], options)

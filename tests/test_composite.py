@@ -23,6 +23,7 @@ from tiny import (
     converted,
     full_rank,
     largest_difference,
+    often,
     outputs,
     random_model,
     save_with_tokenizer,
@@ -134,7 +135,7 @@ def test_an_export_carries_no_files_of_other_families(encoder: str, tmp_path: Pa
     assert not others & {file.name for file in tmp_path.iterdir()}
 
 
-@pytest.mark.parametrize("data", ["synthetic", "pairs", "sources"])
+@pytest.mark.parametrize("data", often(["synthetic", "pairs", "sources"], {"sources"}, str))
 def test_calibration_is_closer_than_the_weights_alone(data: str, tokenizer: BertTokenizerFast) -> None:
     check_calibration_is_closer(composite("roberta", "bert"), data, tokenizer)
 

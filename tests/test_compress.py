@@ -497,6 +497,7 @@ class TestCompress:
             assert all(torch.equal(tensor, whole[key]) for key, tensor in resumed.items())
             assert not (tmp_path / f"{name}.training").exists()
 
+    @pytest.mark.exhaustive
     def test_an_interrupted_command_goes_on_with_its_widths(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:

@@ -12,7 +12,18 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from tiny import BERT, BY_TYPE, changed, every_form, largest_difference, random_model, state, tiny_model
+from tiny import (
+    BERT,
+    BY_TYPE,
+    ROWS,
+    by_layers,
+    changed,
+    every_form,
+    largest_difference,
+    random_model,
+    state,
+    tiny_model,
+)
 from torch import nn
 
 import collab
@@ -166,8 +177,8 @@ def test_report(form: str) -> None:
 
 
 @pytest.mark.slow
-def test_attention_is_counted_alike_in_every_family() -> None:
-    for row in BY_TYPE.values():
+def test_attention_is_counted_alike_in_every_kind_of_layers() -> None:
+    for row in by_layers(ROWS):
         model = tiny_model(row)
         result = collab.convert(model, collab.ConversionConfig(rank=8, compare=False))
         for each, place in ((model, "before"), (result.model, "after")):

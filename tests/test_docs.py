@@ -48,6 +48,7 @@ LONG = (
     "compress_classifier",
     "convert_embedder",
     "heal_on_text",
+    "python_api",
     "train_from_scratch",
 )
 """Examples of steps that others take too."""

@@ -30,6 +30,7 @@ from tiny import (
     every_form,
     full_rank,
     largest_difference,
+    often,
     outputs,
     random_model,
     save_with_tokenizer,
@@ -176,7 +177,7 @@ def test_cross_attention_has_the_moments_of_both_sequences() -> None:
             torch.testing.assert_close(getattr(again[name], field), getattr(layer, field), rtol=1e-3, atol=1e-6)
 
 
-@pytest.mark.parametrize("data", ["synthetic", "pairs", "sources"])
+@pytest.mark.parametrize("data", often(["synthetic", "pairs", "sources"], {"pairs"}, str))
 def test_calibration_is_closer_than_the_weights_alone(data: str, tokenizer: BertTokenizerFast) -> None:
     check_calibration_is_closer(marian(), data, tokenizer)
 
@@ -232,7 +233,7 @@ def test_recordings_are_answered_by_the_model() -> None:
 
 def test_every_kind_of_attention_is_refined() -> None:
     native = marian()
-    options = collab.RefineOptions(steps=40)
+    options = collab.RefineOptions(steps=20)
     refinement = collab.refine(converted(native, 8), native, batches(native, 16), options=options)
     assert len(refinement.report.layers) == len(KINDS)
     improved = {kind for kind, layer in zip(KINDS, refinement.report.layers.values(), strict=True) if layer.kept}
@@ -255,7 +256,7 @@ def test_healing_on_sources_alone_is_on_answers_of_the_original(
     assert all(each is native for each in written_by)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_attention_maps_of_every_kind(tokenizer: BertTokenizerFast, tmp_path: Path) -> None:
     """A map has a row for each token that queries, of the answer in the decoder, and a column for each key."""
     native = marian()
@@ -600,7 +601,7 @@ class TestBadInput:
 
 
 class TestCommands:
-    @pytest.mark.parametrize("model_type", ["marian", "bart"])
+    @pytest.mark.parametrize("model_type", often(["marian", "bart"], {"bart"}, str))
     def test_convert_inspect_and_plan(self, model_type: str, pairs: Path, tmp_path: Path) -> None:
         folder = save_with_tokenizer(generator_of(BY_TYPE[model_type]), tmp_path / "model")
         given = ("--calibration", pairs, "--text-column", "en", "--text-column", "de")

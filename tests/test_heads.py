@@ -476,6 +476,7 @@ class TestHeadsCommand:
             assert "nyu-mll/glue" in run(*line, "--task", "glue/sst2").stderr
             assert "give --data" in " ".join(run(*line).stderr.split())
 
+    @pytest.mark.exhaustive
     def test_long_sentences_are_cut_in_figures(self, folder: Path) -> None:
         arguments = ("--data", folder / "rows.txt", "--score", "entropy", "--figures", folder / "figures")
         done = run("heads", folder / "model", *arguments, "--layer", 1, "--sentence", " ".join(WORDS[:35]))

@@ -282,7 +282,7 @@ class TestCheckpoints:
         assert model.num_parameters() == few["parameters"]["after"]
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_real_checkpoint(demo_folder: Path, shared_data: Path) -> None:
     with (shared_data / "data" / "stsb" / "dev.csv").open(newline="", encoding="utf-8") as file:
         texts = [text for record in csv.reader(file) for text in record[:2]]

@@ -80,7 +80,7 @@ FORMS = [("cp", 8, "exact"), ("tucker", 8, "folded"), ("concat", 9, "exact")]  #
 def test_every_form(kind: tuple[str, int, str], tmp_path: Path) -> None:
     """At batch sizes and lengths that were neither traced nor checked by the export itself."""
     form, rank, content = kind
-    model = converted(tiny_model(BERT), rank, form, content=content)
+    model = converted(tiny_model(BERT, num_hidden_layers=1), rank, form, content=content)
     step = collab.checkpoints.export(saved(model, tmp_path), tmp_path / "out")
     assert step.report.verification["model.onnx"]["largest_difference"] < 1e-4
     assert len({tuple(shape) for shape in step.report.verification["model.onnx"]["shapes"]}) == 5
@@ -113,7 +113,9 @@ def test_every_form(kind: tuple[str, int, str], tmp_path: Path) -> None:
     ],
 )
 def test_other_families(model_type: str, form: str, tmp_path: Path) -> None:
-    model = converted(tiny_model(BY_TYPE[model_type]), 8, form)
+    row = BY_TYPE[model_type]
+    fewer = {name: 1 for name in ("num_hidden_layers", "n_layers") if name in row.values and model_type != "beit"}
+    model = converted(tiny_model(row, **fewer), 8, form)
     step = collab.checkpoints.export(saved(model, tmp_path), tmp_path / "out")
     inputs = text(3, 11, types=False) if model.main_input_name == "input_ids" else random_inputs(model, 3, 11)
     inputs |= {"token_type_ids": torch.ones(3, 11, dtype=torch.long)} if "token_type_ids" in step.report.inputs else {}
@@ -128,7 +130,7 @@ def test_other_families(model_type: str, form: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("model_type", often(["layoutlm", "markuplm", "tapas"], {"layoutlm"}, str))
 def test_what_a_model_reads_of_every_token_is_an_input(model_type: str, tmp_path: Path) -> None:
     """Boxes of words, paths of elements or cells of tables; the graph is checked on random ones."""
-    model = tiny_model(BY_TYPE[model_type])
+    model = tiny_model(BY_TYPE[model_type], num_hidden_layers=1)
     report = collab.checkpoints.export(saved(model, tmp_path), tmp_path / "out").report
     graph = collab.checkpoints.load_exported(tmp_path / "out").model
     further = {"layoutlm": ["bbox"], "markuplm": ["xpath_tags_seq", "xpath_subs_seq"], "tapas": []}[model_type]
@@ -151,9 +153,10 @@ def test_ranges_and_speed_where_a_model_reads_more_than_text(tmp_path: Path) -> 
     assert collab.checkpoints.export(folder, tmp_path / "out", options, measure_speed=True).step(Speed) is not None
 
 
+@pytest.mark.exhaustive
 def test_recordings(tmp_path: Path) -> None:
     """They come without padding, since their graph reads no mask; the card reads recordings."""
-    model = tiny_model(BY_TYPE["wav2vec2"])
+    model = tiny_model(BY_TYPE["wav2vec2"], num_hidden_layers=1)
     folder = saved(model, tmp_path)
     Wav2Vec2FeatureExtractor().save_pretrained(folder)
     collab.checkpoints.export(folder, tmp_path / "out")
@@ -173,7 +176,7 @@ def test_recordings(tmp_path: Path) -> None:
 
 
 def test_a_native_head_with_three_axes(tmp_path: Path) -> None:
-    model = tiny_model(BERT, BertForMultipleChoice)
+    model = tiny_model(BERT, BertForMultipleChoice, num_hidden_layers=1)
     collab.checkpoints.export(saved(model, tmp_path), tmp_path / "out")
     inputs = {name: value.unsqueeze(0).repeat(3, 1, 1) for name, value in text(4, 9).items()}  # 4 choices
     with torch.no_grad():
@@ -259,7 +262,7 @@ class TestCommand:
         np.testing.assert_allclose(actual, expected, rtol=0, atol=0.1)
 
     def test_tables(self, tmp_path: Path) -> None:
-        folder = saved(converted(tiny_model(BY_TYPE["vit"])), tmp_path)
+        folder = saved(converted(tiny_model(BY_TYPE["vit"], num_hidden_layers=1)), tmp_path)
         result = export(folder, tmp_path / "out", "--int8", "--no-speed")
         assert result.exit_code == 0, result.output
         for text_part in ("model.onnx", "model_quantized.onnx", "largest difference", "Wrote"):
@@ -316,16 +319,16 @@ class TestRefusals:
         module = importlib.import_module("collab.graphs.write")
         write = module.write_graph
         monkeypatch.setattr(module, "write_graph", spoil)
-        model = saved(tiny_model(BY_TYPE["vit"], ViTForImageClassification), tmp_path)
+        model = saved(tiny_model(BY_TYPE["vit"], ViTForImageClassification, num_hidden_layers=1), tmp_path)
         self.refused(collab.errors.VerificationError, "logits", model, tmp_path / "out")
 
     def test_without_the_extra(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(sys.modules, "onnxruntime", None)
-        model = saved(tiny_model(BERT), tmp_path)
+        model = saved(tiny_model(BERT, num_hidden_layers=1), tmp_path)
         self.refused(collab.errors.ExtraError, "onnxruntime: pip install 'collab[onnx]'", model, tmp_path / "out")
 
     def test_output_is_there(self, tmp_path: Path) -> None:
-        model = saved(tiny_model(BERT), tmp_path)
+        model = saved(tiny_model(BERT, num_hidden_layers=1), tmp_path)
         self.refused(collab.errors.OutputError, "input folder", model, model)
         (tmp_path / "mine").mkdir()
         (tmp_path / "mine" / "file").write_text("mine")
@@ -345,7 +348,7 @@ def test_the_model_is_left_as_it_was() -> None:
     """Tracing changes the kernel only for a while."""
     from collab.graphs.trace import Graph
 
-    model = converted(tiny_model(BERT))
+    model = converted(tiny_model(BERT, num_hidden_layers=1))
     before = model.config._attn_implementation
     inputs = text(2, 5)
     with torch.no_grad():

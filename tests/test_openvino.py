@@ -51,7 +51,7 @@ class TestGraph:
     @pytest.mark.exhaustive
     @pytest.mark.parametrize(("form", "rank"), [("tucker", 8), ("concat", 9)])
     def test_forms(self, form: str, rank: int, tmp_path: Path) -> None:
-        model = converted(tiny_model(BERT), rank, form)
+        model = converted(tiny_model(BERT, num_hidden_layers=1), rank, form)
         graph = served(model, tmp_path)
         for batch, length in ((1, 2), (5, 3), (2, 40)):
             inputs = random_text(batch, length, types=True)
@@ -62,7 +62,8 @@ class TestGraph:
         by_position = graph(*(inputs[name] for name in ("input_ids", "attention_mask", "token_type_ids")))
         assert torch.equal(by_position.last_hidden_state, actual)
 
-    @pytest.mark.parametrize("model_type", ["vit", pytest.param("deberta-v2", marks=pytest.mark.exhaustive)])
+    @pytest.mark.exhaustive
+    @pytest.mark.parametrize("model_type", ["vit", "deberta-v2"])
     def test_families_in_int8(self, model_type: str, tmp_path: Path) -> None:
         model = converted(tiny_model(BY_TYPE[model_type]))
         model.save_pretrained(tmp_path / "model")
@@ -76,6 +77,7 @@ class TestGraph:
         assert check["lowest_cosine"] > 0.9
         assert (step.report.agreement is not None) == text
 
+    @pytest.mark.exhaustive
     def test_compressed(self, tmp_path: Path) -> None:
         model = tiny_model(BERT)
         batches = [random_inputs(model, 4, 8, seed=seed) for seed in range(12)]
@@ -233,7 +235,7 @@ class TestRefusals:
         assert sorted(output.parent.rglob("*")) == before
 
     def test_rows_of_another_kind(self, tmp_path: Path) -> None:
-        tiny_model(BY_TYPE["vit"], ViTForImageClassification).save_pretrained(tmp_path / "model")
+        tiny_model(BY_TYPE["vit"], ViTForImageClassification, num_hidden_layers=1).save_pretrained(tmp_path / "model")
         (tmp_path / "text.txt").write_text("\n".join(TEXT))
         where = (tmp_path / "model", tmp_path / "out", "--precision", "int8")
         self.refused("give images with --calibration", *where)

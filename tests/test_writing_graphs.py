@@ -220,7 +220,7 @@ def check_tokens(model: PreTrainedModel, graph: PreTrainedModel) -> None:
 
 def test_positions_that_are_not_given_are_those_of_the_model(tmp_path: Path) -> None:
     """RoBERTa and its descendants count from the padding's number on, and not the padding."""
-    model = causal("roberta", is_decoder=True)
+    model = causal("roberta", is_decoder=True, num_hidden_layers=1)
     graph = served(model, tmp_path)
     ids, mask = random_text(2, 9, left=True).values()
     ids = ids.masked_fill(mask == 0, model.config.pad_token_id)

@@ -16,7 +16,7 @@ from small_disk import CannotMountError, change, small_disk
 from tiny import often
 from torch.testing import assert_close
 
-WRITERS = [pytest.param(name, marks=[pytest.mark.slow] if name == "export" else []) for name in WRITING]
+WRITERS = often(WRITING, {"convert", "compress", "finetune"}, str)
 
 
 @pytest.mark.parametrize("limit", often([3_000, 20_000, 40_000], {"40000"}, str))
