@@ -36,7 +36,7 @@ EMBEDDERS = [name for name in CONVERTED if (EXPORTED / name / "modules.json").ex
 EMBEDDINGS = "embeddings"
 every_checkpoint = pytest.mark.parametrize("name", [*CONVERTED, *NATIVE])
 every_converted = pytest.mark.parametrize("name", CONVERTED)
-some_converted = pytest.mark.parametrize("name", often(CONVERTED, {*CONVERTED[::3], "compressed", "finetuned"}, str))
+some_converted = pytest.mark.parametrize("name", often(CONVERTED, {*CONVERTED[::3], "compressed", "finetuned"}))
 
 
 @pytest.fixture(scope="module")

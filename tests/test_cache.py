@@ -14,7 +14,19 @@ import torch
 import transformers
 from processes import run
 from safetensors.torch import load_file, load_model, save_model
-from tiny import BERT, BY_TYPE, DECODERS, SEQ2SEQ, converted, every_form, random_model, tiny_model
+from tiny import (
+    BERT,
+    DECODERS,
+    FORMS,
+    ROWS,
+    SEQ2SEQ,
+    Row,
+    converted,
+    every_form,
+    often,
+    random_model,
+    tiny_model,
+)
 from transformers import AutoModelForCausalLM, BertLMHeadModel, DynamicCache, PreTrainedModel
 
 import collab
@@ -58,7 +70,11 @@ def test_heads_of_equal_widths_have_keys_and_values_of_their_own(content: str) -
 
 
 @pytest.mark.parametrize(
-    ("form", "cross", "calibrated"), [("cp", False, False), ("tucker", False, True), ("concat", True, False)]
+    ("form", "cross", "calibrated"),
+    often(
+        [(form, *kind) for form in FORMS for kind in ((False, False), (False, True), (True, False))],
+        {"cp-False-False", "tucker-False-True", "concat-True-False"},
+    ),
 )
 def test_plans_say_what_a_conversion_then_holds(form: str, cross: bool, calibrated: bool) -> None:
     model = decoder(add_cross_attention=cross).bfloat16()
@@ -95,9 +111,12 @@ def test_plans_say_which_forms_make_no_step_faster(form: str, cross: bool) -> No
     assert any(f"rank {D // 4}:" in sentence for sentence in slow) == (quarter.step > 1 / 1.1)
 
 
-@pytest.mark.parametrize("model_type", ["bert", "deberta-v2", "eurobert", "vit", "wav2vec2"])
-def test_encoders_have_none(model_type: str) -> None:
-    for model in (native := tiny_model(BY_TYPE[model_type]), converted(native)):
+ENCODERS = [row for row in ROWS if row not in DECODERS + SEQ2SEQ]
+
+
+@pytest.mark.parametrize("row", often(ENCODERS, {"bert", "deberta-v2", "eurobert", "vit", "wav2vec2"}))
+def test_encoders_have_none(row: Row) -> None:
+    for model in (native := tiny_model(row), converted(native)):
         assert cache_bytes(model) is None
         assert collab.inspect(model).cache is None
 

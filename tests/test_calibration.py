@@ -6,6 +6,7 @@ import csv
 import json
 import wave
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -63,7 +64,7 @@ def layer_names(model: PreTrainedModel) -> list[str]:
 
 
 class TestMoments:
-    @pytest.mark.parametrize("answers", often(["states", "classes", "labels"], {"states", "classes"}, str))
+    @pytest.mark.parametrize("answers", often(["states", "classes", "labels"], {"states", "classes"}))
     def test_against_the_definition(self, answers: str) -> None:
         """Finite differences: how the output moves in a direction when a score does, for every head and pair."""
         if answers == "states":
@@ -242,8 +243,11 @@ class TestSources:
 
     @pytest.mark.parametrize(
         ("native_class", "data"),
-        [(transformers.BertForMaskedLM, SENTENCES * 8), (transformers.BertForPreTraining, "synthetic")],
-        ids=["text", "synthetic"],
+        often(
+            product((transformers.BertForMaskedLM, transformers.BertForPreTraining), (SENTENCES * 8, "synthetic")),
+            {"BertForMaskedLM-text", "BertForPreTraining-synthetic"},
+            lambda kind, data: f"{kind.__name__}-{data if isinstance(data, str) else 'text'}",
+        ),
     )
     def test_a_masked_language_model_sees_masked_tokens(
         self, native_class: type[PreTrainedModel], data: str | list[str], tokenizer: BertTokenizer

@@ -48,7 +48,9 @@ COMBINATIONS = [
     *((part, "bert") for part in CollabVisionEncoderDecoderModel.sides["encoder"]),
 ]
 every_combination = pytest.mark.parametrize(("encoder", "decoder"), COMBINATIONS)
-every_third_combination = pytest.mark.parametrize(("encoder", "decoder"), COMBINATIONS[::3])
+every_third_combination = pytest.mark.parametrize(
+    ("encoder", "decoder"), often(COMBINATIONS, {"-".join(parts) for parts in COMBINATIONS[::3]})
+)
 
 
 def composite(encoder: str = "bert", decoder: str = "bert", **changes: object) -> PreTrainedModel:
@@ -135,7 +137,7 @@ def test_an_export_carries_no_files_of_other_families(encoder: str, tmp_path: Pa
     assert not others & {file.name for file in tmp_path.iterdir()}
 
 
-@pytest.mark.parametrize("data", often(["synthetic", "pairs", "sources"], {"sources"}, str))
+@pytest.mark.parametrize("data", often(["synthetic", "pairs", "sources"], {"sources"}))
 def test_calibration_is_closer_than_the_weights_alone(data: str, tokenizer: BertTokenizerFast) -> None:
     check_calibration_is_closer(composite("roberta", "bert"), data, tokenizer)
 
@@ -200,8 +202,7 @@ def test_convert_inspect_and_plan(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("encoder", "decoder"),
-    [("dinov2", "roberta"), pytest.param("distilbert", "bert-generation", marks=pytest.mark.exhaustive)],
+    ("encoder", "decoder"), often([("dinov2", "roberta"), ("distilbert", "bert-generation")], {"dinov2-roberta"})
 )
 def test_compressed_in_both_parts(encoder: str, decoder: str, tmp_path: Path) -> None:
     """What it writes is the same with a cache and after reloading; the parts' configs say how many layers are left."""

@@ -15,8 +15,6 @@ import transformers
 from tiny import (
     BERT,
     BY_TYPE,
-    ROWS,
-    by_layers,
     changed,
     every_form,
     largest_difference,
@@ -177,8 +175,8 @@ def test_report(form: str) -> None:
 
 
 @pytest.mark.slow
-def test_attention_is_counted_alike_in_every_kind_of_layers() -> None:
-    for row in by_layers(ROWS):
+def test_attention_is_counted_alike_in_every_family() -> None:
+    for row in BY_TYPE.values():
         model = tiny_model(row)
         result = collab.convert(model, collab.ConversionConfig(rank=8, compare=False))
         for each, place in ((model, "before"), (result.model, "after")):

@@ -112,7 +112,7 @@ WITHOUT: dict[str, Callable[[Any], Any]] = {
 }
 
 
-@pytest.mark.parametrize("part", often([*WITHOUT], {"c2p", "p2c", "e"}, str))
+@pytest.mark.parametrize("part", often([*WITHOUT], {"c2p", "p2c", "e"}))
 def test_every_term_matters(v3: DebertaV2Model, part: str) -> None:
     """Without any one of them the model that is exact above is far off."""
     model = converted(v3, 768, "concat")
@@ -285,7 +285,7 @@ def by_head(projection: Tensor) -> list[tuple[int, Tensor]]:
     return list(enumerate(projection.split(8, dim=1)))
 
 
-@pytest.mark.parametrize("form", often(FORMS, {"cp"}, str))
+@pytest.mark.parametrize("form", often(FORMS, {"cp"}))
 def test_refinement_lowers_the_error_of_outputs(form: str) -> None:
     native = tiny_model(DEBERTA)
     model = converted(native, 12, form)

@@ -31,8 +31,10 @@ from tiny import (
     full_rank,
     largest_difference,
     of_seen,
+    often,
     random_model,
     relative_difference,
+    taking_turns,
     tiny_model,
 )
 from transformers import AutoModel, AutoModelForSeq2SeqLM, DynamicCache, PreTrainedModel, StaticCache
@@ -70,7 +72,7 @@ token, and one that takes marked questions."""
 
 YARN = {"rope_type": "yarn", "factor": 2.0, "rope_theta": 10000.0, "original_max_position_embeddings": 20}
 
-text_families = pytest.mark.parametrize("row", [row for row in ROWS if is_text(row)], ids=lambda row: row.model_type)
+TEXT_FAMILIES = [row for row in ROWS if is_text(row)]
 
 
 def test_a_row_for_every_family() -> None:
@@ -193,9 +195,9 @@ def test_reduced_rank_runs_the_same_in_every_kernel(row: Row, form: str) -> None
     assert largest_difference(*outputs) < 1e-5
 
 
-@text_families
-def test_padding_does_not_leak(row: Row) -> None:
-    model = converted(tiny_model(row), 13, FORMS[ROWS.index(row) % 3])
+@taking_turns(TEXT_FAMILIES, "form", {form: form for form in FORMS})
+def test_padding_does_not_leak(row: Row, form: str) -> None:
+    model = converted(tiny_model(row), 13, form)
     tokens = torch.randint(2, 60, (1, 9))
     padded = torch.cat([tokens, torch.full((1, 4), 1)], dim=1)
     mask = torch.cat([torch.ones(1, 9, dtype=torch.long), torch.zeros(1, 4, dtype=torch.long)], dim=1)
@@ -292,7 +294,7 @@ def test_narrow_checkpoints_stay_narrow(row: Row, dtype: torch.dtype) -> None:
     assert float((actual - expected)[seen].abs().max()) < 3 * rounding + 1e-2
 
 
-@pytest.mark.parametrize("row", [row for row in by_layers(ROWS) if is_text(row)], ids=lambda row: row.model_type)
+@pytest.mark.parametrize("row", often(TEXT_FAMILIES, {row.model_type for row in by_layers(TEXT_FAMILIES)}))
 def test_embeddings_resize(row: Row) -> None:
     model = converted(tiny_model(row), 8)
     model.resize_token_embeddings(70)
@@ -421,13 +423,10 @@ def test_every_layer_has_the_kernel_that_was_asked_for(model_type: str, implemen
 class TestDecoders:
     """Causal, with caches, with cross-attention."""
 
-    @pytest.mark.parametrize(
-        ("row", "form"),
-        [
-            *(pytest.param(BERT, form, id=f"bert-{form}") for form in FORMS),
-            *(pytest.param(row, FORMS[at % 3], id=row.model_type) for at, row in enumerate(DECODERS)),
-            *(pytest.param(BY_TYPE[name], "cp", id=name) for name in ("roberta", "electra")),  # whose layers are BERT's
-        ],
+    @taking_turns(
+        (BERT, *DECODERS, *(BY_TYPE[name] for name in ("roberta", "xlm-roberta", "camembert", "electra"))),
+        "form",
+        {form: form for form in FORMS},
     )
     def test_generation_with_a_cache(self, row: Row, form: str) -> None:
         native_class = transformers.AutoModelForCausalLM._model_mapping[row.config_class]

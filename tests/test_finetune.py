@@ -230,7 +230,7 @@ class TestRuns:
         assert all(torch.allclose(states[0][name], states[1][name], atol=1e-6) for name in states[0])
 
     @pytest.mark.slow
-    @pytest.mark.parametrize("patience", often([None, 1], {"1"}, str))
+    @pytest.mark.parametrize("patience", often([None, 1], {"1"}))
     def test_interrupted_before_it_is_written(
         self, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, patience: int | None
     ) -> None:
@@ -313,7 +313,7 @@ class TestPruningOnTheWay:
         assert {path.name for path in tmp_path.iterdir() if "tuned" in path.name} == {"tuned"}
 
     @pytest.mark.slow
-    @pytest.mark.parametrize("reached", often([1, 2], {"2"}, str))
+    @pytest.mark.parametrize("reached", often([1, 2], {"2"}))
     def test_interrupted_and_resumed(self, folder: Path, tmp_path: Path, reached: int) -> None:
         output, seen = tmp_path / "tuned", []
 

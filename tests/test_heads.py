@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from reload import outputs_without_collab
 from tiny import (
     BERT,
     BY_TYPE,
+    FORMS,
     OWN_VALUES,
     PAIRS,
     SENTENCES,
@@ -26,6 +28,7 @@ from tiny import (
     every_layer_with_own_values,
     in_turn,
     largest_difference,
+    often,
     outputs,
     save_tokenizer,
     save_with_tokenizer,
@@ -572,7 +575,10 @@ class TestPruneCommand:
         entries = json.loads((folder / "smaller" / "config.json").read_text())["collab_layers"]
         assert [(entry["form"], entry["heads"]) for entry in entries] == [("cp", [1, 3]), ("cp", [0, 1, 2])]
 
-    @pytest.mark.parametrize(("form", "keep"), [("cp", "0:0,2"), ("concat", "0:;1:1,2"), ("tucker", "0:;1:1,2")])
+    @pytest.mark.parametrize(
+        ("form", "keep"),
+        often(product(FORMS, ("0:0,2", "0:;1:1,2")), {"cp-0:0,2", "concat-0:;1:1,2", "tucker-0:;1:1,2"}),
+    )
     def test_converts_at_full_rank(self, folder: Path, form: str, keep: str) -> None:
         assert run("prune", folder / "model", folder / "pruned", "--keep", keep).exit_code == 0
         done = run("convert", folder / "pruned", folder / "again", "--rank", "1.0", "--form", form)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,6 +20,7 @@ from processes import command, kill_midway, run
 from tiny import (
     BERT,
     BY_TYPE,
+    FORMS,
     LETTERS,
     WORDS,
     Row,
@@ -26,6 +28,7 @@ from tiny import (
     converted,
     few_kinds,
     largest_difference,
+    often,
     outputs,
     save_with_tokenizer,
     state,
@@ -90,7 +93,9 @@ class TestHeal:
         assert not frozen & trainable  # positions that are computed were not trainable before, either
         assert not model.training
 
-    @pytest.mark.parametrize(("form", "content"), [("cp", "folded"), ("tucker", "exact"), ("concat", "folded")])
+    @pytest.mark.parametrize(
+        ("form", "content"), often(product(FORMS, ("exact", "folded")), {"cp-folded", "tucker-exact", "concat-folded"})
+    )
     def test_every_form(self, form: str, content: str) -> None:
         teacher = tiny_model(BERT)
         model = converted(teacher, 8, form, content=content)

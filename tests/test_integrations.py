@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from tiny import BERT, BY_TYPE, WORDS, converted, full_rank, random_model, save_with_tokenizer, tiny_model
+from tiny import BERT, BY_TYPE, WORDS, converted, full_rank, often, random_model, save_with_tokenizer, tiny_model
 from tiny import random_text as text
 from tokenizers.pre_tokenizers import ByteLevel
 from torch import Tensor
@@ -30,12 +30,12 @@ def states(model: PreTrainedModel, inputs: dict[str, Tensor]) -> Tensor:
         return model(**inputs).last_hidden_state
 
 
-@pytest.fixture(scope="module")
-def every_kind() -> PreTrainedModel:
-    """A model of three layers, each of another form: a graph of it is a graph of them all."""
-    layers = [
-        {"form": form, "rank": rank, "content": content} for form, rank, content in (FORMS[0], FORMS[3], FORMS[4])
-    ]
+@pytest.fixture(
+    scope="module", params=[pytest.param(FORMS, id="all", marks=pytest.mark.exhaustive), [FORMS[0], FORMS[3], FORMS[4]]]
+)
+def every_kind(request: pytest.FixtureRequest) -> PreTrainedModel:
+    """A model of which each layer has another form or content: a graph of it is a graph of them all."""
+    layers = [{"form": form, "rank": rank, "content": content} for form, rank, content in request.param]
     config = BERT.family.config_class(**BERT.values | {"num_hidden_layers": len(layers)}, collab_layers=layers)
     return random_model(BERT.family.base, config)
 
@@ -299,8 +299,7 @@ class TestAccelerate:
 
 
 @pytest.mark.parametrize(
-    ("form", "rank", "content"),
-    [pytest.param("cp", 8, "exact", marks=pytest.mark.exhaustive), ("concat", 9, "folded")],
+    ("form", "rank", "content"), often([("cp", 8, "exact"), ("concat", 9, "folded")], {"concat-9-folded"})
 )
 def test_flex_attention_with_a_sliding_window(form: str, rank: int, content: str) -> None:
     """A block mask in flex attention, and the same mask in the other kernels."""

@@ -473,7 +473,7 @@ class TestInTransformers:
 
 class TestCompiledAndExported:
     @pytest.mark.slow
-    @pytest.mark.parametrize("form", often(FORMS, {"concat"}, str))
+    @pytest.mark.parametrize("form", often(FORMS, {"concat"}))
     def test_compiled_as_one_graph(self, form: str) -> None:
         torch._dynamo.reset()
         layer, x, y = narrow(form, batch_first=True), torch.randn(B, T, E), torch.randn(B, S, E)
@@ -500,7 +500,7 @@ class TestCompiledAndExported:
             padding = torch.arange(sizes[2]).expand(sizes[0], -1) > 2
             same(program.module()(x, y, y, padding, False)[0], layer(x, y, y, padding, False)[0])
 
-    @pytest.mark.parametrize("form", often(FORMS, {"cp"}, str))
+    @pytest.mark.parametrize("form", often(FORMS, {"cp"}))
     def test_as_an_onnx_graph(self, form: str) -> None:
         pytest.importorskip("onnxscript")
         onnxruntime = pytest.importorskip("onnxruntime")

@@ -354,7 +354,7 @@ class TestCommands:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("row", often(DISTINCT, {"modernbert"}, lambda row: row.model_type))
+@pytest.mark.parametrize("row", often(DISTINCT, {"modernbert"}))
 def test_compiles_without_graph_breaks(row: Row) -> None:
     model = converted(tiny_model(row), 12, FORMS[DISTINCT.index(row) % 3])
     torch.compiler.reset()

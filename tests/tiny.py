@@ -351,34 +351,55 @@ every_layer_with_own_values = _each(by_layers(OWN_VALUES))
 
 
 def taking_turns(rows: Sequence[Row], name: str, choices: dict[str, Any]) -> pytest.MarkDecorator:
-    """All choices for BERT and one for each other family, in turn, where a choice does not depend on the family."""
-    names = [*choices]
+    """All choices for BERT and one for each other family, in turn; the other pairs as `exhaustive` tests.
+
+    Where what a choice does depends little on the family.
+    """
     parameters = [
-        pytest.param(row, choices[each], id=f"{row.model_type}-{each}")
+        pytest.param(
+            row,
+            choice,
+            id=f"{row.model_type}-{label}",
+            marks=[] if row is BERT or place == number % len(choices) else [pytest.mark.exhaustive],
+        )
         for number, row in enumerate(rows)
-        for each in (names if row is BERT else (names[number % len(names)],))
+        for place, (label, choice) in enumerate(choices.items())
     ]
     return pytest.mark.parametrize(("row", name), parameters)
 
 
-def often(every: Sequence[Any], always: set[str], name: Callable[[Any], str]) -> list[Any]:
-    """Parameters of which only some are tested always."""
-    marks = {name(each): [] if name(each) in always else [pytest.mark.exhaustive] for each in every}
-    assert always <= marks.keys()
-    return [pytest.param(each, id=name(each), marks=marks[name(each)]) for each in every]
+def often(every: Iterable[Any], always: set[str], name: Callable[..., str] | None = None) -> list[Any]:
+    """Parameters of which only some, by name, are tested always; the others as `exhaustive` tests. A tuple: several."""
+    cases = [each if isinstance(each, tuple) else (each,) for each in every]
+    names = [_named(case) if name is None else name(*case) for case in cases]
+    assert always <= {*names}
+    return [
+        pytest.param(*case, id=named, marks=_marks(named, always)) for case, named in zip(cases, names, strict=True)
+    ]
+
+
+def _named(case: tuple[Any, ...]) -> str:
+    """The name of a case, of those of its values."""
+    return "-".join(
+        value.model_type if isinstance(value, Row) else str(getattr(value, "__name__", value)) for value in case
+    )
+
+
+def _marks(name: str, always: set[str]) -> list[pytest.MarkDecorator]:
+    return [] if name in always else [pytest.mark.exhaustive]
 
 
 FEW_KINDS = {"bert", "deberta-v2", "eurobert", "gpt2", "t5", "vit", "wav2vec2", "whisper"}
 """Families that differ most: in positions, in what they read, and in whether they write."""
 
 
-def _of(always: set[str]) -> pytest.MarkDecorator:
-    return pytest.mark.parametrize("row", often(ROWS, always, lambda row: row.model_type))
+def _often_of(always: set[str]) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize("row", often(ROWS, always))
 
 
-every_kind = _of({row.model_type for row in by_layers(ROWS)})
+every_kind = _often_of({row.model_type for row in by_layers(ROWS)})
 """Every kind of layers always; all families, which takes long, as `exhaustive` tests."""
-few_kinds = _of(FEW_KINDS)
+few_kinds = _often_of(FEW_KINDS)
 """A few kinds of layers always, where a test takes seconds; all families as `exhaustive` tests."""
 
 
@@ -395,7 +416,7 @@ def _heads_of(always: set[str]) -> pytest.MarkDecorator:
             row,
             model.native_class(),
             id=model.native_class().__name__,
-            marks=[] if row.model_type in always else [pytest.mark.exhaustive],
+            marks=_marks(row.model_type, always),
         )
         for row in ROWS
         for model in row.family.models
@@ -428,8 +449,8 @@ def tiny_model(row: Row, native_class: type[PreTrainedModel] | None = None, **ch
 
 def converted(native: PreTrainedModel, rank: int | float = 8, form: str = "cp", **settings: Any) -> PreTrainedModel:
     """A converted copy of a model, by its weights alone, in few sweeps: tests need no best factors."""
-    few = {"compare": False, "solver": collab.SolverOptions(max_sweeps=30)}
-    return collab.convert(native, collab.ConversionConfig(**{"rank": rank, "form": form} | few | settings)).model
+    settings = {"compare": False, "solver": collab.SolverOptions(max_sweeps=30)} | settings
+    return collab.convert(native, collab.ConversionConfig(rank=rank, form=form, **settings)).model
 
 
 def save_tokenizer(folder: Path, words: Iterable[str] = WORDS) -> None:

@@ -20,7 +20,8 @@ from ..data.features import Batch, synthetic_features
 from ..data.prepare import of_one_length
 from ..device import device_name
 from ..errors import CollabError
-from ..evaluation.timing import Spread, rounds_in_turn
+from ..evaluation.speed import speed_of
+from ..evaluation.timing import rounds_in_turn
 from ..evaluation.worker import Worker, workers
 from ..graphs.options import GRAPH_FILES, ExportOptions
 from ..graphs.samples import sample
@@ -89,16 +90,11 @@ class GraphTimer:
         """The speed of a graph that was written before."""
         with workers([str(self._reference), str(graph)], torch.float32) as processes:
             times = self._rounds(processes)
-        ratios = Spread.of([before / after for before, after in times])
-        return Speed(
-            ratio=ratios.median,
-            low=ratios.low,
-            high=ratios.high,
-            rounds=len(times),
+        return speed_of(
+            times,
             rows=self._rows,
             length=self._length,
             device=device_name(torch.device("cpu")),
-            threads=torch.get_num_threads(),
             dtype=self._options.precision,
             runtime=GRAPH_FILES[self._options.file],
         )

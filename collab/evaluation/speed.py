@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -23,7 +24,7 @@ _LEAST, _ENOUGH, _MOST = 3, 9, 31
 
 
 def measure_speed(model: PreTrainedModel, original: PreTrainedModel, rows: int = ROWS, length: int = LENGTH) -> Speed:
-    """Times a model and its original in turn, for about two seconds to ten, on random inputs without padding.
+    """Times a model and its original in turn, for two to ten seconds, on random inputs without padding.
 
     Args:
         model: the model.
@@ -64,15 +65,22 @@ def _measured(
     runs: list[Run] = [(call, [inputs]) for call in calls]
     (first,) = rounds_in_turn(runs, 1)
     times = rounds_in_turn(runs, _rounds(sum(first)), warm=0)
+    return speed_of(times, rows=rows, length=length if has_length(reader) else None, device=device, **said)
+
+
+def speed_of(times: Sequence[Sequence[float]], **said: Any) -> Speed:
+    """The speed that the seconds of rounds, of the original and of what was made from it, amount to.
+
+    Args:
+        times: the two seconds of every round.
+        said: the other fields of `Speed`: what was timed.
+    """
     ratios = Spread.of([before / after for before, after in times])
     return Speed(
         ratio=ratios.median,
         low=ratios.low,
         high=ratios.high,
         rounds=len(times),
-        rows=rows,
-        length=length if has_length(reader) else None,
-        device=device,
         threads=torch.get_num_threads(),
         **said,
     )
