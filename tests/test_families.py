@@ -197,7 +197,7 @@ def test_reduced_rank_runs_the_same_in_every_kernel(row: Row, form: str) -> None
 
 @taking_turns(TEXT_FAMILIES, "form", {form: form for form in FORMS})
 def test_padding_does_not_leak(row: Row, form: str) -> None:
-    model = converted(tiny_model(row), 13, form)
+    model = converted(tiny_model(row), 13, form).double()  # in which rounding of deep sums is no leak
     tokens = torch.randint(2, 60, (1, 9))
     padded = torch.cat([tokens, torch.full((1, 4), 1)], dim=1)
     mask = torch.cat([torch.ones(1, 9, dtype=torch.long), torch.zeros(1, 4, dtype=torch.long)], dim=1)
