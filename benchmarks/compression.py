@@ -51,7 +51,8 @@ from transformers import AutoModel, AutoTokenizer, PreTrainedModel
 import collab
 from collab.compression.candidates import Candidates
 from collab.conversion.convert import convert_losslessly
-from collab.data.features import row_batches, text_features
+from collab.data.batches import row_batches
+from collab.data.features import text_features
 from collab.models.families import require_family
 from collab.models.inputs import random_inputs
 

@@ -30,7 +30,8 @@ from common import demo_folder, machine, markdown, write
 from transformers import AutoModel, AutoTokenizer
 
 import collab
-from collab.data.features import Batch, batched, row_batches, synthetic_features
+from collab.data.batches import Batch, batched, row_batches
+from collab.data.features import synthetic_features
 
 RANK, REPEATS, SAMPLES, ROWS_IN_BATCH = 128, 3, 1024, 32
 FORMS = ("concat", "cp", "tucker")

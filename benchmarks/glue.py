@@ -33,8 +33,8 @@ import transformers
 from common import COLORS, RESULTS, demo_folder, kept, machine, markdown, my_turn, shared_data, write
 
 import collab
+from collab.data.batches import Feature
 from collab.data.encoding import Collate, encode, prepare_eval
-from collab.data.features import Feature
 from collab.evaluation.metrics import intervals
 from collab.evaluation.predict import Columns, predictions
 

@@ -33,7 +33,8 @@ from serving import GRAPHS, RUNTIMES, WAYS, Way, speeds, way_of, ways
 
 import collab
 from collab.checkpoints.bench import file_bytes
-from collab.data.features import image_features, row_batches
+from collab.data.batches import row_batches
+from collab.data.features import image_features
 from collab.evaluation.worker import load_any
 
 MODELS = ("original", "half")

@@ -13,7 +13,7 @@ from transformers import BertForMaskedLM, BertForSequenceClassification, MarianM
 
 import collab
 from collab.data import targets
-from collab.data.prepare import rows_of
+from collab.data.mixture import Rows, rows_of
 from collab.errors import ConfigurationError, DataError
 from collab.steps.agreement import sources_text, weak_sources
 
@@ -26,7 +26,7 @@ def checkpoint(tokenizer: object) -> collab.Checkpoint:
     return collab.Checkpoint(tiny_model(BERT), tokenizer)
 
 
-def tokens(rows: collab.data.prepare.Rows, name: str) -> int:
+def tokens(rows: Rows, name: str) -> int:
     return next(own["tokens"] for own in rows.summary["sources"] if own["source"] == name)
 
 

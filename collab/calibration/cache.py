@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from ..data.features import Batch
+from ..data.batches import Batch
 from ..errors import CalibrationError, OutputError
 from ..io.staging import atomic_write
 from ..models.weights import bytes_of, digest_of

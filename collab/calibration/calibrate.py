@@ -12,8 +12,9 @@ from typing import Any
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from ..data.features import Batch, batched
-from ..data.prepare import Unlabelled, hold_out, require_two, rows_of
+from ..data.batches import Batch, batched
+from ..data.mixture import hold_out, rows_of
+from ..data.prepare import Unlabelled, require_two
 from ..data.source import DataSource, Mixture
 from ..errors import CalibrationError, CollabError, first_line
 from ..io.checkpoint import Checkpoint

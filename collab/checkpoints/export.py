@@ -13,7 +13,8 @@ from typing import Any, Unpack
 from transformers import PreTrainedModel
 
 from ..calibration.options import CalibrationRequest
-from ..data.prepare import Rows, of_one_length, rows_of
+from ..data.batches import of_one_length
+from ..data.mixture import Rows, rows_of
 from ..errors import CheckpointError, ConfigurationError, ExtraError
 from ..evaluation.compare import agreement_by_source
 from ..evaluation.speed import measure_graph_speed

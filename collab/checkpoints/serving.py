@@ -16,8 +16,8 @@ from transformers import PreTrainedModel
 
 from ..calibration.options import CalibrationRequest
 from ..compression.options import CompressionConfig
-from ..data.features import Batch, synthetic_features
-from ..data.prepare import of_one_length
+from ..data.batches import Batch, of_one_length
+from ..data.features import synthetic_features
 from ..device import device_name
 from ..errors import CollabError
 from ..evaluation.speed import speed_of

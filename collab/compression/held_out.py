@@ -12,7 +12,7 @@ from typing import Any
 
 from transformers import PreTrainedModel
 
-from ..data.features import Batch
+from ..data.batches import Batch
 from ..evaluation.compare import compare_outputs, outputs_on
 from ..models.outputs import Output, entries_of
 from .blocks import Block

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from transformers import Cache, PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
-from ..data.features import Batch
+from ..data.batches import Batch
 from ..modeling.collab_native import as_linear
 from ..models.inputs import on_device
 from ..models.padding import query_mask, without_padding

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from ..data.features import Batch
+from ..data.batches import Batch
 from ..errors import CalibrationError
 from ..modeling.collab_native import as_linear
 from ..models.inputs import on_device

@@ -13,8 +13,9 @@ from transformers import PreTrainedModel
 from ..errors import ConfigurationError, DataError
 from ..models.inputs import longest_text
 from ..steps.step import DataSummary
+from .batches import Batch, Feature, collate, without_labels
 from .examples import Examples, class_numbers, numbers
-from .features import Batch, Feature, collate, pair_features, text_features, without_labels
+from .features import pair_features, text_features
 from .task import Task
 
 IGNORED = -100

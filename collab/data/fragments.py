@@ -6,7 +6,7 @@ import random
 from collections.abc import Collection, Sequence
 from typing import Any
 
-from .features import Feature
+from .batches import Feature
 
 SHORTEST, LONGEST = 2, 12
 """Tokens of a fragment, without the special ones."""

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers import PreTrainedModel
 
-from ..data.features import Batch, Feature, evenly_spaced, row_batches
+from ..data.batches import Batch, Feature, evenly_spaced, row_batches
 from ..errors import ConfigurationError
 from ..graphs.served import session_of
 from ..io.checkpoint import Checkpoint

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers import PreTrainedModel
 
-from ..data.features import Batch, collate, text_features, tokens_of_pass, within_tokens
+from ..data.batches import Batch, collate, tokens_of_pass, within_tokens
+from ..data.features import text_features
 from ..errors import DataError, ExtraError
 from ..graphs.served import session_of
 from ..io.checkpoint import Checkpoint

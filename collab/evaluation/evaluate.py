@@ -6,9 +6,10 @@ import time
 
 import numpy as np
 
+from ..data.batches import Feature, without_labels
 from ..data.encoding import encode, examples_summary, prepare_eval
 from ..data.examples import Examples, numbers
-from ..data.features import Feature, text_features, without_labels
+from ..data.features import text_features
 from ..data.task import Task
 from ..errors import DataError
 from ..graphs.served import runtime_of

@@ -11,8 +11,8 @@ from torch import Tensor
 from torch.nn import functional
 from transformers import PreTrainedModel
 
+from ..data.batches import Feature, tokens_of_pass, within_tokens
 from ..data.encoding import IGNORED, Collate, names_of
-from ..data.features import Feature, tokens_of_pass, within_tokens
 from ..errors import ExtraError
 from ..models.inputs import on_device
 from ..models.sharded import is_sharded

@@ -10,7 +10,8 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
-from ..data.features import by_length, collate, encoder_features
+from ..data.batches import by_length, collate
+from ..data.features import encoder_features
 from ..errors import DataError, ExtraError
 from ..models.inputs import longest_target, on_device
 from ..models.states import evaluating, writing_by

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from ..data.features import Feature
+from ..data.batches import Feature
 from ..errors import ConfigurationError
 from ..heads.maps import AttentionMap, attention_maps
 from ..heads.options import SCORES

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from transformers import PreTrainedModel
 from transformers.utils import CONFIG_NAME
 
-from ..data.features import Batch
+from ..data.batches import Batch
 from ..io.read import GRAPH_OF
 from ..modeling.collab_model import CollaborativeMixin
 from ..models.families import native_type

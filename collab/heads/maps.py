@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..data.features import Feature, collate, row_features, without_labels
+from ..data.batches import Feature, collate, without_labels
+from ..data.features import row_features
 from ..errors import DataError
 from ..io.checkpoint import Checkpoint
 from ..models.inputs import has_choices, on_device

@@ -15,8 +15,8 @@ from torch import Tensor
 from torch.nn import functional
 from transformers import PreTrainedModel
 
+from ..data.batches import Batch, Feature, tokens_of_pass, within_tokens
 from ..data.encoding import IGNORED, Collate
-from ..data.features import Batch, Feature, tokens_of_pass, within_tokens
 from ..data.task import Task
 from ..evaluation.embedding import Embedder, mean_embedding
 from ..evaluation.metrics import measure

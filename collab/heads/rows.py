@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from ..data.batches import Batch, Feature, row_batches, without_labels
 from ..data.encoding import encode, examples_summary, prepare_eval
 from ..data.examples import Examples, numbers, read_examples
-from ..data.features import Batch, Feature, row_batches, text_features, without_labels
+from ..data.features import text_features
 from ..data.prepare import Unlabelled, features_of
 from ..data.source import DataSource
 from ..data.task import Task

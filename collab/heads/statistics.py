@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import functional
 from transformers import PreTrainedModel
 
-from ..data.features import Batch
+from ..data.batches import Batch
 from ..modeling.collab_native import as_linear
 from ..models.layers import AttentionLayer
 from ..models.recording import LayerPass, recording

@@ -12,8 +12,8 @@ from typing import Literal
 import torch
 from transformers import TrainingArguments
 
+from ..data.batches import Feature, length_of
 from ..data.encoding import Collate
-from ..data.features import Feature, length_of
 from ..device import Dtype, resolve_device
 from ..errors import ConfigurationError
 from ..processes import from_main, processes

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from transformers import PreTrainedModel
 
-from ..data.features import Batch, batches_by_length, evenly_spaced
+from ..data.batches import Batch, batches_by_length, evenly_spaced
 from ..models.assembly import in_dtype
 from ..models.layers import ALL_THERE, Dropped, dropped_layers
 from ..models.outputs import entries_of, matched_states, outputs_of

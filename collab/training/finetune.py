@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers import PreTrainedModel
 
+from ..data.batches import Batch
 from ..data.encoding import MASKED, Collate, collator, encode, mask_batch, names_of, prepare_eval
 from ..data.examples import Examples
-from ..data.features import Batch
 from ..data.task import Task
 from ..errors import ConfigurationError
 from ..evaluation.metrics import intervals, measure

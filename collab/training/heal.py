@@ -16,9 +16,10 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from ..data.features import Batch, Feature, batched, batches_by_length, collate, evenly_spaced, length_of
+from ..data.batches import Batch, Feature, batched, batches_by_length, collate, evenly_spaced, length_of
 from ..data.fragments import with_fragments
-from ..data.prepare import Rows, Unlabelled, rows_of
+from ..data.mixture import Rows, rows_of
+from ..data.prepare import Unlabelled
 from ..data.source import Mixture
 from ..data.targets import Writer
 from ..device import Dtype, resolve_device

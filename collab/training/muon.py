@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from ..data.features import Batch
+from ..data.batches import Batch
 from ..models.sharded import whole
 from ..models.states import evaluating
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from ..data.features import Batch
+from ..data.batches import Batch
 from ..models.inputs import on_device
 from ..models.layers import native_layers
 from ..models.recording import LayerPass, recording

@@ -21,8 +21,8 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from ..data.features import Batch
-from ..data.prepare import hold_out
+from ..data.batches import Batch
+from ..data.mixture import hold_out
 from ..decomposition import form_named
 from ..errors import ConfigurationError, DataError, NotConvertedError
 from ..evaluation.compare import check_comparable

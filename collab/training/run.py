@@ -22,7 +22,7 @@ from transformers import EarlyStoppingCallback, PreTrainedModel, Trainer, Traine
 from transformers.trainer_callback import PrinterCallback
 from transformers.utils import logging as transformers_logging
 
-from ..data.features import length_of
+from ..data.batches import length_of
 from ..device import Dtype, resolve_device
 from ..errors import ConfigurationError, TrainingError, is_short_of_memory
 from ..io.failures import writing

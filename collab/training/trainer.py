@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState
 from transformers.trainer import SCHEDULER_NAME
 
-from ..data.features import Batch
+from ..data.batches import Batch
 from ..errors import ExtraError, TrainingError
 from ..io.unfinished import WHOLE, drop_other_checkpoints, newest_checkpoint
 from ..models.sharded import is_sharded
