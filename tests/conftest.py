@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 os.environ["HF_HUB_OFFLINE"] = "1"  # before anything reads it
 if "PYTEST_XDIST_WORKER" in os.environ:  # the workers are the parallelism
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # which nohup ignores, and the commands under test would inherit that
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # which nohup ignores, and the commands under test would inherit that
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -124,7 +124,7 @@ class TestCompress:
         reloaded = type(compression.model).from_pretrained(tmp_path)
         assert largest_difference(outputs(compression.model), outputs(reloaded)) < 1e-5
 
-    @pytest.mark.parametrize("row", often(ROWS, {"bert", "eurobert", "t5"}))
+    @pytest.mark.parametrize("row", often(ROWS, {"eurobert"}))
     def test_float16_is_computed_in_float32(self, row: Row, tmp_path: Path) -> None:
         tiny_model(able(row)).half().save_pretrained(tmp_path)
         stored = type(tiny_model(row)).from_pretrained(tmp_path, dtype=torch.float16)

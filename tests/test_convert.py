@@ -15,8 +15,10 @@ import transformers
 from tiny import (
     BERT,
     BY_TYPE,
+    Row,
     changed,
     every_form,
+    in_turn,
     largest_difference,
     random_model,
     state,
@@ -174,9 +176,9 @@ def test_report(form: str) -> None:
     assert set(written["versions"]) >= {"collab", "torch", "transformers", "tensorly", "python"}
 
 
-@pytest.mark.slow
-def test_attention_is_counted_alike_in_every_family() -> None:
-    for row in BY_TYPE.values():
+@in_turn([*BY_TYPE.values()])
+def test_attention_is_counted_alike_in_every_family(rows: list[Row]) -> None:
+    for row in rows:
         model = tiny_model(row)
         result = collab.convert(model, collab.ConversionConfig(rank=8, compare=False))
         for each, place in ((model, "before"), (result.model, "after")):

@@ -28,6 +28,7 @@ from tiny import (
     every_form,
     every_head,
     every_kind,
+    few_kinds,
     full_rank,
     largest_difference,
     of_seen,
@@ -232,7 +233,7 @@ def test_attentions_and_hidden_states_are_recorded(row: Row, form: str) -> None:
                 torch.testing.assert_close(*states, rtol=1e-4, atol=1e-5)
 
 
-@every_kind
+@few_kinds
 def test_attentions_are_recorded_though_the_original_was_asked_before(row: Row) -> None:
     """Transformers installs its recording hooks once, on the modules that are there at the time."""
     native = tiny_model(row)
@@ -258,7 +259,7 @@ def test_trains(row: Row, form: str) -> None:
             assert parameter.grad.abs().sum() > 0, name
 
 
-@every_kind
+@few_kinds
 def test_gradient_checkpointing(row: Row) -> None:
     model = converted(tiny_model(row), 13).train()
     if not model.supports_gradient_checkpointing:
@@ -277,7 +278,7 @@ def test_gradient_checkpointing(row: Row) -> None:
         torch.testing.assert_close(gradient, gradients[1][name])
 
 
-@every_kind
+@few_kinds
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_narrow_checkpoints_stay_narrow(row: Row, dtype: torch.dtype) -> None:
     native = tiny_model(row)

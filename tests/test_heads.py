@@ -15,6 +15,7 @@ from reload import outputs_without_collab
 from tiny import (
     BERT,
     BY_TYPE,
+    FEW_KINDS,
     FORMS,
     OWN_VALUES,
     PAIRS,
@@ -25,7 +26,8 @@ from tiny import (
     by_layers,
     converted,
     every_kind,
-    every_layer_with_own_values,
+    few_kinds,
+    few_kinds_with_own_values,
     in_turn,
     largest_difference,
     often,
@@ -106,7 +108,7 @@ def tokenizer(tmp_path: Path) -> BertTokenizerFast:
 
 
 class TestRemoval:
-    @taking_turns(by_layers(OWN_VALUES), "conversion", CONVERSIONS)
+    @taking_turns(by_layers(OWN_VALUES), "conversion", CONVERSIONS, FEW_KINDS)
     def test_is_a_closed_gate(self, row: Row, conversion: dict[str, Any] | None) -> None:
         model = changed(tiny_model(row), conversion)
         gone, keep = some_gone(model)
@@ -143,7 +145,7 @@ class TestRemoval:
                 message = f"{job['folder'].name}: {name}"
                 torch.testing.assert_close(elsewhere[name], value, atol=1e-5, rtol=0, msg=message)
 
-    @every_layer_with_own_values
+    @few_kinds_with_own_values
     def test_attentions_have_the_heads_that_are_left(self, row: Row) -> None:
         model = tiny_model(row)
         pruned = collab.prune(model, some_gone(model)[1]).model
@@ -177,6 +179,7 @@ class TestRemoval:
         by_layers(OWN_VALUES),
         "conversion",
         {"original": None, "concat": {"rank": 12, "form": "concat", "content": "folded"}},
+        FEW_KINDS,
     )
     def test_expands(self, row: Row, conversion: dict[str, Any] | None) -> None:
         """To the native class, where heads that are gone are zeros."""
@@ -253,7 +256,7 @@ class TestScores:
         gradient = gradient_importance(OwnOutputs(model, [batch]), attention_layers(model))
         assert max(float(values.max()) for values in gradient.values()) < 1e-6
 
-    @every_kind
+    @few_kinds
     @pytest.mark.parametrize("conversion", [None, {"rank": 8, "form": "tucker"}], ids=["original", "tucker"])
     def test_statistics(self, row: Row, conversion: dict[str, Any] | None) -> None:
         model = changed(tiny_model(row), conversion)
@@ -366,7 +369,7 @@ class TestScores:
         if shared is not None and conversion is not None and conversion["form"] == "concat":
             assert ((shared > 1e-9).sum(0) <= 1).all()
 
-    @every_kind
+    @few_kinds
     def test_a_head_that_does_nothing_scores_nothing(self, row: Row) -> None:
         model = tiny_model(row)
         layers = attention_layers(model)

@@ -42,9 +42,10 @@ def every_kind(request: pytest.FixtureRequest) -> PreTrainedModel:
 
 class TestCompilers:
     @pytest.mark.slow
-    def test_compile_without_graph_breaks(self, every_kind: PreTrainedModel) -> None:
+    @pytest.mark.parametrize("backend", often(["aot_eager", "eager"], {"eager"}))
+    def test_compile_without_graph_breaks(self, every_kind: PreTrainedModel, backend: str) -> None:
         torch.compiler.reset()
-        compiled = torch.compile(every_kind, fullgraph=True, dynamic=True, backend="aot_eager")
+        compiled = torch.compile(every_kind, fullgraph=True, dynamic=True, backend=backend)
         for batch, length in ((2, 6), (3, 11), (5, 20)):
             inputs = text(batch, length)
             torch.testing.assert_close(states(compiled, inputs), states(every_kind, inputs), rtol=0, atol=1e-5)

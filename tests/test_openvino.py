@@ -135,12 +135,16 @@ class TestCommand:
         assert report["speed"] == record.pop("speed")
         assert report["history"] == [record]
 
-    def test_speed(self, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Beside the same graph in float32; that int8 is slower is said, as it is where a processor lacks VNNI."""
+    def test_speed(self, folder: Path) -> None:
+        """Beside the same graph in float32."""
         speed = json.loads((folder / "record.json").read_text())["speed"]
         assert (speed["dtype"], speed["runtime"], speed["beside"]) == ("int8", "openvino", "model")
         assert speed["ratio"] > 0
         assert "the model in float32, both in openvino" in (folder / "served" / "README.md").read_text()
+
+    @pytest.mark.exhaustive
+    def test_that_int8_is_slower_is_said(self, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """As it is where a processor lacks VNNI."""
         slow = Speed(0.8, 0.7, 0.9, 8, 128, "CPU", 1, "int8", "openvino", "model")
         module = sys.modules["collab.checkpoints.export"]  # the package has a function of this name
         monkeypatch.setattr(module, "measure_graph_speed", lambda *arguments: slow)

@@ -7,7 +7,7 @@ import json
 import pytest
 import torch
 import transformers
-from tiny import BERT, BY_TYPE, Row, batches, every_form, every_kind, tiny_model
+from tiny import BERT, BY_TYPE, Row, batches, every_form, few_kinds, tiny_model
 
 import collab
 from collab.decomposition import FORMS
@@ -220,7 +220,7 @@ class TestPlan:
             with pytest.raises(collab.errors.ConfigurationError, match="must be above 0 and at most 1, not"):
                 collab.plan(model, calibration, config, fractions=(0.5, fraction))
 
-    @every_kind
+    @few_kinds
     def test_every_family(self, row: Row) -> None:
         model = tiny_model(row)
         plan = collab.plan(model)

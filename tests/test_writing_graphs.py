@@ -218,6 +218,7 @@ def check_tokens(model: PreTrainedModel, graph: PreTrainedModel) -> None:
         assert tokens(graph, sources, num_beams=beams) == tokens(model, sources, num_beams=beams)
 
 
+@pytest.mark.exhaustive
 def test_positions_that_are_not_given_are_those_of_the_model(tmp_path: Path) -> None:
     """RoBERTa and its descendants count from the padding's number on, and not the padding."""
     model = causal("roberta", is_decoder=True, num_hidden_layers=1)

@@ -347,22 +347,27 @@ def _each(rows: list[Row]) -> pytest.MarkDecorator:
 
 every_family = _each(ROWS)
 every_layer = _each(by_layers(ROWS))
-every_layer_with_own_values = _each(by_layers(OWN_VALUES))
 
 
-def taking_turns(rows: Sequence[Row], name: str, choices: dict[str, Any]) -> pytest.MarkDecorator:
+def taking_turns(
+    rows: Sequence[Row], name: str, choices: dict[str, Any], always: set[str] | None = None
+) -> pytest.MarkDecorator:
     """All choices for BERT and one for each other family, in turn; the other pairs as `exhaustive` tests.
 
-    Where what a choice does depends little on the family.
+    Where what a choice does depends little on the family. `always` are the families that are not `exhaustive`, if not
+    all of them.
     """
+    few = [row for row in rows if always is None or row.model_type in always]
+    in_turn = [(row, number % len(choices)) for number, row in enumerate(few)]
+    often_tested = [*in_turn, *((BERT, place) for place in range(len(choices)))]
     parameters = [
         pytest.param(
             row,
             choice,
             id=f"{row.model_type}-{label}",
-            marks=[] if row is BERT or place == number % len(choices) else [pytest.mark.exhaustive],
+            marks=[] if (row, place) in often_tested else [pytest.mark.exhaustive],
         )
-        for number, row in enumerate(rows)
+        for row in rows
         for place, (label, choice) in enumerate(choices.items())
     ]
     return pytest.mark.parametrize(("row", name), parameters)
@@ -399,6 +404,9 @@ def _often_of(always: set[str]) -> pytest.MarkDecorator:
 
 every_kind = _often_of({row.model_type for row in by_layers(ROWS)})
 """Every kind of layers always; all families, which takes long, as `exhaustive` tests."""
+few_kinds_with_own_values = pytest.mark.parametrize(
+    "row", often(by_layers(OWN_VALUES), FEW_KINDS & {row.model_type for row in OWN_VALUES})
+)
 few_kinds = _often_of(FEW_KINDS)
 """A few kinds of layers always, where a test takes seconds; all families as `exhaustive` tests."""
 

@@ -65,6 +65,8 @@ TOGETHER = {
 }
 """By number of processes, the models that they work on: each of them by one process and by more."""
 
+FEW_SWEEPS = collab.SolverOptions(max_sweeps=30)
+BALANCED = collab.ConversionConfig(params=0.5, allocation="balanced", solver=FEW_SWEEPS)
 RUN = collab.RunOptions(batch_size=12, steps=6, evaluations=2, device="cpu")
 HEAL = collab.HealOptions(samples=256, trainable="all", run=RUN)
 HEAL_SHARED = replace(HEAL, run=replace(RUN, shard=True))
@@ -103,7 +105,7 @@ def calibrate() -> dict[str, np.ndarray]:
             shares.check("calibrating", number)
             results |= named(f"{name}/{number}", calibration)
         for kind, steps in (("weights", "none"), ("refined", 2)):
-            config = collab.ConversionConfig(params=0.5, allocation="balanced", refine=steps, compare=kind == "weights")
+            config = replace(BALANCED, refine=steps, compare=kind == "weights")
             made = collab.convert(model, config, calibration=calibration)
             results |= same(f"{name}/{kind}", made.model)
             for key, value in made.report.agreement.items():
@@ -150,7 +152,7 @@ def calibrate_shared(folder: Path) -> dict[str, np.ndarray]:
         calibration = collab.calibrate(model, rows, options=shard, scratch=folder if name == "t5" else None)
         assert not any(type(each) is DTensor for each in gc.get_objects()), "no share is left"
         results |= named(f"{name}/shared", calibration)
-        config = collab.ConversionConfig(params=0.5, allocation="balanced", refine="none", compare=False)
+        config = replace(BALANCED, refine="none", compare=False)
         results |= same(f"{name}/weights-shared", collab.convert(model, config, calibration=calibration).model)
         stored = in_dtype(model, torch.float16)
         results |= named(f"{name}/float16-shared", collab.calibrate(stored, rows, options=shard))
