@@ -70,7 +70,7 @@ TEXT = [" ".join(LETTERS[(i * 7 + j * j) % 26] for j in range(2 + i % 9)) for i 
 
 def compressed(model: PreTrainedModel, **settings: object) -> collab.Checkpoint:
     """A compressed model, calibrated on batches that go with it."""
-    calibration = collab.calibrate(model, batches(model, 12))
+    calibration = collab.calibrate(model, batches(model, 6))
     return collab.compress(model, collab.CompressionConfig(**settings), calibration)  # type: ignore[arg-type]
 
 

@@ -559,7 +559,7 @@ class TestHealCommand:
         collab.checkpoints.convert(
             str(folder), tmp_path / "converted", collab.ConversionConfig(rank=8, refine="none", compare=False)
         )
-        arguments = ["--data", tmp_path / "text.txt", "--steps", 100, "--batch-size", 8, "--evaluations", 10, "--json"]
+        arguments = ["--data", tmp_path / "text.txt", "--steps", 40, "--batch-size", 8, "--evaluations", 4, "--json"]
 
         def heal(output: str) -> list[object]:
             return ["heal", tmp_path / "converted", tmp_path / output, *arguments]
