@@ -10,9 +10,9 @@ import gc
 import logging
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -23,6 +23,21 @@ os.environ["HF_HUB_OFFLINE"] = "1"  # before anything reads it
 if "PYTEST_XDIST_WORKER" in os.environ:  # the workers are the parallelism
     os.environ.setdefault("OMP_NUM_THREADS", "1")
 signal.signal(signal.SIGHUP, signal.SIG_DFL)  # which nohup ignores, and the commands under test would inherit that
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Leaves out parameters that are marked `exhaustive`, of which making ten thousand tests takes long."""
+    if "exhaustive" in metafunc.config.option.markexpr:
+        return
+    parametrize = metafunc.parametrize
+
+    def without_exhaustive(names: str | Sequence[str], values: Iterable[Any], **how: Any) -> None:
+        values = [*values]
+        few = [value for value in values if not any(mark.name == "exhaustive" for mark in getattr(value, "marks", ()))]
+        parametrize(names, few or values, **how)
+
+    metafunc.parametrize = without_exhaustive  # type: ignore[method-assign]
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -15,6 +15,7 @@ from tiny import (
     batches,
     converted,
     every_form,
+    in_pairs,
     largest_difference,
     of_seen,
     often,
@@ -121,8 +122,7 @@ def test_every_term_matters(v3: DebertaV2Model, part: str) -> None:
     assert difference(v3, model, text(2, 40)) > 0.02
 
 
-@every_choice_of_terms
-@every_form
+@in_pairs("terms", TERMS, "form", FORMS)
 @pytest.mark.parametrize("content", ["exact", "folded"])
 def test_exact_with_any_terms(terms: str, form: str, content: str) -> None:
     for changes in ({}, {"position_buckets": -1, "max_relative_positions": 5}, {"norm_rel_ebd": "none"}):
@@ -151,8 +151,7 @@ def test_long_sequences_need_all_rows_and_short_ones_few() -> None:
     assert seen == [1, 5, 16]
 
 
-@every_choice_of_terms
-@every_form
+@in_pairs("terms", TERMS, "form", FORMS)
 def test_calibration_lowers_the_error_of_outputs(terms: str, form: str) -> None:
     native = tiny_model(DEBERTA, pos_att_type=terms)
     data = [random_text(8, 16) for _ in range(10)]

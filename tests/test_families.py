@@ -28,6 +28,7 @@ from tiny import (
     every_form,
     every_head,
     every_kind,
+    every_kind_and_form,
     few_kinds,
     full_rank,
     largest_difference,
@@ -184,7 +185,7 @@ def check_exact(row: Row, native_class: type[PreTrainedModel], form: str) -> tup
     return native, model
 
 
-@every_family_and_form
+@every_kind_and_form
 def test_reduced_rank_runs_the_same_in_every_kernel(row: Row, form: str) -> None:
     model = converted(tiny_model(row), 13, form)
     inputs = probe_inputs(model)
@@ -211,7 +212,7 @@ def test_padding_does_not_leak(row: Row, form: str) -> None:
         assert float((alone - beside).abs().max()) < 1e-5, implementation
 
 
-@every_family_and_form
+@every_kind_and_form
 def test_attentions_and_hidden_states_are_recorded(row: Row, form: str) -> None:
     native = tiny_model(row)
     model = converted(native, full_rank(native), form)
@@ -247,7 +248,7 @@ def test_attentions_are_recorded_though_the_original_was_asked_before(row: Row) 
         assert all(len(output[name]) > 0 for name in names)
 
 
-@every_family_and_form
+@every_kind_and_form
 def test_trains(row: Row, form: str) -> None:
     model = converted(tiny_model(row), 13, form).train()
     inputs = probe_inputs(model)

@@ -19,6 +19,7 @@ from tiny import (
     BY_TYPE,
     FORMS,
     converted,
+    in_pairs,
     largest_difference,
     of_seen,
     random_model,
@@ -154,8 +155,7 @@ CHUNKS = ([T], [1] * T, [14] + [1] * (T - 14), [5, 9, 3, T - 17])
 WRITING = [LOCAL, replace(LOCAL, global_tokens=0, dense_below=6), replace(LOCAL, global_tokens=3, block=5)]
 
 
-@pytest.mark.parametrize("spec", [SPECS[0], *SPECS[2:]], ids=lambda spec: f"{spec.form}-{spec.head_ranks or spec.rank}")
-@pytest.mark.parametrize("padding", PADDING)
+@in_pairs("spec", [SPECS[0], *SPECS[2:]], "padding", PADDING)
 def test_local_attention_of_a_decoder_is_dense_attention_with_the_same_mask(spec: AttentionSpec, padding: str) -> None:
     """Read at once, in chunks and token by token."""
     mask, x = mask_of(padding), torch.randn(B, T, D).double()
@@ -200,8 +200,7 @@ def summarized(layer: Any, x: Tensor, long: LongRows, mask: Tensor | None) -> Te
     return output
 
 
-@pytest.mark.parametrize("summaries", ["mean:2", "stride:4", "mean:4"])
-@pytest.mark.parametrize("padding", PADDING)
+@in_pairs("summaries", ["mean:2", "stride:4", "mean:4"], "padding", PADDING)
 def test_summaries_of_a_decoder_are_those_of_the_blocks_before(summaries: str, padding: str) -> None:
     mask, x = mask_of(padding), torch.randn(B, T, D).double()
     tokens = torch.ones(B, T, dtype=torch.bool) if mask is None else mask

@@ -383,6 +383,16 @@ def often(every: Iterable[Any], always: set[str], name: Callable[..., str] | Non
     ]
 
 
+def in_pairs(first: str, firsts: Sequence[Any], second: str, seconds: Sequence[Any]) -> pytest.MarkDecorator:
+    """Every pair of values of two parameters: one with each value always, the others as `exhaustive` tests."""
+    pairs = [
+        pytest.param(one, other, marks=[] if place % len(seconds) == number % len(firsts) else [pytest.mark.exhaustive])
+        for place, one in enumerate(firsts)
+        for number, other in enumerate(seconds)
+    ]
+    return pytest.mark.parametrize((first, second), pairs)
+
+
 def _named(case: tuple[Any, ...]) -> str:
     """The name of a case, of those of its values."""
     return "-".join(
@@ -402,7 +412,8 @@ def _often_of(always: set[str]) -> pytest.MarkDecorator:
     return pytest.mark.parametrize("row", often(ROWS, always))
 
 
-every_kind = _often_of({row.model_type for row in by_layers(ROWS)})
+EVERY_KIND = {row.model_type for row in by_layers(ROWS)}
+every_kind = _often_of(EVERY_KIND)
 """Every kind of layers always; all families, which takes long, as `exhaustive` tests."""
 few_kinds_with_own_values = pytest.mark.parametrize(
     "row", often(by_layers(OWN_VALUES), FEW_KINDS & {row.model_type for row in OWN_VALUES})
@@ -417,24 +428,31 @@ def in_turn(rows: list[Row]) -> pytest.MarkDecorator:
     return pytest.mark.parametrize("rows", [sixth, whole])
 
 
-def _heads_of(always: set[str]) -> pytest.MarkDecorator:
-    """Every model class of every family; of families that are not always tested, as `exhaustive` tests."""
+def _heads_of(always: set[str], every: int | None = None) -> pytest.MarkDecorator:
+    """Every model class of every family; of families that are not always tested, as `exhaustive` tests.
+
+    Args:
+        always: the families of which every class is always tested.
+        every: of the other families, one class in so many is always tested, too; None for none of them.
+    """
     parameters = [
         pytest.param(
             row,
             model.native_class(),
             id=model.native_class().__name__,
-            marks=_marks(row.model_type, always),
+            marks=[] if every and (place + number) % every == 0 else _marks(row.model_type, always),
         )
-        for row in ROWS
-        for model in row.family.models
+        for place, row in enumerate(ROWS)
+        for number, model in enumerate(row.family.models)
     ]
     return pytest.mark.parametrize(("row", "native_class"), parameters)
 
 
-every_head = _heads_of({row.model_type for row in ROWS})
+every_head = _heads_of(EVERY_KIND, every=2)
 every_head_of_few_kinds = _heads_of(FEW_KINDS)
-every_family_and_form = taking_turns(ROWS, "form", {form: form for form in FORMS})
+_BY_NAME = {form: form for form in FORMS}
+every_family_and_form = taking_turns(ROWS, "form", _BY_NAME)
+every_kind_and_form = taking_turns(ROWS, "form", _BY_NAME, EVERY_KIND)
 every_form = pytest.mark.parametrize("form", FORMS)
 
 
