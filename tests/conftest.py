@@ -41,7 +41,11 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leaves out what is marked `exhaustive`, unless it is asked for."""
+    """Leaves out what is marked `exhaustive`, unless it is asked for; what is slow comes first.
+
+    So the processes that share the tests end together.
+    """
+    items.sort(key=lambda item: item.get_closest_marker("slow") is None)
     if "exhaustive" not in config.option.markexpr:
         left_out = [item for item in items if item.get_closest_marker("exhaustive")]
         config.hook.pytest_deselected(items=left_out)

@@ -27,6 +27,7 @@ from tiny import (
     Row,
     batches,
     few_kinds,
+    in_pairs,
     largest_difference,
     often,
     outputs,
@@ -228,7 +229,7 @@ class TestCompress:
 
     @pytest.mark.parametrize(
         ("model_type", "read", "embeddings"),
-        [("dinov2", [6], 0), ("beit", [2, 4], 0), ("data2vec-vision", [2, 4], 1)],
+        often([("dinov2", [6], 0), ("beit", [2, 4], 0), ("data2vec-vision", [2, 4], 1)], {"beit-[2, 4]-0"}),
     )
     def test_states_that_a_head_reads_are_numbered_anew(
         self, model_type: str, read: list[int], embeddings: int, tmp_path: Path
@@ -277,7 +278,7 @@ class TestCompress:
         assert refitted.agreement["embedding_cosine"] > alone.agreement["embedding_cosine"]
         assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
 
-    @pytest.mark.parametrize("dropped", [(0,), (0, 1), (1,)])
+    @pytest.mark.parametrize("dropped", often([((0,),), ((0, 1),), ((1,),)], {"(0, 1)"}))
     def test_refitted_whichever_layers_are_dropped(self, dropped: tuple[int, ...]) -> None:
         """Also where the first ones are, whose work is then that of the first that stays."""
         model = tiny_model(BERT, num_hidden_layers=4)
@@ -568,8 +569,7 @@ class TestCompress:
             flags = {parameter.requires_grad for module in named for parameter in module.parameters()}
             assert flags == {number != 1}
 
-    @pytest.mark.parametrize("model_type", ["bert", "vit", "eurobert"])
-    @pytest.mark.parametrize("settings", [{"flops": 0.8}, {"params": 0.9}])
+    @in_pairs("model_type", ["bert", "vit", "eurobert"], "settings", [{"flops": 0.8}, {"params": 0.9}])
     def test_new_factors_alone_are_trainable_in_a_frozen_model(self, model_type: str, settings: dict) -> None:
         """As after a conversion."""
         model = tiny_model(BY_TYPE[model_type]).requires_grad_(False)

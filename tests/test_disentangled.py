@@ -113,7 +113,7 @@ WITHOUT: dict[str, Callable[[Any], Any]] = {
 }
 
 
-@pytest.mark.parametrize("part", often([*WITHOUT], {"c2p", "p2c", "e"}))
+@pytest.mark.parametrize("part", often([*WITHOUT], {"c2p"}))
 def test_every_term_matters(v3: DebertaV2Model, part: str) -> None:
     """Without any one of them the model that is exact above is far off."""
     model = converted(v3, 768, "concat")

@@ -33,7 +33,7 @@ for extra in ("accelerate", "scipy"):
 sklearn_metrics = pytest.importorskip("sklearn.metrics", reason="the dev extra is not installed")
 
 from collab import LabelledData, MidwayPruning
-from collab.data import features
+from collab.data import batches
 from collab.data.encoding import mask_batch
 from collab.data.examples import class_numbers, label_names
 from collab.data.features import text_features
@@ -436,8 +436,8 @@ class TestEvaluate:
         self, native_class: Any, folder: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """Logits of 4,096 tokens would take gigabytes, and so would the states of 64 rows of any length."""
-        monkeypatch.setattr(features, "_TOKENS_OF_PASS", 90)
-        monkeypatch.setattr(features, "_LOGITS", 60 * len(WORDS))
+        monkeypatch.setattr(batches, "_TOKENS_OF_PASS", 90)
+        monkeypatch.setattr(batches, "_LOGITS", 60 * len(WORDS))
         texts = [" ".join(LETTERS[:count]) for count in (3, 20, 8, 20, 1, 20, 13, 5, 20)]
         native = native_class.from_config(tiny_model(BERT, vocab_size=len(WORDS)).config)
         model = collab.Checkpoint(native.eval(), AutoTokenizer.from_pretrained(folder))

@@ -282,7 +282,7 @@ class TestHeal:
         report = collab.heal(model, teacher, options=replace(FEW, trainable="layers", run=run)).report
         assert limits[0] <= report.settings["run"]["learning_rate"] <= limits[1]
 
-    @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+    @pytest.mark.parametrize("optimizer", often(["adamw", "muon"], {"muon"}))
     def test_a_resumed_run_does_not_search_its_learning_rate_again(
         self, optimizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:

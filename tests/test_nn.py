@@ -473,7 +473,8 @@ class TestInTransformers:
 
 class TestCompiledAndExported:
     @pytest.mark.slow
-    @pytest.mark.parametrize("form", often(FORMS, {"concat"}))
+    @pytest.mark.exhaustive
+    @every_form
     def test_compiled_as_one_graph(self, form: str) -> None:
         torch._dynamo.reset()
         layer, x, y = narrow(form, batch_first=True), torch.randn(B, T, E), torch.randn(B, S, E)
@@ -485,7 +486,7 @@ class TestCompiledAndExported:
             parameters = list(layer.parameters())
             same(torch.autograd.grad(actual, parameters), torch.autograd.grad(expected, parameters), tolerance=1e-4)
 
-    @every_form
+    @pytest.mark.parametrize("form", often(FORMS, {"concat"}))
     def test_exported_with_lengths_left_open(self, form: str) -> None:
         layer, x, y = narrow(form, batch_first=True), torch.randn(B, T, E), torch.randn(B, S, E)
         padding = masks("padding", S)["key_padding_mask"]

@@ -20,7 +20,6 @@ from tiny import (
     BERT,
     BY_TYPE,
     converted,
-    often,
     random_model,
     random_text,
     save_with_tokenizer,
@@ -75,7 +74,8 @@ def text(batch: int, length: int, types: bool = True) -> dict[str, torch.Tensor]
 FORMS = [("cp", 8, "exact"), ("tucker", 8, "folded"), ("concat", 9, "exact")]  # 9 of 4 heads is uneven
 
 
-@pytest.mark.parametrize(("form", "rank", "content"), often(FORMS, {"concat-9-exact"}))
+@pytest.mark.exhaustive
+@pytest.mark.parametrize(("form", "rank", "content"), FORMS)
 def test_every_form(form: str, rank: int, content: str, tmp_path: Path) -> None:
     """At batch sizes and lengths that were neither traced nor checked by the export itself."""
     model = converted(tiny_model(BERT, num_hidden_layers=1), rank, form, content=content)
@@ -113,17 +113,21 @@ def test_every_form(form: str, rank: int, content: str, tmp_path: Path) -> None:
 def test_other_families(model_type: str, form: str, tmp_path: Path) -> None:
     model = converted(tiny_model(BY_TYPE[model_type], num_hidden_layers=1), 8, form)
     step = collab.checkpoints.export(saved(model, tmp_path), tmp_path / "out")
-    inputs = text(3, 11, types=False) if model.main_input_name == "input_ids" else random_inputs(model, 3, 11)
-    inputs |= {"token_type_ids": torch.ones(3, 11, dtype=torch.long)} if "token_type_ids" in step.report.inputs else {}
-    assert set(inputs) == set(step.report.inputs)
-    with torch.no_grad():
-        expected = model(**inputs)[0].numpy()
-    actual = run_graph(tmp_path / "out" / "model.onnx", inputs)["last_hidden_state"]
-    seen = inputs["attention_mask"].bool().numpy() if "attention_mask" in inputs else ...
-    np.testing.assert_allclose(actual[seen], expected[seen], rtol=0, atol=1e-4)
+    for batch, length in ((3, 11), (1, 2), (5, 3)):
+        reads_text = model.main_input_name == "input_ids"
+        inputs = text(batch, length, types=False) if reads_text else random_inputs(model, batch, length)
+        if "token_type_ids" in step.report.inputs:
+            inputs["token_type_ids"] = torch.ones(batch, length, dtype=torch.long)
+        assert set(inputs) == set(step.report.inputs)
+        with torch.no_grad():
+            expected = model(**inputs)[0].numpy()
+        actual = run_graph(tmp_path / "out" / "model.onnx", inputs)["last_hidden_state"]
+        seen = inputs["attention_mask"].bool().numpy() if "attention_mask" in inputs else ...
+        np.testing.assert_allclose(actual[seen], expected[seen], rtol=0, atol=1e-4)
 
 
-@pytest.mark.parametrize("model_type", often(["layoutlm", "markuplm", "tapas"], {"layoutlm"}))
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("model_type", ["layoutlm", "markuplm", "tapas"])
 def test_what_a_model_reads_of_every_token_is_an_input(model_type: str, tmp_path: Path) -> None:
     """Boxes of words, paths of elements or cells of tables; the graph is checked on random ones."""
     model = tiny_model(BY_TYPE[model_type], num_hidden_layers=1)

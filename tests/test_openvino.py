@@ -153,6 +153,7 @@ class TestCommand:
         assert "In int8 the graph is slower than in float32" in done.stderr
         assert "0.80 times as fast as the model in float32" in " ".join(done.stdout.split())
 
+    @pytest.mark.exhaustive
     def test_card_runs_where_collab_is_not(self, folder: Path, tmp_path: Path) -> None:
         card = (folder / "served" / "README.md").read_text()
         code = card.partition("```python\n")[2].partition("```")[0].replace("FOLDER", str(folder / "served"))

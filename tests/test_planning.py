@@ -7,7 +7,7 @@ import json
 import pytest
 import torch
 import transformers
-from tiny import BERT, BY_TYPE, Row, batches, every_form, few_kinds, tiny_model
+from tiny import BERT, BY_TYPE, Row, batches, every_form, few_kinds, in_pairs, tiny_model
 
 import collab
 from collab.decomposition import FORMS
@@ -24,8 +24,7 @@ def problems(model: transformers.PreTrainedModel, calibration: collab.Calibratio
     return LayerProblems(model, moments, torch.device("cpu"))
 
 
-@every_form
-@pytest.mark.parametrize("content", ["exact", "folded"])
+@in_pairs("form", FORMS, "content", ["exact", "folded"])
 @pytest.mark.parametrize("bias", [True, False])
 def test_parameters_are_those_of_the_conversion(form: str, content: str, bias: bool) -> None:
     model = tiny_model(BERT)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from reload import outputs_without_collab
-from tiny import every_form
+from tiny import often
 from torch import Tensor
 from transformers import AutoModel, AutoModelForMaskedLM, AutoTokenizer, PreTrainedModel
 
@@ -123,7 +123,7 @@ class TestALBERT:
         return {"input_ids": padded, "attention_mask": (padded != 0).long()}
 
     @pytest.mark.slow
-    @every_form
+    @pytest.mark.parametrize("form", often(FORMS, {"cp"}))
     def test_exact_at_full_rank(
         self, form: str, albert_folder: Path, inputs: dict[str, Tensor], tmp_path: Path
     ) -> None:

@@ -23,7 +23,6 @@ from tiny import (
     full_rank,
     largest_difference,
     of_seen,
-    often,
     outputs,
     save_with_tokenizer,
     tiny_model,
@@ -353,8 +352,8 @@ class TestCommands:
         assert largest_difference(outputs(native), outputs(pruned)) < 1e-5
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("row", often(DISTINCT, {"modernbert"}))
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("row", DISTINCT, ids=lambda row: row.model_type)
 def test_compiles_without_graph_breaks(row: Row) -> None:
     model = converted(tiny_model(row), 12, FORMS[DISTINCT.index(row) % 3])
     torch.compiler.reset()

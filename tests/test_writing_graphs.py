@@ -168,6 +168,7 @@ def test_compress_writes_graphs_and_does_not_time_them(tmp_path: Path) -> None:
     assert (tmp_path / "out-onnxruntime" / "decoder_with_past_model.onnx").is_file()
 
 
+@pytest.mark.exhaustive
 def test_openvino_in_int8(tmp_path: Path) -> None:
     """The weights alone are int8, and no rows are needed."""
     pytest.importorskip("openvino", reason="the openvino extra is not installed")
