@@ -501,7 +501,8 @@ class TestCompiledAndExported:
             padding = torch.arange(sizes[2]).expand(sizes[0], -1) > 2
             same(program.module()(x, y, y, padding, False)[0], layer(x, y, y, padding, False)[0])
 
-    @pytest.mark.parametrize("form", often(FORMS, {"cp"}))
+    @pytest.mark.exhaustive
+    @every_form
     def test_as_an_onnx_graph(self, form: str) -> None:
         pytest.importorskip("onnxscript")
         onnxruntime = pytest.importorskip("onnxruntime")

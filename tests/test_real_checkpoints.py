@@ -51,7 +51,8 @@ def largest(first: list[Tensor], second: list[Tensor]) -> float:
 
 class TestDemo:
     @pytest.mark.slow
-    def test_exact_at_full_rank_in_all_ways_of_loading(self, demo_folder: Path, tmp_path: Path) -> None:
+    @pytest.mark.parametrize("form", often(FORMS, {"cp"}))
+    def test_exact_at_full_rank_in_all_ways_of_loading(self, form: str, demo_folder: Path, tmp_path: Path) -> None:
         pytest.importorskip("sentence_transformers", reason="the demo extra is not installed")
         from sentence_transformers import SentenceTransformer
 
@@ -59,24 +60,20 @@ class TestDemo:
         embeddings = SentenceTransformer(str(demo_folder)).encode(text, convert_to_tensor=True)
         inputs = dict(AutoTokenizer.from_pretrained(demo_folder)(text, padding=True, return_tensors="pt"))
         expected = hidden_states(AutoModel.from_pretrained(demo_folder), inputs)
-        jobs: list[dict[str, Any]] = []
-        for form in FORMS:
-            output = tmp_path / form
-            config = collab.ConversionConfig(rank=384, form=form, compare=False)
-            collab.checkpoints.convert(str(demo_folder), output, config, calibration=collab.CalibrationRequest("none"))
-            ids = AutoTokenizer.from_pretrained(output)(text, padding=True)["input_ids"]
-            assert ids == inputs["input_ids"].tolist()
-            assert largest(hidden_states(AutoModel.from_pretrained(output), inputs), expected) < 1e-5
-            jobs += [
-                {"folder": output, "auto_class": "AutoModel", "inputs": inputs},
-                {"folder": output, "auto_class": "SentenceTransformer", "sentences": text},
-            ]
+        output = tmp_path / form
+        config = collab.ConversionConfig(rank=384, form=form, compare=False)
+        collab.checkpoints.convert(str(demo_folder), output, config, calibration=collab.CalibrationRequest("none"))
+        ids = AutoTokenizer.from_pretrained(output)(text, padding=True)["input_ids"]
+        assert ids == inputs["input_ids"].tolist()
+        assert largest(hidden_states(AutoModel.from_pretrained(output), inputs), expected) < 1e-5
+        jobs: list[dict[str, Any]] = [
+            {"folder": output, "auto_class": "AutoModel", "inputs": inputs},
+            {"folder": output, "auto_class": "SentenceTransformer", "sentences": text},
+        ]
         kept = inputs["attention_mask"].bool()
-        for job, actual in zip(jobs, outputs_without_collab(jobs, tmp_path), strict=True):
-            if job["auto_class"] == "AutoModel":
-                assert largest([actual["last_hidden_state"][kept]], [expected[-1]]) < 1e-5, job["folder"]
-            else:
-                assert largest([actual["embeddings"]], [embeddings.cpu()]) < 1e-5, job["folder"]
+        states, embedded = outputs_without_collab(jobs, tmp_path)
+        assert largest([states["last_hidden_state"][kept]], [expected[-1]]) < 1e-5
+        assert largest([embedded["embeddings"]], [embeddings.cpu()]) < 1e-5
 
     def test_on_shared_sentences(self, demo_folder: Path, shared_data: Path) -> None:
         original = AutoModel.from_pretrained(demo_folder)

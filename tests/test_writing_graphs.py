@@ -131,6 +131,7 @@ class TestTranslator:
         done = run("bench", translator / "out", *sizes, "--json")
         assert done.exit_code == 0, done.output
 
+    @pytest.mark.exhaustive
     def test_card_runs_where_collab_is_not(self, translator: Path, tmp_path: Path) -> None:
         card = ModelCard.load(translator / "out" / "README.md").text
         code = card.split("```python\n")[2].partition("```")[0].replace("FOLDER", str(translator / "out"))

@@ -65,7 +65,7 @@ TOGETHER = {
 }
 """By number of processes, the models that they work on: each of them by one process and by more."""
 
-FEW_SWEEPS = collab.SolverOptions(max_sweeps=30)
+FEW_SWEEPS = collab.SolverOptions(max_sweeps=10)
 BALANCED = collab.ConversionConfig(params=0.5, allocation="balanced", solver=FEW_SWEEPS)
 RUN = collab.RunOptions(batch_size=12, steps=6, evaluations=2, device="cpu")
 HEAL = collab.HealOptions(samples=256, trainable="all", run=RUN)
@@ -150,13 +150,13 @@ def calibrate_shared(folder: Path) -> dict[str, np.ndarray]:
         model = tiny_model(BY_TYPE[name])
         rows = [batch | {} for count in (6, 2, 4, 8, 2) for batch in [probe_inputs(model, count)]]
         calibration = collab.calibrate(model, rows, options=shard, scratch=folder if name == "t5" else None)
-        assert not any(type(each) is DTensor for each in gc.get_objects()), "no share is left"
         results |= named(f"{name}/shared", calibration)
         config = replace(BALANCED, refine="none", compare=False)
         results |= same(f"{name}/weights-shared", collab.convert(model, config, calibration=calibration).model)
         stored = in_dtype(model, torch.float16)
         results |= named(f"{name}/float16-shared", collab.calibrate(stored, rows, options=shard))
         assert stored.dtype == torch.float16
+    assert not any(type(each) is DTensor for each in gc.get_objects()), "no share is left"
     return results
 
 

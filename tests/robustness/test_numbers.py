@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from tiny import BERT, save_with_tokenizer, tiny_model
+from tiny import BERT, in_pairs, save_with_tokenizer, tiny_model
 from torch import Tensor
 from transformers import PreTrainedModel
 
@@ -123,18 +123,24 @@ def test_heads_of_low_rank(form: str, left: int) -> None:
     check(model, collab.convert(model, config(form)))
 
 
-@every_form
-@pytest.mark.parametrize(
-    "rows",
-    [["a"] * 8, ["a b c"] * 8, ["[PAD] [PAD]"] * 8, ["a", "b"], ["[CLS]"] * 4, [""] * 8],
-    ids=["one token", "the same row", "padding only", "two rows of one token", "a special token", "empty rows"],
-)
-def test_rows_that_say_little(form: str, rows: list[str], tmp_path: Path) -> None:
+ROWS_THAT_SAY_LITTLE = {
+    "one token": ["a"] * 8,
+    "the same row": ["a b c"] * 8,
+    "padding only": ["[PAD] [PAD]"] * 8,
+    "two rows of one token": ["a", "b"],
+    "a special token": ["[CLS]"] * 4,
+    "empty rows": [""] * 8,
+}
+
+
+@in_pairs("form", FORMS, "kind", [*ROWS_THAT_SAY_LITTLE])
+def test_rows_that_say_little(form: str, kind: str, tmp_path: Path) -> None:
     """Constant inputs, rows of one token, rows of padding: converted with a finite report, or refused."""
     folder = save_with_tokenizer(tiny_model(BERT), tmp_path / "model")
     model = collab.load(str(folder))
     conversion = None
     with contextlib.suppress(CollabError):
+        rows = ROWS_THAT_SAY_LITTLE[kind]
         calibration = collab.calibrate(collab.Checkpoint(model.model, model.tokenizer), rows)
         conversion = collab.convert(
             model.model, collab.ConversionConfig(rank=8, form=form, compare=False, refine=2), calibration=calibration
