@@ -429,6 +429,7 @@ class TestDecoders:
         (BERT, *DECODERS, *(BY_TYPE[name] for name in ("roberta", "xlm-roberta", "camembert", "electra"))),
         "form",
         {form: form for form in FORMS},
+        {"electra", "gpt2", "llama", "opt"},
     )
     def test_generation_with_a_cache(self, row: Row, form: str) -> None:
         native_class = transformers.AutoModelForCausalLM._model_mapping[row.config_class]

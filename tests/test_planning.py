@@ -7,7 +7,7 @@ import json
 import pytest
 import torch
 import transformers
-from tiny import BERT, BY_TYPE, Row, batches, every_form, few_kinds, in_pairs, tiny_model
+from tiny import BERT, BY_TYPE, Row, batches, every_form, few_kinds, in_pairs, often, tiny_model
 
 import collab
 from collab.decomposition import FORMS
@@ -100,7 +100,7 @@ class TestBudgets:
         errors = [layer.error for layer in collab.convert(model, uniform).report.layers]
         assert sum(layer.error**2 for layer in report.layers) < sum(error**2 for error in errors)
 
-    @every_form
+    @pytest.mark.parametrize("form", often(FORMS, {"tucker"}))
     def test_max_error(self, form: str) -> None:
         model = tiny_model(BERT)
         calibration = collab.calibrate(model, options=FEW)
