@@ -25,10 +25,14 @@ if "PYTEST_XDIST_WORKER" in os.environ:  # the workers are the parallelism
 signal.signal(signal.SIGHUP, signal.SIG_DFL)  # which nohup ignores, and the commands under test would inherit that
 
 
+def _asks_for_exhaustive(config: pytest.Config) -> bool:
+    return "exhaustive" in config.option.markexpr
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Leaves out parameters that are marked `exhaustive`, of which making ten thousand tests takes long."""
-    if "exhaustive" in metafunc.config.option.markexpr:
+    """Leaves out parameters that are marked `exhaustive`, unless they are asked for: they make ten thousand tests."""
+    if _asks_for_exhaustive(metafunc.config):
         return
     parametrize = metafunc.parametrize
 
@@ -41,12 +45,12 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leaves out what is marked `exhaustive`, unless it is asked for; what is slow comes first.
+    """Leaves out tests that are marked `exhaustive`, unless they are asked for, and puts slow ones first.
 
-    So the processes that share the tests end together.
+    With the quick ones last, the processes that share the tests end at about the same time.
     """
     items.sort(key=lambda item: item.get_closest_marker("slow") is None)
-    if "exhaustive" not in config.option.markexpr:
+    if not _asks_for_exhaustive(config):
         left_out = [item for item in items if item.get_closest_marker("exhaustive")]
         config.hook.pytest_deselected(items=left_out)
         items[:] = [item for item in items if not item.get_closest_marker("exhaustive")]

@@ -365,7 +365,7 @@ def taking_turns(
             row,
             choice,
             id=f"{row.model_type}-{label}",
-            marks=[] if (row, place) in often_tested else [pytest.mark.exhaustive],
+            marks=exhaustive_unless((row, place) in often_tested),
         )
         for row in rows
         for place, (label, choice) in enumerate(choices.items())
@@ -379,14 +379,15 @@ def often(every: Iterable[Any], always: set[str], name: Callable[..., str] | Non
     names = [_named(case) if name is None else name(*case) for case in cases]
     assert always <= {*names}
     return [
-        pytest.param(*case, id=named, marks=_marks(named, always)) for case, named in zip(cases, names, strict=True)
+        pytest.param(*case, id=named, marks=exhaustive_unless(named in always))
+        for case, named in zip(cases, names, strict=True)
     ]
 
 
 def in_pairs(first: str, firsts: Sequence[Any], second: str, seconds: Sequence[Any]) -> pytest.MarkDecorator:
-    """Every pair of values of two parameters: one with each value always, the others as `exhaustive` tests."""
+    """Every pair of values of two parameters: always as few as have every value, the others as `exhaustive` tests."""
     pairs = [
-        pytest.param(one, other, marks=[] if place % len(seconds) == number % len(firsts) else [pytest.mark.exhaustive])
+        pytest.param(one, other, marks=exhaustive_unless(place % len(seconds) == number % len(firsts)))
         for place, one in enumerate(firsts)
         for number, other in enumerate(seconds)
     ]
@@ -400,8 +401,9 @@ def _named(case: tuple[Any, ...]) -> str:
     )
 
 
-def _marks(name: str, always: set[str]) -> list[pytest.MarkDecorator]:
-    return [] if name in always else [pytest.mark.exhaustive]
+def exhaustive_unless(often_tested: bool) -> list[pytest.MarkDecorator]:
+    """The marks of a case that is tested often, or only by `-m exhaustive`."""
+    return [] if often_tested else [pytest.mark.exhaustive]
 
 
 FEW_KINDS = {"bert", "deberta-v2", "eurobert", "gpt2", "t5", "vit", "wav2vec2", "whisper"}
@@ -440,7 +442,7 @@ def _heads_of(always: set[str], every: int | None = None) -> pytest.MarkDecorato
             row,
             model.native_class(),
             id=model.native_class().__name__,
-            marks=[] if every and (place + number) % every == 0 else _marks(row.model_type, always),
+            marks=exhaustive_unless(row.model_type in always or (every is not None and (place + number) % every == 0)),
         )
         for place, row in enumerate(ROWS)
         for number, model in enumerate(row.family.models)

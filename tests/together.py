@@ -65,8 +65,7 @@ TOGETHER = {
 }
 """By number of processes, the models that they work on: each of them by one process and by more."""
 
-FEW_SWEEPS = collab.SolverOptions(max_sweeps=10)
-BALANCED = collab.ConversionConfig(params=0.5, allocation="balanced", solver=FEW_SWEEPS)
+BALANCED = collab.ConversionConfig(params=0.5, allocation="balanced", solver=collab.SolverOptions(max_sweeps=10))
 RUN = collab.RunOptions(batch_size=12, steps=6, evaluations=2, device="cpu")
 HEAL = collab.HealOptions(samples=256, trainable="all", run=RUN)
 HEAL_SHARED = replace(HEAL, run=replace(RUN, shard=True))

@@ -163,11 +163,11 @@ def batches_by_length(collate: Callable[[list[Feature]], Batch], features: Seque
 
 def of_one_length(model: PreTrainedModel, processor: Any | None, features: Sequence[Feature]) -> list[Batch]:
     """Batches of at most 16 rows that need no padding, which would count among the activations of a graph."""
-    by_length: dict[int, list[Feature]] = {}
+    alike: dict[int, list[Feature]] = {}
     for feature in features:
-        by_length.setdefault(length_of(feature), []).append(feature)
+        alike.setdefault(length_of(feature), []).append(feature)
     return [
         collate(model, processor, same[first : first + _TOGETHER])
-        for _, same in sorted(by_length.items())
+        for _, same in sorted(alike.items())
         for first in range(0, len(same), _TOGETHER)
     ]

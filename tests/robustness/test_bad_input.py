@@ -12,7 +12,7 @@ import pytest
 from bad_cases import CASES, LINES, Case
 from folders import SECRET, furnish, snapshot
 from forks import CRASHED, Forks, Job, Outcome
-from tiny import often
+from tiny import exhaustive_unless, often
 
 LIMIT = 120.0
 
@@ -70,11 +70,7 @@ def test_undamaged_input_is_accepted(command: str, bases: Path, tmp_path: Path, 
     assert short is None
 
 
-def _marks(case: Case) -> list[pytest.MarkDecorator]:
-    return [] if case.fast else [pytest.mark.exhaustive]
-
-
-@pytest.mark.parametrize("case", [pytest.param(case, id=case.id, marks=_marks(case)) for case in CASES])
+@pytest.mark.parametrize("case", [pytest.param(case, id=case.id, marks=exhaustive_unless(case.fast)) for case in CASES])
 def test_bad_input_is_refused_with_a_message(
     case: Case,
     bases: Path,
