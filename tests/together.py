@@ -55,6 +55,9 @@ MODELS = ("albert", "deberta-v2", "eurobert", "t5")
 COMPRESSED = ("eurobert", "t5")
 """Of them, those that are compressed and refitted, too: a layer is dropped, and a decoder reads an encoder."""
 
+IN_ORDER = "eurobert"
+"""Of them, the one that is calibrated in order, too."""
+
 SHARED = ("bert", "deberta-v2", "eurobert", "t5")
 """Models whose weights and sums the processes share, too."""
 
@@ -113,6 +116,11 @@ def calibrate() -> dict[str, np.ndarray]:
             assert len(made.report.comparison) == len(made.report.layers) * (kind == "weights")
         if name in COMPRESSED:
             results |= compress(name, model, calibration)
+        if name == IN_ORDER:
+            config = replace(BALANCED, refine="none", compare=False)
+            calibration = collab.calibrate_in_order(model, config, rows, options=options)
+            made = collab.convert(model, config, calibration=calibration)
+            results |= same(f"{name}/weights-in-order", made.model)
     return results
 
 
