@@ -29,7 +29,7 @@ from transformers import AutoModel
 
 import collab
 from collab.compression.compressions import Compressions
-from collab.data.fragments import with_fragments
+from collab.data.lengths import with_fragments
 from collab.progress import no_progress
 from collab.training.muon import input_scales
 

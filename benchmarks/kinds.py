@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import os
 import random
 import time
 from collections.abc import Callable, Sequence
@@ -18,6 +19,9 @@ from scipy.stats import spearmanr
 from transformers import AutoModel, AutoTokenizer, PreTrainedModel
 
 import collab
+from collab.cli.libraries import KERNELS
+
+os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", KERNELS)  # as the commands do
 
 KINDS = ("STS-B", "SST-2", "WikiText", "Multi30k", "questions", "dialogue")
 JUDGED = 900
@@ -42,7 +46,6 @@ CHECKPOINTS: dict[str, Callable[[], Path]] = {
     "minilm-rotary": lambda: shared_data() / "checkpoints" / "minilm-rotary",
 }
 STEPS = collab.AFTER_COMPRESSION.run.steps
-FRAGMENTS = collab.AFTER_COMPRESSION.fragments
 
 
 def texts() -> dict[str, tuple[list[str], list[str]]]:
@@ -107,11 +110,14 @@ class Judge:
 
 
 def heal_options(
-    fragments: float = FRAGMENTS, optimizer: Literal["adamw", "muon"] = "muon", **run: Any
+    fragments: float = collab.AFTER_COMPRESSION.fragments,
+    joined: float = collab.AFTER_COMPRESSION.joined,
+    optimizer: Literal["adamw", "muon"] = "muon",
+    **run: Any,
 ) -> collab.HealOptions:
     """Healing as `collab compress` does it by default, with other settings of its run."""
-    default = collab.AFTER_COMPRESSION
-    return replace(default, max_length=128, fragments=fragments, optimizer=optimizer, run=replace(default.run, **run))
+    default = replace(collab.AFTER_COMPRESSION, fragments=fragments, joined=joined, optimizer=optimizer)
+    return replace(default, max_length=256, run=replace(default.run, **run))
 
 
 def made(
@@ -122,35 +128,34 @@ def made(
     seed: int = 0,
     *,
     healed: bool = True,
-    fragments: float = FRAGMENTS,
     checkpoint: str = "demo",
     calibrated: int = 1024,
     dropped: int | None = None,
-    **run: Any,
+    **settings: Any,
 ) -> float:
     """Compresses a checkpoint into a folder, calibrated on `calibrated` rows and healed on some kinds of text.
 
     Returns the CPU seconds that it took.
 
     Without steps it is not healed; `healed` then says whether it is to be healed by other means. `dropped` is a number
-    of layers to drop where the budget leaves that open.
+    of layers to drop where the budget leaves that open. Other settings are those of `heal_options`.
     """
     known = texts()
     mixture = collab.Mixture({kind: known[kind][0] for kind in kinds})
-    settings = BUDGETS[name] | ({} if dropped is None else {"drop_layers": dropped})
-    options = heal_options(fragments, **{"steps": max(1, steps), "seed": seed} | run)
+    budget = BUDGETS[name] | ({} if dropped is None else {"drop_layers": dropped})
+    options = heal_options(**{"steps": max(1, steps), "seed": seed} | settings)
     calibration = collab.CalibrationOptions(calibrated, 128, seed=seed)
     start = time.process_time()
     if steps:
         collab.checkpoints.compress(
             str(CHECKPOINTS[checkpoint]()),
             folder,
-            collab.CompressionConfig(**settings),
+            collab.CompressionConfig(**budget),
             calibration=collab.CalibrationRequest(mixture, calibration),
             heal=collab.HealRequest(mixture, options),
         )
     else:
         original = collab.load(str(CHECKPOINTS[checkpoint]()))
         moments = collab.calibrate(original, mixture, options=calibration)
-        collab.save(collab.compress(original, collab.CompressionConfig(**settings, healed=healed), moments), folder)
+        collab.save(collab.compress(original, collab.CompressionConfig(**budget, healed=healed), moments), folder)
     return time.process_time() - start

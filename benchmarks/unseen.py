@@ -42,9 +42,11 @@ _ADAM = {
     "warmup": 0.1,
     "gradient_accumulation_steps": 1,
     "calibrated": 2048,
+    "joined": 0.0,
 }
 RECIPES: dict[str, dict[str, Any]] = {
     "default": {},
+    "rows not joined": {"joined": 0.0},
     "Adam": {"steps": 1800} | _ADAM,
     "whole rows, 1200 steps": {"steps": 1200, "fragments": 0.0} | _ADAM,
     "200 steps of 64 whole rows": {"steps": 200, "fragments": 0.0} | _ADAM | {"batch_size": 64},

@@ -46,7 +46,7 @@ from transformers import (
 from transformers.modeling_outputs import SequenceClassifierOutput
 
 import collab
-from collab.data.fragments import with_fragments
+from collab.data.lengths import with_fragments, with_joined
 from collab.models.inputs import probe_inputs
 from collab.training.arguments import accumulation_steps_of
 from collab.training.learning_rate import find_learning_rate
@@ -650,6 +650,8 @@ class TestBadInput:
             replace(FEW, held_out=0)
         with pytest.raises(collab.errors.ConfigurationError, match="fragments must be from 0 to 1"):
             replace(FEW, fragments=1.5)
+        with pytest.raises(collab.errors.ConfigurationError, match="joined must be from 0 to 1"):
+            replace(FEW, joined=-0.1)
 
     def test_statistics_of_a_head_stay_as_they_are(self) -> None:
         """Those of batch normalization, which training changes."""
@@ -683,14 +685,19 @@ class TestBadInput:
 
 
 class TestFragments:
-    def test_an_embedder_is_healed_on_fragments_too(self, tmp_path: Path) -> None:
+    def test_an_embedder_is_healed_on_fragments_and_joined_rows_too(self, tmp_path: Path) -> None:
         torch.manual_seed(0)
         teacher = collab.load(str(save_with_tokenizer(tiny_model(BERT).base_model, tmp_path / "embedder")))
         model = converted(teacher.model)
-        options = replace(FEW, fragments=0.5)
+        seen: list[int] = []
+        teacher.model.register_forward_pre_hook(
+            lambda module, args, kwargs: seen.append(kwargs["input_ids"].shape[1]), with_kwargs=True
+        )
+        options = replace(FEW, fragments=0.5, joined=0.5)
         healing = collab.heal(collab.Checkpoint(model, teacher.processor), teacher, TEXT, options=options)
         assert healing.report.improved
-        assert healing.report.settings["fragments"] == 0.5
+        assert (healing.report.settings["fragments"], healing.report.settings["joined"]) == (0.5, 0.5)
+        assert max(seen) > max(len(teacher.processor(text)["input_ids"]) for text in TEXT)
 
     @given(part=st.floats(0, 1), seed=st.integers(0, 9))
     def test_a_fragment_is_a_run_of_a_row(self, part: float, seed: int) -> None:
@@ -706,3 +713,30 @@ class TestFragments:
             assert fragment is row or (2 <= len(ids) - 2 <= 12 and ids[1:-1] == list(range(ids[1], ids[-2] + 1)))
         if part == 0:
             assert all(fragment is row for row, fragment in zip(rows, cut, strict=True))
+
+    @given(part=st.floats(0, 1), longest=st.integers(2, 300), seed=st.integers(0, 9))
+    def test_a_joined_row_goes_on_with_other_rows(self, part: float, longest: int, seed: int) -> None:
+        rows = [{"input_ids": [1, *range(10, 10 + n), 2], "attention_mask": [1] * (n + 2)} for n in range(1, 60)]
+        decoded = {"decoder_input_ids": [7]}
+        rows = [row | decoded for row in rows]
+        tokenizer = SimpleNamespace(all_special_ids=[1, 2, 3], unk_token_id=3)
+        joined = with_joined(rows, part, longest, tokenizer, seed)
+        for row, longer in zip(rows, joined, strict=True):
+            ids, before = longer["input_ids"], row["input_ids"]
+            assert ids[: len(before) - 1] == before[:-1]
+            assert ids[-1] == 2
+            assert not {1, 2} & {*ids[1:-1]}
+            assert longer["attention_mask"] == [1] * len(ids)
+            assert longer["decoder_input_ids"] == [7]
+            assert longer is row or max(24, len(before)) <= len(ids) <= longest
+        if part == 0 or longest < 24:
+            assert all(longer is row for row, longer in zip(rows, joined, strict=True))
+        if part == 1 and longest >= 100:
+            assert sum(longer is not row for row, longer in zip(rows, joined, strict=True)) > 10
+
+    def test_pairs_are_not_joined(self) -> None:
+        pair = {"input_ids": [1, 10, 2, 11, 2], "attention_mask": [1] * 5}
+        row = {"input_ids": [1, 10, 2], "attention_mask": [1] * 3}
+        tokenizer = SimpleNamespace(all_special_ids=[1, 2], unk_token_id=3)
+        assert with_joined([pair], 1.0, 64, tokenizer, 0) == [pair]
+        assert with_joined([row, *[pair] * 9], 1.0, 64, tokenizer, 0)[1:] == [pair] * 9

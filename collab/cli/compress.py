@@ -24,7 +24,7 @@ from .options.calibration import calibration_options, flops_option, step_bytes_o
 from .options.data import Unlabelled
 from .options.measuring import speed_option
 from .options.model import keep_tokens_option, model_in, model_out, seed_option
-from .options.training import beams_option, fragments_option, heal_options
+from .options.training import beams_option, fragments_option, heal_options, joined_option
 from .session import Session
 
 Name = TypeVar("Name", bound=str)
@@ -56,6 +56,7 @@ def _heal(
     heal_steps: int,
     heal_precision: TrainingPrecision,
     heal_fragments: float,
+    heal_joined: float,
     heal_beams: int,
     calibration: CalibrationRequest,
     seed: int,
@@ -70,7 +71,14 @@ def _heal(
     evaluations = max(2, min(_RUN.evaluations, heal_steps // 50))
     run = replace(_RUN, steps=heal_steps, evaluations=evaluations, precision=heal_precision, seed=seed)
     length = calibration.options.max_length
-    options = replace(AFTER_COMPRESSION, max_length=length, fragments=heal_fragments, beams=heal_beams, run=run)
+    options = replace(
+        AFTER_COMPRESSION,
+        max_length=length,
+        fragments=heal_fragments,
+        joined=heal_joined,
+        beams=heal_beams,
+        run=run,
+    )
     return HealRequest(source, options)
 
 
@@ -161,6 +169,7 @@ def _complete(output: Path, folder: Path, serve: ExportOptions, rows: bool) -> I
             help="Precision of the arithmetic in healing. auto: bfloat16 where the processor multiplies it faster.",
         ),
         fragments_option(AFTER_COMPRESSION.fragments, "--heal-fragments"),
+        joined_option(AFTER_COMPRESSION.joined, "--heal-joined"),
         beams_option("--heal-beams"),
     ),
 )

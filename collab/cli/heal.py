@@ -12,6 +12,7 @@ from .options.model import model_in, model_out
 from .options.training import (
     beams_option,
     fragments_option,
+    joined_option,
     learning_rate_option,
     optimizer_option,
     restart_option,
@@ -36,6 +37,7 @@ _RUN = HealOptions().run
 @trainable_option(HealOptions.trainable)
 @samples_option(HealOptions.samples)
 @fragments_option(HealOptions.fragments)
+@joined_option(HealOptions.joined)
 @beams_option()
 @optimizer_option()
 @training_steps_option(_RUN.steps)

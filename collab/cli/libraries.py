@@ -13,7 +13,7 @@ from ..errors import OutOfMemoryError, first_line
 _NEEDED = 10**9
 """Bytes of addresses that the libraries take."""
 
-_KERNELS = "4096"
+KERNELS = "4096"
 """Number of compiled kernels that oneDNN keeps, one for each shape of a product. Healing meets a few thousand: of the
 1,024 kernels that oneDNN keeps by itself, most are gone before they are needed again (docs/compression.md)."""
 
@@ -66,7 +66,7 @@ def import_libraries(verbosity: int) -> None:
 
 
 def _import_libraries(verbosity: int) -> None:
-    os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", _KERNELS)  # read when the first kernel is kept
+    os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", KERNELS)  # read when the first kernel is kept
     if verbosity <= 0:
         # Both read these when they are imported, and set their level by them.
         os.environ.setdefault("HF_HUB_VERBOSITY", "error")

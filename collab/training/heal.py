@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from ..data.batches import Batch, Feature, batched, batches_by_length, collate, evenly_spaced, length_of
-from ..data.fragments import with_fragments
+from ..data.lengths import with_fragments, with_joined
 from ..data.mixture import Rows, rows_of
 from ..data.prepare import Unlabelled
 from ..data.source import Mixture
@@ -27,7 +27,7 @@ from ..errors import ConfigurationError
 from ..evaluation.compare import agreement_by_source, check_comparable
 from ..io.checkpoint import Checkpoint
 from ..models.families import collaborative_layers
-from ..models.inputs import on_device
+from ..models.inputs import longest_text, on_device
 from ..models.layers import FACTORS, count_parameters, entry_of
 from ..models.outputs import outputs_of
 from ..models.positions import with_positions_of
@@ -52,6 +52,9 @@ _TRIED = 64
 
 _DIVERGENCE = 1e-3
 """The least divergence of the outputs to measure theirs by, in nats; that of rounding to bfloat16 is below it."""
+
+_LONGEST_JOINED = 256
+"""Tokens of a joined row at most: what most embedders cut text to."""
 
 _PERIOD = 8
 """At most one in so many rows is held out."""
@@ -110,6 +113,8 @@ def heal(
     train = read.train
     if "embedding_cosine" in (agreed or {}) and "input_ids" in train[0] and checkpoint.processor is not None:
         train = with_fragments(train, options.fragments, checkpoint.processor, options.run.seed)
+        longest = min(_LONGEST_JOINED, longest_text(model, options.max_length))
+        train = with_joined(train, options.joined, longest, checkpoint.processor, options.run.seed)
     rows = RunData(train, read.all_held_out, collated)
     with (
         temporary_work(work) as folder,

@@ -138,6 +138,8 @@ class HealOptions:
         max_length: largest number of tokens of a row; None for the model's limit.
         fragments: part of the rows of text to cut to fragments of 2 to 12 tokens, which brings an embedder closer to
             its original on kinds of text that the rows lack. Rows for models with logits stay whole.
+        joined: part of the rows of text, fragments included, to lengthen by others to 24 to 256 tokens, which brings an
+            embedder closer to its original on texts longer than the rows. Rows for models with logits stay as they are.
         beams: of the beam search by which the original of an encoder-decoder writes targets for sources alone; 1 to
             write greedily.
         optimizer: ``adamw``, or ``muon``, which brings whole layers closer to the original in the same time, in steps
@@ -153,6 +155,7 @@ class HealOptions:
     samples: int = 8192
     max_length: int | None = None
     fragments: float = 0.0
+    joined: float = 0.0
     run: RunOptions = field(default_factory=lambda: RunOptions(steps=600))
     beams: int = 1
     optimizer: Optimizer = "adamw"
@@ -171,14 +174,16 @@ class HealOptions:
             raise ConfigurationError(f"held_out must be a whole number of at least 1, not {self.held_out!r}.")
         if isinstance(self.beams, bool) or not isinstance(self.beams, int) or self.beams < 1:
             raise ConfigurationError(f"beams must be a whole number of at least 1, not {self.beams!r}.")
-        if not 0 <= self.fragments <= 1:
-            raise ConfigurationError(f"fragments must be from 0 to 1, not {self.fragments}.")
+        for name in ("fragments", "joined"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ConfigurationError(f"{name} must be from 0 to 1, not {getattr(self, name)}.")
 
 
 AFTER_COMPRESSION = HealOptions(
     "layers",
     samples=65536,
     fragments=0.5,
+    joined=0.02,
     run=RunOptions(
         batch_size=128, steps=700, warmup=0.03, evaluations=3, precision="auto", gradient_accumulation_steps=None
     ),

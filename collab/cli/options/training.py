@@ -62,6 +62,17 @@ def fragments_option(default: float, flag: str = "--fragments") -> Decorator:
     )
 
 
+def joined_option(default: float, flag: str = "--joined") -> Decorator:
+    """--joined, or that of healing within another command."""
+    return click.option(
+        flag,
+        type=float,
+        default=default,
+        help="Part of the rows to lengthen by other rows, to at most 256 tokens, which heals an embedder for longer "
+        "texts. Rows of classifiers stay as they are.",
+    )
+
+
 def optimizer_option(flag: str = "--optimizer") -> Decorator:
     """--optimizer, of healing."""
     return click.option(
