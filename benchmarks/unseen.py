@@ -73,7 +73,7 @@ def main() -> None:
         chosen.left_out or ("none", *KINDS), chosen.model or BUDGETS, chosen.recipe or RECIPES, chosen.seed or (0, 1, 2)
     ):
         settings = {"steps": STEPS} | RECIPES[recipe]
-        if chosen.steps and recipe in ("default", "Adam"):
+        if chosen.steps and (recipe == "Adam" or "steps" not in RECIPES[recipe]):
             settings["steps"] = chosen.steps
         key = {"left_out": left_out, "model": model, "recipe": recipe, "seed": seed, "steps": settings["steps"]}
         if any(key.items() <= row.items() for row in kept(result).get("rows", [])):
@@ -117,8 +117,9 @@ def speeds(checkpoint: str, models: Sequence[str]) -> dict[str, dict[str, float]
 
 def _dropped(checkpoint: str, model: str) -> int | None:
     """The number of layers that the healed model lacks, which was tried; None if no such model was made."""
+    tried = "default", "rows not joined"
     rows = kept(_result(checkpoint)).get("rows", [])
-    left = [row["layers"] for row in rows if row["model"] == model and row["recipe"] == "default"]
+    left = [row["layers"] for row in rows if row["model"] == model and row["recipe"] in tried]
     return AutoConfig.from_pretrained(CHECKPOINTS[checkpoint]()).num_hidden_layers - left[0] if left else None
 
 
@@ -161,7 +162,7 @@ def table(rows: list[dict[str, Any]]) -> str:
 
 def titled(model: str, recipe: str, steps: int) -> str:
     """What a row is of."""
-    said = recipe == "Adam" or (recipe == "default" and steps != STEPS)
+    said = recipe == "Adam" or ("steps" not in RECIPES.get(recipe, {"steps": steps}) and steps != STEPS)
     return ", ".join([model, *([] if recipe == "default" else [recipe]), *([f"{steps} steps"] if said else [])])
 
 
