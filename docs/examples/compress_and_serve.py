@@ -47,7 +47,7 @@ calibration = collab.CalibrationRequest(source, collab.CalibrationOptions(sample
 
 # 2. Compress to half of the layers' arithmetic, and heal: train the result to give the
 #    original's hidden states, without labels. 10 steps show how; use 700 of 128 rows,
-#    which take eleven to sixteen minutes.
+#    which take twelve to eighteen minutes.
 report = collab.checkpoints.compress(
     original,
     output / "half",
