@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
+from types import ModuleType
 from typing import Any, TypeVar
 
 import apart
@@ -27,8 +29,20 @@ def without_collab(task: Callable[..., T], *arguments: Any, cache: Path) -> T:
 
     That is a fork of one that has imported transformers and nothing of collab, which takes seconds each time.
     """
-    with ProcessPoolExecutor(1, _FORKS, initializer=apart.forget_collab, initargs=(cache,)) as process:
+    forks = ProcessPoolExecutor(1, _FORKS, initializer=apart.forget_collab, initargs=(cache,))
+    with forks as process, _no_main_module():
         return process.submit(task, *arguments).result(timeout=600)
+
+
+@contextlib.contextmanager
+def _no_main_module() -> Iterator[None]:
+    """Has new processes import no main module: that of a benchmark imports collab."""
+    main = sys.modules["__main__"]
+    sys.modules["__main__"] = ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = main
 
 
 def run_without_collab(code: str, *arguments: str, cache: Path) -> subprocess.CompletedProcess[str]:
