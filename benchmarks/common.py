@@ -54,6 +54,16 @@ def stsb(split: str) -> tuple[list[str], list[str], list[float]]:
     return list(first), list(second), [float(number) for number in score]
 
 
+def wikitext_lines() -> list[str]:
+    """The lines of WikiText-2: paragraphs, headings and empty ones."""
+    return (shared_data() / "data" / "wikitext2" / "wiki.valid.tokens").read_text(encoding="utf-8").splitlines()
+
+
+def sentences_of(line: str) -> list[str]:
+    """The sentences of a line of WikiText-2, some of which may be empty."""
+    return [part.strip() for part in re.split(r"(?<= [.!?]) ", line)]
+
+
 def machine() -> dict[str, Any]:
     """What a figure may depend on."""
     return {

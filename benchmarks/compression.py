@@ -51,7 +51,7 @@ from transformers import AutoModel, AutoTokenizer, PreTrainedModel
 import collab
 from collab.compression.candidates import Candidates
 from collab.conversion.convert import convert_losslessly
-from collab.data.batches import row_batches
+from collab.data.batches import Feature, row_batches
 from collab.data.features import text_features
 from collab.models.families import require_family
 from collab.models.inputs import random_inputs
@@ -71,7 +71,11 @@ TEXTS = {
 
 def embed(model: PreTrainedModel, tokenizer: Any, sentences: Sequence[str]) -> np.ndarray:
     """Mean-pooled embeddings of unit length, (sentences, D)."""
-    features = text_features(model, tokenizer, sentences)
+    return embed_rows(model, tokenizer, text_features(model, tokenizer, sentences))
+
+
+def embed_rows(model: PreTrainedModel, tokenizer: Any, features: Sequence[Feature]) -> np.ndarray:
+    """The same of rows that are tokenized, (rows, D)."""
     order = np.argsort([len(feature["input_ids"]) for feature in features], kind="stable")
     rows = []
     with torch.no_grad():

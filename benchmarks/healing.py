@@ -18,7 +18,6 @@ two cores.
 from __future__ import annotations
 
 import argparse
-import re
 import tempfile
 import time
 from pathlib import Path
@@ -26,7 +25,7 @@ from typing import Any
 
 import torch
 import transformers
-from common import demo_folder, kept, machine, markdown, shared_data, write
+from common import demo_folder, kept, machine, markdown, sentences_of, wikitext_lines, write
 from judge import Judge, stsb_sentences
 
 import collab
@@ -42,8 +41,7 @@ SETTINGS += [{"form": form, "rank": rank, "data": "sentences"} for form in ("con
 
 def wikitext_sentences() -> list[str]:
     """Sentences of WikiText-2."""
-    text = (shared_data() / "data" / "wikitext2" / "wiki.valid.tokens").read_text(encoding="utf-8")
-    sentences = (sentence.strip() for line in text.splitlines() for sentence in re.split(r"(?<= [.!?]) ", line))
+    sentences = (sentence for line in wikitext_lines() for sentence in sentences_of(line))
     return [sentence for sentence in sentences if len(sentence.split()) > 4 and "=" not in sentence]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
-from common import demo_folder, shared_data, stsb
+from common import demo_folder, stsb, wikitext_lines
 from scipy.stats import spearmanr
 from sentence_transformers import SentenceTransformer
 
@@ -19,8 +19,7 @@ def stsb_sentences(split: str = "train") -> list[str]:
 
 def paragraphs() -> list[str]:
     """WikiText paragraphs: long text."""
-    text = (shared_data() / "data" / "wikitext2" / "wiki.valid.tokens").read_text(encoding="utf-8")
-    return [line.strip() for line in text.splitlines() if len(line) > 200]
+    return [line.strip() for line in wikitext_lines() if len(line) > 200]
 
 
 class Judge:

@@ -117,7 +117,7 @@ def heal_options(
 ) -> collab.HealOptions:
     """Healing as `collab compress` does it by default, with other settings of its run."""
     default = replace(collab.AFTER_COMPRESSION, fragments=fragments, joined=joined, optimizer=optimizer)
-    return replace(default, max_length=256, run=replace(default.run, **run))
+    return replace(default, run=replace(default.run, **run))
 
 
 def made(

@@ -14,18 +14,17 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
-import torch
-from common import demo_folder, kept, machine, markdown, shared_data, write
-from kinds import BUDGETS, STEPS, made, texts
-from torch import Tensor
+from common import demo_folder, kept, machine, markdown, sentences_of, wikitext_lines, write
+from compression import embed_rows
+from kinds import BUDGETS, texts
 from transformers import AutoModel, AutoTokenizer, PreTrainedModel
-from unseen import RECIPES, folder_of
+from unseen import RECIPES, healed_on_all
 
 import collab
+from collab.data.batches import Feature, length_of
 
 LENGTHS = 64, 128, 256
 RUNS = 64
@@ -43,12 +42,9 @@ def main() -> None:
     for model, recipe in itertools.product(chosen.model or ("half",), chosen.recipe or ("default", "rows not joined")):
         if any((row["model"], row["recipe"]) == (model, recipe) for row in rows):
             continue
-        settings = {"steps": STEPS} | RECIPES[recipe]
-        folder = folder_of("demo", model, "none", recipe, settings["steps"], 0)
-        if not folder.is_dir():
-            made(model, folder, **settings)
+        compressed = collab.load(str(healed_on_all(model, recipe))).model.float()
         judge = judge or Judge()
-        rows.append({"model": model, "recipe": recipe} | judge.measure(collab.load(str(folder)).model.float().eval()))
+        rows.append({"model": model, "recipe": recipe} | judge.measure(compressed))
         write("lengths", {"machine": machine(), "rows": rows}, table(rows))
 
 
@@ -56,55 +52,52 @@ class Judge:
     """Cosine to the original's embeddings by kind and length of text."""
 
     def __init__(self) -> None:
-        tokenizer = AutoTokenizer.from_pretrained(demo_folder())
-        self.texts: dict[str, list[Tensor]] = {}
-
-        def add(name: str, ids: list[int]) -> None:
-            self.texts.setdefault(name, []).append(torch.tensor([ids]))  # (1, T)
-
+        self.tokenizer: Any = AutoTokenizer.from_pretrained(demo_folder())
+        self.rows: dict[str, list[Feature]] = {}
         judged = {kind: rows for kind, (_, rows) in texts().items()}
-        for sentence in judged["WikiText"]:
-            add("sentences", tokenizer(sentence)["input_ids"])
-        paragraphs = unseen_paragraphs(set(judged["WikiText"]))
-        rows = [tokenizer(text, truncation=True, max_length=LENGTHS[-1])["input_ids"] for text in paragraphs]
-        for ids in sorted(rows, key=len):
-            longer = [length for length in LENGTHS[1:] if len(ids) < length]
-            add(f"paragraphs < {longer[0]}" if longer else f"paragraphs, {LENGTHS[-1]}", ids)
-        first, last = tokenizer.cls_token_id, tokenizer.sep_token_id
+        self.rows["sentences"] = self._features(judged["WikiText"])
+        paragraphs = self._features(unseen_paragraphs(set(judged["WikiText"])))
+        for row in sorted(paragraphs, key=length_of):
+            longer = [length for length in LENGTHS[1:] if length_of(row) < length]
+            name = f"paragraphs < {longer[0]}" if longer else f"paragraphs, {LENGTHS[-1]}"
+            self.rows.setdefault(name, []).append(row)
         for kind, length in itertools.product(("questions", "dialogue"), LENGTHS):
-            stream = [
-                number for row in judged[kind] for number in tokenizer(row, add_special_tokens=False)["input_ids"]
-            ]
-            inner = length - 2
-            runs = len(stream) // inner
-            for number in range(0, runs, -(-runs // RUNS)):
-                add(f"{kind}, {length}", [first, *stream[number * inner : (number + 1) * inner], last])
+            self.rows[f"{kind}, {length}"] = self._runs(judged[kind], length)
         original = AutoModel.from_pretrained(demo_folder()).eval()
-        self.expected = {name: embedded(original, rows) for name, rows in self.texts.items()}
+        self.expected = {name: embed_rows(original, self.tokenizer, rows) for name, rows in self.rows.items()}
 
     def measure(self, model: PreTrainedModel) -> dict[str, float]:
         """The mean cosine by name of the texts."""
         return {
-            name: float((embedded(model, rows) * self.expected[name]).sum(1).mean())
-            for name, rows in self.texts.items()
+            name: float((embed_rows(model, self.tokenizer, rows) * self.expected[name]).sum(1).mean())
+            for name, rows in self.rows.items()
         }
 
+    def _features(self, rows: Iterable[str]) -> list[Feature]:
+        """Tokenized texts, cut to the largest length."""
+        return [dict(self.tokenizer(text, truncation=True, max_length=LENGTHS[-1])) for text in rows]
 
-@torch.no_grad()
-def embedded(model: PreTrainedModel, rows: list[Tensor]) -> Tensor:
-    """Normalized means of the last states of rows, (1, T) each; (rows, D)."""
-    means = [model(input_ids=ids, attention_mask=torch.ones_like(ids)).last_hidden_state.mean(1) for ids in rows]
-    return torch.nn.functional.normalize(torch.cat(means), dim=-1)
+    def _runs(self, rows: list[str], length: int) -> list[Feature]:
+        """Runs of so many tokens, with the special ones, of texts one after another."""
+        stream = [*itertools.chain.from_iterable(self.tokenizer(rows, add_special_tokens=False)["input_ids"])]
+        inner = length - 2
+        runs = len(stream) // inner
+        first, last = self.tokenizer.cls_token_id, self.tokenizer.sep_token_id
+        return [
+            {
+                "input_ids": [first, *stream[number * inner : (number + 1) * inner], last],
+                "attention_mask": [1] * length,
+            }
+            for number in range(0, runs, -(-runs // RUNS))
+        ]
 
 
 def unseen_paragraphs(judged: set[str]) -> Iterator[str]:
     """Paragraphs of WikiText-2 of more than 40 words, all of whose sentences are judged by and not learned from."""
-    content = (shared_data() / "data" / "wikitext2" / "wiki.valid.tokens").read_text(encoding="utf-8")
-    for line in map(str.strip, content.splitlines()):
-        sentences = [part.strip() for part in re.split(r"(?<= [.!?]) ", line)]  # as `wikitext_sentences` divides them
-        known = all(sentence in judged for sentence in sentences if len(sentence.split()) > 4)
+    for line in wikitext_lines():
+        known = all(sentence in judged for sentence in sentences_of(line.strip()) if len(sentence.split()) > 4)
         if len(line.split()) > 40 and "=" not in line and known:
-            yield line
+            yield line.strip()
 
 
 def table(rows: list[dict[str, Any]]) -> str:

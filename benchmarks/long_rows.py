@@ -37,7 +37,7 @@ from typing import Any
 import numpy as np
 import torch
 import transformers
-from common import demo_folder, kept, machine, markdown, my_turn, shared_data, stsb, write
+from common import demo_folder, kept, machine, markdown, my_turn, shared_data, stsb, wikitext_lines, write
 from efficient import nystrom, run_layer, table_of_kinds
 from efficient_trained import run_trained, table_of_trained
 from long_writing import SHAPES, run_writing, table_of_writing
@@ -139,9 +139,8 @@ class Bench:
 
 def articles(bench: Bench) -> list[list[int]]:
     """The tokens of WikiText-2's articles, in their order."""
-    text = (shared_data() / "data" / "wikitext2" / "wiki.valid.tokens").read_text(encoding="utf-8")
     parts: list[list[str]] = [[]]
-    for line in text.splitlines():
+    for line in wikitext_lines():
         if line.startswith(" = ") and not line.startswith(" = ="):
             parts.append([])
         parts[-1].append(line)

@@ -31,7 +31,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from common import demo_folder, machine, markdown, shared_data, stsb, write
+from common import demo_folder, machine, markdown, sentences_of, shared_data, stsb, wikitext_lines, write
 from compression import embed
 from healing import wikitext_sentences
 from kinds import BUDGETS, texts
@@ -140,15 +140,14 @@ def search(pairs: Sequence[tuple[str, str]], documents: list[str]) -> Search:
 def wikitext() -> tuple[Search, Search]:
     """Titles to paragraphs, and first sentences to the rest of their paragraphs."""
     unseen = set(wikitext_sentences()[:HELD_BACK])
-    text = (shared_data() / "data" / "wikitext2" / "wiki.valid.tokens").read_text(encoding="utf-8")
     article = section = ""
     titled, continued = [], []  # (query, document, whether no model learned from the paragraph)
-    for line in text.splitlines():
+    for line in wikitext_lines():
         if heading := re.fullmatch(r" (=(?: =)*) (.*?) \1 ", line):
             deep = heading[1].count("=") > 1
             article, section = (article, heading[2]) if deep else (heading[2], "")
         elif len(line) > 200:
-            first, *others = [part.strip() for part in re.split(r"(?<= [.!?]) ", line) if part.strip()]
+            first, *others = [part for part in sentences_of(line) if part]
             kept = all(part in unseen for part in (first, *others) if len(part.split()) > 4 and "=" not in part)
             titled.append((f"{article}: {section}" if section else article, line.strip(), kept))
             if others:

@@ -28,9 +28,9 @@ import numpy as np
 import torch
 from common import COLORS, RESULTS, demo_folder, kept, machine, markdown, my_turn, stsb, write
 from compression import embed
-from kinds import BUDGETS, KINDS, STEPS, Judge, made, texts
+from kinds import BUDGETS, KINDS, Judge, texts
 from transformers import AutoTokenizer
-from unseen import WORK, folder_of
+from unseen import WORK, healed_on_all
 
 import collab
 from collab.checkpoints.bench import file_bytes
@@ -72,10 +72,7 @@ def checkpoint(name: str, folder: Path) -> Path:
         if not (folder / "converted").is_dir():
             collab.checkpoints.convert(str(demo_folder()), folder / "converted", config)
         return folder / "converted"
-    path = folder_of("demo", name, "none", "default", STEPS, 0)
-    if not path.is_dir():
-        made(name, path)
-    return path
+    return healed_on_all(name)
 
 
 def graphs(name: str) -> dict[Way, str]:

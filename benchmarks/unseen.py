@@ -73,7 +73,7 @@ def main() -> None:
         chosen.left_out or ("none", *KINDS), chosen.model or BUDGETS, chosen.recipe or RECIPES, chosen.seed or (0, 1, 2)
     ):
         settings = {"steps": STEPS} | RECIPES[recipe]
-        if chosen.steps and (recipe == "Adam" or "steps" not in RECIPES[recipe]):
+        if chosen.steps and takes_steps(recipe):
             settings["steps"] = chosen.steps
         key = {"left_out": left_out, "model": model, "recipe": recipe, "seed": seed, "steps": settings["steps"]}
         if any(key.items() <= row.items() for row in kept(result).get("rows", [])):
@@ -87,6 +87,15 @@ def main() -> None:
         if left_out != "none":
             shutil.rmtree(folder)
         add(result, rows=[row])
+
+
+def healed_on_all(model: str, recipe: str = "default") -> Path:
+    """The folder of the demo checkpoint healed on all kinds, with seed 0, which is made where it is missing."""
+    settings = {"steps": STEPS} | RECIPES[recipe]
+    folder = folder_of("demo", model, "none", recipe, settings["steps"], 0)
+    if not folder.is_dir():
+        made(model, folder, **settings)
+    return folder
 
 
 def folder_of(checkpoint: str, model: str, left_out: str, recipe: str, steps: int, seed: int) -> Path:
@@ -160,9 +169,14 @@ def table(rows: list[dict[str, Any]]) -> str:
     return f"{left_out_table(rows)}\n\n{markdown(headings, cells)}\n\n{spread}"
 
 
+def takes_steps(recipe: str) -> bool:
+    """Whether any number of steps may be asked for."""
+    return recipe == "Adam" or (recipe in RECIPES and "steps" not in RECIPES[recipe])
+
+
 def titled(model: str, recipe: str, steps: int) -> str:
     """What a row is of."""
-    said = recipe == "Adam" or ("steps" not in RECIPES.get(recipe, {"steps": steps}) and steps != STEPS)
+    said = takes_steps(recipe) and (recipe == "Adam" or steps != STEPS)
     return ", ".join([model, *([] if recipe == "default" else [recipe]), *([f"{steps} steps"] if said else [])])
 
 

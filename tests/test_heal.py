@@ -716,9 +716,10 @@ class TestFragments:
 
     @given(part=st.floats(0, 1), longest=st.integers(2, 300), seed=st.integers(0, 9))
     def test_a_joined_row_goes_on_with_other_rows(self, part: float, longest: int, seed: int) -> None:
-        rows = [{"input_ids": [1, *range(10, 10 + n), 2], "attention_mask": [1] * (n + 2)} for n in range(1, 60)]
-        decoded = {"decoder_input_ids": [7]}
-        rows = [row | decoded for row in rows]
+        rows = [
+            {"input_ids": [1, *range(10, 10 + n), 2], "attention_mask": [1] * (n + 2), "decoder_input_ids": [7]}
+            for n in range(1, 60)
+        ]
         tokenizer = SimpleNamespace(all_special_ids=[1, 2, 3], unk_token_id=3)
         joined = with_joined(rows, part, longest, tokenizer, seed)
         for row, longer in zip(rows, joined, strict=True):

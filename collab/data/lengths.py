@@ -12,8 +12,8 @@ from .batches import Feature
 SHORTEST, LONGEST = 2, 12
 """Tokens of a fragment, without the special ones."""
 
-_JOINED = 24
-"""Tokens of a joined row, at least."""
+_JOINED = 24, 256
+"""Tokens of a joined row, with the special ones; most embedders cut text to 256."""
 
 
 def with_fragments(features: Sequence[Feature], part: float, tokenizer: Any, seed: int) -> list[Feature]:
@@ -38,26 +38,30 @@ def with_fragments(features: Sequence[Feature], part: float, tokenizer: Any, see
 def with_joined(features: Sequence[Feature], part: float, longest: int, tokenizer: Any, seed: int) -> list[Feature]:
     """Lengthens some rows of text by other rows, drawn at random, which follow within the same special tokens.
 
-    Their numbers of tokens are drawn from 24 to the longest, about as many from 24 to 48 as from 48 to 96. Rows that
-    are as long already, or hold special tokens in their middle, as pairs do, stay as they are.
+    Their numbers of tokens are drawn from 24 to 256, about as many from 24 to 48 as from 48 to 96. Rows that are as
+    long already, or hold special tokens in their middle, as pairs do, stay as they are.
 
     Args:
         features: rows of text.
         part: the probability of a row to be lengthened.
-        longest: tokens of the longest joined row, with its special ones.
+        longest: tokens of the longest row that the model takes, if that is less.
         tokenizer: knows the special tokens.
         seed: random seed.
 
     Returns:
         As many rows, in the same order.
     """
+    shortest, longest = _JOINED[0], min(_JOINED[1], longest)
+    if longest < shortest:
+        return list(features)
     special, generator = _special(tokenizer), random.Random(f"joined {seed}")  # not as fragments are drawn
-    rows = list(features)
-    for number, row in enumerate(features):
-        if generator.random() < part and longest >= _JOINED:
-            length = round(math.exp(generator.uniform(math.log(_JOINED), math.log(longest))))
-            rows[number] = _joined(row, features, length, special, generator)
-    return rows
+
+    def length() -> int:
+        return round(math.exp(generator.uniform(math.log(shortest), math.log(longest))))
+
+    return [
+        _joined(row, features, length(), special, generator) if generator.random() < part else row for row in features
+    ]
 
 
 def _special(tokenizer: Any) -> set[int]:

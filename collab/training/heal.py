@@ -53,9 +53,6 @@ _TRIED = 64
 _DIVERGENCE = 1e-3
 """The least divergence of the outputs to measure theirs by, in nats; that of rounding to bfloat16 is below it."""
 
-_LONGEST_JOINED = 256
-"""Tokens of a joined row at most: what most embedders cut text to."""
-
 _PERIOD = 8
 """At most one in so many rows is held out."""
 
@@ -113,7 +110,7 @@ def heal(
     train = read.train
     if "embedding_cosine" in (agreed or {}) and "input_ids" in train[0] and checkpoint.processor is not None:
         train = with_fragments(train, options.fragments, checkpoint.processor, options.run.seed)
-        longest = min(_LONGEST_JOINED, longest_text(model, options.max_length))
+        longest = longest_text(model, options.max_length)
         train = with_joined(train, options.joined, longest, checkpoint.processor, options.run.seed)
     rows = RunData(train, read.all_held_out, collated)
     with (
