@@ -25,25 +25,46 @@ from transformers import PreTrainedModel
 
 import collab
 from collab.compression.compressions import Compressions
+from collab.planning.allocation import Widths
 from collab.planning.budget import Budget
 from collab.progress import no_progress
 
 BUDGETS = {"half": 0.5, "third": 0.33}
 COUNTS = (0, 1, 2, 3)
 STEPS = (60, 150, 300)
+ADAM = {"batch_size": 32, "warmup": 0.1, "gradient_accumulation_steps": 1, "evaluations": 1}
 
 
 class Candidates:
-    """Candidates, and what judges them."""
+    """Candidates of the demo checkpoint, and what judges them.
 
-    def __init__(self) -> None:
+    Args:
+        calibrated: rows to calibrate on.
+    """
+
+    def __init__(self, calibrated: int) -> None:
         known = texts()
         self.mixture = collab.Mixture({kind: known[kind][0] for kind in KINDS})
         self.original = collab.load(str(demo_folder()))
         config = collab.CompressionConfig(flops=1.0, healed=True)  # the budgets come later
-        calibration = collab.calibrate(self.original, self.mixture, options=collab.CalibrationOptions(2048, 128))
+        calibration = collab.calibrate(self.original, self.mixture, options=collab.CalibrationOptions(calibrated, 128))
         self._compressions = Compressions(self.original.model, config, calibration, no_progress)
         self._judge = Judge()
+
+    def chosen(self, budget: float) -> Widths:
+        """The widths of least predicted loss within a part of the arithmetic, with all layers."""
+        return self._compressions.within(Budget("flops", budget), 0).widths
+
+    def arithmetic(self, widths: Widths) -> float:
+        """The part of the arithmetic that is left at some widths."""
+        costs = self._compressions.candidates.costs("flops")
+        return costs.left(widths) / costs.whole
+
+    def at(self, widths: Widths) -> tuple[PreTrainedModel, float]:
+        """The model at some widths, not healed, and its loss."""
+        candidates = self._compressions.candidates
+        model = candidates.build(widths)
+        return model, candidates.held_out.loss(model)
 
     def made(self, budget: float, dropped: int) -> tuple[PreTrainedModel, dict[str, Any]]:
         """A candidate, and what it is predicted to lose."""
@@ -51,16 +72,14 @@ class Candidates:
         option = self._compressions.within(Budget("flops", budget), dropped)
         without = [number for number, widths in enumerate(option.widths) if widths is None]
         of_layers = sum(candidates.losses_without[number] for number in without)
-        model = candidates.build(option.widths)
-        row = {"predicted": option.error, "of_layers": of_layers, "before": candidates.held_out.loss(model)}
-        return model, row
+        model, before = self.at(option.widths)
+        return model, {"predicted": option.error, "of_layers": of_layers, "before": before}
 
-    def healed(self, model: PreTrainedModel, steps: int) -> dict[str, float]:
-        """A copy healed for so many steps: its loss, CPU seconds, and the cosine by kind."""
+    def healed(self, model: PreTrainedModel, **settings: Any) -> dict[str, float]:
+        """A copy healed as `heal_options` says: its loss, CPU seconds, and the cosine by kind."""
         model, start = copy.deepcopy(model), time.process_time()
         student = collab.Checkpoint(model, self.original.processor)
-        run = {"steps": steps, "batch_size": 32, "warmup": 0.1, "gradient_accumulation_steps": 1, "evaluations": 1}
-        collab.heal(student, self.original, self.mixture, options=heal_options(optimizer="adamw", **run))
+        collab.heal(student, self.original, self.mixture, options=heal_options(**settings))
         seconds = time.process_time() - start
         return {
             "after": self._compressions.candidates.held_out.loss(model),
@@ -101,10 +120,11 @@ def main() -> None:
             missing = [steps for steps in chosen.steps or STEPS if (budget, dropped, steps) not in there]
             if not missing:
                 continue
-            candidates = candidates or Candidates()
+            candidates = candidates or Candidates(2048)
             model, before = candidates.made(BUDGETS[budget], dropped)
             for steps in missing:
-                row = {"budget": budget, "dropped": dropped, "steps": steps} | before | candidates.healed(model, steps)
+                healed = candidates.healed(model, steps=steps, optimizer="adamw", joined=0.0, **ADAM)
+                row = {"budget": budget, "dropped": dropped, "steps": steps} | before | healed
                 with my_turn("recovery"):
                     rows = [*kept("recovery").get("rows", []), row]
                     write("recovery", {"machine": machine(), "rows": rows}, table(rows))

@@ -63,7 +63,7 @@ class Search:
 def main() -> None:
     """Measures the original and every model, with and without int8."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", action="append", metavar="NAME[=FOLDER]", help="default: half, a third and three layers dropped")
+    parser.add_argument("--model", action="append", metavar="NAME[=FOLDER]", help="half, third, three layers dropped")
     parser.add_argument("--no-int8", action="store_true")
     chosen = parser.parse_args()
     searches = tasks()
