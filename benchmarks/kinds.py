@@ -29,6 +29,7 @@ _DROPPED = {"only": ("layers",)}
 BUDGETS: dict[str, dict[str, Any]] = {
     "half": {"flops": 0.5},
     "third": {"flops": 0.33},
+    "half, no layer dropped": {"flops": 0.5, "drop_layers": 0},
     "half, one layer dropped": {"flops": 0.5, "drop_layers": 1},
     "third, no layer dropped": {"flops": 0.33, "drop_layers": 0},
     "third, one layer dropped": {"flops": 0.33, "drop_layers": 1},
