@@ -4,7 +4,7 @@ The demo checkpoint at half of its layers' arithmetic with all layers, calibrate
 200 steps as `collab compress` does by default: with the widths that it chooses, and with some of them changed while the
 neurons of all layers make up for it. The loss before healing is 1 less the cosine of embeddings on held-out rows.
 
-    OMP_NUM_THREADS=1 python benchmarks/widths.py [--variant "narrower values"]
+    OMP_NUM_THREADS=1 python benchmarks/widths.py [--variant "values of a head, 4 more"]
 
 Without options all are measured, about five CPU minutes each. Writes results/widths.json and .md; rows are kept as they
 finish.
