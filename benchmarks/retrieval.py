@@ -43,6 +43,7 @@ import collab
 from collab.evaluation.worker import load_any
 from collab.graphs.options import OPENVINO_FILE
 
+MODELS = "half", "third", "three layers dropped"
 FIRST = 10
 DRAWS = 1000
 SIMILAR = 4.0
@@ -63,7 +64,7 @@ class Search:
 def main() -> None:
     """Measures the original and every model, with and without int8."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", action="append", metavar="NAME[=FOLDER]", help="half, third, three layers dropped")
+    parser.add_argument("--model", action="append", metavar="NAME[=FOLDER]", help=f"default: {', '.join(MODELS)}")
     parser.add_argument("--no-int8", action="store_true")
     chosen = parser.parse_args()
     searches = tasks()
@@ -75,7 +76,7 @@ def main() -> None:
         task: {"queries": len(search.queries), "documents": len(search.documents)} for task, search in searches.items()
     }
     with tempfile.TemporaryDirectory() as scratch:
-        folders = models(chosen.model or ["half", "third", "three layers dropped"], Path(scratch))
+        folders = models(chosen.model or MODELS, Path(scratch))
         for precision in ("float32",) if chosen.no_int8 else ("float32", "int8"):
             for name, folder in folders.items():
                 if (name, precision) == ("original", "float32"):

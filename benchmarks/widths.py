@@ -22,6 +22,7 @@ from kinds import KINDS
 from recovery import Candidates
 
 from collab.planning.allocation import Widths
+from collab.planning.budget import Part
 
 HALF = 0.5
 CLOSE_TO = 0.499
@@ -30,23 +31,14 @@ STEPS = 200
 HEADS = 12
 NEURONS = 1536
 
-Change = Callable[[dict[str, list[float]]], None]
-"""Changes widths by part, those of all layers each: queries and keys of a head, values of a head, neurons."""
+_LAST = 5
+
+Change = tuple[Part, Callable[[int, int], float]]
+"""A part, and its new width by the number of the layer and the width that was chosen; in heads, of one head."""
 
 
 def _neurons(times: float, *layers: int) -> Change:
-    def change(widths: dict[str, list[float]]) -> None:
-        for layer in layers:
-            widths["feed-forward"][layer] *= times
-
-    return change
-
-
-def _of_heads(part: str, new: Callable[[float], float]) -> Change:
-    def change(widths: dict[str, list[float]]) -> None:
-        widths[part] = [new(width) for width in widths[part]]
-
-    return change
+    return "feed-forward", lambda layer, width: width * times if layer in layers else width
 
 
 VARIANTS: dict[str, Change | None] = {
@@ -54,30 +46,32 @@ VARIANTS: dict[str, Change | None] = {
     "first layer, 0.7 times the neurons": _neurons(0.7, 0),
     "first layer, 1.3 times the neurons": _neurons(1.3, 0),
     "second and third layer, 0.75 times the neurons": _neurons(0.75, 1, 2),
-    "last layer, 0.75 times the neurons": _neurons(0.75, 5),
-    "last layer, 1.3 times the neurons": _neurons(1.3, 5),
-    "queries and keys of a head, at most 8": _of_heads("queries-keys", lambda width: min(width, 8)),
-    "queries and keys of a head, at least 12": _of_heads("queries-keys", lambda width: max(width, 12)),
-    "values of a head, 4 fewer but for the last layer": _of_heads(
-        "values", lambda width: width if width == 32 else width - 4
+    "last layer, 0.75 times the neurons": _neurons(0.75, _LAST),
+    "last layer, 1.3 times the neurons": _neurons(1.3, _LAST),
+    "queries and keys of a head, at most 8": ("queries-keys", lambda layer, width: min(width, 8)),
+    "queries and keys of a head, at least 12": ("queries-keys", lambda layer, width: max(width, 12)),
+    "values of a head, 4 fewer but for the last layer": (
+        "values",
+        lambda layer, width: width if layer == _LAST else width - 4,
     ),
-    "values of a head, 4 more": _of_heads("values", lambda width: min(width + 4, 32)),
+    "values of a head, 4 more": ("values", lambda layer, width: min(width + 4, 32)),
 }
 
 
 def changed(candidates: Candidates, chosen: Widths, change: Change) -> Widths:
     """Changed widths at half of the arithmetic: all layers have so many times the neurons for it."""
-    of_parts = {part: [float(width) for width in widths] for part, widths in _by_part(chosen).items()}
-    change(of_parts)
+    part, new = change
+    by_part: dict[str, Sequence[float]] = {**_by_part(chosen)}
+    by_part[part] = [new(layer, width) for layer, width in enumerate(_by_part(chosen)[part])]
 
     def widths_at(times: float) -> Widths:
         return tuple(
             {
-                "queries-keys": HEADS * round(queries),
-                "values": round(values),
+                "queries-keys": HEADS * int(queries),
+                "values": int(values),
                 "feed-forward": min(NEURONS, 16 * round(times * neurons / 16)),
             }
-            for queries, values, neurons in zip(*of_parts.values(), strict=True)
+            for queries, values, neurons in zip(*by_part.values(), strict=True)
         )
 
     every = [widths_at(0.4 + number / 400) for number in range(500)]
@@ -113,13 +107,13 @@ def main() -> None:
     options = parser.parse_args()
     there = {row["variant"] for row in kept("widths").get("rows", [])}
     missing = [name for name in options.variant or VARIANTS if name not in there]
-    candidates = Candidates(1024) if missing else None
+    if not missing:
+        return
+    candidates = Candidates(1024)
+    chosen = candidates.chosen(HALF)
     for name in missing:
-        assert candidates is not None
-        change, widths = VARIANTS[name], candidates.chosen(HALF)
-        if change is not None:
-            widths = changed(candidates, widths, change)
-        row = measured(candidates, widths)
+        change = VARIANTS[name]
+        row = measured(candidates, chosen if change is None else changed(candidates, chosen, change))
         with my_turn("widths"):
             rows = [*kept("widths").get("rows", []), {"variant": name} | row]
             write("widths", {"machine": machine(), "rows": rows}, table(rows))
